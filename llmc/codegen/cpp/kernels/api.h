@@ -1,0 +1,222 @@
+// The C interface of the hand-written CPU kernels and of a compiled engine.
+//
+// One argument struct per kernel, so that generated code, the tests (ctypes) and the tuner all call the same way.
+// Suffixes name element types: f32, bf16 (activations and weights); a second one names the KV cache's.
+// All arithmetic is in fp32, rounded once where a result is stored. No kernel allocates. Sums over `in` run in an
+// order that does not depend on the number of tokens, so a request's result does not depend on its neighbours.
+#pragma once
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// ---- thread pool -----------------------------------------------------------------------------------------------
+// `threads` counts the caller. Each thread owns `scratch_bytes` of 64-byte-aligned memory that kernels may use.
+typedef struct LlmcPool LlmcPool;
+LlmcPool* llmc_pool_create(int32_t threads, int64_t scratch_bytes);
+void llmc_pool_destroy(LlmcPool* pool);
+
+// ---- data ------------------------------------------------------------------------------------------------------
+// A matrix of rows: element (t, c) is ((T*)data)[t * stride + c]; stride in elements. data may be null where optional.
+typedef struct {
+  void* data;
+  int64_t stride;
+} LlmcRows;
+
+// The order is that of ACTIVATIONS in llmc/ops/activation.py.
+enum LlmcActivation {
+  LLMC_IDENTITY = 0,
+  LLMC_SILU = 1,
+  LLMC_GELU = 2,
+  LLMC_GELU_TANH = 3,
+  LLMC_RELU = 4,
+  LLMC_RELU2 = 5,
+  LLMC_QUICK_GELU = 6,
+  LLMC_SIGMOID = 7,
+  LLMC_TANH = 8,
+};
+
+// Weight panels: output rows in groups of LLMC_PANEL, zero-padded; within a panel, k runs outermost.
+//   f32:  panel[k][lane]                  lane in 0..LLMC_PANEL-1
+//   bf16: panel[k / 2][lane][k % 2]       in padded to even with zeros
+// Gated panels hold LLMC_PANEL / 2 gate rows, then the same rows of up, so one panel makes LLMC_PANEL / 2 outputs.
+enum { LLMC_PANEL = 32 };
+
+// ---- matrix products -------------------------------------------------------------------------------------------
+// y = activation(x · weightᵀ + bias) · scale + residual          (llmc::linear, llmc::fused_linear)
+typedef struct {
+  int64_t tokens, in, out;
+  LlmcRows x;           // [tokens, in]
+  const void* weight;   // panels of [out, in]
+  const float* bias;    // [out] or null
+  LlmcRows residual;    // [tokens, out] or null data
+  LlmcRows y;           // [tokens, out]
+  int32_t activation;
+  float scale;
+} LlmcLinear;
+void llmc_linear_f32(LlmcPool* pool, const LlmcLinear* arguments);
+void llmc_linear_bf16(LlmcPool* pool, const LlmcLinear* arguments);
+
+// y = activation(x · gateᵀ + bias[:out]) · (x · upᵀ + bias[out:]); weight: gated panels of [2·out, in]; scale and
+// residual are not used                                            (llmc::gated_linear)
+void llmc_gated_linear_f32(LlmcPool* pool, const LlmcLinear* arguments);
+void llmc_gated_linear_bf16(LlmcPool* pool, const LlmcLinear* arguments);
+
+// y (always fp32) = x · weightᵀ + bias                             (llmc::lm_head)
+void llmc_lm_head_f32(LlmcPool* pool, const LlmcLinear* arguments);
+void llmc_lm_head_bf16(LlmcPool* pool, const LlmcLinear* arguments);
+
+// ---- rows ------------------------------------------------------------------------------------------------------
+// y[t] = weight[ids[t]]; the weight row-major, or in the panels of a tied lm_head.   (llmc::embedding)
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* ids;
+  const void* weight;
+  LlmcRows y;
+} LlmcEmbedding;
+void llmc_embedding_f32(LlmcPool* pool, const LlmcEmbedding* arguments);
+void llmc_embedding_bf16(LlmcPool* pool, const LlmcEmbedding* arguments);
+void llmc_embedding_panels_f32(LlmcPool* pool, const LlmcEmbedding* arguments);
+void llmc_embedding_panels_bf16(LlmcPool* pool, const LlmcEmbedding* arguments);
+
+// y[i] = x[rows[i]]                                                (llmc::select_rows)
+typedef struct {
+  int64_t selected, channels;
+  const int32_t* rows;
+  LlmcRows x, y;
+} LlmcSelectRows;
+void llmc_select_rows_f32(LlmcPool* pool, const LlmcSelectRows* arguments);
+void llmc_select_rows_bf16(LlmcPool* pool, const LlmcSelectRows* arguments);
+
+// Norm of each group of `channels`: group g of token t starts at x.data[t * stride + g * channels] (groups > 1: per
+// head). With residual: s = x + residual rounded to the element type, sum = s, y = norm(s); groups is then 1.
+// weight and bias fp32 or null. (llmc::rms_norm, layer_norm, add_rms_norm, add_layer_norm)
+typedef struct {
+  int64_t tokens, groups, channels;
+  LlmcRows x;
+  LlmcRows residual;  // null data: none
+  const float* weight;
+  const float* bias;  // layer_norm only
+  float eps;
+  LlmcRows y;
+  LlmcRows sum;  // with residual only
+} LlmcNorm;
+void llmc_rms_norm_f32(LlmcPool* pool, const LlmcNorm* arguments);
+void llmc_rms_norm_bf16(LlmcPool* pool, const LlmcNorm* arguments);
+void llmc_layer_norm_f32(LlmcPool* pool, const LlmcNorm* arguments);
+void llmc_layer_norm_bf16(LlmcPool* pool, const LlmcNorm* arguments);
+
+// y = activation(gate) · up                                        (llmc::gated_activation)
+typedef struct {
+  int64_t tokens, channels;
+  LlmcRows gate, up, y;
+  int32_t activation;
+} LlmcGatedActivation;
+void llmc_gated_activation_f32(LlmcPool* pool, const LlmcGatedActivation* arguments);
+void llmc_gated_activation_bf16(LlmcPool* pool, const LlmcGatedActivation* arguments);
+
+// ---- rotary position embedding ---------------------------------------------------------------------------------
+// cos, sin: [tokens, half], contiguous fp32                        (llmc::rope_angles)
+typedef struct {
+  int64_t tokens, half;
+  const int32_t* positions;
+  const float* inv_freq;  // [half]
+  float scale;
+  float* cos;
+  float* sin;
+} LlmcRopeAngles;
+void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* arguments);
+
+// Head h of token t starts at data[t * stride + h * head_dim]; channels from 2·half on pass unchanged. x may be y.
+typedef struct {
+  int64_t tokens, heads, head_dim, half;
+  int32_t interleaved;
+  LlmcRows x;
+  const float* cos;
+  const float* sin;
+  LlmcRows y;
+} LlmcRope;
+void llmc_rope_f32(LlmcPool* pool, const LlmcRope* arguments);
+void llmc_rope_bf16(LlmcPool* pool, const LlmcRope* arguments);
+
+// ---- KV cache and attention ------------------------------------------------------------------------------------
+// Caches are [blocks, kv_heads, block_size, dim], contiguous; slot s is position s % block_size of block
+// s / block_size. With cos == null nothing is rotated and q, q_out are not used (llmc::kv_write); otherwise
+// llmc::rope_kv_write, where q_out may be q.
+typedef struct {
+  int64_t tokens, heads, kv_heads, head_dim, value_dim, half, block_size;
+  int32_t interleaved;
+  LlmcRows q, k, v;
+  const float* cos;
+  const float* sin;
+  void* k_cache;
+  void* v_cache;
+  const int32_t* slot_mapping;  // [tokens]
+  LlmcRows q_out;
+} LlmcKvWrite;
+void llmc_kv_write_f32_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_f32_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
+
+// llmc::paged_attention; prefill chunks and decodes mixed.
+typedef struct {
+  int64_t tokens, requests, heads, kv_heads, head_dim, value_dim, block_size;
+  LlmcRows q;  // [tokens, heads * head_dim]
+  const void* k_cache;
+  const void* v_cache;
+  const int32_t* query_starts;  // [requests + 1]
+  const int32_t* context_lens;  // [requests]
+  const int32_t* block_tables;  // [requests, max_blocks]
+  int64_t max_blocks;
+  float scale;
+  int64_t window;      // positions seen, itself included; 0: all
+  float softcap;       // 0: none
+  const float* sinks;  // [heads] or null
+  LlmcRows y;          // [tokens, heads * value_dim]
+} LlmcPagedAttention;
+void llmc_paged_attention_f32_f32(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_f32(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments);
+
+// Scratch bytes that one thread needs for attention of these shapes: what the pool must be created with.
+int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim);
+// Scratch bytes that one thread needs for the matrix products up to this `in` and tokens a step.
+int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in);
+
+// ---- a compiled engine -----------------------------------------------------------------------------------------
+enum { LLMC_ENGINE_ABI = 1 };
+
+// One step: T tokens of R requests, of which L rows want logits.
+typedef struct {
+  int32_t tokens, requests, logit_rows, max_blocks;
+  const int32_t* input_ids;      // [T]
+  const int32_t* positions;      // [T]
+  const int32_t* slot_mapping;   // [T]
+  const int32_t* query_starts;   // [R + 1]
+  const int32_t* context_lens;   // [R]
+  const int32_t* block_tables;   // [R, max_blocks]
+  const int32_t* logit_row_ids;  // [L]
+  float* logits;                 // [L, vocab_size]
+} LlmcStep;
+
+// Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte
+// aligned, of the size that program.json gives for the engine's limits.
+typedef struct {
+  const void* const* weights;
+  void* const* caches;
+  void* arena;
+  int32_t threads;
+} LlmcBindings;
+
+typedef struct LlmcEngine LlmcEngine;
+int32_t llmc_engine_abi(void);
+LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
+void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
+void llmc_engine_close(LlmcEngine* engine);
+
+#ifdef __cplusplus
+}
+#endif

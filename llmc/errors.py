@@ -1,0 +1,60 @@
+"""The errors that llmc raises for broken input: the problem, where it is, and what to do about it."""
+
+from __future__ import annotations
+
+from os import PathLike
+
+
+class LlmcError(Exception):
+    """Input that llmc cannot work with.
+
+    problem: what was seen, with actual values. at: the file, option, node or source line it is in.
+    fix: what the user can do. The command line prints one line for each and exits with code 2.
+    """
+
+    def __init__(self, problem: str, *, at: str | PathLike[str] | None = None, fix: str | None = None) -> None:
+        self.problem = problem
+        self.at = None if at is None else str(at)
+        self.fix = fix
+        lines = [problem]
+        if self.at is not None:
+            lines.append(f"  at:  {self.at}")
+        if fix is not None:
+            lines.append(f"  fix: {fix}")
+        super().__init__("\n".join(lines))
+
+
+class OptionError(LlmcError):
+    """A build or run option that does not exist, or whose value is out of range."""
+
+
+class TargetError(LlmcError):
+    """A target that is unknown, or that this machine cannot build for or run."""
+
+
+class CheckpointError(LlmcError):
+    """A model directory or weight file that is missing, truncated, corrupt or of an unknown kind."""
+
+
+class CaptureError(LlmcError):
+    """A model that torch.export could not trace, or whose inputs and outputs are not a language model's."""
+
+
+class PassError(LlmcError):
+    """A pass that broke the graph's rules, or a contract that the pipeline could not reach."""
+
+
+class LoweringError(LlmcError):
+    """An operation for which the target has no kernel."""
+
+
+class ToolchainError(LlmcError):
+    """A compiler that is missing or that failed."""
+
+
+class EngineFormatError(LlmcError):
+    """An engine directory that is incomplete, corrupt, or of another format version."""
+
+
+class RequestError(LlmcError):
+    """A request that the engine cannot serve: prompt too long, token id out of range, bad sampling parameter."""

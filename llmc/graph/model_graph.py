@@ -1,0 +1,74 @@
+"""The graph that passes hand to each other: an fx.Graph, its stage, and where its weights come from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from llmc.graph.stage import Stage
+from llmc.graph.weights import Recipe
+
+
+@dataclass(frozen=True)
+class ModelInfo:
+    """What the engine must know of the model beside its graph.
+
+    family: the HF model_type, or "module". max_positions: the longest context in tokens that the model was made for,
+    None if it has no limit of its own. dtype: of weights and activations.
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    max_positions: int | None
+    dtype: torch.dtype
+    bos_token_id: int | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class CacheSpec:
+    """The paged KV cache of one attention layer; its two placeholders are `{name}.k` and `{name}.v` as node meta["cache"]."""
+
+    layer: int
+    kv_heads: int
+    head_dim: int
+    value_dim: int
+    dtype: torch.dtype
+
+
+@dataclass
+class ModelGraph:
+    """A graph at a stage. Passes change it in place; `copy` gives an independent one.
+
+    Placeholders come in two kinds, told apart by `weights`: one whose node name is a key there is a weight, made by
+    its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
+    input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
+    logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v.
+    Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
+    """
+
+    graph: fx.Graph
+    stage: Stage
+    weights: dict[str, Recipe]
+    info: ModelInfo
+    caches: tuple[CacheSpec, ...] = ()
+
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """The step inputs, in placeholder order."""
+        return tuple(n for n in self.graph.find_nodes(op="placeholder") if n.name not in self.weights)
+
+    def weight_nodes(self) -> tuple[fx.Node, ...]:
+        """The weight placeholders, in placeholder order."""
+        return tuple(n for n in self.graph.find_nodes(op="placeholder") if n.name in self.weights)
+
+    def copy(self) -> ModelGraph:
+        """A graph with its own nodes; recipes and fake values are shared, since nothing changes them."""
+        graph = fx.Graph()
+        mapping: dict[fx.Node, fx.Node] = {}
+        output = graph.graph_copy(self.graph, mapping)
+        if output is not None:
+            graph.output(output)
+        return ModelGraph(graph, self.stage, dict(self.weights), self.info, self.caches)

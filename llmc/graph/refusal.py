@@ -1,0 +1,15 @@
+"""Why a rewrite or a kernel does not apply to a candidate."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """reason: with actual values (dtypes, shapes, users). node: the node that stands in the way."""
+
+    reason: str
+    node: fx.Node

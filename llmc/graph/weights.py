@@ -1,0 +1,89 @@
+"""Where the data of a weight placeholder comes from: a recipe over checkpoint tensors, evaluated late, one at a time.
+
+Graphs hold no weight data. A pass that folds `1 + weight`, merges Q, K and V, or transposes a Conv1D weight changes
+the recipe; the build evaluates it when that weight is written, so memory holds one weight at a time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+
+class WeightSource(Protocol):
+    """The tensors of a checkpoint, loaded one at a time (memory-mapped where it is a file)."""
+
+    def names(self) -> tuple[str, ...]:
+        """All tensor names, sorted."""
+        ...
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or broken."""
+        ...
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A checkpoint tensor, cast to `dtype` when loaded."""
+
+    name: str
+    dtype: torch.dtype
+
+
+@dataclass(frozen=True, eq=False)
+class Constant:
+    """A small tensor computed at capture or by constant folding, such as RoPE frequencies."""
+
+    value: Tensor
+
+
+@dataclass(frozen=True)
+class Derived:
+    """`target(*args, **kwargs)`, where any argument (also inside a tuple) may itself be a recipe."""
+
+    target: torch._ops.OpOverload
+    args: tuple[Any, ...]
+    kwargs: tuple[tuple[str, Any], ...] = ()
+
+
+Recipe = Stored | Constant | Derived
+
+
+def evaluate(recipe: Recipe, source: WeightSource) -> Tensor:
+    """The tensor that a recipe stands for."""
+    if isinstance(recipe, Stored):
+        return source.load(recipe.name).to(recipe.dtype)
+    if isinstance(recipe, Constant):
+        return recipe.value
+    args = [_evaluate_argument(a, source) for a in recipe.args]
+    kwargs = {name: _evaluate_argument(a, source) for name, a in recipe.kwargs}
+    result: Tensor = recipe.target(*args, **kwargs)
+    return result
+
+
+def stored_names(recipe: Recipe) -> tuple[str, ...]:
+    """The checkpoint tensors that a recipe reads, in order, for reports and comments."""
+    if isinstance(recipe, Stored):
+        return (recipe.name,)
+    if isinstance(recipe, Constant):
+        return ()
+    return tuple(name for a in (*recipe.args, *dict(recipe.kwargs).values()) for name in _argument_names(a))
+
+
+def _argument_names(argument: Any) -> tuple[str, ...]:
+    if isinstance(argument, Stored | Constant | Derived):
+        return stored_names(argument)
+    if isinstance(argument, tuple | list):
+        return tuple(name for a in argument for name in _argument_names(a))
+    return ()
+
+
+def _evaluate_argument(argument: Any, source: WeightSource) -> Any:
+    if isinstance(argument, Stored | Constant | Derived):
+        return evaluate(argument, source)
+    if isinstance(argument, tuple | list):
+        return [_evaluate_argument(a, source) for a in argument]
+    return argument

@@ -1,0 +1,17 @@
+"""The llmc:: ops, one file each (or one family): importing this package registers them all with torch."""
+
+from llmc.ops import activation, attention, embedding, kv_cache, linear, norm, rope, select_rows
+from llmc.ops.registry import OPS, Op
+
+__all__ = [
+    "OPS",
+    "Op",
+    "activation",
+    "attention",
+    "embedding",
+    "kv_cache",
+    "linear",
+    "norm",
+    "rope",
+    "select_rows",
+]

@@ -1,0 +1,129 @@
+"""llmc::attention over one whole sequence, and llmc::paged_attention over a batch of cached ones.
+
+Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-oss; of softcap: Gemma 2.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.ops.registry import op
+
+
+def attend(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    first_position: int,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Tensor | None,
+) -> Tensor:
+    """Causal attention in fp32 of q: [queries, heads, head_dim] at positions first_position… over k, v: [keys, kv_heads, head_dim].
+
+    Query head h reads KV head h // (heads / kv_heads). window: a query sees the last `window` positions, itself
+    included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads], one extra logit a head that
+    takes probability and adds nothing. Returns [queries, heads, value_dim], fp32.
+    """
+    group = q.shape[1] // k.shape[1]
+    keys = k.float().repeat_interleave(group, dim=1)
+    values = v.float().repeat_interleave(group, dim=1)
+    scores = torch.einsum("qhd,khd->hqk", q.float(), keys) * scale
+    if softcap is not None:
+        scores = softcap * torch.tanh(scores / softcap)
+    query_positions = first_position + torch.arange(q.shape[0], device=q.device)[:, None]
+    key_positions = torch.arange(k.shape[0], device=q.device)[None, :]
+    visible = key_positions <= query_positions
+    if window is not None:
+        visible = visible & (key_positions > query_positions - window)
+    scores = scores.masked_fill(~visible, float("-inf"))
+    if sinks is not None:
+        sink = sinks.float()[:, None, None].expand(-1, q.shape[0], 1)
+        probabilities = torch.cat((scores, sink), dim=-1).softmax(-1)[..., :-1]
+    else:
+        probabilities = scores.softmax(-1)
+    return torch.einsum("hqk,khd->qhd", probabilities, values)
+
+
+def _fake_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+
+
+@op(
+    "attention(Tensor q, Tensor k, Tensor v, float scale, int? window=None, float? softcap=None, "
+    "Tensor? sinks=None) -> Tensor",
+    fake=_fake_attention,
+)
+def attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal self-attention of one sequence. q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
+
+    Options as in `attend`; returns [tokens, heads, value_dim] in q's dtype.
+    """
+    return attend(q, k, v, 0, scale, window, softcap, sinks).to(q.dtype)
+
+
+def _fake_paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+
+
+@op(
+    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_starts, Tensor context_lens, "
+    "Tensor block_tables, float scale, int? window=None, float? softcap=None, Tensor? sinks=None) -> Tensor",
+    fake=_fake_paged_attention,
+)
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
+
+    q: [tokens, heads, head_dim], the requests' tokens one after the other; request r owns rows
+    query_starts[r]:query_starts[r + 1], which are the last of its context_lens[r] cached positions; its position p
+    lies in block block_tables[r, p // block_size]. query_starts: [requests + 1], context_lens: [requests],
+    block_tables: [requests, max_blocks], all int32. Caches as in kv_write. Returns [tokens, heads, value_dim].
+    """
+    out = q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+    block_size = k_cache.shape[2]
+    for r, length in enumerate(context_lens.tolist()):
+        start, end = int(query_starts[r]), int(query_starts[r + 1])
+        blocks = block_tables[r, : -(-length // block_size)].long()
+        k, v = (cache[blocks].transpose(1, 2).flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+        out[start:end] = attend(q[start:end], k, v, length - (end - start), scale, window, softcap, sinks).to(q.dtype)
+    return out

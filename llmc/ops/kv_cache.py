@@ -1,0 +1,32 @@
+"""llmc::kv_write — put the keys and values of this step's tokens into their slots of the paged cache.
+
+A cache is [blocks, kv_heads, block_size, head_dim], so that one head's keys of one block lie together. Slot s is
+position s mod block_size of block s // block_size.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from llmc.ops.registry import op
+
+
+def write_slots(values: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
+    """cache[slot // block_size, :, slot % block_size] = values[t], cast to the cache's dtype. values: [tokens, kv_heads, head_dim]."""
+    slots = slot_mapping.long()
+    block_size = cache.shape[2]
+    cache[slots // block_size, :, slots % block_size] = values.to(cache.dtype)
+
+
+def _fake(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    return None
+
+
+@op(
+    "kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping) -> ()",
+    fake=_fake,
+)
+def kv_write(k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor) -> None:
+    """Write k, v: [tokens, kv_heads, head_dim] at slot_mapping: [tokens], int32, into both caches, in place."""
+    write_slots(k, k_cache, slot_mapping)
+    write_slots(v, v_cache, slot_mapping)

@@ -1,0 +1,55 @@
+"""Build options: frozen, validated, and closed; an unknown name or a value out of range is an OptionError."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from llmc.errors import OptionError
+
+
+class BuildOptions(BaseModel):
+    """How to build an engine.
+
+    dtype: of weights and activations; auto keeps the checkpoint's. kv_dtype: of the KV cache; auto is dtype.
+    max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
+    max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
+    disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number.
+    allow_fallback: names of contracts that may be missed with a warning instead of failing the build.
+    check_passes: run the graph before and after each pass on real inputs, against the pass's numerics class.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
+
+    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    max_model_len: int | None = Field(default=None, ge=1)
+    max_batch_tokens: int = Field(default=512, ge=1, le=65536)
+    max_sequences: int = Field(default=64, ge=1, le=4096)
+    max_logit_rows: int = Field(default=64, ge=1, le=65536)
+    block_size: Literal[8, 16, 32, 64, 128] = 16
+    disable_passes: tuple[str, ...] = ()
+    stop_after: int | None = Field(default=None, ge=0)
+    allow_fallback: tuple[str, ...] = ()
+    check_passes: bool = False
+
+
+def parse_options(values: dict[str, Any]) -> BuildOptions:
+    """Validate keyword options; the error names the option, the value seen, and the nearest known name."""
+    try:
+        return BuildOptions(**values)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            known = sorted(BuildOptions.model_fields)
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"known options: {', '.join(known)}"
+            raise OptionError(f"unknown build option {name!r}", at=f"{name}={first['input']!r}", fix=fix) from None
+        raise OptionError(
+            f"build option {name!r} cannot be {first['input']!r}: {first['msg']}",
+            at=f"{name}={first['input']!r}",
+            fix="see `llmc build --help` for what each option takes",
+        ) from None
