@@ -1,0 +1,149 @@
+"""Compile the hand-written kernels once per instruction set, compiler and source text, into a shared cache.
+
+An entry is a folder that is built under a temporary name and renamed into place, so concurrent builders are safe and
+an interrupted one leaves nothing that is used; its files' hashes are checked whenever it is used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
+from llmc.errors import ToolchainError
+from llmc.settings import settings
+from llmc.targets import CpuTarget
+
+# -fno-math-errno and -fno-trapping-math let loops vectorize and change no result; nothing re-associates sums.
+_COMMON_FLAGS = (
+    "-std=c++17",
+    "-O3",
+    "-fPIC",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-fvisibility-inlines-hidden",
+    "-Wall",
+    "-Wextra",
+)
+_LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
+_ARCHIVE, _SHARED, _HASHES = "libllmc_kernels.a", "libllmc_kernels.so", "sha256.json"
+
+
+def kernel_archive(target: CpuTarget, cache_dir: Path | None = None) -> Path:
+    """The static library to link an engine with. cache_dir: settings().cache_dir unless given.
+
+    Raises ToolchainError when there is no compiler or the kernels do not compile.
+    """
+    return _entry(target, cache_dir) / _ARCHIVE
+
+
+def kernel_shared_library(target: CpuTarget, cache_dir: Path | None = None) -> Path:
+    """The same kernels as a shared library, to be called one by one from tests, benchmarks and the tuner."""
+    return _entry(target, cache_dir) / _SHARED
+
+
+def kernel_include_dir() -> Path:
+    """The folder of api.h and of the headers that generated code includes."""
+    return Path(__file__).parent / "kernels"
+
+
+def compile_flags(target: CpuTarget) -> tuple[str, ...]:
+    """How kernels are compiled, and so how generated code must be: it shares their inline functions."""
+    return (*_COMMON_FLAGS, *target.compiler_flags)
+
+
+def link_flags() -> tuple[str, ...]:
+    """How a shared library of kernels is linked."""
+    return _LINK_FLAGS
+
+
+def _entry(target: CpuTarget, cache_dir: Path | None) -> Path:
+    root = (settings().cache_dir if cache_dir is None else cache_dir) / "kernels"
+    toolchain = find_toolchain()
+    entry = root / f"{target.name}-{_key(target, toolchain)}"
+    if _is_whole(entry):
+        return entry
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        build = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=root))
+    except OSError as error:
+        raise ToolchainError(
+            f"the kernel cache cannot be written: {error.strerror}",
+            at=root,
+            fix="set LLMC_CACHE_DIR to a folder that you can write to",
+        ) from error
+    try:
+        _compile(target, toolchain, build)
+        _publish(build, entry)
+    finally:
+        shutil.rmtree(build, ignore_errors=True)
+    return entry
+
+
+def _key(target: CpuTarget, toolchain: Toolchain) -> str:
+    digest = hashlib.sha256()
+    recipe = [toolchain.compiler, toolchain.version, compile_flags(target), _LINK_FLAGS]
+    digest.update(json.dumps(recipe).encode())
+    for source in sorted(kernel_include_dir().iterdir()):
+        if source.suffix in (".h", ".cpp"):
+            digest.update(f"\0{source.name}\0".encode() + source.read_bytes())
+    return digest.hexdigest()[:24]
+
+
+def _compile(target: CpuTarget, toolchain: Toolchain, build: Path) -> None:
+    sources = sorted(kernel_include_dir().glob("*.cpp"))
+    objects = [build / f"{source.stem}.o" for source in sources]
+
+    def compile_one(source: Path, to: Path) -> None:
+        run_tool([*toolchain.compiler, *compile_flags(target), "-c", source, "-o", to], source=source)
+
+    with ThreadPoolExecutor(max_workers=os.cpu_count()) as workers:
+        for done in [workers.submit(compile_one, *pair) for pair in zip(sources, objects, strict=True)]:
+            done.result()
+    run_tool([toolchain.archiver, "rcsD", build / _ARCHIVE, *objects], source=kernel_include_dir())
+    shared = [*toolchain.compiler, *_LINK_FLAGS, *objects, "-Wl,--no-undefined", "-o", build / _SHARED]
+    run_tool(shared, source=kernel_include_dir())
+    for compiled in objects:
+        compiled.unlink()
+    hashes = {name: _sha256(build / name) for name in (_ARCHIVE, _SHARED)}
+    (build / _HASHES).write_text(json.dumps(hashes), encoding="utf-8")
+
+
+def _publish(build: Path, entry: Path) -> None:
+    """Rename `build` to `entry`; another builder's whole entry is as good, a broken one is moved out of the way."""
+    if _renamed(build.rename, entry) or _is_whole(entry):
+        return
+    broken = build.with_name(build.name + "-broken")
+    _renamed(entry.rename, broken)
+    shutil.rmtree(broken, ignore_errors=True)
+    if not _renamed(build.rename, entry) and not _is_whole(entry):
+        raise ToolchainError("the kernel cache entry cannot be replaced", at=entry, fix="delete it")
+
+
+def _renamed(rename: Callable[[Path], object], to: Path) -> bool:
+    try:
+        rename(to)
+    except OSError:
+        return False
+    return True
+
+
+def _is_whole(entry: Path) -> bool:
+    try:
+        hashes = json.loads((entry / _HASHES).read_text(encoding="utf-8"))
+        return bool(hashes == {name: _sha256(entry / name) for name in (_ARCHIVE, _SHARED)})
+    except (OSError, ValueError):
+        return False
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()

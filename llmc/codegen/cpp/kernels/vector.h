@@ -1,0 +1,155 @@
+// A vector of floats as wide as the instruction set allows, and the element types that kernels load and store.
+//
+// Arithmetic is written with the vector extensions of GCC and Clang, which exist for every processor; intrinsics are
+// used only where those give slow code. Everything is computed in fp32 and rounded once, to nearest even, at a store.
+#pragma once
+#include <cstdint>
+#include <cstring>
+
+#if defined(__AVX2__)
+#include <immintrin.h>
+#endif
+
+namespace llmc {
+
+// The upper half of an fp32.
+struct bf16 {
+  uint16_t bits;
+};
+
+#if defined(__AVX512F__)
+constexpr int kLanes = 16;
+#elif defined(__AVX2__)
+constexpr int kLanes = 8;
+#else
+constexpr int kLanes = 4;
+#endif
+
+typedef float Vec __attribute__((vector_size(kLanes * 4)));
+typedef int32_t VecInt __attribute__((vector_size(kLanes * 4)));  // also the result of comparing two Vec
+typedef uint32_t VecBits __attribute__((vector_size(kLanes * 4)));
+typedef uint16_t VecHalves __attribute__((vector_size(kLanes * 2)));
+
+// ---- scalars ---------------------------------------------------------------------------------------------------
+inline float to_float(float x) { return x; }
+inline float to_float(bf16 x) {
+  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+template <class T>
+T from_float(float x);
+template <>
+inline float from_float<float>(float x) {
+  return x;
+}
+template <>
+inline bf16 from_float<bf16>(float x) {
+  uint32_t bits;
+  std::memcpy(&bits, &x, 4);
+  if (x != x) return bf16{static_cast<uint16_t>((bits >> 16) | 0x40)};
+  return bf16{static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
+}
+
+// ---- vectors ---------------------------------------------------------------------------------------------------
+inline Vec broadcast(float x) { return x - Vec{}; }
+
+inline Vec fma(Vec a, Vec b, Vec c) {  // a·b + c, rounded once where the processor can
+#if defined(__AVX512F__)
+  return _mm512_fmadd_ps(a, b, c);
+#elif defined(__AVX2__)
+  return _mm256_fmadd_ps(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
+
+inline VecBits bits_of(Vec x) { return reinterpret_cast<VecBits>(x); }
+inline Vec from_bits(VecBits x) { return reinterpret_cast<Vec>(x); }
+inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
+inline Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
+inline Vec absolute(Vec x) { return from_bits(bits_of(x) & 0x7fffffffu); }
+
+// Sums the lanes as a tree, in the same order on every call.
+inline float sum_of(Vec x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof x);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
+  return lanes[0];
+}
+
+inline float maximum_of(Vec x) {
+  float lanes[kLanes];
+  std::memcpy(lanes, &x, sizeof x);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
+  return lanes[0];
+}
+
+// ---- memory: any alignment -------------------------------------------------------------------------------------
+inline Vec load(const float* from) {
+  Vec x;
+  std::memcpy(&x, from, sizeof x);
+  return x;
+}
+
+inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
+
+inline Vec widen(VecHalves x) { return from_bits(__builtin_convertvector(x, VecBits) << 16); }
+
+inline VecHalves narrow(Vec x) {
+#if defined(__AVX512BF16__)
+  return reinterpret_cast<VecHalves>(_mm512_cvtneps_pbh(x));
+#else
+  const VecBits bits = bits_of(x);
+  const VecBits rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  const VecBits quiet_nan = (bits >> 16) | 0x40u;
+  return __builtin_convertvector(x != x ? quiet_nan : rounded, VecHalves);
+#endif
+}
+
+inline Vec load(const bf16* from) {
+  VecHalves x;
+  std::memcpy(&x, from, sizeof x);
+  return widen(x);
+}
+
+inline void store(bf16* to, Vec x) {
+  const VecHalves halves = narrow(x);
+  std::memcpy(to, &halves, sizeof halves);
+}
+
+// The first `count` lanes, 0 <= count <= kLanes; the others read as zero and are not written.
+inline Vec load(const float* from, int64_t count) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_loadu_ps(static_cast<__mmask16>((1u << count) - 1u), from);
+#else
+  Vec x = {};
+  std::memcpy(&x, from, static_cast<size_t>(count) * 4);
+  return x;
+#endif
+}
+
+inline Vec load(const bf16* from, int64_t count) {
+  VecHalves x = {};
+  std::memcpy(&x, from, static_cast<size_t>(count) * 2);
+  return widen(x);
+}
+
+inline void store(float* to, Vec x, int64_t count) {
+#if defined(__AVX512F__)
+  _mm512_mask_storeu_ps(to, static_cast<__mmask16>((1u << count) - 1u), x);
+#else
+  std::memcpy(to, &x, static_cast<size_t>(count) * 4);
+#endif
+}
+
+inline void store(bf16* to, Vec x, int64_t count) {
+  const VecHalves halves = narrow(x);
+  std::memcpy(to, &halves, static_cast<size_t>(count) * 2);
+}
+
+}  // namespace llmc

@@ -1,0 +1,60 @@
+"""Every LLMC_* environment variable, typed, read once."""
+
+from __future__ import annotations
+
+import difflib
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+
+from llmc.errors import OptionError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says.
+
+    cache_dir (LLMC_CACHE_DIR): compiled kernels and tuning results. debug (LLMC_DEBUG=1): tracebacks for errors.
+    threads (LLMC_THREADS): of the CPU engine; None is one per available processor.
+    """
+
+    cache_dir: Path
+    debug: bool
+    threads: int | None
+
+
+@cache
+def settings() -> Settings:
+    """The settings of this process."""
+    return read_settings(os.environ)
+
+
+def read_settings(environ: Mapping[str, str]) -> Settings:
+    """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. An empty value is as good as none."""
+    known = {"LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_THREADS"}
+    for name in environ:
+        if name.startswith("LLMC_") and name not in known:
+            near = difflib.get_close_matches(name, sorted(known), n=1)
+            hint = f"did you mean {near[0]}?" if near else f"known variables: {', '.join(sorted(known))}"
+            raise OptionError(f"unknown environment variable {name}", at=f"{name}={environ[name]}", fix=hint)
+    threads = environ.get("LLMC_THREADS", "")
+    if threads and not (threads.isascii() and threads.isdigit() and 1 <= int(threads) <= 1024):
+        raise OptionError(
+            f"LLMC_THREADS cannot be {threads!r}",
+            at=f"LLMC_THREADS={threads}",
+            fix="give a whole number from 1 to 1024, or unset it for one thread per processor",
+        )
+    debug = environ.get("LLMC_DEBUG", "")
+    if debug not in ("", "0", "1"):
+        raise OptionError(f"LLMC_DEBUG cannot be {debug!r}", at=f"LLMC_DEBUG={debug}", fix="set it to 0 or 1")
+    return Settings(_cache_dir(environ), debug == "1", int(threads) if threads else None)
+
+
+def _cache_dir(environ: Mapping[str, str]) -> Path:
+    chosen = environ.get("LLMC_CACHE_DIR", "")
+    if chosen:
+        return Path(chosen).expanduser()
+    home = environ.get("XDG_CACHE_HOME", "")
+    return (Path(home) if home else Path("~/.cache").expanduser()) / "llmc"
