@@ -1,1 +1,37 @@
-"""llmc: an ahead-of-time compiler for LLM inference."""
+"""llmc: an ahead-of-time compiler for LLM inference.
+
+`llmc.compile(model, target="cpu")` makes an engine, `llmc.load(path)` opens one. Importing this package is cheap:
+torch is imported when something is compiled, and never to run a CPU engine.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import LlmcError
+
+if TYPE_CHECKING:
+    from llmc import passes
+    from llmc.compiler import build, compile
+    from llmc.runtime.engine import Engine, load
+    from llmc.runtime.sampling_params import SamplingParams
+
+__version__ = "0.1.0"
+__all__ = ["Engine", "LlmcError", "SamplingParams", "build", "compile", "load", "passes"]
+
+_HOMES = {
+    "build": "llmc.compiler",
+    "compile": "llmc.compiler",
+    "Engine": "llmc.runtime.engine",
+    "load": "llmc.runtime.engine",
+    "SamplingParams": "llmc.runtime.sampling_params",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name == "passes":
+        return importlib.import_module("llmc.passes")
+    if name not in _HOMES:
+        raise AttributeError(f"module 'llmc' has no attribute {name!r}")
+    return getattr(importlib.import_module(_HOMES[name]), name)

@@ -77,7 +77,7 @@ def attention(
 
     Options as in `attend`; returns [tokens, heads, value_dim] in q's dtype.
     """
-    return attend(q, k, v, 0, scale, window, softcap, sinks).to(q.dtype)
+    return attend(q, k, v, 0, scale, window, softcap, sinks).to(q.dtype).contiguous()
 
 
 def _fake_paged_attention(

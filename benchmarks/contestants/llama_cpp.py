@@ -1,0 +1,85 @@
+"""llama.cpp through llama-cpp-python's low-level interface, over a GGUF file that benchmarks/gguf_file.py wrote."""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import random
+import time
+
+import llama_cpp
+
+from benchmarks.contestants.protocol import serve
+
+
+class LlamaCpp:
+    def __init__(self, path: str, threads: int) -> None:
+        llama_cpp.llama_backend_init()
+        parameters = llama_cpp.llama_model_default_params()
+        self._model = llama_cpp.llama_model_load_from_file(path.encode(), parameters)
+        self._vocab_size = llama_cpp.llama_vocab_n_tokens(llama_cpp.llama_model_get_vocab(self._model))
+        self._threads = threads
+        self._random = random.Random(0)
+
+    def prefill(self, tokens: int) -> float:
+        context = self._context(1, tokens + 8)
+        ids = self._tokens(tokens)
+        start = time.perf_counter()
+        self._decode(context, [(position, 0, token) for position, token in enumerate(ids)], last_only=True)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_free(context)
+        return seconds
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        state = self._context(batch, (context + steps + 8) * batch)
+        for sequence in range(batch):
+            ids = self._tokens(context)
+            self._decode(state, [(position, sequence, token) for position, token in enumerate(ids)], last_only=True)
+        start = time.perf_counter()
+        for step in range(steps):
+            entries = [(context + step, sequence, token) for sequence, token in enumerate(self._tokens(batch))]
+            self._decode(state, entries, last_only=False)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_free(state)
+        return seconds / steps
+
+    def _context(self, sequences: int, length: int) -> ctypes.c_void_p:
+        parameters = llama_cpp.llama_context_default_params()
+        parameters.n_ctx = length
+        parameters.n_batch = max(length // sequences, sequences)
+        parameters.n_ubatch = 512
+        parameters.n_seq_max = sequences
+        parameters.n_threads = self._threads
+        parameters.n_threads_batch = self._threads
+        return llama_cpp.llama_init_from_model(self._model, parameters)
+
+    def _decode(self, context: ctypes.c_void_p, entries: list[tuple[int, int, int]], *, last_only: bool) -> None:
+        batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
+        batch.n_tokens = len(entries)
+        for index, (position, sequence, token) in enumerate(entries):
+            batch.token[index] = token
+            batch.pos[index] = position
+            batch.n_seq_id[index] = 1
+            batch.seq_id[index][0] = sequence
+            batch.logits[index] = not last_only or index == len(entries) - 1
+        status = llama_cpp.llama_decode(context, batch)
+        # The logits are computed lazily on some backends; reading them ends the step.
+        llama_cpp.llama_synchronize(context)
+        llama_cpp.llama_batch_free(batch)
+        if status != 0:
+            raise RuntimeError(f"llama_decode returned {status}")
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self._random.randrange(self._vocab_size) for _ in range(count)]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("gguf")
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    serve(LlamaCpp(arguments.gguf, arguments.threads))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,85 @@
+"""The line protocol between a benchmark and a contestant's process: one JSON request in, one JSON answer out.
+
+This file and a contestant's own are all that its environment needs beside the peer: no llmc, no numpy.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol
+
+ROOT = Path(__file__).parent.parent.parent
+
+
+class Contestant(Protocol):
+    """What is measured. Times in seconds."""
+
+    def prefill(self, tokens: int) -> float:
+        """Time from a prompt of that many tokens to the first output token, batch 1, nothing cached."""
+        ...
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        """Mean time of a decode step of `batch` sequences that start with `context` tokens each."""
+        ...
+
+
+def serve(contestant: Contestant) -> None:
+    """Answer requests on standard input until it ends."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        request = json.loads(line)
+        if request["measure"] == "prefill":
+            seconds = contestant.prefill(request["tokens"])
+        else:
+            seconds = contestant.decode(request["batch"], request["context"], request["steps"])
+        print(json.dumps({"seconds": seconds}), flush=True)
+
+
+class ContestantProcess:
+    """A contestant in its own Python, started and idle until asked."""
+
+    def __init__(self, name: str, python: str, module: str, arguments: list[str], environment: dict[str, str]) -> None:
+        self.name = name
+        self._process = subprocess.Popen(
+            [python, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+            cwd=ROOT,
+            env=environment,
+        )
+        self._answer()
+
+    def __enter__(self) -> ContestantProcess:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._process.kill()
+        self._process.wait()
+
+    def prefill(self, tokens: int) -> float:
+        return self._ask({"measure": "prefill", "tokens": tokens})
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        return self._ask({"measure": "decode", "batch": batch, "context": context, "steps": steps})
+
+    def _ask(self, request: dict[str, Any]) -> float:
+        assert self._process.stdin is not None
+        self._process.stdin.write(json.dumps(request) + "\n")
+        self._process.stdin.flush()
+        return float(self._answer()["seconds"])
+
+    def _answer(self) -> dict[str, Any]:
+        assert self._process.stdout is not None
+        while line := self._process.stdout.readline():
+            if line.startswith("{"):
+                answer: dict[str, Any] = json.loads(line)
+                return answer
+        raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()}")

@@ -1,0 +1,173 @@
+"""llmc against its peers on random weights of the Llama-3.2-1B shape, bf16, on this CPU.
+
+    make bench
+    python -m benchmarks.llama_1b --llama-cpp-python /path/to/other/venv/bin/python --json results.json
+
+Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, if its environment is
+named, llama.cpp, in turn, each in its own process: prefill of 512 tokens, decode at batch 1 and 16, and decode with
+one core kept busy by another process. The share is the weights' bytes over the step's time, against the read
+bandwidth measured in the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.contestants.protocol import ContestantProcess
+from benchmarks.measure import Sample, alternate, busy_core
+from benchmarks.random_checkpoint import write_checkpoint
+from llmc.codegen.cpp.bandwidth import read_bandwidth
+from llmc.targets import host_target
+
+PREFILL_TOKENS = 512
+CONTEXT = 128
+DECODE_STEPS = 16
+BATCH = 16
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A measurement: tokens that one measured run makes or reads; whether weights' bytes over time is its roofline."""
+
+    name: str
+    tokens: int
+    streams_weights: bool
+    run: Callable[[ContestantProcess], float]
+
+
+WORKLOADS = (
+    Workload("prefill 512", PREFILL_TOKENS, False, lambda c: c.prefill(PREFILL_TOKENS)),
+    Workload("decode, batch 1", 1, True, lambda c: c.decode(1, CONTEXT, DECODE_STEPS)),
+    Workload("decode, batch 16", BATCH, False, lambda c: c.decode(BATCH, CONTEXT, DECODE_STEPS)),
+)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    console = Console()
+    model = write_checkpoint("llama-3.2-1b", arguments.directory / "llama-3.2-1b")
+    engine = arguments.directory / "llama-3.2-1b.llmc"
+    record: dict[str, Any] = {"machine": machine(arguments.threads), "build": build_engine(model, engine)}
+    console.print(build_table(record["build"]))
+    weight_bytes = sum(file.stat().st_size for file in (engine / "weights").iterdir())
+    bandwidth = read_bandwidth(host_target(), arguments.threads)
+    record |= {"read_bandwidth": bandwidth, "weight_bytes": weight_bytes, "workloads": {}}
+    with ExitStack() as stack:
+        contestants = [stack.enter_context(c) for c in start_contestants(arguments, model, engine)]
+        for workload in WORKLOADS:
+            samples = alternate({c.name: partial(workload.run, c) for c in contestants}, arguments.rounds)
+            record["workloads"][workload.name] = {n: list(s.seconds) for n, s in samples.items()}
+            console.print(workload_table(workload, samples, weight_bytes, bandwidth))
+        decode = WORKLOADS[1]
+        with busy_core():
+            busy = alternate({c.name: partial(decode.run, c) for c in contestants}, arguments.rounds)
+        record["workloads"]["decode, batch 1, one core busy"] = {n: list(s.seconds) for n, s in busy.items()}
+        idle = {n: Sample(tuple(s)) for n, s in record["workloads"][decode.name].items()}
+        console.print(busy_table(idle, busy))
+    console.print(f"read bandwidth {bandwidth / 1e9:.1f} GB/s; {record['machine']}")
+    console.print(f"reproduce: {sys.executable} -m benchmarks.llama_1b --threads {arguments.threads}", highlight=False)
+    if arguments.json is not None:
+        arguments.json.parent.mkdir(parents=True, exist_ok=True)
+        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the checkpoint and engine")
+    parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) -> list[ContestantProcess]:
+    """llmc first; each loads its model now and then waits."""
+    threads = ["--threads", str(arguments.threads)]
+    environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads), "TOKENIZERS_PARALLELISM": "false"}
+    start = partial(ContestantProcess, environment=environment)
+    contestants = [
+        start("llmc", sys.executable, "benchmarks.contestants.llmc_engine", [str(engine), *threads]),
+        start("HF eager", sys.executable, "benchmarks.contestants.hf_eager", [str(model), *threads]),
+    ]
+    if arguments.llama_cpp_python is not None:
+        gguf = arguments.directory / "llama-3.2-1b-bf16.gguf"
+        if not gguf.exists():
+            writer = [arguments.llama_cpp_python, "-m", "benchmarks.gguf_file", str(model / "config.json")]
+            subprocess.run([*writer, "BF16", str(gguf)], check=True)
+        module = "benchmarks.contestants.llama_cpp"
+        contestants.append(start("llama.cpp", arguments.llama_cpp_python, module, [str(gguf), *threads]))
+    return contestants
+
+
+def build_engine(model: Path, engine: Path) -> dict[str, float]:
+    """Build in a process of its own; seconds, and the process's peak resident bytes beside the checkpoint's size."""
+    command = [sys.executable, "-m", "llmc", "build", str(model), "-o", str(engine), "--max-model-len", "8192"]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
+    seconds = time.perf_counter() - start
+    peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    checkpoint = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    return {"seconds": seconds, "peak_bytes": peak, "checkpoint_bytes": checkpoint}
+
+
+def machine(threads: int) -> str:
+    """The processor's name and the threads used."""
+    names = [
+        line.partition(":")[2].strip()
+        for line in Path("/proc/cpuinfo").read_text().splitlines()
+        if line.startswith("model name")
+    ]
+    return f"{names[0] if names else 'unknown processor'}, {threads} of {os.cpu_count()} cores, {host_target().name}"
+
+
+def build_table(build: dict[str, float]) -> Table:
+    """Build time and memory."""
+    table = Table(title="build", title_justify="left", show_header=False)
+    table.add_row("time", f"{build['seconds']:.1f} s")
+    table.add_row("peak memory", f"{build['peak_bytes'] / 1e9:.2f} GB")
+    table.add_row("checkpoint", f"{build['checkpoint_bytes'] / 1e9:.2f} GB")
+    return table
+
+
+def workload_table(workload: Workload, samples: dict[str, Sample], weight_bytes: int, bandwidth: float) -> Table:
+    """Tokens a second of each contestant, and llmc's ratio to it."""
+    table = Table(title=workload.name, title_justify="left")
+    for column in ("", "tok/s", "time", "spread", "llmc is", "share of read bandwidth"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    ours = samples["llmc"].median
+    for name, sample in samples.items():
+        share = f"{weight_bytes / sample.median / bandwidth:.0%}" if workload.streams_weights else ""
+        ratio = "" if name == "llmc" else f"{sample.median / ours:.2f}x"
+        rate = f"{workload.tokens / sample.median:.1f}"
+        table.add_row(name, rate, f"{sample.median * 1e3:.1f} ms", f"{sample.spread:.0%}", ratio, share)
+    return table
+
+
+def busy_table(idle: dict[str, Sample], busy: dict[str, Sample]) -> Table:
+    """Decode next to a busy process: what is left of the idle speed."""
+    table = Table(title="decode, batch 1, one core kept busy", title_justify="left")
+    for column in ("", "tok/s", "of its idle speed"):
+        table.add_column(column, justify="left" if column == "" else "right")
+    for name, sample in busy.items():
+        table.add_row(name, f"{1 / sample.median:.1f}", f"{idle[name].median / sample.median:.0%}")
+    return table
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,152 @@
+"""`llmc build`: a model directory in, an engine directory out, with a bar per stage and a table at the end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich import progress as bars
+from rich.console import Console
+from rich.table import Table
+
+from llmc.cli.units import in_bytes, in_seconds
+from llmc.options import BuildOptions
+from llmc.targets import CpuTarget
+
+if TYPE_CHECKING:
+    from llmc.compiler import BuildReport
+
+_DEFAULTS = BuildOptions()
+
+
+def build(
+    model: Annotated[Path, typer.Argument(help="Hugging Face directory: config.json and safetensors")],
+    output: Annotated[Path, typer.Option("--output", "-o", help="engine directory to write")],
+    target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine")] = "cpu",
+    dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = _DEFAULTS.dtype,
+    kv_dtype: Annotated[str, typer.Option(help="of the KV cache: auto, float32 or bfloat16")] = _DEFAULTS.kv_dtype,
+    max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
+    max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
+    max_sequences: Annotated[int, typer.Option(help="requests a step")] = _DEFAULTS.max_sequences,
+    max_logit_rows: Annotated[int, typer.Option(help="rows of logits a step")] = _DEFAULTS.max_logit_rows,
+    block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size,
+    disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
+    stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
+    allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
+    check_passes: Annotated[
+        bool, typer.Option("--check-passes", help="run the graph before and after each pass")
+    ] = False,
+) -> None:
+    """Compile a model into an engine directory that runs without the model's source."""
+    from llmc.compiler import build as build_engine
+
+    options: dict[str, Any] = {
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "max_model_len": max_model_len,
+        "max_batch_tokens": max_batch_tokens,
+        "max_sequences": max_sequences,
+        "max_logit_rows": max_logit_rows,
+        "block_size": block_size,
+        "disable_passes": tuple(disable_pass or ()),
+        "stop_after": stop_after,
+        "allow_fallback": tuple(allow_fallback or ()),
+        "check_passes": check_passes,
+    }
+    with StageBars() as shown:
+        report = build_engine(model, output, target=target, progress=shown, **options)
+    console = Console()
+    console.print(passes_table(report))
+    console.print(kernels_table(report))
+    console.print(summary_table(report))
+
+
+class StageBars:
+    """One progress bar a stage; a stage without a known total pulses."""
+
+    def __init__(self) -> None:
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description:<10}"),
+            bars.BarColumn(),
+            bars.TaskProgressColumn(),
+            bars.TimeElapsedColumn(),
+            console=Console(stderr=True),
+        )
+        self._task: bars.TaskID | None = None
+
+    def __enter__(self) -> StageBars:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        self._bars.stop()
+
+    def stage(self, name: str, total: int | None) -> None:
+        self._finish()
+        self._task = self._bars.add_task(name, total=total)
+
+    def advance(self, amount: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, amount)
+
+    def _finish(self) -> None:
+        if self._task is None:
+            return
+        total = self._bars.tasks[self._task].total or 1
+        self._bars.update(self._task, total=total, completed=total)
+        self._bars.stop_task(self._task)
+
+
+def passes_table(report: BuildReport) -> Table:
+    """Each pass that rewrote or refused something."""
+    table = Table(title="passes", title_justify="left")
+    for column in ("pass", "rewrites", "refused", "nodes", "time"):
+        table.add_column(column, justify="left" if column == "pass" else "right")
+    for record in report.passes:
+        if record.rewrites or record.refusals:
+            refused = f"[yellow]{len(record.refusals)}[/]" if record.refusals else "0"
+            nodes = f"{record.nodes_before} → {record.nodes_after}"
+            table.add_row(record.name, str(len(record.rewrites)), refused, nodes, in_seconds(record.seconds))
+    table.add_section()
+    total = sum(len(record.rewrites) for record in report.passes)
+    table.add_row("all", str(total), "", "", in_seconds(sum(record.seconds for record in report.passes)))
+    return table
+
+
+def kernels_table(report: BuildReport) -> Table:
+    """Which kernels a step launches, and how often."""
+    table = Table(title=f"kernels: {report.kernels.total()} launches a step", title_justify="left")
+    table.add_column("kernel")
+    table.add_column("launches", justify="right")
+    for name, count in sorted(report.kernels.items()):
+        table.add_row(name, str(count))
+    return table
+
+
+def summary_table(report: BuildReport) -> Table:
+    """Sizes, times and the predicted decode step."""
+    table = Table(title=f"{report.path} for {report.target.name}", title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column(justify="right")
+    table.add_row("engine", in_bytes(report.engine_bytes))
+    table.add_row("weights", in_bytes(report.weight_bytes))
+    share = report.arena_bytes / report.unplanned_bytes if report.unplanned_bytes else 1.0
+    table.add_row(
+        "arena", f"{in_bytes(report.arena_bytes)} ({share:.0%} of {in_bytes(report.unplanned_bytes)} unshared)"
+    )
+    if isinstance(report.target, CpuTarget) and report.bandwidth is not None:
+        predicted = report.decode_bytes / report.bandwidth
+        table.add_row(
+            "decode step, predicted",
+            f"{in_seconds(predicted)} ({in_bytes(report.decode_bytes)} at {report.bandwidth / 1e9:.0f} GB/s)",
+        )
+    for name, seconds in report.seconds.items():
+        table.add_row(name, in_seconds(seconds))
+    table.add_row("total", in_seconds(sum(report.seconds.values())))
+    return table

@@ -1,0 +1,49 @@
+"""`llmc env`: what this machine and installation are, for bug reports and for predicting speed."""
+
+from __future__ import annotations
+
+import os
+import platform
+from importlib import metadata
+
+from rich.console import Console
+from rich.table import Table
+
+from llmc.errors import ToolchainError
+from llmc.settings import read_settings
+from llmc.targets import host_target
+
+PACKAGES = ("llmc-compiler", "torch", "transformers", "safetensors", "tokenizers", "numpy")
+
+
+def env() -> None:
+    """Show versions, the compiler, the CPU and its measured read bandwidth."""
+    from llmc.codegen.cpp.bandwidth import read_bandwidth
+    from llmc.codegen.cpp.toolchain import find_compiler
+
+    table = Table(show_header=False, title="environment", title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    table.add_row("python", f"{platform.python_version()} ({platform.machine()})")
+    for name in PACKAGES:
+        table.add_row(name, installed_version(name))
+    threads = len(os.sched_getaffinity(0))
+    target = host_target()
+    table.add_row("cpu target", target.name)
+    table.add_row("threads", str(threads))
+    table.add_row("cache", str(read_settings().cache_dir))
+    try:
+        table.add_row("compiler", str(find_compiler()))
+        with Console(stderr=True).status("measuring read bandwidth"):
+            table.add_row("read bandwidth", f"{read_bandwidth(target, threads) / 1e9:.1f} GB/s, {threads} threads")
+    except ToolchainError as error:
+        table.add_row("compiler", f"[red]{error.problem}[/]")
+    Console().print(table)
+
+
+def installed_version(package: str) -> str:
+    """The distribution's version, or that it is not installed."""
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return "not installed"

@@ -1,0 +1,64 @@
+"""`llmc passes`: the pipeline, and what it does to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmc.options import parse_options
+
+
+def passes(
+    model: Annotated[Path | None, typer.Argument(help="model directory to run the pipeline on")] = None,
+    stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
+    graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
+    rewrites: Annotated[bool, typer.Option("--rewrites", help="list every rewrite with its number")] = False,
+    refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
+) -> None:
+    """List the passes in order; with a model, what each rewrote and refused."""
+    from llmc.passes import default
+
+    console = Console()
+    if model is None:
+        console.print(pass_list())
+        return
+    from llmc.graph.capture import capture
+    from llmc.graph.render import render
+    from llmc.passes import run_pipeline
+
+    options = parse_options({"stop_after": stop_after})
+    with Console(stderr=True).status("capturing and rewriting"):
+        result = run_pipeline(capture(model, options).graph, default(), options)
+    if graph:
+        print(render(result.graph), end="")
+        return
+    table = Table(title=f"passes on {model}", title_justify="left")
+    for column in ("pass", "numerics", "rewrites", "refused", "nodes"):
+        table.add_column(column, justify="left" if column in ("pass", "numerics") else "right")
+    for record in result.records:
+        counts = (str(len(record.rewrites)), str(len(record.refusals)))
+        table.add_row(record.name, record.numerics.value, *counts, f"{record.nodes_before} → {record.nodes_after}")
+    console.print(table)
+    for record in result.records:
+        for rewrite in record.rewrites if rewrites else ():
+            console.print(f"#{rewrite.number} {record.name}: {rewrite.description}", markup=False, highlight=False)
+        for refusal in record.refusals if refusals else ():
+            console.print(f"{record.name} left {refusal.node} alone: {refusal.reason}", markup=False, highlight=False)
+            if refusal.source is not None:
+                console.print(f"    {refusal.source}", markup=False, highlight=False)
+
+
+def pass_list() -> Table:
+    """Name, numerics class and first docstring line of each pass, in order."""
+    from llmc.passes import default
+
+    table = Table(title="passes, in order", title_justify="left")
+    for column in ("pass", "numerics", "leaves", "what it does"):
+        table.add_column(column)
+    for each in default():
+        table.add_row(each.name, each.numerics.value, each.stage.value, each.summary)
+    return table

@@ -1,0 +1,84 @@
+"""`llmc verify`: does the engine compute what the model computes?"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmc.errors import LlmcError, OptionError
+
+if TYPE_CHECKING:
+    from llmc.debug.compare import Comparison
+    from llmc.runtime.engine import Engine
+
+# fp32 against fp32 differs only by the order of sums; bf16 rounds weights' products and activations to 8 bits.
+TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25}
+
+
+def verify(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    against: Annotated[Path, typer.Option(help="the Hugging Face directory that it was built from")],
+    text: Annotated[Path | None, typer.Option(help="text file to run over; default: random token ids")] = None,
+    length: Annotated[int, typer.Option(help="tokens a sequence", min=2)] = 256,
+    sequences: Annotated[int, typer.Option(help="how many sequences", min=1)] = 4,
+    tolerance: Annotated[
+        float | None, typer.Option(help="largest difference over the logits' spread; default by dtype")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="of the random token ids")] = 0,
+) -> None:
+    """Compare an engine's logits with the Hugging Face model in fp32 on the CPU."""
+    from llmc.debug.compare import compare, hf_logits
+    from llmc.runtime.engine import load
+
+    with load(engine) as opened:
+        batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
+        allowed = TOLERANCE[opened.info.dtype] if tolerance is None else tolerance
+        reference = hf_logits(against)
+        with Console(stderr=True).status(f"comparing {len(batch)} sequences"):
+            result = compare(opened.logits, reference, batch)
+    Console().print(comparison_table(result, allowed))
+    if not result.relative_difference <= allowed:
+        raise LlmcError(
+            f"the engine's logits differ by {result.relative_difference:.2e} of their spread; {allowed:.0e} is allowed",
+            at=engine,
+            fix="find the pass that does it: llmc build --check-passes, or allow more with --tolerance",
+        )
+
+
+def token_sequences(engine: Engine, text: Path | None, length: int, count: int, seed: int) -> list[list[int]]:
+    """`count` sequences of `length` tokens, from the text file or drawn evenly from the vocabulary."""
+    import numpy as np
+
+    from llmc.debug.compare import windows
+
+    if text is None:
+        generator = np.random.default_rng(seed)
+        return [generator.integers(0, engine.info.vocab_size, length).tolist() for _ in range(count)]
+    try:
+        content = text.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"cannot read the text file: {error}", at=text, fix="name a UTF-8 text file") from None
+    pieces = windows(engine.tokenize(content), length, count)
+    if not pieces:
+        raise OptionError("the text has fewer than two tokens", at=text, fix="name a longer text file")
+    return pieces
+
+
+def comparison_table(result: Comparison, allowed: float) -> Table:
+    """The figures, with a verdict."""
+    table = Table(title=f"engine against Hugging Face fp32, {result.tokens} tokens", title_justify="left")
+    table.add_column("measure")
+    table.add_column("value", justify="right")
+    verdict = "[green]ok[/]" if result.relative_difference <= allowed else "[bold red]too large[/]"
+    table.add_row("max |Δlogit|", f"{result.max_difference:.3e}")
+    table.add_row("mean |Δlogit|", f"{result.mean_difference:.3e}")
+    table.add_row("spread of the logits (σ)", f"{result.spread:.3f}")
+    table.add_row("max |Δlogit| / spread", f"{result.relative_difference:.2e} {verdict} (≤ {allowed:.0e})")
+    table.add_row("top-1 agreement", f"{result.top1_agreement:.2%}")
+    table.add_row("perplexity, engine", f"{result.perplexity:.4f}")
+    table.add_row("perplexity, model", f"{result.reference_perplexity:.4f}")
+    return table

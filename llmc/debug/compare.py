@@ -1,0 +1,109 @@
+"""Compare an engine's logits with the original model's: the measure behind `llmc verify` and the tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import CheckpointError
+
+Logits = npt.NDArray[np.float32]
+# Token ids of one sequence → logits [tokens, vocabulary], fp32.
+LogitFunction = Callable[[Sequence[int]], Logits]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """How far two models' logits lie apart over the same tokens.
+
+    spread: standard deviation of the reference's logits, the scale that the differences are read against.
+    top1_agreement: share of positions with the same argmax. Perplexities: exp of the mean negative log-likelihood
+    (natural) of each next token.
+    """
+
+    tokens: int
+    max_difference: float
+    mean_difference: float
+    spread: float
+    top1_agreement: float
+    perplexity: float
+    reference_perplexity: float
+
+    @property
+    def relative_difference(self) -> float:
+        """The largest difference over the spread."""
+        return self.max_difference / self.spread
+
+
+def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence[Sequence[int]]) -> Comparison:
+    """Run both over each sequence (at least two tokens each) and gather the differences, one sequence in memory."""
+    count, positions, same, targets = 0, 0, 0, 0
+    largest, total, value_sum, square_sum = 0.0, 0.0, 0.0, 0.0
+    ours_nll, reference_nll = 0.0, 0.0
+    for tokens in sequences:
+        ours = engine(tokens).astype(np.float64)
+        theirs = reference(tokens).astype(np.float64)
+        difference = np.abs(ours - theirs)
+        largest = max(largest, float(difference.max()))
+        total += float(difference.sum())
+        value_sum += float(theirs.sum())
+        square_sum += float(np.square(theirs).sum())
+        count += theirs.size
+        positions += len(tokens)
+        same += int((ours.argmax(-1) == theirs.argmax(-1)).sum())
+        targets += len(tokens) - 1
+        ours_nll += negative_log_likelihood(ours, tokens)
+        reference_nll += negative_log_likelihood(theirs, tokens)
+    variance = square_sum / count - (value_sum / count) ** 2
+    return Comparison(
+        tokens=positions,
+        max_difference=largest,
+        mean_difference=total / count,
+        spread=float(np.sqrt(variance)),
+        top1_agreement=same / positions,
+        perplexity=float(np.exp(ours_nll / targets)),
+        reference_perplexity=float(np.exp(reference_nll / targets)),
+    )
+
+
+def negative_log_likelihood(logits: npt.NDArray[np.float64], tokens: Sequence[int]) -> float:
+    """Sum over positions of -log p(next token), natural. logits: [tokens, vocabulary]."""
+    scores = logits[:-1]
+    top = scores.max(-1)
+    log_sum = np.log(np.exp(scores - top[:, None]).sum(-1)) + top
+    chosen = scores[np.arange(len(tokens) - 1), np.asarray(tokens[1:])]
+    return float((log_sum - chosen).sum())
+
+
+def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
+    """The oracle: the Hugging Face model of a directory, eager on the CPU. dtype: float32 or bfloat16."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    if not (directory / "config.json").is_file():
+        raise CheckpointError(
+            f"{directory} has no config.json, so there is no model to compare with",
+            at=directory,
+            fix="name the Hugging Face directory that the engine was built from: --against MODEL",
+        )
+    model = AutoModelForCausalLM.from_pretrained(
+        directory, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
+    ).eval()
+
+    def logits(tokens: Sequence[int]) -> Logits:
+        with torch.inference_mode():
+            result: Logits = model(torch.tensor([list(tokens)])).logits[0].float().numpy()
+        return result
+
+    return logits
+
+
+def windows(tokens: Sequence[int], length: int, limit: int | None = None) -> list[list[int]]:
+    """Cut a token stream into consecutive windows of `length` (the last may be shorter, at least 2), at most `limit`."""
+    pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
+    pieces = [piece for piece in pieces if len(piece) >= 2]
+    return pieces if limit is None else pieces[:limit]

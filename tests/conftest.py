@@ -1,0 +1,37 @@
+"""Fixtures that all tests share: golden texts, and torch held to one thread."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+GOLDEN = Path(__file__).parent / "golden"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts in tests/golden")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_torch_thread() -> None:
+    """A spinning OpenMP pool next to a busy process is ten times slower than one thread."""
+    torch.set_num_threads(1)
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """`golden(name, text)`: text equals tests/golden/{name}; with --update-golden the file is rewritten instead."""
+    update: bool = request.config.getoption("--update-golden")
+
+    def check(name: str, text: str) -> None:
+        path = GOLDEN / name
+        if update:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, encoding="utf-8")
+        assert path.exists(), f"{path} is missing: run pytest with --update-golden and read the diff"
+        assert text == path.read_text(encoding="utf-8")
+
+    return check

@@ -1,0 +1,68 @@
+"""Imports go one way through the house; this walks every import statement with ast and holds it."""
+
+from __future__ import annotations
+
+import ast
+from pathlib import Path
+
+import pytest
+
+PACKAGE = Path(__file__).parent.parent / "llmc"
+
+FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json"}
+# What each room may import, beside itself.
+ALLOWED: dict[str, set[str]] = {
+    "errors": set(),
+    "settings": {"errors"},
+    "options": {"errors"},
+    "targets": {"errors"},
+    "program": {"errors"},
+    "program_json": {"errors", "program"},
+    "graph": FOUNDATION,
+    "ops": FOUNDATION | {"graph"},
+    "passes": FOUNDATION | {"graph", "ops"},
+    "engine_format": FOUNDATION | {"weight_file"},
+    "weight_file": FOUNDATION,
+    "codegen": FOUNDATION | {"graph", "ops", "engine_format", "weight_file"},
+    "runtime": FOUNDATION | {"graph", "ops", "engine_format", "weight_file"},
+    "debug": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "weight_file", "runtime"},
+}
+ALLOWED["compiler"] = {*ALLOWED}
+ALLOWED["__init__"] = {*ALLOWED}
+ALLOWED["cli"] = {*ALLOWED, "__init__"}
+
+
+def room_of(module: str) -> str:
+    """The second part of a dotted llmc module name; the package itself is `__init__`."""
+    parts = module.split(".")
+    return parts[1] if len(parts) > 1 else "__init__"
+
+
+def imported_modules(path: Path) -> list[tuple[int, str]]:
+    """(line, module) of each import of llmc in a file, wherever it stands."""
+    found: list[tuple[int, str]] = []
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found += [(node.lineno, alias.name) for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}:{node.lineno}: relative import"
+            found += [
+                (node.lineno, f"{node.module}.{alias.name}" if node.module == "llmc" else str(node.module))
+                for alias in node.names
+            ]
+    return [(line, module) for line, module in found if module.split(".")[0] == "llmc"]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.rglob("*.py")), ids=lambda p: str(p.relative_to(PACKAGE)))
+def test_imports_go_one_way(path: Path) -> None:
+    room = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    for line, module in imported_modules(path):
+        target = room_of(module)
+        assert target == room or target in ALLOWED[room], f"{path}:{line}: {room} may not import {module}"
+
+
+def test_root_names_are_symlinks_into_the_package() -> None:
+    for name in ("passes", "codegen", "runtime"):
+        link = PACKAGE.parent / name
+        assert link.is_symlink(), f"{name} is not a symlink"
+        assert link.resolve() == (PACKAGE / name).resolve()
