@@ -1,0 +1,210 @@
+"""Safetensors checkpoints: strict header checks when opened, tensors read one at a time through a memory map."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import safetensors
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+
+SINGLE_FILE = "model.safetensors"
+SHARD_INDEX = "model.safetensors.index.json"
+
+_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+# Buffers such as causal masks are sometimes saved as integers or booleans; they may be present but not be weights.
+_OTHER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U64": 8, "U32": 4, "U16": 2}
+# The format's own limit on the header, and the size that a corrupt length field would easily exceed.
+_MAX_HEADER_BYTES = 100_000_000
+
+
+@dataclass(frozen=True)
+class TensorEntry:
+    """Where a tensor lies. dtype: the safetensors name (F32, BF16, …)."""
+
+    file: Path
+    dtype: str
+    shape: tuple[int, ...]
+
+
+class SafetensorsSource:
+    """The tensors of a checkpoint directory; a WeightSource.
+
+    Opening reads headers only. Raises CheckpointError for a missing shard, a truncated file or a corrupt header.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._entries = _read_entries(directory)
+
+    def names(self) -> tuple[str, ...]:
+        """All tensor names, sorted."""
+        return tuple(sorted(self._entries))
+
+    def entry(self, name: str) -> TensorEntry:
+        """File, dtype and shape of a tensor; raises CheckpointError if there is none of that name."""
+        entry = self._entries.get(name)
+        if entry is None:
+            raise CheckpointError(
+                f"the checkpoint has no tensor {name!r} ({len(self._entries)} tensors found)",
+                at=self.directory,
+                fix="download the whole checkpoint again, or check that config.json belongs to it",
+            )
+        return entry
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or not floating-point."""
+        entry = self.entry(name)
+        if entry.dtype not in _DTYPES:
+            raise CheckpointError(
+                f"tensor {name!r} is stored as {entry.dtype}, not as a floating-point type",
+                at=entry.file,
+                fix="use an unquantized checkpoint (F32, BF16 or F16)",
+            )
+        with safetensors.safe_open(str(entry.file), framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+        return tensor
+
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype that most elements are stored in."""
+        elements: dict[torch.dtype, int] = {}
+        for entry in self._entries.values():
+            if entry.dtype in _DTYPES:
+                count = torch.Size(entry.shape).numel()
+                elements[_DTYPES[entry.dtype]] = elements.get(_DTYPES[entry.dtype], 0) + count
+        if not elements:
+            raise CheckpointError(
+                "the checkpoint holds no floating-point tensor",
+                at=self.directory,
+                fix="use an unquantized checkpoint (F32, BF16 or F16)",
+            )
+        return max(elements, key=lambda dtype: elements[dtype])
+
+
+def _read_entries(directory: Path) -> dict[str, TensorEntry]:
+    single, index = directory / SINGLE_FILE, directory / SHARD_INDEX
+    if index.is_file():
+        return _read_sharded(directory, index)
+    if single.is_file():
+        return _read_header(single)
+    pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
+    if pickled:
+        raise CheckpointError(
+            f"the weights are pickle files ({', '.join(pickled[:3])}), which llmc does not open",
+            at=directory,
+            fix="convert them: AutoModelForCausalLM.from_pretrained(DIR).save_pretrained(OUT) writes safetensors",
+        )
+    raise CheckpointError(
+        f"no weights: neither {SINGLE_FILE} nor {SHARD_INDEX} is there",
+        at=directory,
+        fix="download the weights too, or pass the directory that holds them",
+    )
+
+
+def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(isinstance(v, str) for v in weight_map.values()):
+        raise CheckpointError("the shard index has no weight_map of names to files", at=index, fix=_DOWNLOAD_AGAIN)
+    entries: dict[str, TensorEntry] = {}
+    for shard in sorted(set(weight_map.values())):
+        file = directory / shard
+        if not file.resolve().is_relative_to(directory.resolve()) and "/" in shard:
+            raise CheckpointError(f"the shard index names a file outside its directory: {shard!r}", at=index)
+        if not file.is_file():
+            raise CheckpointError(f"shard {shard} is missing", at=file, fix="download the missing shard")
+        for name, entry in _read_header(file).items():
+            if name in entries:
+                raise CheckpointError(
+                    f"tensor {name!r} is in two shards, {entries[name].file.name} and {shard}",
+                    at=directory,
+                    fix="remove shards that do not belong to this checkpoint",
+                )
+            entries[name] = entry
+    missing = sorted(name for name, shard in weight_map.items() if name not in entries)
+    if missing:
+        raise CheckpointError(
+            f"{len(missing)} tensors named by the index are in no shard, first {missing[0]!r}",
+            at=index,
+            fix=_DOWNLOAD_AGAIN,
+        )
+    return entries
+
+
+_DOWNLOAD_AGAIN = "download the checkpoint again"
+
+
+def _read_header(file: Path) -> dict[str, TensorEntry]:
+    size = file.stat().st_size
+    with file.open("rb") as stream:
+        prefix = stream.read(8)
+        length = int.from_bytes(prefix, "little")
+        if len(prefix) < 8 or 8 + length > size:
+            raise CheckpointError(
+                f"truncated: the file has {size} bytes, its header alone needs {8 + length if len(prefix) == 8 else 8}",
+                at=file,
+                fix=_DOWNLOAD_AGAIN,
+            )
+        if length > _MAX_HEADER_BYTES:
+            raise CheckpointError(f"not a safetensors file: its header claims {length} bytes", at=file)
+        raw = stream.read(length)
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique_keys)
+    except ValueError as error:
+        raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
+    if not isinstance(header, dict):
+        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
+    header.pop("__metadata__", None)
+    entries = {name: _check_entry(name, value, file) for name, value in header.items()}
+    end = max((value["data_offsets"][1] for value in header.values()), default=0)
+    if 8 + length + end != size:
+        seen = "truncated" if 8 + length + end > size else "has trailing bytes"
+        raise CheckpointError(
+            f"{seen}: the file has {size} bytes, its header describes {8 + length + end}",
+            at=file,
+            fix=_DOWNLOAD_AGAIN,
+        )
+    return entries
+
+
+def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
+    try:
+        dtype, shape, (start, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
+        valid = all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
+    except (TypeError, KeyError, ValueError):
+        valid = False
+    if not valid:
+        raise CheckpointError(f"corrupt header entry for {name!r}: {value!r}"[:200], at=file, fix=_DOWNLOAD_AGAIN)
+    element_bytes = _DTYPES[dtype].itemsize if dtype in _DTYPES else _OTHER_BYTES.get(dtype)
+    expected = None if element_bytes is None else torch.Size(shape).numel() * element_bytes
+    if expected is not None and end - start != expected:
+        raise CheckpointError(
+            f"corrupt header: {name!r} of {dtype} {list(shape)} needs {expected} bytes but has {end - start}",
+            at=file,
+            fix=_DOWNLOAD_AGAIN,
+        )
+    return TensorEntry(file, dtype, shape)
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    result: dict[str, Any] = {}
+    for key, value in pairs:
+        if key in result:
+            raise ValueError(f"{key!r} appears twice")
+        result[key] = value
+    return result
+
+
+def read_json(file: Path) -> dict[str, Any]:
+    """A JSON object from a file of the model directory; raises CheckpointError if it is not one."""
+    try:
+        value = json.loads(file.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
+    if not isinstance(value, dict):
+        raise CheckpointError(f"holds a JSON {type(value).__name__}, not an object", at=file, fix=_DOWNLOAD_AGAIN)
+    return value

@@ -1,0 +1,86 @@
+"""The attention implementation and mask function "llmc" that transformers models call while they are captured.
+
+The attention hook emits one llmc::attention, which is causal by itself; the mask hook returns no mask, so that no mask
+arithmetic remains in the graph. Both refuse what the op does not say, since dropping it would change the results.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import llmc.ops  # noqa: F401  (registers the op that the hook calls)
+from llmc.errors import CaptureError
+
+IMPLEMENTATION = "llmc"
+
+# What models pass along that does not enter the attention's arithmetic at inference.
+_INERT = frozenset(
+    {
+        "cache_position",
+        "dropout",
+        "head_mask",
+        "logits_to_keep",
+        "max_length_k",
+        "max_length_q",
+        "num_items_in_batch",
+        "output_attentions",
+        "output_hidden_states",
+        "output_router_logits",
+        "position_embeddings",
+        "position_ids",
+        "return_dict",
+        "use_cache",
+    }
+)
+
+
+def register() -> None:
+    """Make "llmc" known to transformers; doing it again changes nothing."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
+    AttentionInterface.register(IMPLEMENTATION, attention_hook)
+    AttentionMaskInterface.register(IMPLEMENTATION, mask_hook)
+
+
+def attention_hook(
+    module: nn.Module,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attention_mask: Tensor | None,
+    scaling: float | None = None,
+    is_causal: bool | None = None,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    s_aux: Tensor | None = None,
+    **options: Any,
+) -> tuple[Tensor, None]:
+    """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim]."""
+    layer = f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')}"
+    if attention_mask is not None:
+        raise CaptureError(
+            f"{layer} passes its own mask to the attention, which llmc cannot express",
+            fix="only causal attention, with or without a sliding window, is supported",
+        )
+    causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
+    if not causal:
+        raise CaptureError(f"{layer} is not causal", fix="only decoder models with causal attention are supported")
+    # Models pass through whatever their forward was given; only what has a value and a meaning here can be refused.
+    unknown = sorted(name for name, option in options.items() if option is not None and name not in _INERT)
+    if unknown:
+        raise CaptureError(
+            f"{layer} passes {', '.join(unknown)} to the attention, which llmc::attention does not know",
+            fix="report the model; attention with this option is not supported",
+        )
+    q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
+    scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    out = torch.ops.llmc.attention.default(q, k, v, scale, sliding_window, softcap, s_aux)
+    return out.unsqueeze(0), None
+
+
+def mask_hook(**arguments: Any) -> None:
+    """No mask: llmc::attention is causal by itself and gets its window as an argument."""
+    return None
