@@ -1,0 +1,133 @@
+"""Run a graph of any stage eagerly: every llmc:: op has a reference, so every graph in the pipeline runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, fx
+
+from llmc.errors import RequestError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import WeightSource, evaluate
+
+
+@dataclass(frozen=True)
+class Chunk:
+    """Tokens of one sequence in one step. start: the position of the first; earlier ones are in the cache."""
+
+    sequence: int
+    start: int
+    tokens: tuple[int, ...]
+
+
+def run_tokens(
+    graph: ModelGraph,
+    source: WeightSource,
+    token_ids: Sequence[int],
+    *,
+    chunk_sizes: Sequence[int] | None = None,
+    block_size: int = 16,
+) -> Tensor:
+    """Logits [tokens, vocabulary], fp32, after each token of one sequence.
+
+    chunk_sizes: how many tokens each step takes (serving and later); None takes all in one step.
+    """
+    tokens = tuple(token_ids)
+    sizes = (len(tokens),) if chunk_sizes is None else tuple(chunk_sizes)
+    if not tokens or sum(sizes) != len(tokens):
+        raise RequestError(f"{len(tokens)} tokens cannot be run in chunks of {list(sizes)}")
+    starts = [sum(sizes[:i]) for i in range(len(sizes))]
+    steps = [[Chunk(0, start, tokens[start : start + size])] for start, size in zip(starts, sizes, strict=True)]
+    return torch.cat([rows for step in run_steps(graph, source, steps, block_size=block_size) for rows in step])
+
+
+def run_steps(
+    graph: ModelGraph, source: WeightSource, steps: Sequence[Sequence[Chunk]], *, block_size: int = 16
+) -> list[list[Tensor]]:
+    """Logits [chunk's tokens, vocabulary] of each chunk of each step, fp32.
+
+    Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself.
+    """
+    weights = {n.name: evaluate(graph.weights[n.name], source) for n in graph.weight_nodes()}
+    if graph.inputs()[-1].name == "positions":
+        return [[_run_whole(graph, weights, chunk) for chunk in step] for step in steps]
+    caches = _Caches(graph, steps, block_size)
+    return [_run_step(graph, weights | caches.tensors, caches, step) for step in steps]
+
+
+def interpret(graph: ModelGraph, inputs: dict[str, Tensor]) -> Tensor:
+    """The graph's output, given every placeholder by node name."""
+    return _Interpreter(graph.graph).logits(inputs)
+
+
+def _run_whole(graph: ModelGraph, weights: dict[str, Tensor], chunk: Chunk) -> Tensor:
+    if chunk.start != 0:
+        raise RequestError(f"a {graph.stage.value} graph has no cache, so it cannot start at position {chunk.start}")
+    ids = torch.tensor(chunk.tokens)
+    values = {"input_ids": ids, "positions": torch.arange(len(ids))}
+    ranks = {n.name: n.meta["val"].dim() for n in graph.inputs()}
+    shaped = {name: v if ranks[name] == 1 else v[None] for name, v in values.items()}
+    logits = interpret(graph, weights | shaped)
+    return (logits if logits.dim() == 2 else logits[0]).float()
+
+
+class _Caches:
+    """Cache tensors for the sequences of some steps; sequence s owns a run of blocks, in order."""
+
+    def __init__(self, graph: ModelGraph, steps: Sequence[Sequence[Chunk]], block_size: int) -> None:
+        chunks = [chunk for step in steps for chunk in step]
+        longest = max(chunk.start + len(chunk.tokens) for chunk in chunks)
+        self.block_size = block_size
+        self.blocks = -(-longest // block_size)
+        sequences = max(chunk.sequence for chunk in chunks) + 1
+        self.tensors: dict[str, Tensor] = {}
+        for i, cache in enumerate(graph.caches):
+            for part, dim in (("k", cache.head_dim), ("v", cache.value_dim)):
+                shape = (sequences * self.blocks, cache.kv_heads, block_size, dim)
+                self.tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=cache.dtype)
+
+    def table(self, sequence: int) -> list[int]:
+        """The blocks of a sequence; every other one is given out backwards, so that order is seen to matter."""
+        first = sequence * self.blocks
+        blocks = list(range(first, first + self.blocks))
+        return blocks[::-1] if sequence % 2 else blocks
+
+
+def _run_step(graph: ModelGraph, tensors: dict[str, Tensor], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
+    lengths = [len(chunk.tokens) for chunk in step]
+    positions = [chunk.start + i for chunk in step for i in range(len(chunk.tokens))]
+    owners = [caches.table(chunk.sequence) for chunk in step for _ in chunk.tokens]
+    size = caches.block_size
+    values = {
+        "input_ids": [t for chunk in step for t in chunk.tokens],
+        "positions": positions,
+        "slot_mapping": [table[p // size] * size + p % size for table, p in zip(owners, positions, strict=True)],
+        "query_starts": [sum(lengths[:i]) for i in range(len(lengths) + 1)],
+        "context_lens": [chunk.start + len(chunk.tokens) for chunk in step],
+        "block_tables": [caches.table(chunk.sequence) for chunk in step],
+        "logit_rows": list(range(len(positions))),
+    }
+    inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
+    logits = interpret(graph, tensors | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs})
+    return list(logits.float().split(lengths))
+
+
+class _Interpreter(fx.Interpreter):
+    """Runs a bare fx.Graph; placeholders are taken by name."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(torch.nn.Module(), graph=graph)
+        self._inputs: dict[str, Tensor] = {}
+
+    def logits(self, inputs: dict[str, Tensor]) -> Tensor:
+        self._inputs = inputs
+        with torch.no_grad():
+            result: Tensor = self.run()
+        return result
+
+    def run_node(self, n: fx.Node) -> object:
+        if n.op == "placeholder":
+            return self._inputs[n.name]
+        return super().run_node(n)

@@ -1,0 +1,107 @@
+"""A graph as deterministic text: one line a node, with its dtype and shape in the symbols T, L, R, B and N.
+
+%attention: float32[T, 4, 16] = llmc.attention(%q, %k, %v, 0.25)
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import sympy
+import torch
+from torch import SymInt, fx
+from torch._ops import OpOverload
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Constant, Derived, Recipe, Stored
+
+# Which axis of which input a symbol is named after. N: blocks of a KV cache. R is told from query_starts' R + 1.
+_SYMBOLS = (
+    ("input_ids", -1, "T"),
+    ("logit_rows", 0, "L"),
+    ("context_lens", 0, "R"),
+    ("block_tables", 1, "B"),
+    ("kv_cache_0_k", 0, "N"),
+)
+
+
+def render(graph: ModelGraph) -> str:
+    """The text of a graph. Equal graphs give equal text, whatever their symbols are called."""
+    names = _symbol_names(graph)
+    lines = [f"stage {graph.stage.value}"]
+    for node in graph.graph.nodes:
+        lines.append(_line(node, graph, names))
+    return "\n".join(lines) + "\n"
+
+
+def _line(node: fx.Node, graph: ModelGraph, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
+    if node.op == "output":
+        return f"return {_argument(node.args[0])}"
+    typed = f"%{node.name}: {_type(node.meta.get('val'), names)}"
+    if node.op == "placeholder":
+        recipe = graph.weights.get(node.name)
+        return f"{typed} = {'input' if recipe is None else render_recipe(recipe)}"
+    arguments = [_argument(a) for a in node.args] + [f"{k}={_argument(a)}" for k, a in node.kwargs.items()]
+    return f"{typed} = {op_name(node.target)}({', '.join(arguments)})"
+
+
+def op_name(target: Any) -> str:
+    """aten.mul.Tensor as it is; the overload `default` and the module of a builtin are left out."""
+    if isinstance(target, OpOverload):
+        return str(target).removesuffix(".default")
+    return str(getattr(target, "__name__", target))
+
+
+def render_recipe(recipe: Recipe) -> str:
+    """A recipe as text: a stored tensor by name, a constant by shape, a derived one as the calls that make it."""
+    if isinstance(recipe, Stored):
+        return f"weight {recipe.name!r}"
+    if isinstance(recipe, Constant):
+        return f"constant {_dtype(recipe.value.dtype)}{[*recipe.value.shape]}"
+    if isinstance(recipe, Derived):
+        arguments = [_argument(a) for a in recipe.args] + [f"{k}={_argument(a)}" for k, a in recipe.kwargs]
+        return f"{op_name(recipe.target)}({', '.join(arguments)})"
+    raise TypeError(f"not a recipe: {recipe!r}")
+
+
+def _argument(value: Any) -> str:
+    if isinstance(value, fx.Node):
+        return f"%{value.name}"
+    if isinstance(value, Stored | Constant | Derived):
+        return render_recipe(value)
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(_argument(v) for v in value)}]"
+    if isinstance(value, torch.dtype):
+        return _dtype(value)
+    return repr(value)
+
+
+def _type(value: Any, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
+    if isinstance(value, torch.Tensor):
+        return f"{_dtype(value.dtype)}[{', '.join(_size(s, names) for s in value.shape)}]"
+    if isinstance(value, list | tuple):
+        return f"({', '.join(_type(v, names) for v in value)})"
+    if isinstance(value, SymInt):
+        return _size(value, names)
+    return "()" if value is None else type(value).__name__
+
+
+def _size(size: int | SymInt, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
+    if isinstance(size, int):
+        return str(size)
+    return str(size.node.expr.xreplace(names))
+
+
+def _dtype(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _symbol_names(graph: ModelGraph) -> dict[sympy.Symbol, sympy.Symbol]:
+    inputs = {n.name: n.meta.get("val") for n in graph.inputs()}
+    names: dict[sympy.Symbol, sympy.Symbol] = {}
+    for name, axis, symbol in _SYMBOLS:
+        value = inputs.get(name)
+        size: Any = value.shape[axis] if isinstance(value, torch.Tensor) else None
+        if isinstance(size, SymInt) and isinstance(size.node.expr, sympy.Symbol):
+            names.setdefault(size.node.expr, sympy.Symbol(symbol, integer=True, positive=True))
+    return names

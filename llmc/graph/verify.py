@@ -1,0 +1,257 @@
+"""What a graph may hold at each stage: one table of ops, one of inputs, and the shapes that llmc:: ops need.
+
+Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable, Collection, Iterable
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+import llmc.ops  # noqa: F401  (registers the ops that the table names)
+from llmc.errors import PassError
+from llmc.graph.dead_code import writes_memory
+from llmc.graph.fake_value import describe
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+
+aten = torch.ops.aten
+_llmc = torch.ops.llmc
+
+POINTWISE = frozenset(
+    {
+        aten._to_copy.default,
+        aten.abs.default,
+        aten.add.Tensor,
+        aten.bitwise_and.Tensor,
+        aten.clamp.default,
+        aten.clamp_max.default,
+        aten.clamp_min.default,
+        aten.cos.default,
+        aten.div.Tensor,
+        aten.erf.default,
+        aten.exp.default,
+        aten.ge.Scalar,
+        aten.ge.Tensor,
+        aten.gelu.default,
+        aten.gt.Scalar,
+        aten.gt.Tensor,
+        aten.le.Scalar,
+        aten.le.Tensor,
+        aten.log.default,
+        aten.lt.Scalar,
+        aten.lt.Tensor,
+        aten.maximum.default,
+        aten.minimum.default,
+        aten.mul.Tensor,
+        aten.neg.default,
+        aten.pow.Tensor_Scalar,
+        aten.reciprocal.default,
+        aten.relu.default,
+        aten.rsqrt.default,
+        aten.sigmoid.default,
+        aten.silu.default,
+        aten.sin.default,
+        aten.sqrt.default,
+        aten.sub.Tensor,
+        aten.tanh.default,
+        aten.where.self,
+    }
+)
+REDUCTIONS = frozenset({aten.amax.default, aten.mean.dim, aten.sum.dim_IntList})
+SHAPE_OPS = frozenset(
+    {
+        operator.getitem,
+        aten.cat.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.split_with_sizes.default,
+        aten.squeeze.dim,
+        aten.stack.default,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+    }
+)
+_MODEL_OPS = frozenset(
+    {
+        _llmc.embedding.default,
+        _llmc.gated_activation.default,
+        _llmc.layer_norm.default,
+        _llmc.linear.default,
+        _llmc.lm_head.default,
+        _llmc.rms_norm.default,
+        _llmc.rope.default,
+        _llmc.rope_angles.default,
+    }
+)
+_WHOLE_SEQUENCE_OPS = frozenset({_llmc.attention.default})
+_PAGED_OPS = frozenset({_llmc.kv_write.default, _llmc.paged_attention.default, _llmc.select_rows.default})
+_FUSED_OPS = frozenset(
+    {
+        _llmc.add_layer_norm.default,
+        _llmc.add_rms_norm.default,
+        _llmc.fused_linear.default,
+        _llmc.gated_linear.default,
+        _llmc.rope_kv_write.default,
+    }
+)
+_TOKENWISE = _MODEL_OPS | POINTWISE | REDUCTIONS | SHAPE_OPS
+
+# Captured graphs may hold any functional aten op as well; see _is_captured.
+LEGAL_OPS: dict[Stage, frozenset[Any]] = {
+    Stage.CAPTURED: _TOKENWISE | _WHOLE_SEQUENCE_OPS,
+    Stage.CANONICAL: _TOKENWISE | _WHOLE_SEQUENCE_OPS,
+    Stage.SERVING: _TOKENWISE | _PAGED_OPS,
+    Stage.OPTIMIZED: _TOKENWISE | _PAGED_OPS | _FUSED_OPS,
+}
+
+# What else is legal if the build allows a contract of this name to be missed.
+FALLBACK_OPS: dict[str, frozenset[Any]] = {
+    "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
+    "pointwise": frozenset(
+        {aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.softplus.default, aten.var.correction}
+    ),
+}
+
+# Step inputs before the caches, with their ranks.
+_MODEL_INPUTS = {"input_ids": 1, "positions": 1}
+_STEP_INPUTS = {
+    **_MODEL_INPUTS,
+    "slot_mapping": 1,
+    "query_starts": 1,
+    "context_lens": 1,
+    "block_tables": 2,
+    "logit_rows": 1,
+}
+STAGE_INPUTS: dict[Stage, dict[str, int]] = {
+    Stage.CAPTURED: _MODEL_INPUTS,
+    Stage.CANONICAL: _MODEL_INPUTS,
+    Stage.SERVING: _STEP_INPUTS,
+    Stage.OPTIMIZED: _STEP_INPUTS,
+}
+
+
+def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Collection[str] = ()) -> None:
+    """Raise PassError at the first thing that is not legal at the graph's stage or at one of `also`.
+
+    also: the stages around a pass that was cut half-way. allow_fallback: names of contracts that may be missed.
+    """
+    stages = tuple(dict.fromkeys((graph.stage, *also)))
+    if Stage.LOWERED in stages:
+        raise PassError("a lowered program is not a graph", at=graph.info.name)
+    extra = frozenset().union(*(FALLBACK_OPS.get(name, frozenset()) for name in allow_fallback))
+    legal = frozenset().union(*(LEGAL_OPS[s] for s in stages)) | extra
+    graph.graph.lint()
+    _check_inputs(graph, stages)
+    for node in graph.graph.nodes:
+        if node.op == "call_function":
+            _check_op(node, legal, Stage.CAPTURED in stages, stages)
+        elif node.op not in ("placeholder", "output"):
+            raise _illegal(node, f"{node.op} nodes are never legal")
+        if node.op != "output" and "val" not in node.meta:
+            raise _illegal(node, "it has no fake value")
+    _check_output(graph, stages)
+
+
+def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: tuple[Stage, ...]) -> None:
+    if node.target not in legal and not (is_captured and _is_captured(node)):
+        names = " or ".join(s.value for s in stages)
+        raise _illegal(node, f"{node.target} is not legal at stage {names}")
+    check = _SHAPE_CHECKS.get(node.target)
+    problem = check(node) if check is not None else None
+    if problem is not None:
+        raise _illegal(node, problem)
+
+
+def _is_captured(node: fx.Node) -> bool:
+    if isinstance(node.target, OpOverload):
+        return node.target.namespace == "aten" and not writes_memory(node)
+    return getattr(node.target, "__module__", None) in ("_operator", "operator", "torch", "math")
+
+
+def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
+    seen = [n.name for n in graph.inputs()]
+    expected: list[list[str]] = []
+    for stage in stages:
+        caches = [f"kv_cache_{i}_{part}" for i in range(len(graph.caches)) for part in "kv"]
+        is_paged = stage in (Stage.SERVING, Stage.OPTIMIZED)
+        expected.append([*STAGE_INPUTS[stage], *(caches if is_paged else [])])
+    in_order = any(seen == names for names in expected)
+    # A pass that is cut while it adds inputs leaves some of the later stage's.
+    if not in_order and not (len(stages) > 1 and any(set(seen) <= set(names) for names in expected)):
+        wanted = " or ".join(str(names) for names in expected)
+        raise PassError(f"the step inputs are {seen}, expected {wanted}", at=graph.info.name)
+    for node in graph.inputs():
+        value = node.meta.get("val")
+        ranks = {STAGE_INPUTS[s].get(node.name, 4) for s in stages}
+        if Stage.CAPTURED in stages:
+            ranks.add(2)
+        if not isinstance(value, torch.Tensor) or value.dim() not in ranks:
+            raise PassError(f"input {node.name} is {describe(value)}, expected rank {sorted(ranks)}", at=node.name)
+    missing = sorted(set(graph.weights) - {n.name for n in graph.weight_nodes()})
+    if missing:
+        raise PassError(f"weights without a placeholder: {missing}", at=graph.info.name)
+
+
+def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
+    output = next(iter(graph.graph.find_nodes(op="output")))
+    value = output.args[0].meta["val"] if isinstance(output.args[0], fx.Node) else output.args[0]
+    if not isinstance(value, torch.Tensor) or value.shape[-1] != graph.info.vocab_size:
+        raise PassError(f"the graph returns {describe(value)}, not logits over {graph.info.vocab_size} tokens")
+    if Stage.CAPTURED not in stages and (value.dim() != 2 or value.dtype is not torch.float32):
+        raise PassError(f"the graph returns {describe(value)}, expected float32 logits [rows, vocabulary]")
+
+
+def _illegal(node: fx.Node, problem: str) -> PassError:
+    return PassError(f"node {node.name}: {problem}", at=node.meta.get("stack_trace") or node.format_node())
+
+
+def _shape(node: fx.Node, index: int) -> list[Any]:
+    argument = node.args[index]
+    return list(argument.meta["val"].shape) if isinstance(argument, fx.Node) else []
+
+
+def _check_attention(node: fx.Node) -> str | None:
+    q, k, v = (_shape(node, i) for i in range(3))
+    if not len(q) == len(k) == len(v) == 3:
+        return f"attention needs [tokens, heads, head_dim], got q {q}, k {k}, v {v}"
+    if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != k[2]:
+        return f"the heads do not fit: q {q}, k {k}, v {v}"
+    return None
+
+
+def _check_rope(node: fx.Node) -> str | None:
+    x, cos, sin = (_shape(node, i) for i in range(3))
+    if len(x) != 3 or len(cos) != 2 or len(sin) != 2:
+        return f"rope needs x [tokens, heads, head_dim] and angles [tokens, rotary / 2], got {x}, {cos}, {sin}"
+    return None if 2 * cos[1] <= x[2] else f"{2 * cos[1]} channels turn but a head has {x[2]}"
+
+
+def _check_linear(node: fx.Node) -> str | None:
+    x, weight = _shape(node, 0), _shape(node, 1)
+    if len(weight) != 2 or x[-1] != weight[1]:
+        return f"x {x} does not fit weight {weight}"
+    return None
+
+
+def _check_norm(node: fx.Node) -> str | None:
+    x, weight = _shape(node, 0), _shape(node, 1)
+    return None if not weight or weight == x[-1:] else f"weight {weight} does not fit x {x}"
+
+
+_SHAPE_CHECKS: dict[Any, Callable[[fx.Node], str | None]] = {
+    _llmc.attention.default: _check_attention,
+    _llmc.rope.default: _check_rope,
+    _llmc.linear.default: _check_linear,
+    _llmc.lm_head.default: _check_linear,
+    _llmc.rms_norm.default: _check_norm,
+    _llmc.layer_norm.default: _check_norm,
+}

@@ -1,0 +1,62 @@
+"""Patterns as small graphs: a plain function traced once, its parameters the wildcards."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+COMMUTATIVE = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor})
+CAST = torch.ops.aten._to_copy.default
+
+
+@dataclass(frozen=True)
+class Pattern:
+    """root: the traced node that anchors the match. size: how many ops it has, casts not counted, since they may be
+    absent from what it matches."""
+
+    name: str
+    root: fx.Node
+    size: int
+
+
+@functools.cache
+def trace_pattern(function: Callable[..., Any]) -> Pattern:
+    """The pattern that a function draws by calling ops on its parameters. It must return one op's result."""
+    graph = fx.Tracer().trace(function)
+    output = next(n for n in graph.nodes if n.op == "output")
+    root = output.args[0]
+    if not isinstance(root, fx.Node) or root.op != "call_function":
+        raise TypeError(f"pattern {function.__name__} must return the result of one op, not {root!r}")
+    size = sum(n.op == "call_function" and n.target is not CAST for n in graph.nodes)
+    return Pattern(function.__name__, root, size)
+
+
+@functools.cache
+def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
+    """The names of a pattern's wildcards, or of what a replacement takes."""
+    return tuple(inspect.signature(function).parameters)
+
+
+def call_arguments(node: fx.Node) -> dict[str, Any]:
+    """Every argument of a call by schema name, defaults filled in, so that spelling does not matter.
+
+    A target without a schema (operator.getitem) has its arguments by index.
+    """
+    if not isinstance(node.target, OpOverload):
+        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
+    values: dict[str, Any] = {}
+    for i, argument in enumerate(node.target._schema.arguments):
+        if argument.name in node.kwargs:
+            values[argument.name] = node.kwargs[argument.name]
+        elif i < len(node.args):
+            values[argument.name] = node.args[i]
+        else:
+            values[argument.name] = argument.default_value if argument.has_default_value() else None
+    return values

@@ -1,0 +1,51 @@
+"""An fx.Graph whose new nodes know which rewrite made them, which source line they stand for, and their fake value."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from llmc.graph.fake_value import fake_value
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.propagate import fake_mode
+
+
+class RecordedGraph(fx.Graph):
+    """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._rewrite: str | None = None
+        self._source: str | None = None
+        self._fake_mode: FakeTensorMode | None = None
+
+    def record(self, rewrite: str, source: str | None) -> None:
+        """Nodes created from now on belong to this rewrite and stand for this stack trace."""
+        self._rewrite = rewrite
+        self._source = source
+
+    def create_node(self, op: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
+        """As fx.Graph.create_node, with meta filled in."""
+        node = super().create_node(op, target, *args, **kwargs)
+        if self._rewrite is not None:
+            node.meta["rewrite"] = self._rewrite
+            if self._source is not None:
+                node.meta["stack_trace"] = self._source
+            if op == "call_function":
+                node.meta["val"] = fake_value(node, self._mode())
+        return node
+
+    def _mode(self) -> FakeTensorMode:
+        if self._fake_mode is None:
+            self._fake_mode = fake_mode(self)
+        return self._fake_mode
+
+
+def recorded_copy(graph: ModelGraph) -> tuple[ModelGraph, RecordedGraph]:
+    """A copy of a model graph for passes to change, and its fx graph."""
+    nodes = RecordedGraph()
+    mapping: dict[fx.Node, fx.Node] = {}
+    nodes.output(nodes.graph_copy(graph.graph, mapping))
+    return ModelGraph(nodes, graph.stage, dict(graph.weights), graph.info, graph.caches), nodes

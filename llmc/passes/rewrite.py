@@ -1,0 +1,71 @@
+"""What a pass is: a Rewrite (patterns, a replacement, a precondition) or a GraphPass (a function over the graph)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.match import Match
+from llmc.passes.rewrite_log import RewriteLog
+
+
+class Numerics(Enum):
+    """What a pass may do to numbers.
+
+    EXACT: the same bits. REORDER: the same mathematics in another order, or rounded fewer times. LOSSY: within a
+    declared budget.
+    """
+
+    EXACT = "exact"
+    REORDER = "reorder"
+    LOSSY = "lossy"
+
+
+@dataclass(frozen=True)
+class Rewrite:
+    """A pattern pass, pure data; the runner does the rest.
+
+    patterns: plain functions that call torch.ops.aten.* or torch.ops.llmc.* on their parameters, and return one
+        value, the root. A parameter is a wildcard: it binds a node or a constant, and the same one each time it is
+        used; names mean the same in every pattern of the pass. Optional arguments are filled in on both sides, dims
+        compare modulo the rank, add and mul match in both orders, and a cast (`_to_copy`) also matches a value that
+        has its dtype already, since export leaves such casts out. So one pattern serves fp32 and bf16 models.
+    replacement: takes any of the patterns' parameters, nodes as fx proxies and constants as they are, and returns
+        what takes the root's place; dtype and shape must be the root's. May call several ops.
+    precondition: sees a match before it is rewritten; a Refusal leaves the candidate alone and is recorded.
+    shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
+        such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
+    stage: the stage of the graph that comes out.
+    """
+
+    name: str
+    patterns: tuple[Callable[..., Any], ...]
+    replacement: Callable[..., Any]
+    precondition: Callable[[Match], Refusal | None] | None = None
+    numerics: Numerics = Numerics.REORDER
+    stage: Stage = Stage.CANONICAL
+    shares_interior: bool = False
+
+
+@dataclass(frozen=True)
+class GraphPass:
+    """A whole-graph pass. `run` calls log.step before each single rewrite, which must leave a graph that runs.
+
+    Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
+    placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
+    runner.
+    """
+
+    name: str
+    run: Callable[[ModelGraph, BuildOptions, RewriteLog], None]
+    numerics: Numerics
+    stage: Stage
+
+
+Pass = Rewrite | GraphPass

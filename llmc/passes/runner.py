@@ -1,0 +1,176 @@
+"""Runs passes over a graph: matching, replacement, dead code, verification, timing and numbering happen here alone."""
+
+from __future__ import annotations
+
+import difflib
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+from torch.fx.proxy import GraphAppendingTracer
+
+from llmc.errors import OptionError, PassError
+from llmc.graph.dead_code import remove_dead_code
+from llmc.graph.fake_value import describe
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.verify import verify
+from llmc.options import BuildOptions
+from llmc.passes.match import Match, find_match
+from llmc.passes.pattern import parameters, trace_pattern
+from llmc.passes.recorded_graph import recorded_copy
+from llmc.passes.report import PassRecord
+from llmc.passes.rewrite import GraphPass, Pass, Rewrite
+from llmc.passes.rewrite_log import PipelineCut, RewriteLog
+
+# A pattern pass whose output matches its own pattern would never end; no pass nests deeper than this.
+_MAX_ROUNDS = 64
+
+Observer = Callable[[PassRecord, ModelGraph], None]
+
+
+@dataclass(frozen=True)
+class PipelineResult:
+    """graph: what the passes made of the input, which is unchanged. was_cut: options.stop_after was reached."""
+
+    graph: ModelGraph
+    records: tuple[PassRecord, ...]
+    was_cut: bool
+
+
+def run_pipeline(
+    graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions, observer: Observer | None = None
+) -> PipelineResult:
+    """Run passes in order on a copy of the graph.
+
+    observer: called after each pass with its record and the graph, which it must not change. Cut by
+    options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one after.
+    Raises OptionError for an unknown name in options.disable_passes, PassError where a pass breaks the graph or a
+    contract is missed.
+    """
+    _check_names(passes, options)
+    result, nodes = recorded_copy(graph)
+    log = RewriteLog(nodes, options.stop_after)
+    records: list[PassRecord] = []
+    was_cut = False
+    for each in passes:
+        if each.name in options.disable_passes:
+            continue
+        started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
+        log.begin_pass(each.name)
+        try:
+            _run_pass(each, result, options, log)
+        except PipelineCut:
+            was_cut = True
+        except PassError as error:
+            raise PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=error.fix) from error
+        remove_dead_code(result)
+        if not was_cut:
+            result.stage = each.stage
+        verify(result, also=(each.stage, stage) if was_cut else (), allow_fallback=options.allow_fallback)
+        seconds = time.perf_counter() - started
+        record = PassRecord(
+            each.name,
+            each.numerics.value,
+            result.stage,
+            log.rewrites(),
+            log.refusals(),
+            seconds,
+            size,
+            len(nodes.nodes),
+        )
+        records.append(record)
+        if observer is not None:
+            observer(record, result)
+        if was_cut:
+            break
+    return PipelineResult(result.copy(), tuple(records), was_cut)
+
+
+def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
+    known = sorted({p.name for p in passes})
+    for name in options.disable_passes:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError(
+                f"there is no pass {name!r} to disable",
+                at=f"disable_passes={options.disable_passes!r}",
+                fix=f"{hint}passes: {', '.join(known)}",
+            )
+
+
+def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    if isinstance(each, GraphPass):
+        each.run(graph, options, log)
+        return
+    roots = tuple(dict.fromkeys(trace_pattern(p).root.target for p in each.patterns))
+    for _ in range(_MAX_ROUNDS):
+        log.drop_refusals()
+        if not _round(each, roots, graph, log):
+            return
+        remove_dead_code(graph)
+    raise PassError(
+        f"still finds candidates after {_MAX_ROUNDS} rounds", fix="its replacement must not match its own patterns"
+    )
+
+
+def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: RewriteLog) -> bool:
+    """Look at every candidate once, in graph order; whether anything was rewritten."""
+    candidates = [n for target in roots for n in graph.graph.find_nodes(op="call_function", target=target)]
+    if len(roots) > 1:
+        candidates.sort()
+    changed = False
+    for root in candidates:
+        if not root.users:
+            continue
+        found = find_match(each.patterns, root, each.precondition, each.shares_interior)
+        if isinstance(found, Refusal):
+            log.refuse(found)
+        elif found is not None:
+            names = [n.name for n in found.nodes]
+            log.step(f"{' + '.join(names[:6])}{' + …' if len(names) > 6 else ''}", *found.nodes)
+            replace(graph.graph, found, each.replacement)
+            changed = True
+    return changed
+
+
+def replace(graph: fx.Graph, match: Match, replacement: Callable[..., Any]) -> fx.Node:
+    """Put the replacement's ops before the root and hand them the root's users; the new node.
+
+    Raises PassError if dtype or shape would change.
+    """
+    tracer = GraphAppendingTracer(graph)
+    arguments = {name: _proxy(match.bound[name], tracer) for name in parameters(replacement)}
+    with graph.inserting_before(match.root):
+        made = replacement(**arguments)
+    node = made.node if isinstance(made, fx.Proxy) else made
+    if not isinstance(node, fx.Node):
+        raise PassError(f"the replacement returned {made!r}, not a node", at=match.root.name)
+    _check_same(match.root.meta["val"], node.meta["val"], match.root)
+    match.root.replace_all_uses_with(node)
+    return node
+
+
+def _proxy(value: Any, tracer: GraphAppendingTracer) -> Any:
+    if isinstance(value, fx.Node):
+        return fx.Proxy(value, tracer)
+    if isinstance(value, list | tuple):
+        return [_proxy(v, tracer) for v in value]
+    return value
+
+
+def _check_same(old: Any, new: Any, root: fx.Node) -> None:
+    tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
+    if tensors and old.dtype is new.dtype and same_shape(old.shape, new.shape):
+        return
+    raise PassError(f"the replacement of {describe(old)} is {describe(new)}", at=root.name)
+
+
+def same_shape(first: Sequence[Any], second: Sequence[Any]) -> bool:
+    """Whether two shapes are equal for every token count."""
+    return len(first) == len(second) and all(statically_known_true(a == b) for a, b in zip(first, second, strict=True))
