@@ -1,0 +1,28 @@
+// llmc::gated_activation: y = activation(gate) · up.
+#include "activation.h"
+#include "row.h"
+
+namespace {
+
+template <class T>
+void gated_activation(LlmcPool* pool, const LlmcGatedActivation& a) {
+  const auto activation = static_cast<LlmcActivation>(a.activation);
+  constexpr int64_t kWork = 4;  // an exp costs about as much as four light elements
+  llmc::for_rows(pool, a.tokens, kWork * a.channels, [&](int64_t token) {
+    const T* gate = llmc::row_of<const T>(a.gate, token);
+    const T* up = llmc::row_of<const T>(a.up, token);
+    T* y = llmc::row_of<T>(a.y, token);
+    llmc::for_vectors(a.channels, [&](int64_t c, auto lanes) {
+      llmc::store(y + c, llmc::activate(activation, llmc::load(gate + c, lanes)) * llmc::load(up + c, lanes), lanes);
+    });
+  });
+}
+
+}  // namespace
+
+void llmc_gated_activation_f32(LlmcPool* pool, const LlmcGatedActivation* arguments) {
+  gated_activation<float>(pool, *arguments);
+}
+void llmc_gated_activation_bf16(LlmcPool* pool, const LlmcGatedActivation* arguments) {
+  gated_activation<llmc::bf16>(pool, *arguments);
+}

@@ -1,0 +1,36 @@
+// llmc::rope_angles and llmc::rope.
+#include "rope.h"
+
+#include <cmath>
+
+namespace {
+
+template <class T>
+void rope(LlmcPool* pool, const LlmcRope& a) {
+  llmc::for_rows(pool, a.tokens, a.heads * a.head_dim, [&](int64_t token) {
+    const llmc::Rotation rotation{a.cos + token * a.half, a.sin + token * a.half, a.half, a.interleaved != 0};
+    const T* x = llmc::row_of<const T>(a.x, token);
+    T* y = llmc::row_of<T>(a.y, token);
+    for (int64_t c = 0; c < a.heads * a.head_dim; c += a.head_dim) llmc::rotate(rotation, a.head_dim, x + c, y + c);
+  });
+}
+
+}  // namespace
+
+// The angle is rounded to fp32 before its cosine is taken, as torch does: at position 1,000,000 that rounding alone
+// moves the angle by up to 0.03, so a better one would differ from what the model was trained with.
+void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* arguments) {
+  const LlmcRopeAngles& a = *arguments;
+  constexpr int64_t kWork = 64;  // of a cosf and a sinf, against an element of a light loop
+  llmc::for_rows(pool, a.tokens, kWork * a.half, [&](int64_t token) {
+    const float position = static_cast<float>(a.positions[token]);
+    for (int64_t i = 0; i < a.half; i++) {
+      const float angle = position * a.inv_freq[i];
+      a.cos[token * a.half + i] = std::cos(angle) * a.scale;
+      a.sin[token * a.half + i] = std::sin(angle) * a.scale;
+    }
+  });
+}
+
+void llmc_rope_f32(LlmcPool* pool, const LlmcRope* arguments) { rope<float>(pool, *arguments); }
+void llmc_rope_bf16(LlmcPool* pool, const LlmcRope* arguments) { rope<llmc::bf16>(pool, *arguments); }

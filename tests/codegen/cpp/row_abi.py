@@ -1,0 +1,186 @@
+"""The kernels of rows and attention as Python sees them: the structs of kernels/api.h and a way to call each."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.ops.activation import ACTIVATIONS
+from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
+
+RUNNABLE = [target.name for target in CPU_TARGETS if not missing_features(target)]
+SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+ACTIVATION_NUMBER = {name: number for number, name in enumerate(ACTIVATIONS)}
+# Against a reference that rounds at the same places: a few ulp of the type for values of order one.
+TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+
+_POINTER = ctypes.c_void_p
+_LONG = ctypes.c_int64
+_INT = ctypes.c_int32
+_FLOAT = ctypes.c_float
+
+
+class Rows(ctypes.Structure):
+    _fields_ = (("data", _POINTER), ("stride", _LONG))
+
+
+class SelectRows(ctypes.Structure):
+    _fields_ = (("selected", _LONG), ("channels", _LONG), ("rows", _POINTER), ("x", Rows), ("y", Rows))
+
+
+class Norm(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _LONG),
+        ("groups", _LONG),
+        ("channels", _LONG),
+        ("x", Rows),
+        ("residual", Rows),
+        ("weight", _POINTER),
+        ("bias", _POINTER),
+        ("eps", _FLOAT),
+        ("y", Rows),
+        ("sum", Rows),
+    )
+
+
+class GatedActivation(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _LONG),
+        ("channels", _LONG),
+        ("gate", Rows),
+        ("up", Rows),
+        ("y", Rows),
+        ("activation", _INT),
+    )
+
+
+class RopeAngles(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _LONG),
+        ("half", _LONG),
+        ("positions", _POINTER),
+        ("inv_freq", _POINTER),
+        ("scale", _FLOAT),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+    )
+
+
+class Rope(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _LONG),
+        ("heads", _LONG),
+        ("head_dim", _LONG),
+        ("half", _LONG),
+        ("interleaved", _INT),
+        ("x", Rows),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        ("y", Rows),
+    )
+
+
+class KvWrite(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _LONG),
+        ("heads", _LONG),
+        ("kv_heads", _LONG),
+        ("head_dim", _LONG),
+        ("value_dim", _LONG),
+        ("half", _LONG),
+        ("block_size", _LONG),
+        ("interleaved", _INT),
+        ("q", Rows),
+        ("k", Rows),
+        ("v", Rows),
+        ("cos", _POINTER),
+        ("sin", _POINTER),
+        ("k_cache", _POINTER),
+        ("v_cache", _POINTER),
+        ("slot_mapping", _POINTER),
+        ("q_out", Rows),
+    )
+
+
+class PagedAttention(ctypes.Structure):
+    _fields_ = (
+        ("tokens", _LONG),
+        ("requests", _LONG),
+        ("heads", _LONG),
+        ("kv_heads", _LONG),
+        ("head_dim", _LONG),
+        ("value_dim", _LONG),
+        ("block_size", _LONG),
+        ("q", Rows),
+        ("k_cache", _POINTER),
+        ("v_cache", _POINTER),
+        ("query_starts", _POINTER),
+        ("context_lens", _POINTER),
+        ("block_tables", _POINTER),
+        ("max_blocks", _LONG),
+        ("scale", _FLOAT),
+        ("window", _LONG),
+        ("softcap", _FLOAT),
+        ("sinks", _POINTER),
+        ("y", Rows),
+    )
+
+
+def rows(tensor: Tensor | None) -> Rows:
+    """The rows of a tensor whose first axis has any stride and whose others are contiguous; no data for None."""
+    if tensor is None:
+        return Rows(None, 0)
+    assert tensor.numel() == 0 or tensor[0].is_contiguous()
+    return Rows(tensor.data_ptr(), tensor.stride(0))
+
+
+def pointer(tensor: Tensor | None) -> int | None:
+    """The address of a contiguous tensor; None stays None."""
+    if tensor is None:
+        return None
+    assert tensor.is_contiguous()
+    return tensor.data_ptr()
+
+
+def call(
+    target: str,
+    kernel: str,
+    dtypes: Sequence[torch.dtype],
+    arguments: ctypes.Structure,
+    threads: int = 2,
+    scratch: int = 64,
+) -> None:
+    """Run llmc_{kernel}_{suffixes of dtypes} with a pool of its own."""
+    name = "_".join(["llmc", kernel, *(SUFFIX[dtype] for dtype in dtypes)])
+    with _pool(target, threads, scratch) as pool:
+        getattr(library(target), name)(pool, ctypes.byref(arguments))
+
+
+@functools.cache
+def library(target: str) -> ctypes.CDLL:
+    """The kernels compiled for the target, with the types of the functions that return something."""
+    loaded = ctypes.CDLL(str(kernel_shared_library(_target(target))))
+    loaded.llmc_pool_create.restype = _POINTER
+    loaded.llmc_pool_create.argtypes = [_INT, _LONG]
+    loaded.llmc_pool_destroy.argtypes = [_POINTER]
+    return loaded
+
+
+@contextmanager
+def _pool(target: str, threads: int, scratch: int) -> Iterator[ctypes.c_void_p]:
+    pool = _POINTER(library(target).llmc_pool_create(threads, scratch))
+    assert pool
+    try:
+        yield pool
+    finally:
+        library(target).llmc_pool_destroy(pool)
+
+
+def _target(name: str) -> CpuTarget:
+    return next(target for target in CPU_TARGETS if target.name == name)

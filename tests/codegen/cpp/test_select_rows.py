@@ -1,0 +1,20 @@
+"""llmc_select_rows copies the rows that are asked for, in order and as often as they are named."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from tests.codegen.cpp.row_abi import RUNNABLE, SelectRows, call, pointer, rows
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("selected", [[], [4], [2, 0, 0, 6], list(range(7)) * 50])
+def test_equals_indexing(target: str, dtype: torch.dtype, selected: list[int]) -> None:
+    wide = torch.randn(7, 131, generator=torch.Generator().manual_seed(0)).to(dtype)
+    x = wide[:, 1:128]
+    index = torch.tensor(selected, dtype=torch.int32)
+    y = torch.empty(len(selected), 127, dtype=dtype)
+    call(target, "select_rows", [dtype], SelectRows(len(selected), 127, pointer(index), rows(x), rows(y)))
+    assert torch.equal(y, x[index.long()])
