@@ -32,7 +32,7 @@ def settings() -> Settings:
 
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
-    """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. An empty value is as good as none."""
+    """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. Empty is as good as unset."""
     known = {"LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_THREADS"}
     for name in environ:
         if name.startswith("LLMC_") and name not in known:

@@ -20,6 +20,7 @@ from llmc.errors import ToolchainError
 from llmc.settings import settings
 from llmc.targets import CpuTarget
 
+# Hidden: two instruction sets' libraries in one process must not share the inline functions that both define.
 # -fno-math-errno and -fno-trapping-math let loops vectorize and change no result; nothing re-associates sums.
 _COMMON_FLAGS = (
     "-std=c++17",
@@ -29,11 +30,11 @@ _COMMON_FLAGS = (
     "-fno-rtti",
     "-fno-math-errno",
     "-fno-trapping-math",
-    "-fvisibility-inlines-hidden",
+    "-fvisibility=hidden",
     "-Wall",
     "-Wextra",
 )
-_LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
+_LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now", "-Wl,--exclude-libs,ALL")
 _ARCHIVE, _SHARED, _HASHES = "libllmc_kernels.a", "libllmc_kernels.so", "sha256.json"
 
 

@@ -10,6 +10,7 @@
 #ifdef __cplusplus
 extern "C" {
 #endif
+#pragma GCC visibility push(default)  // what is declared here; all else is compiled with -fvisibility=hidden
 
 // ---- thread pool -----------------------------------------------------------------------------------------------
 // `threads` counts the caller. Each thread owns `scratch_bytes` of 64-byte-aligned memory that kernels may use.
@@ -217,6 +218,7 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
 void llmc_engine_close(LlmcEngine* engine);
 
+#pragma GCC visibility pop
 #ifdef __cplusplus
 }
 #endif

@@ -1,0 +1,48 @@
+// Embedding lookups: y[t] = weight[ids[t]], from a row-major table or from the panels of a tied lm_head.
+#include "thread_pool.h"
+#include "vector.h"
+
+namespace llmc {
+namespace {
+
+template <class T>
+void embedding_rows(LlmcPool* pool, const LlmcEmbedding& a) {
+  parallel_ranges(pool, a.tokens, 64, [&](int64_t begin, int64_t end, void*) {
+    for (int64_t t = begin; t < end; t++)
+      std::memcpy(static_cast<T*>(a.y.data) + t * a.y.stride, static_cast<const T*>(a.weight) + a.ids[t] * a.channels,
+                  static_cast<size_t>(a.channels) * sizeof(T));
+  });
+}
+
+// Row r is lane r % LLMC_PANEL of panel r / LLMC_PANEL; kStep neighbouring k of a lane lie side by side.
+template <class T, int kStep>
+void embedding_panels(LlmcPool* pool, const LlmcEmbedding& a) {
+  const int64_t panel_elements = (a.channels + kStep - 1) / kStep * kStep * LLMC_PANEL;
+  parallel_ranges(pool, a.tokens, 8, [&](int64_t begin, int64_t end, void*) {
+    for (int64_t t = begin; t < end; t++) {
+      const int64_t panel = a.ids[t] / LLMC_PANEL, lane = a.ids[t] % LLMC_PANEL;
+      const T* from = static_cast<const T*>(a.weight) + panel * panel_elements + lane * kStep;
+      T* to = static_cast<T*>(a.y.data) + t * a.y.stride;
+      for (int64_t c = 0; c < a.channels; c++) to[c] = from[c / kStep * kStep * LLMC_PANEL + c % kStep];
+    }
+  });
+}
+
+}  // namespace
+}  // namespace llmc
+
+void llmc_embedding_f32(LlmcPool* pool, const LlmcEmbedding* arguments) {
+  llmc::embedding_rows<float>(pool, *arguments);
+}
+
+void llmc_embedding_bf16(LlmcPool* pool, const LlmcEmbedding* arguments) {
+  llmc::embedding_rows<llmc::bf16>(pool, *arguments);
+}
+
+void llmc_embedding_panels_f32(LlmcPool* pool, const LlmcEmbedding* arguments) {
+  llmc::embedding_panels<float, 1>(pool, *arguments);
+}
+
+void llmc_embedding_panels_bf16(LlmcPool* pool, const LlmcEmbedding* arguments) {
+  llmc::embedding_panels<llmc::bf16, 2>(pool, *arguments);
+}

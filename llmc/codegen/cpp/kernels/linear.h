@@ -1,0 +1,163 @@
+// Matrix products over weight panels: packing x into tiles, sharing the panels among threads, and the epilogues.
+//
+// Every panel is read from memory once per block of tokens, while all tiles of tokens go over each of its blocks of
+// k in cache. Bytes moved: the weights, plus x once per panel from cache. See panel_product.h for the inner loop.
+#pragma once
+#include <algorithm>
+#include <array>
+#include <utility>
+
+#include "activation.h"
+#include "panel_product.h"
+#include "thread_pool.h"
+
+namespace llmc {
+
+// Tokens whose packed x and sums are held in scratch at a time; weights are read again for each such block.
+constexpr int64_t kBlockTokens = 512;
+// k per panel block: 32 rows of it fit half a level-1 cache, and storing the sums in between is 1% of the work.
+constexpr int64_t kBlockIn = 512;
+
+inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
+  const int64_t block = std::min(tokens, kBlockTokens);
+  return block * (in + in % 2) * static_cast<int64_t>(sizeof(float)) + block * LLMC_PANEL * 4;
+}
+
+// `tokens` split into the fewest tiles of at most `tallest`, of heights that differ by at most one, taller ones first.
+struct Tiles {
+  Tiles(int64_t tokens, int64_t tallest)
+      : count((tokens + tallest - 1) / tallest), height(tokens / count), taller(tokens % count) {}
+  int64_t start(int64_t tile) const { return tile * height + std::min(tile, taller); }
+  int64_t height_of(int64_t tile) const { return height + (tile < taller); }
+
+  int64_t count, height, taller;
+};
+
+// ---- packing x -------------------------------------------------------------------------------------------------
+inline void pack_value(const float* row, int64_t k, int64_t, float* to, int64_t) { *to = row[k]; }
+inline void pack_value(const bf16* row, int64_t k, int64_t in, uint32_t* to, int64_t) {
+  *to = row[k].bits | (k + 1 < in ? static_cast<uint32_t>(row[k + 1].bits) << 16 : 0u);
+}
+inline void pack_value(const bf16* row, int64_t k, int64_t in, float* to, int64_t height) {
+  to[0] = to_float(row[k]);
+  to[height] = k + 1 < in ? to_float(row[k + 1]) : 0.0f;
+}
+
+// One tile: to[step][value of the step][token], odd `in` padded with zeros.
+template <class T>
+void pack_tile(const T* x, int64_t stride, int64_t in, int64_t height, typename PanelProduct<T>::X* to) {
+  using Product = PanelProduct<T>;
+  for (int64_t k = 0; k < in; k += Product::kStep) {
+    for (int64_t t = 0; t < height; t++) pack_value(x + t * stride, k, in, to + t, height);
+    to += height * Product::kXPerStep;
+  }
+}
+
+// ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
+// y = activation(sum + bias) · scale + residual
+template <class T>
+struct LinearEpilogue {
+  const LlmcLinear& a;
+
+  int64_t weight_rows() const { return a.out; }
+
+  void operator()(int64_t token, int64_t panel, const float* sums) const {
+    const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
+    for (int64_t lane = 0; lane < end; lane += kLanes) {
+      const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
+      Vec y = load(sums + lane);
+      if (a.bias != nullptr) y = y + load(a.bias + o, count);
+      y = activate(static_cast<LlmcActivation>(a.activation), y) * a.scale;
+      if (a.residual.data != nullptr)
+        y = y + load(static_cast<const T*>(a.residual.data) + token * a.residual.stride + o, count);
+      store(static_cast<T*>(a.y.data) + token * a.y.stride + o, y, count);
+    }
+  }
+};
+
+// y = sum + bias, in fp32
+struct LogitsEpilogue {
+  const LlmcLinear& a;
+
+  int64_t weight_rows() const { return a.out; }
+
+  void operator()(int64_t token, int64_t panel, const float* sums) const {
+    const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
+    for (int64_t lane = 0; lane < end; lane += kLanes) {
+      const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
+      const Vec sum = load(sums + lane);
+      store(static_cast<float*>(a.y.data) + token * a.y.stride + o, a.bias ? sum + load(a.bias + o, count) : sum, count);
+    }
+  }
+};
+
+// y = activation(gate sum + bias) · (up sum + bias)
+template <class T>
+struct GatedEpilogue {
+  const LlmcLinear& a;
+
+  static constexpr int64_t kOutputs = LLMC_PANEL / 2;
+  int64_t weight_rows() const { return (a.out + kOutputs - 1) / kOutputs * LLMC_PANEL; }
+
+  void operator()(int64_t token, int64_t panel, const float* sums) const {
+    const int64_t end = std::min(a.out - panel * kOutputs, kOutputs);
+    for (int64_t lane = 0; lane < end; lane += kLanes) {
+      const int64_t o = panel * kOutputs + lane, count = std::min<int64_t>(end - lane, kLanes);
+      Vec gate = load(sums + lane), up = load(sums + kOutputs + lane);
+      if (a.bias != nullptr) {
+        gate = gate + load(a.bias + o, count);
+        up = up + load(a.bias + a.out + o, count);
+      }
+      const Vec y = activate(static_cast<LlmcActivation>(a.activation), gate) * up;
+      store(static_cast<T*>(a.y.data) + token * a.y.stride + o, y, count);
+    }
+  }
+};
+
+// ---- the product -----------------------------------------------------------------------------------------------
+template <class T>
+using MultiplyTile = void (*)(const T* weight, const typename PanelProduct<T>::X* x, int64_t steps, float* sums,
+                              bool first);
+
+template <class T, int... kHeights>
+constexpr std::array<MultiplyTile<T>, sizeof...(kHeights)> tile_table(std::integer_sequence<int, kHeights...>) {
+  return {multiply_panel<T, kHeights + 1>...};
+}
+
+template <class T, class Epilogue>
+void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
+  using Product = PanelProduct<T>;
+  using X = typename Product::X;
+  static constexpr auto kMultiply = tile_table<T>(std::make_integer_sequence<int, Product::kTokens>());
+  const int64_t steps = (a.in + Product::kStep - 1) / Product::kStep, block_steps = kBlockIn / Product::kStep;
+  const int64_t row_values = steps * Product::kXPerStep, panel_elements = steps * Product::kStep * LLMC_PANEL;
+  const int64_t panels = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
+  const auto* weight = static_cast<const T*>(a.weight);
+  const auto* x = static_cast<const T*>(a.x.data);
+
+  for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
+    const Tiles tiles(std::min(kBlockTokens, a.tokens - start), Product::kTokens);
+    X* packed = static_cast<X*>(pool->scratch(0));
+    const auto pack = [&](int64_t tile, void*) {
+      const int64_t t = tiles.start(tile);
+      pack_tile<T>(x + (start + t) * a.x.stride, a.x.stride, a.in, tiles.height_of(tile), packed + t * row_values);
+    };
+    parallel_for(pool, tiles.count, pack);
+
+    const int64_t sums_offset = tiles.start(tiles.count) * row_values * static_cast<int64_t>(sizeof(X));
+    parallel_for(pool, panels, [&](int64_t panel, void* scratch) {
+      auto* sums = reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + sums_offset);
+      for (int64_t step = 0; step < steps; step += block_steps) {
+        const T* block = weight + panel * panel_elements + step * Product::kStep * LLMC_PANEL;
+        for (int64_t tile = 0; tile < tiles.count; tile++) {
+          const int64_t t = tiles.start(tile), height = tiles.height_of(tile);
+          const X* values = packed + t * row_values + step * Product::kXPerStep * height;
+          kMultiply[height - 1](block, values, std::min(block_steps, steps - step), sums + t * LLMC_PANEL, step == 0);
+        }
+      }
+      for (int64_t t = 0; t < tiles.start(tiles.count); t++) epilogue(start + t, panel, sums + t * LLMC_PANEL);
+    });
+  }
+}
+
+}  // namespace llmc

@@ -1,0 +1,110 @@
+// The inner loop of all matrix products: sums[t][lane] (+)= Σ_k x[t][k] · panel[k][lane] for a tile of tokens.
+//
+// x is packed: for each k (each pair of k for bf16 weights) the values of the tile's tokens side by side. Every sum
+// is one chain over k in ascending order, whatever the height of the tile, so a token's result does not depend on
+// which tokens it is computed with. The running sums are kept in memory between blocks of k, unrounded.
+#pragma once
+#include "api.h"
+#include "vector.h"
+
+namespace llmc {
+
+// How x is packed and tiled for weights of type T. kStep: how many k a weight row covers; kXPerStep: packed values of
+// one token in it. kTokens: the tallest tile; kVecs: vectors of lanes at a time; the sums then fill the registers.
+template <class T>
+struct PanelProduct;
+
+#if defined(__AVX512BF16__)
+template <>
+struct PanelProduct<bf16> {
+  using X = uint32_t;  // a pair of bf16
+  static constexpr int kStep = 2, kXPerStep = 1, kTokens = 14, kVecs = 2;
+
+  template <int kHeight>
+  static inline __attribute__((always_inline)) void step(Vec (&sums)[kHeight][kVecs], const bf16* weight, const X* x) {
+    __m512bh w[kVecs];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; v++) w[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weight + v * 2 * kLanes));
+#pragma GCC unroll 16
+    for (int t = 0; t < kHeight; t++) {
+      const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x[t])));
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; v++) sums[t][v] = _mm512_dpbf16_ps(sums[t][v], w[v], pair);
+    }
+  }
+};
+#else
+template <>
+struct PanelProduct<bf16> {
+  using X = float;
+  static constexpr int kStep = 2, kXPerStep = 2, kVecs = 2;
+  static constexpr int kTokens = kLanes == 16 ? 12 : kLanes == 8 ? 6 : 4;
+
+  template <int kHeight>
+  static inline __attribute__((always_inline)) void step(Vec (&sums)[kHeight][kVecs], const bf16* weight, const X* x) {
+    Vec even[kVecs], odd[kVecs];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; v++) {
+      VecBits pairs;
+      std::memcpy(&pairs, weight + v * 2 * kLanes, sizeof pairs);
+      even[v] = from_bits(pairs << 16);
+      odd[v] = from_bits(pairs & 0xffff0000u);
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < kHeight; t++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; v++) sums[t][v] = fma(even[v], broadcast(x[t]), sums[t][v]);
+#pragma GCC unroll 16
+    for (int t = 0; t < kHeight; t++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; v++) sums[t][v] = fma(odd[v], broadcast(x[kHeight + t]), sums[t][v]);
+  }
+};
+#endif
+
+template <>
+struct PanelProduct<float> {
+  using X = float;
+  static constexpr int kStep = 1, kXPerStep = 1, kVecs = 2;
+  static constexpr int kTokens = kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4;
+
+  template <int kHeight>
+  static inline __attribute__((always_inline)) void step(Vec (&sums)[kHeight][kVecs], const float* weight, const X* x) {
+    Vec w[kVecs];
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; v++) w[v] = load(weight + v * kLanes);
+#pragma GCC unroll 16
+    for (int t = 0; t < kHeight; t++) {
+      const Vec value = broadcast(x[t]);
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; v++) sums[t][v] = fma(w[v], value, sums[t][v]);
+    }
+  }
+};
+
+// Adds `steps` steps of k to sums [kHeight][LLMC_PANEL], or sets them if `first`.
+template <class T, int kHeight>
+void multiply_panel(const T* weight, const typename PanelProduct<T>::X* x, int64_t steps, float* sums, bool first) {
+  using Product = PanelProduct<T>;
+  constexpr int kVecs = Product::kVecs;
+  for (int lane = 0; lane < LLMC_PANEL; lane += kVecs * kLanes) {
+    Vec running[kHeight][kVecs];
+#pragma GCC unroll 16
+    for (int t = 0; t < kHeight; t++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; v++) running[t][v] = first ? Vec{} : load(sums + t * LLMC_PANEL + lane + v * kLanes);
+    const T* w = weight + lane * Product::kStep;
+    const auto* values = x;
+    for (int64_t s = 0; s < steps; s++) {
+      Product::template step<kHeight>(running, w, values);
+      w += LLMC_PANEL * Product::kStep;
+      values += kHeight * Product::kXPerStep;
+    }
+#pragma GCC unroll 16
+    for (int t = 0; t < kHeight; t++)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; v++) store(sums + t * LLMC_PANEL + lane + v * kLanes, running[t][v]);
+  }
+}
+
+}  // namespace llmc

@@ -1,0 +1,68 @@
+"""Put weights into the layouts that the CPU kernels read: panels of 32 output rows (kernels/api.h)."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from llmc.errors import LoweringError
+from llmc.program import Layout
+
+PANEL = 32
+
+
+def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
+    """The weight's elements in the given layout: 1-D, contiguous, of `dtype` (VECTOR_F32: always fp32).
+
+    weight: [out, in] for panels, where GATED_PANELS takes gate's rows followed by up's; any shape otherwise.
+    Raises LoweringError for a shape that the layout does not fit.
+    """
+    if layout is Layout.ROWS:
+        return weight.to(dtype).reshape(-1).contiguous()
+    if layout is Layout.VECTOR_F32:
+        return weight.float().reshape(-1).contiguous()
+    panels = _padded_rows(tuple(weight.shape), layout) // PANEL
+    words = _words(weight.to(dtype))
+    packed = np.zeros((panels, words.shape[1], PANEL), np.int32)
+    parts = (words,) if layout is Layout.PANELS else np.split(words, 2)
+    lanes = PANEL // len(parts)
+    for panel in range(panels):
+        for i, part in enumerate(parts):
+            block = part[panel * lanes : (panel + 1) * lanes]
+            packed[panel, :, i * lanes : i * lanes + len(block)] = block.T
+    return torch.from_numpy(packed.reshape(-1)).view(dtype)
+
+
+def packed_nbytes(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
+    """Bytes of `pack`'s result for a weight of this shape, padding included."""
+    if layout in (Layout.ROWS, Layout.VECTOR_F32):
+        count = 1
+        for length in shape:
+            count *= length
+        return count * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
+    step = _step(dtype)
+    return _padded_rows(shape, layout) * -(-shape[1] // step) * step * dtype.itemsize
+
+
+def _step(dtype: torch.dtype) -> int:
+    """How many neighbouring k of an output row lie side by side: as many as fit 32 bits (one bf16 dot product)."""
+    return 4 // dtype.itemsize
+
+
+def _words(weight: Tensor) -> npt.NDArray[np.int32]:
+    """[out, steps]: the row's elements of one step as one 32-bit word, the last step filled up with zeros."""
+    padding = -weight.shape[1] % _step(weight.dtype)
+    if padding:
+        weight = torch.nn.functional.pad(weight, (0, padding))
+    words: npt.NDArray[np.int32] = weight.contiguous().view(torch.int32).numpy()
+    return words
+
+
+def _padded_rows(shape: tuple[int, ...], layout: Layout) -> int:
+    if len(shape) != 2:
+        raise LoweringError(f"a weight of shape {list(shape)} cannot be put into {layout.value}: it is not a matrix")
+    if layout is Layout.GATED_PANELS and shape[0] % 2:
+        raise LoweringError(f"a gated weight has gate and up rows, but this one has {shape[0]} rows: an odd number")
+    return -(-shape[0] // PANEL) * PANEL

@@ -1,0 +1,120 @@
+"""The pool, matrix-product and embedding structs of api.h for ctypes, and calls that take and return tensors."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Iterator
+from contextlib import contextmanager
+from ctypes import c_float, c_int32, c_int64, c_void_p
+from functools import cache
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.codegen.cpp.pack import pack
+from llmc.ops.activation import ACTIVATIONS
+from llmc.program import Layout
+from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
+
+HOST_TARGETS = tuple(target for target in CPU_TARGETS if not missing_features(target))
+SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+class Rows(ctypes.Structure):
+    """LlmcRows."""
+
+    _fields_ = (("data", c_void_p), ("stride", c_int64))
+
+
+class Linear(ctypes.Structure):
+    """LlmcLinear."""
+
+    _fields_ = (
+        ("tokens", c_int64),
+        ("in_", c_int64),
+        ("out", c_int64),
+        ("x", Rows),
+        ("weight", c_void_p),
+        ("bias", c_void_p),
+        ("residual", Rows),
+        ("y", Rows),
+        ("activation", c_int32),
+        ("scale", c_float),
+    )
+
+
+class Embedding(ctypes.Structure):
+    """LlmcEmbedding."""
+
+    _fields_ = (("tokens", c_int64), ("channels", c_int64), ("ids", c_void_p), ("weight", c_void_p), ("y", Rows))
+
+
+@cache
+def kernels(target: CpuTarget) -> ctypes.CDLL:
+    """The target's kernels, with the pool's functions typed."""
+    library = ctypes.CDLL(str(kernel_shared_library(target)))
+    library.llmc_pool_create.argtypes = (c_int32, c_int64)
+    library.llmc_pool_create.restype = c_void_p
+    library.llmc_pool_destroy.argtypes = (c_void_p,)
+    library.llmc_linear_scratch.argtypes = (c_int64, c_int64)
+    library.llmc_linear_scratch.restype = c_int64
+    return library
+
+
+@contextmanager
+def open_pool(target: CpuTarget, threads: int, scratch: int) -> Iterator[c_void_p]:
+    """A thread pool of the target's kernels."""
+    library = kernels(target)
+    pool = library.llmc_pool_create(threads, scratch)
+    assert pool
+    try:
+        yield c_void_p(pool)
+    finally:
+        library.llmc_pool_destroy(pool)
+
+
+def rows(x: Tensor | None) -> Rows:
+    """A matrix whose rows are contiguous, as LlmcRows; None is null data."""
+    return Rows() if x is None else Rows(x.data_ptr(), x.stride(0))
+
+
+def call_linear(
+    target: CpuTarget,
+    kernel: str,
+    x: Tensor,
+    packed: Tensor,
+    y: Tensor,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    activation: str = "identity",
+    scale: float = 1.0,
+    threads: int = 2,
+) -> Tensor:
+    """Run llmc_`kernel`_<dtype of x> (linear, gated_linear, lm_head) into y, and return y. packed: as pack gives it."""
+    tokens, channels = x.shape
+    number = list(ACTIVATIONS).index(activation)
+    bias = None if bias is None else bias.float()
+    arguments = Linear(
+        tokens,
+        channels,
+        y.shape[1],
+        rows(x),
+        packed.data_ptr(),
+        None if bias is None else bias.data_ptr(),
+        rows(residual),
+        rows(y),
+        number,
+        scale,
+    )
+    library = kernels(target)
+    with open_pool(target, threads, library.llmc_linear_scratch(tokens, channels)) as pool:
+        getattr(library, f"llmc_{kernel}_{SUFFIX[x.dtype]}")(pool, ctypes.byref(arguments))
+    return y
+
+
+def linear(target: CpuTarget, x: Tensor, weight: Tensor, *, kernel: str = "linear", threads: int = 2) -> Tensor:
+    """Pack the weight and run a plain product into a new y."""
+    y = x.new_empty(x.shape[0], weight.shape[0])
+    return call_linear(target, kernel, x, pack(weight, Layout.PANELS, x.dtype), y, threads=threads)
