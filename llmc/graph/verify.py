@@ -115,6 +115,7 @@ LEGAL_OPS: dict[Stage, frozenset[Any]] = {
 
 # What else is legal if the build allows a contract of this name to be missed.
 FALLBACK_OPS: dict[str, frozenset[Any]] = {
+    "paged_attention": _WHOLE_SEQUENCE_OPS,
     "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
     "pointwise": frozenset(
         {aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.softplus.default, aten.var.correction}

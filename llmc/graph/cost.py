@@ -1,0 +1,248 @@
+"""What a node costs: bytes from weights, bytes moved in all, and floating-point operations, in the symbols of a step.
+
+T: tokens. L: logit rows. R: requests. C: cached positions read, summed over requests. A: query-key pairs scored,
+summed over requests; one query a request (a decode step) makes A = C. A sliding window caps both at `window` a
+request or a query, which is exact when all contexts are on the same side of it.
+
+The model is the roofline's (Williams, Waterman and Patterson 2009): each operand is read once, each result written
+once, views are free, and a step takes max(bytes / bandwidth, operations / rate).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.cost_expression import evaluate_expression
+from llmc.graph.step_inputs import symbol_names
+
+T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
+_ZERO = sympy.Integer(0)
+_BY_NAME = {"T": T, "L": L, "R": R}
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Sympy expressions. bytes_moved includes bytes_read_weights; of an embedding only the rows looked up are read."""
+
+    bytes_read_weights: sympy.Expr
+    bytes_moved: sympy.Expr
+    flops: sympy.Expr
+
+    def __add__(self, other: Cost) -> Cost:
+        return Cost(
+            self.bytes_read_weights + other.bytes_read_weights,
+            self.bytes_moved + other.bytes_moved,
+            self.flops + other.flops,
+        )
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The numbers of one step: tokens, logit rows, requests, cached positions read and query-key pairs scored."""
+
+    tokens: int
+    logit_rows: int
+    requests: int
+    context: int
+    pairs: int
+
+    @staticmethod
+    def decode(requests: int, context: int) -> StepShape:
+        """One token for each request, each with `context` cached positions."""
+        return StepShape(requests, requests, requests, requests * context, requests * context)
+
+    @staticmethod
+    def prefill(tokens: int) -> StepShape:
+        """The whole prompt of one request, which wants the last token's logits."""
+        return StepShape(tokens, 1, 1, tokens, tokens * (tokens + 1) // 2)
+
+    def values(self) -> dict[str, float]:
+        """By symbol, for `evaluate_expression`."""
+        return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "C": self.context, "A": self.pairs}
+
+
+def node_cost(node: fx.Node) -> Cost:
+    """The cost of one node launched alone; zero for placeholders, views and the output."""
+    return group_cost((node,))
+
+
+def group_cost(nodes: Iterable[fx.Node]) -> Cost:
+    """The cost of nodes that run as one loop: what passes between them stays in registers."""
+    members = dict.fromkeys(nodes)
+    working = [n for n in members if n.op == "call_function" and not _is_view(n)]
+    read, written = _operands(working, members), _results(working, members)
+    symbols = _symbols(working[0].graph) if working else {}
+    weights = sum((_moved(n, members, symbols) for n in read if _is_weight(n)), _ZERO)
+    total = sum((_moved(n, members, symbols) for n in (*read, *written)), _ZERO)
+    extra = sum((_cache_bytes(n, symbols) for n in working), _ZERO)
+    flops = sum((_flops(n, symbols) for n in working), _ZERO)
+    return Cost(sympy.expand(weights), sympy.expand(total + extra), sympy.expand(flops))
+
+
+def graph_cost(graph: fx.Graph) -> Cost:
+    """The sum over a graph whose nodes are launched one by one."""
+    total = Cost(_ZERO, _ZERO, _ZERO)
+    for node in graph.nodes:
+        total = total + node_cost(node)
+    return total
+
+
+def predict_seconds(bytes_moved: str, flops: str, step: StepShape, *, bandwidth: float, rate: float) -> float:
+    """max(bytes / bandwidth, operations / rate) of expression texts. bandwidth: bytes a second; rate: FLOP a second."""
+    values = step.values()
+    return max(evaluate_expression(bytes_moved, values) / bandwidth, evaluate_expression(flops, values) / rate)
+
+
+_VIEWS = frozenset(
+    {
+        "aten.alias",
+        "aten.chunk",
+        "aten.detach",
+        "aten.expand",
+        "aten.permute",
+        "aten.reshape",
+        "aten.select",
+        "aten.slice",
+        "aten.split",
+        "aten.split_with_sizes",
+        "aten.squeeze",
+        "aten.t",
+        "aten.transpose",
+        "aten.unsqueeze",
+        "aten.view",
+    }
+)
+_CACHES = ("k_cache", "v_cache")
+_UNCOUNTED = frozenset({*_CACHES, "block_tables"})
+# Operations for each element of the result; 1 where nothing is said, since a pointwise op is never the limit.
+_PER_ELEMENT = {
+    "llmc.rms_norm": 4,
+    "llmc.add_rms_norm": 5,
+    "llmc.layer_norm": 7,
+    "llmc.add_layer_norm": 8,
+    "llmc.rope": 3,
+    "llmc.rope_kv_write": 3,
+    "llmc.gated_activation": 5,
+    "llmc.rope_angles": 20,
+    "llmc.embedding": 0,
+    "llmc.select_rows": 0,
+    "llmc.kv_write": 0,
+    "aten.cat": 0,
+    "aten.clone": 0,
+}
+_PRODUCTS = frozenset({"llmc.linear", "llmc.fused_linear", "llmc.gated_linear", "llmc.lm_head"})
+
+
+def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
+    """Tensors read from outside, seen through views, without caches (read by position) and block tables (tiny)."""
+    sources: dict[fx.Node, None] = {}
+    for node in working:
+        for name, argument in _arguments(node):
+            if name not in _UNCOUNTED:
+                sources |= dict.fromkeys(n for n in _nodes(argument) if _through_views(n, members) not in members)
+    return sources
+
+
+def _through_views(node: fx.Node, members: Mapping[fx.Node, None]) -> fx.Node:
+    while node in members and _is_view(node):
+        node = node.all_input_nodes[0]
+    return node
+
+
+def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx.Node]:
+    return [n for n in working if not n.users or any(u not in members for u in n.users)]
+
+
+def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    """Bytes of a tensor; of an embedding table only the rows that are looked up."""
+    lookups = [u for u in node.users if u in members and _name(u) == "llmc.embedding" and u.args[1] is node]
+    return sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+
+
+def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    """What a node reads from or writes to the KV cache."""
+    arguments = dict(_arguments(node))
+    if not any(name in arguments for name in _CACHES):
+        return _ZERO
+    k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
+    position = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
+    window = arguments.get("window")
+    if _name(node) != "llmc.paged_attention":
+        return position * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
+    return position * (C if window is None else sympy.Min(C, window * R))
+
+
+def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    name, arguments = _name(node), dict(_arguments(node))
+    if name in _PRODUCTS:
+        weight = arguments["weight"].meta["val"]
+        rows = _numel(arguments["x"].meta["val"].shape[:-1], symbols)
+        return 2 * rows * weight.shape[0] * weight.shape[1]
+    if name in ("llmc.attention", "llmc.paged_attention"):
+        q, out = arguments["q"].meta["val"], node.meta["val"]
+        window = arguments.get("window")
+        queries = _dimension(q.shape[0], symbols)
+        pairs = A if window is None else sympy.Min(A, window * queries)
+        return 2 * q.shape[1] * (q.shape[2] + out.shape[2]) * pairs
+    first = next(iter(_tensors(node.meta["val"])), None)
+    if first is None:
+        return _ZERO
+    return _PER_ELEMENT.get(name, 1) * _numel(first.shape, symbols)
+
+
+def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
+    """(schema name, value) of every argument given; positional ones without a schema are numbered."""
+    schema = getattr(node.target, "_schema", None)
+    names = [a.name for a in schema.arguments] if schema is not None else [str(i) for i in range(len(node.args))]
+    return [*zip(names, node.args, strict=False), *node.kwargs.items()]
+
+
+def _nodes(argument: Any) -> tuple[fx.Node, ...]:
+    found: list[fx.Node] = []
+    fx.map_arg(argument, found.append)
+    return tuple(found)
+
+
+def _name(node: fx.Node) -> str:
+    """namespace.op, as `llmc.linear`."""
+    return str(getattr(node.target, "overloadpacket", node.target))
+
+
+def _is_view(node: fx.Node) -> bool:
+    return node.target is getitem or _name(node) in _VIEWS
+
+
+def _is_weight(node: fx.Node) -> bool:
+    """A placeholder of fixed shape that is no cache: step inputs grow with T, L or R."""
+    return node.op == "placeholder" and all(isinstance(s, int) for t in _tensors(node.meta["val"]) for s in t.shape)
+
+
+def _tensors(value: Any) -> Iterable[Tensor]:
+    if isinstance(value, Tensor):
+        return (value,)
+    return tuple(t for v in value for t in _tensors(v)) if isinstance(value, tuple | list) else ()
+
+
+def _nbytes(value: Any, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    return sum((_numel(t.shape, symbols) * t.dtype.itemsize for t in _tensors(value)), _ZERO)
+
+
+def _numel(shape: Iterable[int | torch.SymInt], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    return math.prod((_dimension(s, symbols) for s in shape), start=sympy.Integer(1))
+
+
+def _dimension(size: int | torch.SymInt, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
+    return sympy.Integer(size) if isinstance(size, int) else size.node.expr.xreplace(symbols)
+
+
+def _symbols(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Symbol]:
+    """The fake tensors' own symbols, by what they stand for."""
+    return {own: _BY_NAME[name] for own, name in symbol_names(graph).items() if name in _BY_NAME}

@@ -1,0 +1,44 @@
+"""The inputs of a step: finding and adding them, and what their symbolic sizes are called."""
+
+from __future__ import annotations
+
+import sympy
+import torch
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.propagate import symbolic_input
+
+# One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool.
+_SHOWN_BY = (
+    ("input_ids", -1, "T"),
+    ("logit_rows", 0, "L"),
+    ("context_lens", 0, "R"),
+    ("block_tables", 1, "B"),
+    ("kv_cache_0_k", 0, "N"),
+)
+
+
+def symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, str]:
+    """T, L, R, B or N for each symbol of the fake values that a step input shows."""
+    inputs = {node.name: node.meta["val"] for node in graph.find_nodes(op="placeholder")}
+    names: dict[sympy.Symbol, str] = {}
+    for name, axis, symbol in _SHOWN_BY:
+        size = inputs[name].shape[axis] if name in inputs else 0
+        if isinstance(size, torch.SymInt):
+            names[size.node.expr] = symbol
+    return names
+
+
+def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
+    """The step input of that name, None if the graph has none."""
+    return next((n for n in graph.inputs() if n.name == name), None)
+
+
+def add_step_input(graph: ModelGraph, name: str, shape: tuple[str | int, ...], dtype: torch.dtype) -> fx.Node:
+    """Append a step input after the present ones. shape: sizes as in `symbolic_input`, such as ("R+1",)."""
+    value = symbolic_input(graph, name, shape, dtype)
+    with graph.graph.inserting_after(graph.inputs()[-1]):
+        node = graph.graph.placeholder(name)
+    node.meta["val"] = value
+    return node

@@ -1,0 +1,133 @@
+"""Read and write keys and values through a paged cache, so that a step may hold parts of many requests.
+
+    attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
+                                      paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
+                                                      block_tables, scale, …)
+The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
+Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
+allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
+Numerics: exact, as long as the cache has the keys' dtype (kv_dtype=bfloat16 under fp32 activations rounds them).
+Source: Kwon et al. 2023, "Efficient memory management for LLM serving with PagedAttention".
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from llmc.errors import PassError
+from llmc.graph.fake_value import describe, fake_value
+from llmc.graph.model_graph import CacheSpec, ModelGraph
+from llmc.graph.propagate import fake_mode
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.graph.step_inputs import add_step_input, step_input
+from llmc.options import BuildOptions
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+CONTRACT = "paged_attention"
+# logit_rows is read by select_logit_rows only, but the inputs of a step come before the caches.
+_STEP_INPUTS: dict[str, tuple[str | int, ...]] = {
+    "slot_mapping": ("T",),
+    "query_starts": ("R+1",),
+    "context_lens": ("R",),
+    "block_tables": ("R", "B"),
+    "logit_rows": ("L",),
+}
+_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Declare the step's inputs, then page every attention in order."""
+    if step_input(graph, "slot_mapping") is None:
+        log.step("declare the inputs of a serving step", *graph.inputs())
+        _declare_step_inputs(graph)
+    refused: list[Refusal] = []
+    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default):
+        refusal = _refusal(graph, node)
+        if refusal is None:
+            log.step(f"page the cache of {node.name}", node)
+            _page(graph, node, options)
+        else:
+            log.refuse(refusal)
+            refused.append(refusal)
+    if refused and CONTRACT not in options.allow_fallback:
+        raise PassError(
+            f"{len(refused)} attention(s) cannot be paged: " + "; ".join(r.reason for r in refused),
+            at=", ".join(r.node.name for r in refused),
+            fix=f"change the model, or build with allow_fallback=('{CONTRACT}',) to run one sequence at a time",
+        )
+
+
+page_kv_cache = GraphPass("page_kv_cache", run, Numerics.EXACT, Stage.SERVING)
+
+
+def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
+    tokens = graph.inputs()[0].meta["val"].shape[-1]
+    arguments = call_arguments(node)
+    for name in ("k", "v"):
+        value: Tensor = arguments[name].meta["val"]
+        if not statically_known_true(value.shape[0] == tokens):
+            return Refusal(
+                f"{name} is {describe(value)}, not one row for each of the step's {tokens} tokens", arguments[name]
+            )
+    return None
+
+
+def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
+    arguments = call_arguments(node)
+    k, v = arguments["k"], arguments["v"]
+    spec = CacheSpec(
+        layer=len(graph.caches),
+        kv_heads=int(k.meta["val"].shape[1]),
+        head_dim=int(k.meta["val"].shape[2]),
+        value_dim=int(v.meta["val"].shape[2]),
+        dtype=_KV_DTYPES.get(options.kv_dtype, graph.info.dtype),
+    )
+    caches = _add_caches(graph, spec, options.block_size)
+    slots, starts, lengths, tables = (
+        step_input(graph, n) for n in ("slot_mapping", "query_starts", "context_lens", "block_tables")
+    )
+    scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
+    with graph.graph.inserting_before(node):
+        graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
+        paged = graph.graph.call_function(
+            torch.ops.llmc.paged_attention.default,
+            (arguments["q"], *caches, starts, lengths, tables, *scoring),
+        )
+    node.replace_all_uses_with(paged)
+    graph.graph.erase_node(node)
+
+
+def _add_caches(graph: ModelGraph, spec: CacheSpec, block_size: int) -> tuple[fx.Node, fx.Node]:
+    """The layer's two cache inputs; all layers share one pool of N blocks."""
+    k, v = (
+        add_step_input(graph, f"kv_cache_{spec.layer}_{part}", ("N", spec.kv_heads, block_size, dim), spec.dtype)
+        for part, dim in (("k", spec.head_dim), ("v", spec.value_dim))
+    )
+    k.meta["cache"], v.meta["cache"] = f"{spec.layer}.k", f"{spec.layer}.v"
+    graph.caches = (*graph.caches, spec)
+    return k, v
+
+
+def _declare_step_inputs(graph: ModelGraph) -> None:
+    _narrow_indices(graph)
+    for name, shape in _STEP_INPUTS.items():
+        add_step_input(graph, name, shape, torch.int32)
+
+
+def _narrow_indices(graph: ModelGraph) -> None:
+    """Ids and positions become int32; what is computed from them, such as a position plus an offset, follows."""
+    mode = fake_mode(graph.graph)
+    narrowed = dict.fromkeys(graph.inputs())
+    for node in narrowed:
+        node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.int32)
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and any(n in narrowed for n in node.all_input_nodes):
+            before = node.meta["val"]
+            node.meta["val"] = fake_value(node, mode)
+            if isinstance(before, Tensor) and before.dtype != node.meta["val"].dtype:
+                narrowed[node] = None

@@ -1,0 +1,73 @@
+"""Make the products that read the same input one: Q, K and V, or any others that no other fusion has taken.
+
+    linear(x, wq, bq), linear(x, wk, bk), linear(x, wv, bv)
+        ->  y = linear(x, [wq; wk; wv], [bq; bk; bv]);  y[:, :q], y[:, q:q+k], y[:, q+k:]
+Must have: at least two; all with a bias or all without; weights of one dtype that nothing else reads (a tied one
+stays apart). Runs after the fusions of gated and activated products, so that those keep their epilogues.
+Numerics: exact, since each output channel is summed as before. Saves reading x again, and one launch each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.fusion.merged_weight import cannot_stack, stack_rows
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+_LINEAR = torch.ops.llmc.linear.default
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Merge each group of products of one input, in order."""
+    groups: dict[fx.Node, list[fx.Node]] = {}
+    for node in graph.graph.find_nodes(op="call_function", target=_LINEAR):
+        groups.setdefault(call_arguments(node)["x"], []).append(node)
+    for linears in groups.values():
+        if len(linears) == 1:
+            continue
+        refusal = _refusal(graph, linears)
+        if refusal is not None:
+            log.refuse(refusal)
+            continue
+        log.step(" + ".join(n.name for n in linears), *linears)
+        _merge(graph, linears)
+
+
+merge_qkv = GraphPass("merge_qkv", run, Numerics.REORDER, Stage.OPTIMIZED)
+
+
+def _refusal(graph: ModelGraph, linears: Sequence[fx.Node]) -> Refusal | None:
+    biases = [call_arguments(n)["bias"] for n in linears]
+    for node, bias in zip(linears, biases, strict=True):
+        if (bias is None) != (biases[0] is None):
+            return Refusal(f"{linears[0].name} has the bias {biases[0]}, {node.name} of the same input {bias}", node)
+    refusal = cannot_stack(graph, [(call_arguments(n)["weight"], n) for n in linears])
+    if refusal is None and biases[0] is not None:
+        refusal = cannot_stack(graph, list(zip(biases, linears, strict=True)))
+    return refusal
+
+
+def _merge(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:
+    arguments = [call_arguments(n) for n in linears]
+    weight = stack_rows(graph, [a["weight"] for a in arguments])
+    bias = None if arguments[0]["bias"] is None else stack_rows(graph, [a["bias"] for a in arguments])
+    last_axis = linears[0].meta["val"].ndim - 1
+    start = 0
+    with graph.graph.inserting_before(min(linears)):
+        merged = graph.graph.call_function(_LINEAR, (arguments[0]["x"], weight, bias))
+        for node in linears:
+            end = start + node.meta["val"].shape[-1]
+            part = graph.graph.call_function(torch.ops.aten.slice.Tensor, (merged, last_axis, start, end))
+            node.replace_all_uses_with(part)
+            start = end
+    for node in linears:
+        graph.graph.erase_node(node)

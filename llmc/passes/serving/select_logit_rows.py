@@ -1,0 +1,177 @@
+"""Compute logits, and all that leads to nothing else, only for the rows that were asked for.
+
+    logits[T, V]                            ->  select_rows(logits, logit_rows)[L, V]
+    select_rows(op(x[T, C], y[T, C], w))    ->  op(select_rows(x), select_rows(y), w)
+The first rewrite selects at the very end; each further one moves the selection above
+one op, up to the last attention: of the last layer, all but its attention and QKV is then done for L rows.
+Must have: the op works row by row; its only user is the selection (a tensor that others read is selected once and
+stays). Logits must be one row a token, or the build fails, unless allow_fallback names logit_rows.
+Numerics: reorder, since a library matrix product of fewer rows may sum in another order; the kernels here do not.
+"""
+
+from __future__ import annotations
+
+from operator import getitem
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from llmc.errors import PassError
+from llmc.graph.fake_value import describe
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.graph.step_inputs import step_input
+from llmc.options import BuildOptions
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+CONTRACT = "logit_rows"
+_SELECT = torch.ops.llmc.select_rows.default
+_ROW_WISE = frozenset(
+    {
+        torch.ops.llmc.linear.default,
+        torch.ops.llmc.lm_head.default,
+        torch.ops.llmc.rms_norm.default,
+        torch.ops.llmc.layer_norm.default,
+        torch.ops.llmc.gated_activation.default,
+    }
+)
+# Row by row when they work on the last axis.
+_ALONG_AN_AXIS = frozenset(
+    {
+        torch.ops.aten.slice.Tensor,
+        torch.ops.aten.split.Tensor,
+        torch.ops.aten.split_with_sizes.default,
+        torch.ops.aten.mean.dim,
+        torch.ops.aten.sum.dim_IntList,
+        torch.ops.aten.amax.default,
+    }
+)
+# Where the selection is meant to end: what mixes tokens or makes rows, and the views that join attention's heads.
+_ENDS = frozenset(
+    {
+        torch.ops.llmc.attention.default,
+        torch.ops.llmc.paged_attention.default,
+        torch.ops.llmc.embedding.default,
+        torch.ops.aten.view.default,
+        torch.ops.aten.reshape.default,
+    }
+)
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Select at the output, then move the selection up one op at a time until nothing moves."""
+    if not _select_at_the_end(graph, options, log):
+        return
+    moved = True
+    while moved:
+        selections = {n.args[0]: n for n in graph.graph.find_nodes(op="call_function", target=_SELECT)}
+        # The latest producer first: an earlier one may have a user that is yet to move below the selection.
+        moved = any(_move_above(graph, producer, selections, log) for producer in sorted(selections, reverse=True))
+
+
+select_logit_rows = GraphPass("select_logit_rows", run, Numerics.REORDER, Stage.SERVING)
+
+
+def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> bool:
+    """Whether the output is of the rows asked for, now or already."""
+    output = graph.graph.output_node()
+    logits = output.all_input_nodes[0]
+    value: Tensor = logits.meta["val"]
+    rows = _logit_rows(graph)
+    if value.ndim == 2 and statically_known_true(value.shape[0] == rows.meta["val"].shape[0]):
+        return True
+    if not _has_rows(graph, logits):
+        refusal = Refusal(f"the logits are {describe(value)}, not one row a token", logits)
+        log.refuse(refusal)
+        if CONTRACT not in options.allow_fallback:
+            raise PassError(
+                f"logits cannot be limited to the rows asked for: {refusal.reason}",
+                at=logits.name,
+                fix=f"return logits [1, tokens, vocabulary], or build with allow_fallback=('{CONTRACT}',)",
+            )
+        return False
+    log.step(f"select rows of {logits.name}", logits)
+    with graph.graph.inserting_before(output):
+        selected = graph.graph.call_function(_SELECT, (logits, rows))
+    output.replace_input_with(logits, selected)
+    return True
+
+
+def _logit_rows(graph: ModelGraph) -> fx.Node:
+    rows = step_input(graph, "logit_rows")
+    if rows is None:
+        raise PassError("the graph has no input logit_rows", at=graph.info.name, fix="run page_kv_cache before")
+    return rows
+
+
+def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, fx.Node], log: RewriteLog) -> bool:
+    """Move the selection of one producer's result above it, if that is allowed."""
+    op = producer.all_input_nodes[0] if producer.target is getitem else producer
+    if op.op != "call_function" or op.target in _ENDS:
+        return False
+    results = (op,) if op is producer else tuple(op.users)
+    refusal = _refusal(graph, op) or _other_user(results, selections)
+    if refusal is not None:
+        log.refuse(refusal)
+        return False
+    log.step(f"select rows before {op.name}", op)
+    rows = _logit_rows(graph)
+    chosen = {x: _selected(graph, x, rows, selections) for x in op.all_input_nodes if _has_rows(graph, x)}
+    with graph.graph.inserting_before(op):
+        args, kwargs = fx.map_arg((op.args, op.kwargs), lambda n: chosen.get(n, n))
+        narrow = graph.graph.create_node("call_function", op.target, args, kwargs)
+        for result in results:
+            taken = narrow if result is op else graph.graph.call_function(getitem, (narrow, result.args[1]))
+            selections[result].replace_all_uses_with(taken)
+            graph.graph.erase_node(selections[result])
+    for dead in dict.fromkeys((*results, op)):
+        graph.graph.erase_node(dead)
+    return True
+
+
+def _selected(graph: ModelGraph, x: fx.Node, rows: fx.Node, selections: dict[fx.Node, fx.Node]) -> fx.Node:
+    """The selection of x; placed right after x, so that all who want it can share it."""
+    if x not in selections:
+        with graph.graph.inserting_after(x):
+            selections[x] = graph.graph.call_function(_SELECT, (x, rows))
+    return selections[x]
+
+
+def _has_rows(graph: ModelGraph, node: fx.Node) -> bool:
+    """Whether a tensor is a matrix with one row a token."""
+    value, tokens = node.meta["val"], graph.inputs()[0].meta["val"].shape[0]
+    return isinstance(value, Tensor) and value.ndim == 2 and statically_known_true(value.shape[0] == tokens)
+
+
+def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
+    """Why an op may not keep rows apart."""
+    if node.target in _ALONG_AN_AXIS:
+        dim = call_arguments(node)["dim"]
+        if any(axis not in (1, -1) for axis in (dim if isinstance(dim, list | tuple) else (dim,))):
+            return Refusal(f"{node.target} works on axis {dim}, not on the last of 2", node)
+    elif node.target not in _ROW_WISE and not _is_pointwise(node):
+        return Refusal(f"{node.target} is not known to keep rows apart", node)
+    for operand in node.all_input_nodes:
+        value = operand.meta["val"]
+        fixed = all(isinstance(size, int) for size in value.shape)
+        if not (_has_rows(graph, operand) or (fixed and (value.ndim < 2 or operand.name in graph.weights))):
+            return Refusal(f"operand {operand.name} is {describe(value)}, neither a matrix of tokens nor fixed", node)
+    return None
+
+
+def _is_pointwise(node: fx.Node) -> bool:
+    return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
+
+
+def _other_user(results: tuple[fx.Node, ...], selections: dict[fx.Node, fx.Node]) -> Refusal | None:
+    for result in results:
+        others = [u.name for u in result.users if u is not selections.get(result)]
+        if others:
+            return Refusal(f"all rows of {result.name} are needed: it is used by {', '.join(others)}", result)
+        if result not in selections:
+            return Refusal(f"{result.name} is not used", result)
+    return None
