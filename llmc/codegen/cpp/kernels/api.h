@@ -187,6 +187,11 @@ int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t he
 // Scratch bytes that one thread needs for the matrix products up to this `in` and tokens a step.
 int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in);
 
+// ---- measuring -------------------------------------------------------------------------------------------------
+// Reads all of data (bytes: a multiple of 128 KiB) with every thread and returns the bitwise or of its 32-bit words:
+// a loop that does nothing else, for the machine's read bandwidth.
+uint64_t llmc_read_all(LlmcPool* pool, const void* data, int64_t bytes);
+
 // ---- a compiled engine -----------------------------------------------------------------------------------------
 enum { LLMC_ENGINE_ABI = 1 };
 
