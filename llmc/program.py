@@ -5,8 +5,11 @@ A step's tensors are matrices of rows: T tokens, L requested logit rows, or a co
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from enum import Enum
+
+from llmc.errors import EngineFormatError
 
 
 class RowCount(Enum):
@@ -82,10 +85,14 @@ class CacheSlot:
     value_dim: int
     dtype: str
 
+    def key_and_value_bytes(self, block_size: int) -> tuple[int, int]:
+        """Bytes of the keys and of the values of one block of this layer."""
+        row = self.kv_heads * block_size * {"F32": 4, "BF16": 2, "F16": 2}[self.dtype]
+        return row * self.head_dim, row * self.value_dim
+
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of keys and values of one block of this layer."""
-        width = {"F32": 4, "BF16": 2, "F16": 2}[self.dtype]
-        return self.kv_heads * block_size * (self.head_dim + self.value_dim) * width
+        return sum(self.key_and_value_bytes(block_size))
 
 
 @dataclass(frozen=True)
@@ -98,9 +105,40 @@ class Origin:
 
 
 @dataclass(frozen=True)
-class Launch:
-    """One kernel call.
+class Operand:
+    """A pointer among a launch's arguments, as text `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
 
+    space: buffer (of the arena), weight, input (of the step), cache (`3.k` is layer 3's keys) or output (the logits).
+    offset: in elements, left out if 0. stride: elements from row to row; None (left out) for what has no rows.
+    """
+
+    space: str
+    name: str
+    offset: int = 0
+    stride: int | None = None
+
+    def __str__(self) -> str:
+        offset = f"+{self.offset}" if self.offset else ""
+        return f"{self.space}:{self.name}{offset}" + ("" if self.stride is None else f"/{self.stride}")
+
+
+_OPERAND = re.compile(r"(buffer|weight|input|cache|output):([A-Za-z0-9_.]+)(?:\+(\d+))?(?:/(\d+))?")
+
+
+def parse_operand(text: str) -> Operand:
+    """The operand of that text; raises EngineFormatError for anything else."""
+    match = _OPERAND.fullmatch(text)
+    if match is None:
+        raise EngineFormatError(f"{text!r} is no operand", fix="rebuild the engine with this llmc")
+    space, name, offset, stride = match.groups()
+    return Operand(space, name, int(offset or 0), None if stride is None else int(stride))
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
+
+    A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
     bytes_moved and flops are sympy expressions in T, L and C (cached positions read, summed over requests), as text.
     """
 

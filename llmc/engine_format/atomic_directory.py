@@ -1,0 +1,168 @@
+"""A directory that appears whole or not at all: filled under a temporary name beside its destination, then renamed.
+
+The temporary directory is locked (flock) while its process lives, so that the next build can tell what a killed one
+left behind and remove it. Nothing with the suffix TEMPORARY_SUFFIX is ever loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import fcntl
+import os
+import secrets
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+from llmc.errors import EngineFormatError
+
+TEMPORARY_SUFFIX = ".llmc-tmp"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+class AtomicDirectory:
+    """Context manager: write into `path`, then `commit()`; leaving without it removes everything written.
+
+    destination: a new name, an empty directory, or a directory for which `replaceable` is true; anything else is an
+    EngineFormatError and is never touched. It stays as it was until the commit.
+    """
+
+    def __init__(self, destination: Path, replaceable: Callable[[Path], bool]) -> None:
+        self.destination = Path(os.path.realpath(destination))
+        self._replaceable = replaceable
+        self._check_destination()
+        parent = self.destination.parent
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(self.destination)
+            self.path, self._lock = _locked_directory(self.destination)
+        except OSError as error:
+            raise EngineFormatError(
+                f"cannot create a directory in {parent}: {error.strerror}",
+                at=destination,
+                fix="choose an output in a directory that you may write to",
+            ) from None
+
+    def __enter__(self) -> AtomicDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def commit(self) -> None:
+        """Put everything on disk, then rename; a directory that stood there before is replaced in the same instant."""
+        self._check_destination()
+        try:
+            for folder, _, names in os.walk(self.path):
+                for name in names:
+                    _sync(Path(folder, name))
+                _sync(Path(folder))
+            if self.destination.exists():
+                _exchange(self.path, self.destination)
+            else:
+                self.path.rename(self.destination)
+            _sync(self.destination.parent)
+        except OSError as error:
+            raise storage_error(error, self.destination) from None
+
+    def _check_destination(self) -> None:
+        path = self.destination
+        if not path.exists():
+            return
+        if not path.is_dir():
+            raise EngineFormatError("the output exists and is a file", at=path, fix="choose another output name")
+        if any(path.iterdir()) and not self._replaceable(path):
+            raise EngineFormatError(
+                "the output exists and is not an engine, so it is not replaced",
+                at=path,
+                fix="choose another output name, or remove the directory yourself",
+            )
+
+
+def remove_abandoned(destination: Path) -> None:
+    """Delete temporary directories for this destination whose process is gone."""
+    for path in destination.parent.glob(f".{_escaped(destination.name)}.*{TEMPORARY_SUFFIX}"):
+        lock = _locked(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def storage_error(error: OSError, path: Path, needed: int | None = None) -> EngineFormatError:
+    """What to tell the user of a failed write. needed: bytes that were still to be written, if known."""
+    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
+        return EngineFormatError(
+            f"cannot write the engine: {error.strerror}", at=path, fix="choose an output that you may write to"
+        )
+    folder = path if path.is_dir() else path.parent
+    free = f"{shutil.disk_usage(folder).free} bytes are free" if folder.is_dir() else "the directory is gone"
+    wanted = "" if needed is None else f"{needed} bytes are needed, "
+    return EngineFormatError(
+        f"there is no room for the engine ({error.strerror}): {wanted}{free}",
+        at=path,
+        fix="free some space, raise the quota or file size limit, or choose an output on another disk",
+    )
+
+
+def _locked_directory(destination: Path) -> tuple[Path, int | None]:
+    """A new temporary directory and its lock; None where the file system has no locks.
+
+    Another build may take one that is not locked yet for abandoned, and remove it: then make a new one.
+    """
+    for _ in range(16):
+        path = destination.parent / f".{destination.name}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+        path.mkdir()
+        lock = _locked(path)
+        if lock is not None and path.exists():
+            return path, lock
+    path.mkdir(exist_ok=True)
+    return path, None
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _locked(path: Path) -> int | None:
+    """A descriptor that holds the directory's lock until it is closed; None if another process holds it."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two directories: in one system call where the kernel and the file system can, in two renames elsewhere."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is not None:
+        if renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
+            return
+        code = ctypes.get_errno()
+        if code not in (errno.ENOSYS, errno.EINVAL):
+            raise OSError(code, os.strerror(code), str(old))
+    aside = new.with_name(f"{new.name[: -len(TEMPORARY_SUFFIX)]}.old{TEMPORARY_SUFFIX}")
+    old.rename(aside)
+    new.rename(old)
+    aside.rename(new)

@@ -1,0 +1,69 @@
+"""SHA-256 of a file in chunks, so that a file is hashed while it is written and checked by several threads at once."""
+
+from __future__ import annotations
+
+import hashlib
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from llmc.engine_format.manifest import FileRecord
+from llmc.errors import EngineFormatError
+
+CHUNK_BYTES = 64 << 20
+_PIECE_BYTES = 1 << 20
+
+
+class ChunkHasher:
+    """Digests of consecutive CHUNK_BYTES of what `update` is given. An empty file has no chunk."""
+
+    def __init__(self) -> None:
+        self._bytes = 0
+        self._digests: list[str] = []
+        self._current = hashlib.sha256()
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes of the file."""
+        while data:
+            room = CHUNK_BYTES - self._bytes % CHUNK_BYTES
+            piece, data = data[:room], data[room:]
+            self._current.update(piece)
+            self._bytes += len(piece)
+            if self._bytes % CHUNK_BYTES == 0:
+                self._close_chunk()
+
+    def record(self) -> FileRecord:
+        """Size and digests of all bytes so far; nothing may follow."""
+        if self._bytes % CHUNK_BYTES:
+            self._close_chunk()
+        return FileRecord(self._bytes, tuple(self._digests))
+
+    def _close_chunk(self) -> None:
+        self._digests.append(self._current.hexdigest())
+        self._current = hashlib.sha256()
+
+
+def check_hashes(files: dict[Path, FileRecord], threads: int) -> None:
+    """Raise EngineFormatError for the first file whose bytes are not those of its record; sizes must fit already."""
+    chunks = [(path, i, digest) for path, record in files.items() for i, digest in enumerate(record.sha256)]
+    with ThreadPoolExecutor(threads) as pool:
+        seen = list(pool.map(lambda chunk: _chunk_digest(chunk[0], chunk[1]), chunks))
+    for (path, index, digest), found in zip(chunks, seen, strict=True):
+        if found != digest:
+            raise EngineFormatError(
+                f"the file is corrupt: bytes from {index * CHUNK_BYTES} on have SHA-256 {found[:16]}…, "
+                f"the manifest says {digest[:16]}…",
+                at=path,
+                fix="copy the engine again, or rebuild it with `llmc build`",
+            )
+
+
+def _chunk_digest(path: Path, index: int) -> str:
+    digest = hashlib.sha256()
+    buffer = memoryview(bytearray(_PIECE_BYTES))
+    left = CHUNK_BYTES
+    with path.open("rb", buffering=0) as file:
+        file.seek(index * CHUNK_BYTES)
+        while left and (count := file.readinto(buffer[: min(left, _PIECE_BYTES)])):
+            digest.update(buffer[:count])
+            left -= count
+    return digest.hexdigest()

@@ -1,0 +1,155 @@
+"""manifest.json: what an engine is, and the size and hashes of every file in it."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from llmc.engine_format.typed_json import REBUILD, from_json, to_json
+from llmc.errors import EngineFormatError
+from llmc.program import Limits
+from llmc.targets import CpuTarget, Target
+
+FORMAT = "llmc-engine"
+FORMAT_VERSION = 1
+MANIFEST_NAME = "manifest.json"
+
+
+@dataclass(frozen=True)
+class ModelRecord:
+    """The model that an engine was built from.
+
+    family: the HF model_type, or "module". max_positions: the model's own limit in tokens, None without one.
+    dtype: of weights and activations, as torch spells it. parameters: how many numbers the weights hold.
+    """
+
+    name: str
+    family: str
+    vocab_size: int
+    max_positions: int | None
+    dtype: str
+    bos_token_id: int | None
+    eos_token_ids: tuple[int, ...]
+    parameters: int
+
+
+@dataclass(frozen=True)
+class TargetRecord:
+    """What a machine must be to run the engine. machine: as platform.machine() says, None for any."""
+
+    name: str
+    machine: str | None
+    features: tuple[str, ...]
+
+    @staticmethod
+    def of(target: Target) -> TargetRecord:
+        """The record of a target of the hardware table."""
+        if isinstance(target, CpuTarget):
+            return TargetRecord(target.name, target.machine, tuple(sorted(target.features)))
+        return TargetRecord(target.name, None, ())
+
+
+@dataclass(frozen=True)
+class FileRecord:
+    """A file of the engine: its size in bytes, and the SHA-256 of each consecutive CHUNK_BYTES of it."""
+
+    bytes: int
+    sha256: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class PassRecord:
+    """What one pass did: rewrites made, candidates refused."""
+
+    name: str
+    rewrites: int
+    refusals: int
+
+
+@dataclass(frozen=True)
+class Manifest:
+    """Everything in manifest.json beside the format's name and version.
+
+    options: the build options by name. cost: predicted figures of a step by name, such as bytes and FLOPs of one
+    decode. memory: bytes by purpose. files: by path relative to the engine, with forward slashes; EngineWriter
+    fills them in.
+    """
+
+    llmc_version: str
+    model: ModelRecord
+    target: TargetRecord
+    options: dict[str, Any]
+    limits: Limits
+    cost: dict[str, float]
+    memory: dict[str, int]
+    passes: tuple[PassRecord, ...]
+    files: dict[str, FileRecord] = field(default_factory=dict)
+
+
+def manifest_text(manifest: Manifest) -> str:
+    """The text of manifest.json, which ends in a digest of its own content."""
+    content = {"format": FORMAT, "format_version": FORMAT_VERSION, **to_json(manifest)}
+    content["files"] = dict(sorted(content["files"].items()))
+    content["manifest_sha256"] = _digest(content)
+    return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
+
+
+def read_manifest(engine: Path) -> Manifest:
+    """Parse and check an engine's manifest.json. Raises EngineFormatError."""
+    path = engine / MANIFEST_NAME
+    content = _read_object(path)
+    if content.pop("format", None) != FORMAT:
+        raise EngineFormatError(
+            f"this is not an engine's manifest: its format is not {FORMAT!r}",
+            at=path,
+            fix="name a directory that `llmc build` made",
+        )
+    version = content.pop("format_version", None)
+    if version != FORMAT_VERSION:
+        raise EngineFormatError(
+            f"the engine was written in format {version}, this llmc reads format {FORMAT_VERSION}",
+            at=path,
+            fix="rebuild it: llmc build MODEL -o ENGINE",
+        )
+    digest = content.pop("manifest_sha256", None)
+    if digest != _digest({"format": FORMAT, "format_version": version, **content}):
+        raise EngineFormatError("the manifest does not match its own digest", at=path, fix=REBUILD)
+    manifest = from_json(Manifest, content, path.name)
+    for name in manifest.files:
+        check_file_name(name, path)
+    return manifest
+
+
+def is_engine(directory: Path) -> bool:
+    """Whether the directory holds an engine of any format version, whole or not."""
+    try:
+        return _read_object(directory / MANIFEST_NAME).get("format") == FORMAT
+    except EngineFormatError:
+        return False
+
+
+def check_file_name(name: str, at: Path) -> None:
+    """Refuse a file name that could lead out of the engine directory."""
+    pure = PurePosixPath(name)
+    if pure.is_absolute() or ".." in pure.parts or "\\" in name or "\0" in name or str(pure) != name or name == ".":
+        raise EngineFormatError(f"the file name {name!r} is not allowed in an engine", at=at, fix=REBUILD)
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineFormatError(f"cannot read the manifest: {error.strerror}", at=path, fix=REBUILD) from None
+    except (ValueError, RecursionError) as error:
+        raise EngineFormatError(f"the manifest is not JSON: {error}", at=path, fix=REBUILD) from None
+    if not isinstance(content, dict):
+        raise EngineFormatError(f"the manifest is not a JSON object: {content!r:.80}", at=path, fix=REBUILD)
+    return content
+
+
+def _digest(content: dict[str, Any]) -> str:
+    text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode("ascii")).hexdigest()

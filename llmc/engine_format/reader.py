@@ -1,0 +1,150 @@
+"""Open an engine directory: check that it is whole, unchanged and made for this machine, before anything in it runs."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.engine_format.atomic_directory import TEMPORARY_SUFFIX
+from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_hashes
+from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord, Manifest, TargetRecord, read_manifest
+from llmc.engine_format.typed_json import REBUILD
+from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
+from llmc.errors import EngineFormatError, TargetError
+from llmc.program import Program
+from llmc.program_json import program_from_json
+from llmc.targets import CpuTarget, missing_features
+
+PROGRAM_NAME = "program.json"
+LIBRARY_NAME = "kernels/engine.so"
+GRAPH_NAME = "graph.json"
+REFERENCE_TARGET = "reference"
+
+
+@dataclass(frozen=True)
+class EngineDirectory:
+    """A checked engine. tensors: where each of program.weights lies, in the same order."""
+
+    path: Path
+    manifest: Manifest
+    program: Program
+    tensors: tuple[StoredTensor, ...]
+
+
+def read_engine(path: Path, *, check_weights: bool = True) -> EngineDirectory:
+    """Check an engine directory and describe it; nothing of it is executed.
+
+    check_weights: compare the weights' hashes too (their sizes always are). Raises EngineFormatError for a directory
+    that is not a whole, unchanged engine of this format version, TargetError if this machine lacks instructions.
+    """
+    check_directory(path)
+    manifest = read_manifest(path)
+    check_files(path, manifest, check_weights)
+    check_required(path, manifest)
+    program = read_program(path / PROGRAM_NAME)
+    check_agreement(path, manifest, program)
+    tensors = find_weights(path, manifest, program)
+    check_target(path, manifest.target)
+    return EngineDirectory(path, manifest, program, tensors)
+
+
+def check_directory(path: Path) -> None:
+    """Raise EngineFormatError if there is no engine at the path."""
+    fix = "name a directory that `llmc build` made, such as MODEL.llmc"
+    if not path.exists():
+        raise EngineFormatError("there is no such engine", at=path, fix=fix)
+    if not path.is_dir():
+        raise EngineFormatError("an engine is a directory, this is a file", at=path, fix=fix)
+    if path.name.endswith(TEMPORARY_SUFFIX):
+        raise EngineFormatError("this is what an unfinished build left behind", at=path, fix="build the engine again")
+    if not (path / MANIFEST_NAME).exists():
+        kind = "a model directory, not an engine" if (path / "config.json").exists() else "not an engine"
+        build = f"build one: llmc build {path} -o {path.name or 'model'}.llmc"
+        raise EngineFormatError(
+            f"the directory has no {MANIFEST_NAME}: it is {kind}",
+            at=path,
+            fix=build if (path / "config.json").exists() else fix,
+        )
+
+
+def check_files(path: Path, manifest: Manifest, check_weights: bool) -> None:
+    """Every file of the manifest: there, of its size, and with its hashes."""
+    for name, record in manifest.files.items():
+        file = path / name
+        if not file.is_file():
+            raise EngineFormatError(
+                f"the engine's file {name} is missing", at=file, fix="copy the whole engine again, or rebuild it"
+            )
+        size = file.stat().st_size
+        if size != record.bytes:
+            kind = "truncated" if size < record.bytes else "too long"
+            raise EngineFormatError(
+                f"the file is {kind}: it has {size} bytes, the manifest says {record.bytes}",
+                at=file,
+                fix="copy the whole engine again, or rebuild it",
+            )
+        if len(record.sha256) != -(-record.bytes // CHUNK_BYTES):
+            raise EngineFormatError(
+                f"{len(record.sha256)} hashes are listed for {name} of {record.bytes} bytes",
+                at=path / MANIFEST_NAME,
+                fix=REBUILD,
+            )
+    checked: dict[Path, FileRecord] = {
+        path / name: record
+        for name, record in manifest.files.items()
+        if check_weights or not name.startswith("weights/")
+    }
+    check_hashes(checked, threads=len(os.sched_getaffinity(0)))
+
+
+def check_required(path: Path, manifest: Manifest) -> None:
+    """The files that no engine can do without are in the manifest."""
+    executable = GRAPH_NAME if manifest.target.name == REFERENCE_TARGET else LIBRARY_NAME
+    for name in (PROGRAM_NAME, executable):
+        if name not in manifest.files:
+            raise EngineFormatError(f"the manifest lists no {name}", at=path / MANIFEST_NAME, fix=REBUILD)
+
+
+def read_program(path: Path) -> Program:
+    """Parse program.json. Raises EngineFormatError."""
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineFormatError(f"cannot read the program: {error}", at=path, fix=REBUILD) from None
+    return program_from_json(text, path)
+
+
+def check_agreement(path: Path, manifest: Manifest, program: Program) -> None:
+    """The manifest and the program speak of the same engine."""
+    if manifest.limits != program.limits or manifest.model.vocab_size != program.vocab_size:
+        raise EngineFormatError(
+            f"the manifest gives {manifest.limits} and vocabulary {manifest.model.vocab_size}, "
+            f"the program {program.limits} and {program.vocab_size}",
+            at=path / PROGRAM_NAME,
+            fix=REBUILD,
+        )
+
+
+def find_weights(path: Path, manifest: Manifest, program: Program) -> tuple[StoredTensor, ...]:
+    """Where each weight of the program lies; missing or unfitting ones raise EngineFormatError."""
+    stored: dict[str, StoredTensor] = {}
+    for name in manifest.files:
+        if name.startswith("weights/"):
+            stored.update(read_header(path / name))
+    for slot in program.weights:
+        if slot.name not in stored:
+            raise EngineFormatError(f"no weight file holds {slot.name!r}", at=path / "weights", fix=REBUILD)
+        check_slot(slot, stored[slot.name])
+    return tuple(stored[slot.name] for slot in program.weights)
+
+
+def check_target(path: Path, target: TargetRecord) -> None:
+    """Raise TargetError naming the instructions that this machine lacks."""
+    lacking = missing_features(CpuTarget(target.name, target.machine, frozenset(target.features), (), ""))
+    if lacking:
+        raise TargetError(
+            f"the engine was built for {target.name}; this machine lacks {', '.join(lacking)}",
+            at=path,
+            fix="rebuild it for this machine: llmc build MODEL --target cpu -o ENGINE",
+        )

@@ -1,0 +1,196 @@
+"""Write an engine directory: file by file under a temporary name, the manifest last, then one rename."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.engine_format.atomic_directory import AtomicDirectory, storage_error
+from llmc.engine_format.chunk_hash import ChunkHasher
+from llmc.engine_format.manifest import (
+    MANIFEST_NAME,
+    FileRecord,
+    Manifest,
+    check_file_name,
+    is_engine,
+    manifest_text,
+)
+from llmc.engine_format.weight_file import header, plan_shards
+from llmc.errors import EngineFormatError
+from llmc.program import WeightSlot
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    PackedWeight = bytes | memoryview | npt.NDArray[np.generic] | Tensor
+
+_COPY_BYTES = 4 << 20
+# The files beside the weights are small; a build that leaves less than this free would fail at the next of them.
+_HEADROOM_BYTES = 1 << 20
+
+
+class EngineWriter:
+    """Context manager; `finish` makes the engine appear at `destination`, leaving without it leaves nothing.
+
+    An engine that stood there is replaced at that moment; any other directory with content is an EngineFormatError,
+    and so is a disk that fills up.
+    """
+
+    def __init__(self, destination: Path) -> None:
+        self._directory = AtomicDirectory(destination, is_engine)
+        self._files: dict[str, FileRecord] = {}
+
+    @property
+    def path(self) -> Path:
+        """The temporary directory, for tools that write files themselves; `add_file` then records each."""
+        return self._directory.path
+
+    def __enter__(self) -> EngineWriter:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._directory.__exit__(kind, error, trace)
+
+    def write_text(self, name: str, text: str) -> None:
+        """A UTF-8 file. name: relative to the engine, with forward slashes."""
+        self.write_bytes(name, text.encode())
+
+    def write_bytes(self, name: str, data: bytes) -> None:
+        """A file of these bytes."""
+        with _HashedFile(self._new_path(name), len(data)) as file:
+            file.write(memoryview(data))
+        self._files[name] = file.record()
+
+    def copy_file(self, name: str, source: Path) -> None:
+        """A copy of a file from elsewhere."""
+        with _HashedFile(self._new_path(name), source.stat().st_size) as file, source.open("rb") as content:
+            while piece := content.read(_COPY_BYTES):
+                file.write(memoryview(piece))
+        self._files[name] = file.record()
+
+    def add_file(self, name: str) -> None:
+        """Record a file that was written into `path` by other means, such as a linker."""
+        check_file_name(name, self.path)
+        hasher = ChunkHasher()
+        with (self.path / name).open("rb") as content:
+            while piece := content.read(_COPY_BYTES):
+                hasher.update(memoryview(piece))
+        self._files[name] = hasher.record()
+
+    def write_weights(
+        self,
+        weights: Sequence[tuple[WeightSlot, Callable[[], PackedWeight]]],
+        *,
+        rank: int = 0,
+        progress: Callable[[int], None] | None = None,
+    ) -> None:
+        """Stream the weights into weights/rank{rank}-*.safetensors.
+
+        Each callable gives the tensor packed in the slot's layout (slot.nbytes bytes: a buffer, an array or a torch
+        tensor on the CPU), is called once, in order, and its result is dropped before the next. progress: told the
+        bytes of each tensor written. Raises EngineFormatError before writing anything if the disk has no room.
+        """
+        self._check_room(sum(slot.nbytes for slot, _ in weights))
+        makers = iter(weights)
+        for number, slots in enumerate(plan_shards([slot for slot, _ in weights])):
+            name = f"weights/rank{rank}-{number:04d}.safetensors"
+            head, gaps = header(slots)
+            size = len(head) + sum(gaps) + sum(slot.nbytes for slot in slots)
+            with _HashedFile(self._new_path(name), size) as file:
+                file.write(memoryview(head))
+                for slot, gap in zip(slots, gaps, strict=True):
+                    file.write(memoryview(bytes(gap)))
+                    file.write(_packed_bytes(slot, next(makers)[1]()))
+                    if progress is not None:
+                        progress(slot.nbytes)
+            self._files[name] = file.record()
+
+    def finish(self, manifest: Manifest) -> Manifest:
+        """Write the manifest with the record of every file, put all on disk, rename. Returns the manifest written."""
+        complete = replace(manifest, files=dict(sorted(self._files.items())))
+        text = manifest_text(complete).encode()
+        with _HashedFile(self.path / MANIFEST_NAME, len(text)) as file:
+            file.write(memoryview(text))
+        self._directory.commit()
+        return complete
+
+    def _new_path(self, name: str) -> Path:
+        check_file_name(name, self.path)
+        if name in self._files:
+            raise EngineFormatError(f"the file {name!r} is written twice", at=self.path)
+        path = self.path / name
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise storage_error(error, path) from None
+        return path
+
+    def _check_room(self, needed: int) -> None:
+        free = shutil.disk_usage(self.path).free
+        if needed + _HEADROOM_BYTES > free:
+            raise EngineFormatError(
+                f"there is no room for the weights: {needed + _HEADROOM_BYTES} bytes are needed, {free} are free",
+                at=self._directory.destination,
+                fix="free some space, or choose an output on another disk",
+            )
+
+
+class _HashedFile:
+    """A file that is hashed as it is written; a failing write is an EngineFormatError. size: bytes it will have."""
+
+    def __init__(self, path: Path, size: int) -> None:
+        self._path = path
+        self._left = size
+        self._hasher = ChunkHasher()
+
+    def __enter__(self) -> _HashedFile:
+        try:
+            self._descriptor = os.open(self._path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+        except OSError as error:
+            raise storage_error(error, self._path, self._left) from None
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        os.close(self._descriptor)
+
+    def write(self, data: memoryview) -> None:
+        self._hasher.update(data)
+        try:
+            while data:
+                written = os.write(self._descriptor, data)
+                self._left -= written
+                data = data[written:]
+        except OSError as error:
+            raise storage_error(error, self._path, self._left) from None
+
+    def record(self) -> FileRecord:
+        return self._hasher.record()
+
+
+def _packed_bytes(slot: WeightSlot, packed: PackedWeight) -> memoryview:
+    if isinstance(packed, bytes | memoryview):
+        data = memoryview(packed).cast("B")
+    elif isinstance(packed, np.ndarray):
+        data = np.ascontiguousarray(packed).reshape(-1).view(np.uint8).data
+    else:
+        import torch
+
+        data = packed.detach().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    if data.nbytes != slot.nbytes:
+        raise EngineFormatError(
+            f"weight {slot.name!r} was packed into {data.nbytes} bytes, its slot has {slot.nbytes}",
+            fix="this is a bug in llmc's weight packing: report it with the model's name",
+        )
+    return data

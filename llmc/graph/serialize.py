@@ -1,0 +1,158 @@
+"""A graph as JSON text and back: what an engine for the reference target runs from.
+
+The grammar is closed: ops are looked up among those that are legal in an optimized graph (graph/verify.py), arguments
+are node references, numbers, strings, lists and the few torch values below. Nothing is evaluated.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import operator
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.errors import EngineFormatError, LoweringError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.graph.verify import FALLBACK_OPS, LEGAL_OPS
+
+GRAPH_VERSION = 1
+_DTYPES = {
+    str(dtype).removeprefix("torch."): dtype
+    for dtype in (
+        torch.bool,
+        torch.int8,
+        torch.uint8,
+        torch.int16,
+        torch.int32,
+        torch.int64,
+        torch.float16,
+        torch.bfloat16,
+        torch.float32,
+        torch.float64,
+    )
+}
+_MEMORY_FORMATS = {
+    "contiguous": torch.contiguous_format,
+    "preserve": torch.preserve_format,
+}
+_LAYOUTS = {"strided": torch.strided}
+
+
+def serialize_graph(graph: ModelGraph) -> str:
+    """The graph's text. Raises LoweringError for an op or argument outside the grammar, naming the node."""
+    lines = [json.dumps(_node_record(node), ensure_ascii=False) for node in graph.graph.nodes]
+    body = ",\n".join(f"  {line}" for line in lines)
+    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]}}\n'
+
+
+def deserialize_graph(text: str, at: Path) -> fx.Graph:
+    """The graph of a text that `serialize_graph` wrote; nodes have no meta. Raises EngineFormatError."""
+    try:
+        content = json.loads(text)
+        if content["version"] != GRAPH_VERSION:
+            raise ValueError(f"version {content['version']}, this llmc reads {GRAPH_VERSION}")
+        graph = fx.Graph()
+        nodes: dict[str, fx.Node] = {}
+        for record in content["nodes"]:
+            _add_node(graph, nodes, record)
+        graph.lint()
+    except (ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
+        raise EngineFormatError(
+            f"the graph cannot be read: {error!r:.200}", at=at, fix="rebuild the engine: llmc build MODEL -o ENGINE"
+        ) from None
+    return graph
+
+
+def _ops() -> dict[str, Callable[..., Any]]:
+    legal = LEGAL_OPS[Stage.OPTIMIZED].union(*FALLBACK_OPS.values())
+    return {_op_name(op): op for op in legal}
+
+
+def _op_name(op: Any) -> str:
+    return "getitem" if op is operator.getitem else str(op)
+
+
+def _node_record(node: fx.Node) -> dict[str, Any]:
+    record: dict[str, Any] = {"name": node.name, "op": node.op}
+    if node.op == "call_function":
+        record["target"] = _op_name(node.target)
+        if record["target"] not in _ops():
+            raise LoweringError(
+                f"{node.target} cannot run in a reference engine",
+                at=node.meta.get("stack_trace") or node.format_node(),
+                fix="let the canonical passes rewrite it: see `llmc passes`",
+            )
+    elif node.op not in ("placeholder", "output"):
+        raise LoweringError(f"a {node.op} node cannot run in a reference engine", at=node.format_node())
+    if node.op != "placeholder":
+        record["args"] = [_encode(argument, node) for argument in node.args]
+    if node.kwargs:
+        record["kwargs"] = {name: _encode(argument, node) for name, argument in node.kwargs.items()}
+    return record
+
+
+def _encode(value: Any, node: fx.Node) -> Any:
+    if isinstance(value, fx.Node):
+        return {"node": value.name}
+    if isinstance(value, float) and not math.isfinite(value):
+        return {"float": str(value)}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, tuple | list):
+        return [_encode(item, node) for item in value]
+    for kind, names in _NAMED.items():
+        for name, known in names.items():
+            if value is known or value == known:
+                return {kind: name}
+    if isinstance(value, torch.device):
+        return {"device": value.type}
+    raise LoweringError(
+        f"the argument {value!r} ({type(value).__name__}) of {node.name} cannot be written to a reference engine",
+        at=node.meta.get("stack_trace") or node.format_node(),
+    )
+
+
+_NAMED: Mapping[str, Mapping[str, Any]] = {
+    "dtype": _DTYPES,
+    "memory_format": _MEMORY_FORMATS,
+    "layout": _LAYOUTS,
+}
+
+
+def _add_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]) -> None:
+    name, kind = record["name"], record["op"]
+    if not isinstance(name, str) or not name.isidentifier() or name in nodes:
+        raise ValueError(f"node name {name!r}")
+    args = tuple(_decode(argument, nodes) for argument in record.get("args", ()))
+    kwargs = {key: _decode(argument, nodes) for key, argument in record.get("kwargs", {}).items()}
+    if kind == "placeholder":
+        nodes[name] = graph.placeholder(name)
+    elif kind == "output":
+        nodes[name] = graph.output(*args)
+    elif kind == "call_function":
+        nodes[name] = graph.create_node("call_function", _ops()[record["target"]], args, kwargs, name)
+    else:
+        raise ValueError(f"a {kind!r} node")
+    if nodes[name].name != name:
+        raise ValueError(f"node name {name!r} is not usable")
+
+
+def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    if isinstance(value, list):
+        return [_decode(item, nodes) for item in value]
+    if not isinstance(value, dict):
+        return value
+    ((kind, name),) = value.items()
+    if kind == "node":
+        return nodes[name]
+    if kind == "float":
+        return {"inf": math.inf, "-inf": -math.inf, "nan": math.nan}[name]
+    if kind == "device":
+        return torch.device({"cpu": "cpu"}[name])
+    return _NAMED[kind][name]

@@ -1,0 +1,269 @@
+"""The engine as its users see it: load a directory, generate text, compute logits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from types import TracebackType
+from typing import overload
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, read_engine
+from llmc.engine_format.copy import copy_engine
+from llmc.engine_format.reader import REFERENCE_TARGET
+from llmc.errors import OptionError, RequestError
+from llmc.program import Limits
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.generation import FinishReason, Generation, Scoring
+from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.output_text import OutputText
+from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_ids, token_sequences
+from llmc.runtime.sampler import Sampler
+from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.step_loop import StepLoop
+from llmc.runtime.threads import thread_count
+from llmc.runtime.tokenizer import Tokenizer
+
+Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was generated for one prompt.
+
+    text: without special tokens, and cut before a stop string; empty if the engine has no tokenizer. token_ids: all
+    that were generated, a stop token included. finish_reason: "stop" for a stop token or string, "length" for
+    max_tokens or the engine's max_model_len. prompt_tokens: how many the prompt had.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    prompt_tokens: int
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of streamed text, whole characters only. tokens: generated so far. finish_reason: only in the last."""
+
+    text: str
+    tokens: int
+    finish_reason: FinishReason | None
+
+
+def load(
+    path: str | Path,
+    *,
+    threads: int | None = None,
+    kv_cache_bytes: int | None = None,
+    max_step_tokens: int | None = None,
+    check_weights: bool = True,
+    owned: TemporaryDirectory[str] | None = None,
+) -> Engine:
+    """Open an engine directory.
+
+    threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default enough for
+    every sequence at full length, within 0.4 of the free memory. max_step_tokens: a lower budget of tokens a step
+    than the engine was built for. check_weights: compare the weights' hashes. owned: a temporary directory to delete
+    when the engine is closed. Raises EngineFormatError, TargetError, OptionError.
+    """
+    directory = read_engine(Path(path), check_weights=check_weights)
+    blocks = block_count(directory.program, kv_cache_bytes)
+    most = directory.program.limits.max_batch_tokens
+    if max_step_tokens is not None and (type(max_step_tokens) is not int or not 1 <= max_step_tokens <= most):
+        raise OptionError(
+            f"max_step_tokens cannot be {max_step_tokens!r}",
+            at=f"max_step_tokens={max_step_tokens!r}",
+            fix=f"give a whole number 1 to {most}, the engine's max_batch_tokens",
+        )
+    executor = _open_executor(directory, blocks, thread_count(threads))
+    return Engine(directory, executor, StepLoop(executor, directory.program.limits, blocks, max_step_tokens), owned)
+
+
+def _open_executor(directory: EngineDirectory, blocks: int, threads: int) -> Executor:
+    if directory.manifest.target.name == REFERENCE_TARGET:
+        from llmc.runtime.executors.reference import ReferenceExecutor
+
+        return ReferenceExecutor(directory, blocks)
+    from llmc.runtime.executors.cpp import CppExecutor
+
+    return CppExecutor(directory, blocks, threads)
+
+
+class Engine:
+    """A loaded engine; made by `llmc.load` or `llmc.compile`. Close it, or use it as a context manager.
+
+    For one thread at a time. Requests that run together share steps; a request's tokens do not depend on the others.
+    """
+
+    def __init__(
+        self,
+        directory: EngineDirectory,
+        executor: Executor,
+        loop: StepLoop,
+        owned: TemporaryDirectory[str] | None = None,
+    ) -> None:
+        self._directory = directory
+        self._executor = executor
+        self._open_loop: StepLoop | None = loop
+        self._owned = owned
+        self._tokenizer = Tokenizer(directory.path)
+
+    @property
+    def path(self) -> Path:
+        """The engine directory."""
+        return self._directory.path
+
+    @property
+    def info(self) -> ModelRecord:
+        """The model that the engine was built from."""
+        return self._directory.manifest.model
+
+    @property
+    def manifest(self) -> Manifest:
+        """Everything that the engine's manifest says."""
+        return self._directory.manifest
+
+    @property
+    def limits(self) -> Limits:
+        """The longest sequence, and the most tokens, requests and logit rows of a step."""
+        return self._directory.program.limits
+
+    def tokenize(self, text: str) -> list[int]:
+        """Token ids of a text, as a prompt. Raises RequestError if the engine has no tokenizer."""
+        return self._tokenizer.encode(text)
+
+    def detokenize(self, token_ids: Sequence[int]) -> str:
+        """The text of token ids, without special tokens; empty if the engine has no tokenizer."""
+        return self._tokenizer.decode(token_ids)
+
+    def generate(
+        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+    ) -> list[Completion]:
+        """Continue one prompt or several (texts or lists of token ids), all in the same steps.
+
+        params: for all prompts, or one each; default greedy. Returns one completion a prompt, in order. Raises
+        RequestError for a prompt or parameter that this engine cannot serve, before anything is computed.
+        """
+        sequences = token_sequences(prompts, self._tokenizer)
+        each = self._params_for(sequences, params)
+        requests = [self._generation(i, s, p, False) for i, (s, p) in enumerate(zip(sequences, each, strict=True))]
+        self._run(requests)
+        return [self._completion(index, request) for index, request in enumerate(requests)]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+        """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
+
+        Raises RequestError at once for what `generate` refuses. Stopping early frees the request.
+        """
+        tokens = token_ids(prompt, self._tokenizer)
+        return self._pieces(self._generation(0, tokens, params or SamplingParams(), True))
+
+    @overload
+    def logits(self, tokens: Sequence[int]) -> Logits: ...
+    @overload
+    def logits(self, tokens: Sequence[Sequence[int]]) -> list[Logits]: ...
+    def logits(self, tokens: Sequence[int] | Sequence[Sequence[int]]) -> Logits | list[Logits]:
+        """The logits after each token: [tokens, vocabulary], fp32, for one sequence; a list of them for several."""
+        sequences = token_sequences(tokens, self._tokenizer)
+        for index, sequence in enumerate(sequences):
+            check_length(index, sequence, self.limits.max_model_len, "")
+            check_ids(f"prompt {index}", sequence, self.info.vocab_size)
+        requests = [Scoring(sequence, self.info.vocab_size) for sequence in sequences]
+        self._run(requests)
+        return requests[0].logits if is_single(tokens) else [request.logits for request in requests]
+
+    def save(self, path: str | Path) -> Path:
+        """Copy the engine to another place, whole or not at all; returns that place."""
+        return copy_engine(self._directory.path, self._directory.manifest, Path(path))
+
+    def close(self) -> None:
+        """Stop the threads, free the memory, delete a temporary engine directory."""
+        if self._open_loop is not None:
+            self._open_loop = None
+            self._executor.close()
+            if self._owned is not None:
+                self._owned.cleanup()
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    @property
+    def _loop(self) -> StepLoop:
+        if self._open_loop is None:
+            raise RequestError("the engine is closed", at=self.path, fix="load it again")
+        return self._open_loop
+
+    def _params_for(
+        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
+    ) -> list[SamplingParams]:
+        if params is None or isinstance(params, SamplingParams):
+            return [params or SamplingParams()] * len(prompts)
+        if len(params) != len(prompts):
+            raise RequestError(
+                f"{len(prompts)} prompts came with {len(params)} sampling parameters",
+                fix="give one SamplingParams for all prompts, or one for each",
+            )
+        return list(params)
+
+    def _generation(self, index: int, tokens: list[int], params: SamplingParams, streamed: bool) -> Generation:
+        check_length(index, tokens, self.limits.max_model_len - 1, " and one token of output")
+        vocab_size = self.info.vocab_size
+        for where, ids in (
+            (f"prompt {index}", tokens),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+        ):
+            check_ids(where, ids, vocab_size)
+        if params.stop and not self._tokenizer.exists:
+            raise RequestError(
+                "stop strings need a tokenizer, and the engine has none", at="stop", fix="use stop_token_ids instead"
+            )
+        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.info.eos_token_ids)
+        sampler = Sampler(params, np.asarray(tokens, np.int64), vocab_size, np.asarray(sorted(stop_ids), np.int64))
+        return Generation(
+            tokens,
+            sampler,
+            stop_ids=stop_ids,
+            max_length=min(len(tokens) + params.max_tokens, self.limits.max_model_len),
+            text=OutputText(self._tokenizer.decode, params.stop_strings()) if streamed or params.stop else None,
+        )
+
+    def _run(self, requests: Sequence[Generation | Scoring]) -> None:
+        loop = self._loop
+        try:
+            for request in requests:
+                loop.add(request)
+            loop.run(requests)
+        finally:
+            for request in requests:
+                loop.remove(request)
+
+    def _completion(self, index: int, request: Generation) -> Completion:
+        if request.error is not None or request.finish_reason is None:
+            raise request.error or RequestError(f"prompt {index} did not finish")
+        text = self._tokenizer.decode(request.output) if request.text is None else request.text.text()
+        return Completion(text, request.output, request.finish_reason, request.prompt_tokens)
+
+    def _pieces(self, request: Generation) -> Iterator[Piece]:
+        loop, text = self._loop, request.text
+        loop.add(request)
+        try:
+            while not request.finished:
+                loop.step()
+                if request.error is not None:
+                    raise request.error
+                piece = text.read() if text is not None else ""
+                if piece or request.finished:
+                    yield Piece(piece, len(request.output), request.finish_reason)
+        finally:
+            loop.remove(request)

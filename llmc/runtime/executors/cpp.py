@@ -1,0 +1,129 @@
+"""Run a compiled CPU engine: one shared library, called once a step through the C interface of kernels/api.h."""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import POINTER, Structure, c_int32, c_void_p
+from pathlib import Path
+
+import numpy as np
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import LIBRARY_NAME
+from llmc.errors import EngineFormatError
+from llmc.runtime.executors.executor import Logits
+from llmc.runtime.memory import Bytes, mapped_file, zeros
+from llmc.runtime.step_inputs import Step
+
+ENGINE_ABI = 1
+
+
+class _StepArguments(Structure):
+    """LlmcStep."""
+
+    _fields_ = (
+        ("tokens", c_int32),
+        ("requests", c_int32),
+        ("logit_rows", c_int32),
+        ("max_blocks", c_int32),
+        ("input_ids", c_void_p),
+        ("positions", c_void_p),
+        ("slot_mapping", c_void_p),
+        ("query_starts", c_void_p),
+        ("context_lens", c_void_p),
+        ("block_tables", c_void_p),
+        ("logit_row_ids", c_void_p),
+        ("logits", c_void_p),
+    )
+
+
+class _Bindings(Structure):
+    """LlmcBindings."""
+
+    _fields_ = (
+        ("weights", POINTER(c_void_p)),
+        ("caches", POINTER(c_void_p)),
+        ("arena", c_void_p),
+        ("threads", c_int32),
+    )
+
+
+class CppExecutor:
+    """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads."""
+
+    def __init__(self, engine: EngineDirectory, blocks: int, threads: int) -> None:
+        program = engine.program
+        limits = program.limits
+        self._library = open_library(engine.path / LIBRARY_NAME)
+        self._files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
+        self._caches: list[Bytes] = []
+        for cache in program.caches:
+            key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
+            self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
+        self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
+        self._logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
+        # The engine keeps these two arrays of pointers, not a copy of them.
+        self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
+        self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
+        bindings = _Bindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads)
+        self._engine: int | None = self._library.llmc_engine_open(ctypes.byref(bindings))
+        if not self._engine:
+            raise EngineFormatError(
+                f"the engine's library could not start with {threads} threads",
+                at=engine.path / LIBRARY_NAME,
+                fix="load it with fewer threads, or free some memory",
+            )
+
+    def step(self, step: Step) -> Logits:
+        """One call into the library; ctypes releases the GIL for it."""
+        rows = len(step.logit_rows)
+        arguments = _StepArguments(
+            len(step.input_ids),
+            len(step.context_lens),
+            rows,
+            step.block_tables.shape[1],
+            step.input_ids.ctypes.data,
+            step.positions.ctypes.data,
+            step.slot_mapping.ctypes.data,
+            step.query_starts.ctypes.data,
+            step.context_lens.ctypes.data,
+            step.block_tables.ctypes.data,
+            step.logit_rows.ctypes.data,
+            self._logits.ctypes.data,
+        )
+        self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
+        return self._logits[:rows]
+
+    def close(self) -> None:
+        """Stop the engine's threads; its memory goes with this object."""
+        if self._engine:
+            self._library.llmc_engine_close(self._engine)
+            self._engine = None
+
+
+def open_library(path: Path) -> ctypes.CDLL:
+    """The engine's library with its functions declared. Raises EngineFormatError for one that cannot be used."""
+    fix = "rebuild the engine on this machine: llmc build MODEL -o ENGINE"
+    try:
+        library = ctypes.CDLL(str(path.resolve()))
+        library.llmc_engine_abi.restype = c_int32
+        library.llmc_engine_open.restype = c_void_p
+        library.llmc_engine_open.argtypes = (POINTER(_Bindings),)
+        library.llmc_engine_step.restype = None
+        library.llmc_engine_step.argtypes = (c_void_p, POINTER(_StepArguments))
+        library.llmc_engine_close.restype = None
+        library.llmc_engine_close.argtypes = (c_void_p,)
+    except (OSError, AttributeError) as error:
+        raise EngineFormatError(f"the engine's library cannot be loaded: {error}", at=path, fix=fix) from None
+    abi = library.llmc_engine_abi()
+    if abi != ENGINE_ABI:
+        raise EngineFormatError(f"the library speaks interface {abi}, this llmc {ENGINE_ABI}", at=path, fix=fix)
+    return library
+
+
+def _address(array: Bytes) -> int:
+    return int(array.ctypes.data)
+
+
+def _pointers(addresses: list[int]) -> ctypes.Array[c_void_p]:
+    return (c_void_p * len(addresses))(*addresses)

@@ -1,0 +1,27 @@
+"""What runs a step: the one interface between the runtime and compiled or interpreted engines."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.step_inputs import Step
+
+Logits = npt.NDArray[np.float32]
+
+
+class Executor(Protocol):
+    """An engine's weights, KV cache and code, ready to run."""
+
+    def step(self, step: Step) -> Logits:
+        """Run one step: fills the cache's slots, returns the wanted rows' logits [L, vocabulary], fp32.
+
+        The array may be overwritten by the next step.
+        """
+        ...
+
+    def close(self) -> None:
+        """Free everything; no step may follow."""
+        ...

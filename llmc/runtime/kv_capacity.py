@@ -1,0 +1,41 @@
+"""How many blocks the KV cache gets."""
+
+from __future__ import annotations
+
+from llmc.errors import OptionError
+from llmc.program import Program
+from llmc.runtime.memory import available_bytes
+
+# The cache is touched as it fills, so its size is a ceiling; weights, arena and the page cache live beside it.
+MEMORY_FRACTION = 0.4
+# Slots are numbered in int32.
+_MAX_SLOTS = 2**31 - 1
+
+
+def block_count(program: Program, kv_cache_bytes: int | None) -> int:
+    """Blocks for every sequence at full length, or as many as kv_cache_bytes (default: 0.4 of free memory) holds.
+
+    Raises OptionError if they do not hold a single sequence of max_model_len.
+    """
+    limits = program.limits
+    per_sequence = -(-limits.max_model_len // limits.block_size)
+    wanted = min(limits.max_sequences * per_sequence, _MAX_SLOTS // limits.block_size)
+    block_bytes = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
+    if kv_cache_bytes is not None and (type(kv_cache_bytes) is not int or kv_cache_bytes < 1):
+        raise OptionError(
+            f"kv_cache_bytes cannot be {kv_cache_bytes!r}",
+            at=f"kv_cache_bytes={kv_cache_bytes!r}",
+            fix="give a whole number of bytes, or None for a share of the free memory",
+        )
+    room = int(MEMORY_FRACTION * available_bytes()) if kv_cache_bytes is None else kv_cache_bytes
+    blocks = min(wanted, room // block_bytes) if block_bytes else wanted
+    if blocks < per_sequence:
+        needed = per_sequence * block_bytes
+        source = f"{MEMORY_FRACTION:.0%} of the free memory" if kv_cache_bytes is None else "kv_cache_bytes"
+        raise OptionError(
+            f"the KV cache gets {room} bytes ({source}), but one sequence of max_model_len={limits.max_model_len} "
+            f"tokens needs {needed}",
+            at=f"kv_cache_bytes={kv_cache_bytes}",
+            fix=f"load with kv_cache_bytes={needed} or more, or build with a smaller max_model_len",
+        )
+    return blocks

@@ -1,0 +1,45 @@
+"""Large page-aligned memory that costs nothing until it is touched."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+_HUGE_PAGE = 2 << 20
+
+
+def zeros(nbytes: int) -> Bytes:
+    """That many zero bytes, page-aligned; in huge pages where the system grants them, which saves TLB misses."""
+    mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+        mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8, nbytes)
+
+
+def mapped_file(path: Path) -> Bytes:
+    """A file's bytes, read-only, shared with every process that maps it."""
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    return np.frombuffer(mapping, np.uint8)
+
+
+def available_bytes() -> int:
+    """Memory that this process can still take without swapping, as Linux estimates it, within its cgroup's limit."""
+    fields = dict(line.split(":", 1) for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines())
+    available = int(fields["MemAvailable"].split()[0]) * 1024
+    room = _cgroup_room()
+    return available if room is None else min(available, room)
+
+
+def _cgroup_room() -> int | None:
+    try:
+        limit = Path("/sys/fs/cgroup/memory.max").read_text(encoding="ascii").strip()
+        current = int(Path("/sys/fs/cgroup/memory.current").read_text(encoding="ascii"))
+    except OSError:
+        return None
+    return None if limit == "max" else max(0, int(limit) - current)

@@ -1,0 +1,74 @@
+"""A request's output as text that grows: whole characters only, cut before the first stop string."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+_INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
+
+
+class OutputText:
+    """Decodes token by token in a sliding window, so that a token costs the same wherever it stands.
+
+    The window starts at a token boundary where the text was complete, one boundary earlier than what is out already,
+    because decoders treat the first token of a text specially (as in vLLM's incremental detokenizer).
+    """
+
+    def __init__(self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...]) -> None:
+        self._decode = decode
+        self._stop = stop
+        self._ids: list[int] = []
+        self._window = 0
+        self._boundary = 0
+        self._window_taken = 0
+        self._text = ""
+        self._read = 0
+        self.stopped = False
+
+    def add(self, token: int) -> None:
+        """Take the next token; `stopped` turns true when the text holds a stop string."""
+        self._ids.append(token)
+        text = self._decode(self._ids[self._window :])
+        complete = text.rstrip(_INCOMPLETE)
+        if len(complete) == len(text):
+            self._append(text)
+            self._window, self._boundary = self._boundary, len(self._ids)
+            self._window_taken = len(self._decode(self._ids[self._window :]))
+        else:
+            self._append(complete)
+
+    def finish(self) -> None:
+        """No token follows: bytes that never made a character come out as U+FFFD."""
+        self._append(self._decode(self._ids[self._window :]))
+        self._stop = ()
+
+    def text(self) -> str:
+        """All text so far, also what a stop string may still take back."""
+        return self._text
+
+    def read(self) -> str:
+        """The text that is certain and was not read before."""
+        end = len(self._text) if self.stopped else len(self._text) - self._held_back()
+        piece = self._text[self._read : end]
+        self._read = max(self._read, end)
+        return piece
+
+    def _append(self, window_text: str) -> None:
+        piece = window_text[self._window_taken :]
+        self._window_taken = max(self._window_taken, len(window_text))
+        if not piece or self.stopped:
+            return
+        # A stop string that ends in the new piece starts at most its length minus one before it.
+        start = max(0, len(self._text) - max((len(s) for s in self._stop), default=0) + 1)
+        self._text += piece
+        found = [at for s in self._stop if (at := self._text.find(s, start)) >= 0]
+        if found:
+            self._text = self._text[: min(found)]
+            self.stopped = True
+
+    def _held_back(self) -> int:
+        """How many characters at the end could be the beginning of a stop string."""
+        return max(
+            (n for s in self._stop for n in range(1, len(s)) if self._text.endswith(s[:n])),
+            default=0,
+        )

@@ -1,0 +1,39 @@
+"""How many threads a step uses: one for each physical core that this process may run on."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from llmc.errors import OptionError
+from llmc.settings import settings
+
+_MAX_THREADS = 1024
+
+
+def thread_count(requested: int | None) -> int:
+    """The requested number, else LLMC_THREADS, else the cores available. Raises OptionError out of 1 to 1024."""
+    if requested is None:
+        return settings().threads or available_cores()
+    if type(requested) is not int or not 1 <= requested <= _MAX_THREADS:
+        raise OptionError(
+            f"threads cannot be {requested!r}",
+            at=f"threads={requested!r}",
+            fix=f"give a whole number 1 to {_MAX_THREADS}",
+        )
+    return requested
+
+
+def available_cores() -> int:
+    """Physical cores within the CPU affinity: hardware threads of one core share its vector units and count once."""
+    processors = os.sched_getaffinity(0)
+    return len({_core_of(processor) for processor in processors})
+
+
+def _core_of(processor: int) -> str:
+    """What the processor's siblings have in common; without topology files each processor is its own core."""
+    path = Path(f"/sys/devices/system/cpu/cpu{processor}/topology/thread_siblings_list")
+    try:
+        return path.read_text(encoding="ascii").strip()
+    except OSError:
+        return str(processor)
