@@ -1,0 +1,56 @@
+"""The engine of the reference target: the graph itself as text, and weights as the checkpoint has them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from llmc.codegen.limits import engine_limits
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.serialize import serialize_graph
+from llmc.graph.weights import Recipe
+from llmc.options import BuildOptions
+from llmc.program import Affine, CacheSlot, Layout, Program, WeightSlot
+
+_DTYPE_NAMES = {
+    torch.float64: "F64",
+    torch.float32: "F32",
+    torch.float16: "F16",
+    torch.bfloat16: "BF16",
+    torch.int64: "I64",
+    torch.int32: "I32",
+    torch.int16: "I16",
+    torch.int8: "I8",
+    torch.uint8: "U8",
+    torch.bool: "BOOL",
+}
+
+
+@dataclass(frozen=True)
+class ReferenceEngine:
+    """program: without launches. graph_text: of graph.json. recipes: of program.weights, in order."""
+
+    program: Program
+    graph_text: str
+    recipes: tuple[Recipe, ...]
+
+
+def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine:
+    """Take a serving or optimized graph as it is. Raises LoweringError for an op that the text cannot hold."""
+    slots: list[WeightSlot] = []
+    for node in graph.weight_nodes():
+        value = node.meta["val"]
+        shape = tuple(int(size) for size in value.shape)
+        nbytes = value.dtype.itemsize * int(value.numel())
+        slots.append(WeightSlot(node.name, _DTYPE_NAMES[value.dtype], shape, Layout.ROWS, nbytes))
+    program = Program(
+        limits=engine_limits(graph.info, options),
+        vocab_size=graph.info.vocab_size,
+        arena=Affine(),
+        unplanned_arena=Affine(),
+        buffers=(),
+        weights=tuple(slots),
+        caches=tuple(CacheSlot(c.kv_heads, c.head_dim, c.value_dim, _DTYPE_NAMES[c.dtype]) for c in graph.caches),
+    )
+    return ReferenceEngine(program, serialize_graph(graph), tuple(graph.weights[slot.name] for slot in slots))
