@@ -162,6 +162,11 @@ def call(
         getattr(library(target), name)(pool, ctypes.byref(arguments))
 
 
+def scratch_bytes(target: str, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+    """What a pool must own for each thread before it is given to paged_attention."""
+    return int(library(target).llmc_paged_attention_scratch(heads, kv_heads, head_dim, value_dim))
+
+
 @functools.cache
 def library(target: str) -> ctypes.CDLL:
     """The kernels compiled for the target, with the types of the functions that return something."""
@@ -169,6 +174,8 @@ def library(target: str) -> ctypes.CDLL:
     loaded.llmc_pool_create.restype = _POINTER
     loaded.llmc_pool_create.argtypes = [_INT, _LONG]
     loaded.llmc_pool_destroy.argtypes = [_POINTER]
+    loaded.llmc_paged_attention_scratch.restype = _LONG
+    loaded.llmc_paged_attention_scratch.argtypes = [_LONG] * 4
     return loaded
 
 

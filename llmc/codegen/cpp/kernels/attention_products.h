@@ -1,0 +1,154 @@
+// The two matrix products inside attention, over tiles that are packed for them.
+//
+// Sums run over channels, and over keys, one at a time and in order, whatever number of rows is done together: a row's
+// result has the same bits in every company.
+#pragma once
+#include <type_traits>
+
+#include "row.h"
+#include "transpose.h"
+
+namespace llmc {
+
+constexpr int kAttentionKeys = 64;  // keys in a tile
+
+// What one step along the channels multiplies: one channel in fp32, or two in bf16 where the processor has that.
+struct FloatSteps {
+  using Step = float;
+  static constexpr int kChannels = 1;
+  template <class T>
+  static Vec load_steps(const T* from, AllLanes) {
+    return load(from);
+  }
+  template <class T>
+  static Vec load_steps(const T* from, int64_t channels) {
+    return load(from, channels);
+  }
+  static Vec multiply_add(float q, Vec keys, Vec sum) { return fma(broadcast(q), keys, sum); }
+};
+
+#if defined(__AVX512BF16__)
+struct PairSteps {
+  using Step = uint32_t;
+  static constexpr int kChannels = 2;
+  static Vec load_steps(const bf16* from, AllLanes) { return reinterpret_cast<Vec>(_mm512_loadu_si512(from)); }
+  static Vec load_steps(const bf16* from, int64_t channels) {
+    return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << channels) - 1), from));
+  }
+  static Vec multiply_add(uint32_t q, Vec keys, Vec sum) {
+    const __m512i pair = _mm512_set1_epi32(static_cast<int>(q));
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pair), reinterpret_cast<__m512bh>(keys));
+  }
+};
+template <class Q, class K>
+using StepsOf = std::conditional_t<std::is_same_v<Q, bf16> && std::is_same_v<K, bf16>, PairSteps, FloatSteps>;
+#else
+template <class Q, class K>
+using StepsOf = FloatSteps;
+#endif
+
+template <class Steps>
+inline int64_t steps_of(int64_t channels) {
+  return (channels + Steps::kChannels - 1) / Steps::kChannels;
+}
+
+// Calls body(first channel, lanes or channels left) for each vector of steps.
+template <class Steps, class Body>
+inline void for_step_vectors(int64_t channels, const Body& body) {
+  constexpr int64_t kChannels = kLanes * Steps::kChannels;
+  int64_t channel = 0;
+  for (; channel + kChannels <= channels; channel += kChannels) body(channel, AllLanes{});
+  if (channel < channels) body(channel, channels - channel);
+}
+
+// packed[step], the last one padded with zeros; written in whole vectors.
+template <class Steps, class T>
+inline void pack_query(const T* q, int64_t channels, float* packed) {
+  for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
+    store(packed + channel / Steps::kChannels, Steps::load_steps(q + channel, lanes));
+  });
+}
+
+// packed[step][key] of the keys that the pointers name.
+template <class Steps, class T>
+inline void pack_keys(const T* const (&keys)[kAttentionKeys], int64_t channels, float* packed) {
+  for (int first = 0; first < kAttentionKeys; first += kLanes) {
+    for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
+      Vec square[kLanes];
+      for (int i = 0; i < kLanes; i++) square[i] = Steps::load_steps(keys[first + i] + channel, lanes);
+      transpose(square);
+      const int64_t step = channel / Steps::kChannels;
+      const int64_t left = steps_of<Steps>(channels) - step;
+      for (int i = 0; i < kLanes && i < left; i++) store(packed + (step + i) * kAttentionKeys + first, square[i]);
+    });
+  }
+}
+
+// packed[channel], padded with zeros to whole vectors.
+template <class T>
+inline void pack_value(const T* value, int64_t channels, float* packed) {
+  for_vectors(channels, [&](int64_t c, auto lanes) { store(packed + c, load(value + c, lanes)); });
+}
+
+// Calls body(row, integral_constant<number of rows>) for blocks of four rows and the rest.
+template <class Body>
+inline void for_row_blocks(int64_t rows, const Body& body) {
+  int64_t row = 0;
+  for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>{});
+  if (rows - row == 3) body(row, std::integral_constant<int, 3>{});
+  if (rows - row == 2) body(row, std::integral_constant<int, 2>{});
+  if (rows - row == 1) body(row, std::integral_constant<int, 1>{});
+}
+
+// With four rows: 16 sums of 32 registers, or 8 of 16.
+constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
+constexpr int kBlockKeys = kBlockVectors * kLanes;
+
+// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart.
+template <class Steps, int ROWS>
+inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, float* scores) {
+  Vec sums[ROWS][kBlockVectors] = {};
+  for (int64_t step = 0; step < steps; step++) {
+    Vec k[kBlockVectors];
+    for (int v = 0; v < kBlockVectors; v++) k[v] = load(keys + step * kAttentionKeys + v * kLanes);
+    for (int r = 0; r < ROWS; r++) {
+      typename Steps::Step pair;
+      std::memcpy(&pair, q + r * q_stride + step, sizeof pair);
+      for (int v = 0; v < kBlockVectors; v++) sums[r][v] = Steps::multiply_add(pair, k[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < kBlockVectors; v++) store(scores + r * kAttentionKeys + v * kLanes, sums[r][v]);
+}
+
+// sums[row] = sums[row]·decay[row] + probabilities[row][key] · values[key], over keys first to last, for VECTORS
+// vectors of channels.
+template <int ROWS, int VECTORS>
+inline void value_block(const float* probabilities, int64_t first, int64_t last, const float* values, int64_t stride,
+                        const float* decay, float* to) {
+  Vec sums[ROWS][VECTORS];
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to + r * stride + v * kLanes) * decay[r];
+  for (int64_t key = first; key < last; key++) {
+    Vec x[VECTORS];
+    for (int v = 0; v < VECTORS; v++) x[v] = load(values + key * stride + v * kLanes);
+    for (int r = 0; r < ROWS; r++) {
+      const Vec p = broadcast(probabilities[r * kAttentionKeys + key]);
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(p, x[v], sums[r][v]);
+    }
+  }
+  for (int r = 0; r < ROWS; r++)
+    for (int v = 0; v < VECTORS; v++) store(to + r * stride + v * kLanes, sums[r][v]);
+}
+
+// The same for all `stride` channels, a multiple of kLanes.
+template <int ROWS>
+inline void add_values(const float* probabilities, int64_t first, int64_t last, const float* values, int64_t stride,
+                       const float* decay, float* to) {
+  int64_t c = 0;
+  for (; c + kBlockVectors * kLanes <= stride; c += kBlockVectors * kLanes)
+    value_block<ROWS, kBlockVectors>(probabilities, first, last, values + c, stride, decay, to + c);
+  for (; c < stride; c += kLanes) value_block<ROWS, 1>(probabilities, first, last, values + c, stride, decay, to + c);
+}
+
+}  // namespace llmc

@@ -1,0 +1,188 @@
+// llmc::paged_attention: shares a ragged batch among the threads, tile by tile.
+//
+// An item is a tile of rows of one KV head. Where one item would outlast the others (a long context in a small batch),
+// its ranges of keys become items of their own: their results are kept side by side in the threads' scratch and joined
+// in order afterwards, as one thread would have joined them.
+#include "attention_tile.h"
+
+namespace {
+
+using llmc::kAttentionRange;
+using llmc::kAttentionRows;
+using llmc::Keys;
+using llmc::RowTile;
+using llmc::SoftmaxPart;
+using llmc::TileMemory;
+
+constexpr int64_t kPartFloats = 1 << 17;      // of each thread, for parts of split tiles
+constexpr int64_t kSerialWork = 1 << 16;      // products of a query and a key channel that one thread does sooner
+constexpr int64_t kItemsPerThread = 2;        // that a split aims at
+
+int64_t ranges_of(const Keys& keys) {
+  return (keys.last + kAttentionRange - 1) / kAttentionRange - keys.first / kAttentionRange;
+}
+
+// How the batch is cut. Pure data: every thread derives the same items from it.
+struct Plan {
+  const LlmcPagedAttention& a;
+  int64_t split_keys;  // a request of one tile that sees more keys is split
+  int64_t part_rows;   // of the largest split request
+  int64_t parts_per_thread;
+
+  int64_t rows(int64_t r) const { return (a.query_starts[r + 1] - a.query_starts[r]) * (a.heads / a.kv_heads); }
+  int64_t tiles(int64_t r) const { return (rows(r) + kAttentionRows - 1) / kAttentionRows; }
+  Keys keys(int64_t r) const {
+    const int64_t last = a.context_lens[r];
+    const int64_t first = last - (a.query_starts[r + 1] - a.query_starts[r]) + 1 - a.window;
+    return {a.window == 0 ? 0 : std::max<int64_t>(0, first), last};
+  }
+  bool split(int64_t r) const { return tiles(r) == 1 && keys(r).last - keys(r).first > split_keys; }
+  int64_t ranges(int64_t r) const { return ranges_of(keys(r)); }
+  int64_t items(int64_t r) const { return a.kv_heads * (split(r) ? ranges(r) : tiles(r)); }
+  int64_t parts(int64_t r) const { return split(r) ? a.kv_heads * ranges(r) : 0; }
+
+  SoftmaxPart part(LlmcPool* pool, int64_t index) const;
+};
+
+// A thread's place in the list of requests: indices are claimed in ascending order, so it only moves forward.
+struct Cursor {
+  int64_t request;
+  int64_t first_item;  // of the request
+  int64_t first_part;
+};
+
+struct ThreadMemory {
+  Cursor* cursor;
+  float* parts;
+  TileMemory tile;
+
+  static constexpr int64_t kCursorFloats = 16;
+  static_assert(sizeof(Cursor) <= kCursorFloats * sizeof(float));
+  ThreadMemory(void* scratch, const LlmcPagedAttention& a)
+      : cursor(static_cast<Cursor*>(scratch)),
+        parts(static_cast<float*>(scratch) + kCursorFloats),
+        tile(parts + kPartFloats, a.head_dim, a.value_dim) {}
+};
+
+SoftmaxPart Plan::part(LlmcPool* pool, int64_t index) const {
+  const ThreadMemory owner(pool->scratch(static_cast<int32_t>(index / parts_per_thread)), a);
+  const int64_t stride = llmc::padded_to_lanes(a.value_dim);
+  return {owner.parts + index % parts_per_thread * SoftmaxPart::floats(part_rows, stride), part_rows, stride};
+}
+
+Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
+  constexpr int64_t kNever = INT64_MAX;
+  Plan plan{a, kNever, 0, 0};
+  int64_t work = 0;
+  for (int64_t r = 0; r < a.requests; r++) work += plan.tiles(r) * (plan.keys(r).last - plan.keys(r).first);
+  plan.split_keys = std::max(kAttentionRange, work * a.kv_heads / (kItemsPerThread * pool->threads()));
+  int64_t parts = 0;
+  for (int64_t r = 0; r < a.requests; r++) {
+    parts += plan.parts(r);
+    if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.rows(r));
+  }
+  if (parts > 0) {
+    plan.parts_per_thread = kPartFloats / SoftmaxPart::floats(plan.part_rows, llmc::padded_to_lanes(a.value_dim));
+    if (parts > plan.parts_per_thread * pool->threads()) plan.split_keys = kNever;
+  }
+  return plan;
+}
+
+// Moves to the request that item `index` belongs to, when each request has items(request) of them.
+template <class Items>
+void advance(const Plan& plan, int64_t index, const Items& items, Cursor& cursor) {
+  for (;;) {
+    const int64_t count = items(cursor.request);
+    if (index < cursor.first_item + count) return;
+    cursor.first_item += count;
+    cursor.first_part += plan.parts(cursor.request);
+    cursor.request++;
+  }
+}
+
+// Calls body(cursor, item of the request, memory) for every item of every request.
+template <class Items, class Body>
+void for_items(LlmcPool* pool, const Plan& plan, const Items& items, const Body& body) {
+  int64_t count = 0, work = 0;
+  for (int64_t r = 0; r < plan.a.requests; r++) {
+    count += items(r);
+    work += plan.rows(r) * plan.a.context_lens[r] * plan.a.kv_heads * plan.a.head_dim;
+  }
+  for (int32_t thread = 0; thread < pool->threads(); thread++)
+    *ThreadMemory(pool->scratch(thread), plan.a).cursor = Cursor{0, 0, 0};
+  const auto run = [&](int64_t index, void* scratch) {
+    const ThreadMemory memory(scratch, plan.a);
+    advance(plan, index, items, *memory.cursor);
+    body(*memory.cursor, index - memory.cursor->first_item, memory.tile);
+  };
+  if (work < kSerialWork) {
+    for (int64_t index = 0; index < count; index++) run(index, pool->scratch(0));
+  } else {
+    llmc::parallel_for(pool, count, run);
+  }
+}
+
+template <class Q, class K>
+void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
+  using Tile = llmc::TileAttention<Q, K>;
+  const Plan plan = make_plan(pool, a);
+  int64_t parts = 0;
+  for (int64_t r = 0; r < a.requests; r++) parts += plan.parts(r);
+
+  const auto items = [&](int64_t r) { return plan.items(r); };
+  for_items(pool, plan, items, [&](const Cursor& cursor, int64_t item, const TileMemory& memory) {
+    const int64_t r = cursor.request;
+    if (plan.split(r)) {
+      const int64_t ranges = plan.ranges(r);
+      const Tile tile(a, RowTile{r, item / ranges, 0, plan.rows(r)}, memory);
+      tile.pack_queries();
+      tile.attend_range(tile.keys().first / kAttentionRange + item % ranges,
+                        plan.part(pool, cursor.first_part + item));
+      return;
+    }
+    const int64_t tiles = plan.tiles(r);
+    // Later tiles see more keys: the longest items first leave the least to wait for at the end.
+    const int64_t first_row = (tiles - 1 - item % tiles) * kAttentionRows;
+    const Tile tile(a, RowTile{r, item / tiles, first_row, std::min(kAttentionRows, plan.rows(r) - first_row)}, memory);
+    tile.pack_queries();
+    const int64_t first_range = tile.keys().first / kAttentionRange;
+    tile.attend_range(first_range, memory.total);
+    for (int64_t i = 1; i < ranges_of(tile.keys()); i++) {
+      tile.attend_range(first_range + i, memory.part);
+      llmc::join(memory.total, memory.part, tile.rows());
+    }
+    tile.write(memory.total);
+  });
+  if (parts == 0) return;
+
+  const auto joins = [&](int64_t r) { return plan.split(r) ? a.kv_heads : 0; };
+  for_items(pool, plan, joins, [&](const Cursor& cursor, int64_t kv_head, const TileMemory& memory) {
+    const int64_t r = cursor.request;
+    const Tile tile(a, RowTile{r, kv_head, 0, plan.rows(r)}, memory);
+    const int64_t first_part = cursor.first_part + kv_head * plan.ranges(r);
+    const SoftmaxPart total = plan.part(pool, first_part);
+    for (int64_t i = 1; i < plan.ranges(r); i++) llmc::join(total, plan.part(pool, first_part + i), tile.rows());
+    tile.write(total);
+  });
+}
+
+}  // namespace
+
+int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim) {
+  (void)heads, (void)kv_heads;  // a tile has the same number of rows for any grouping
+  const int64_t floats = ThreadMemory::kCursorFloats + kPartFloats + TileMemory::floats(head_dim, value_dim);
+  return floats * static_cast<int64_t>(sizeof(float));
+}
+
+void llmc_paged_attention_f32_f32(LlmcPool* pool, const LlmcPagedAttention* arguments) {
+  attend<float, float>(pool, *arguments);
+}
+void llmc_paged_attention_f32_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments) {
+  attend<float, llmc::bf16>(pool, *arguments);
+}
+void llmc_paged_attention_bf16_f32(LlmcPool* pool, const LlmcPagedAttention* arguments) {
+  attend<llmc::bf16, float>(pool, *arguments);
+}
+void llmc_paged_attention_bf16_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments) {
+  attend<llmc::bf16, llmc::bf16>(pool, *arguments);
+}

@@ -1,0 +1,138 @@
+"""Ragged batches over a shuffled paged cache, and llmc_paged_attention run on them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from llmc.ops.attention import paged_attention
+from tests.codegen.cpp.row_abi import PagedAttention, call, pointer, rows, scratch_bytes
+
+
+@dataclass(frozen=True)
+class PagedBatch:
+    """The tensor arguments of llmc::paged_attention, and its options."""
+
+    q: Tensor
+    k_cache: Tensor
+    v_cache: Tensor
+    query_starts: Tensor
+    context_lens: Tensor
+    block_tables: Tensor
+    scale: float
+    window: int | None = None
+    softcap: float | None = None
+    sinks: Tensor | None = None
+
+    def expected(self) -> Tensor:
+        """The reference's result."""
+        return paged_attention(
+            self.q,
+            self.k_cache,
+            self.v_cache,
+            self.query_starts,
+            self.context_lens,
+            self.block_tables,
+            self.scale,
+            self.window,
+            self.softcap,
+            self.sinks,
+        )
+
+    def run(self, target: str, threads: int = 2) -> Tensor:
+        """The kernel's result, from rows that are wider than they need be."""
+        tokens, heads, head_dim = self.q.shape
+        _, kv_heads, block_size, value_dim = self.v_cache.shape
+        wide = torch.full((tokens, heads * value_dim + 3), 7.0).to(self.q.dtype)
+        arguments = PagedAttention(
+            tokens=tokens,
+            requests=len(self.context_lens),
+            heads=heads,
+            kv_heads=kv_heads,
+            head_dim=head_dim,
+            value_dim=value_dim,
+            block_size=block_size,
+            q=rows(self.q),
+            k_cache=pointer(self.k_cache),
+            v_cache=pointer(self.v_cache),
+            query_starts=pointer(self.query_starts),
+            context_lens=pointer(self.context_lens),
+            block_tables=pointer(self.block_tables),
+            max_blocks=self.block_tables.shape[1],
+            scale=self.scale,
+            window=self.window or 0,
+            softcap=self.softcap or 0.0,
+            sinks=pointer(self.sinks),
+            y=rows(wide),
+        )
+        scratch = scratch_bytes(target, heads, kv_heads, head_dim, value_dim)
+        call(target, "paged_attention", [self.q.dtype, self.k_cache.dtype], arguments, threads, scratch)
+        assert (wide[:, heads * value_dim :] == 7.0).all()
+        return wide[:, : heads * value_dim].unflatten(1, (heads, value_dim))
+
+    def part(self, request: int, first: int, last: int) -> PagedBatch:
+        """Tokens [first, last) of one request, as a batch of their own that comes when no later token is there."""
+        start, end = self.query_starts[request].item(), self.query_starts[request + 1].item()
+        context = int(self.context_lens[request].item() - (end - start) + last)
+        return replace(
+            self,
+            q=self.q[int(start) + first : int(start) + last],
+            query_starts=torch.tensor([0, last - first], dtype=torch.int32),
+            context_lens=torch.tensor([context], dtype=torch.int32),
+            block_tables=self.block_tables[request : request + 1].contiguous(),
+        )
+
+
+def paged_batch(
+    requests: Sequence[tuple[int, int]],
+    *,
+    heads: int = 4,
+    kv_heads: int = 2,
+    head_dim: int = 16,
+    value_dim: int | None = None,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.float32,
+    cache_dtype: torch.dtype | None = None,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: bool = False,
+    seed: int = 0,
+) -> PagedBatch:
+    """Random data for (context length, query tokens) requests, whose blocks lie shuffled among unused ones.
+
+    What no request may read is NaN: unused blocks, and the rest of each last block. q is a slice of wider rows.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    value_dim = head_dim if value_dim is None else value_dim
+    needed = [-(-context // block_size) for context, _ in requests]
+    order = torch.randperm(sum(needed) + 3, generator=generator)
+    tables = torch.full((len(requests), max(needed) + 1), -(2**30), dtype=torch.int32)
+    caches = [
+        torch.randn(len(order), kv_heads, block_size, dim, generator=generator).to(cache_dtype or dtype)
+        for dim in (head_dim, value_dim)
+    ]
+    used = 0
+    for r, (context, _) in enumerate(requests):
+        tables[r, : needed[r]] = order[used : used + needed[r]].int()
+        used += needed[r]
+        for cache in caches:
+            cache[tables[r, needed[r] - 1], :, context - (needed[r] - 1) * block_size :] = float("nan")
+    for cache in caches:
+        cache[order[used:]] = float("nan")
+    tokens = [count for _, count in requests]
+    merged = torch.randn(sum(tokens), heads * head_dim + 10, generator=generator).to(dtype)
+    return PagedBatch(
+        q=merged[:, 5:-5].unflatten(1, (heads, head_dim)),
+        k_cache=caches[0],
+        v_cache=caches[1],
+        query_starts=torch.tensor([0, *tokens]).cumsum(0).int(),
+        context_lens=torch.tensor([context for context, _ in requests], dtype=torch.int32),
+        block_tables=tables,
+        scale=head_dim**-0.5,
+        window=window,
+        softcap=softcap,
+        sinks=torch.randn(heads, generator=generator) if sinks else None,
+    )
