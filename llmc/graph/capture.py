@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from os import PathLike
 from pathlib import Path
 
 from torch import nn
 from torch.export import ExportedProgram
 
+from llmc.errors import CaptureError
+from llmc.graph.capture_hf import capture_directory, capture_pretrained
+from llmc.graph.capture_module import capture_module
+from llmc.graph.capture_program import capture_program
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
@@ -37,9 +42,24 @@ def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptio
     Weight data is not read. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be
     traced or is not a decoder language model.
     """
-    from llmc.graph.capture_hf import capture_directory
-
+    if isinstance(model, ExportedProgram):
+        return Captured(*capture_program(model, options))
+    if isinstance(model, nn.Module):
+        return Captured(*(capture_pretrained if _is_pretrained(model) else capture_module)(model, options))
+    if not isinstance(model, str | PathLike):
+        raise CaptureError(
+            f"cannot compile a {type(model).__name__}",
+            fix="pass a model directory, a transformers model, an nn.Module or an ExportedProgram",
+        )
     directory = Path(model)
-    graph, source = capture_directory(directory, options)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
-    return Captured(graph, source, files)
+    return Captured(*capture_directory(directory, options), files)
+
+
+def _is_pretrained(module: nn.Module) -> bool:
+    """Whether it is a transformers model, without importing transformers for one that is not."""
+    if not any(base.__module__.startswith("transformers.") for base in type(module).__mro__):
+        return False
+    from transformers import PreTrainedModel
+
+    return isinstance(module, PreTrainedModel)

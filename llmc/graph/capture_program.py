@@ -3,50 +3,86 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
-from torch import fx
+import torch
+from torch import SymInt, fx
 from torch.export import ExportedProgram
-from torch.export.graph_signature import InputKind, InputSpec
+from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from llmc.errors import CaptureError
+from llmc.graph.learned_positions import position_limit
+from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Constant, Recipe, Stored
+from llmc.graph.trace import make_functional, trace
+from llmc.graph.weights import Constant, Recipe, Stored, WeightSource
+from llmc.options import BuildOptions
 
 _PACKAGE = str(Path(__file__).parents[1])
-INPUTS = ("input_ids", "positions")
+
+
+def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
+    """Capture a program with one input of token ids, [1, T] or [batch, T] with T dynamic, that returns logits."""
+    ids = _token_input(program)
+    floating = [v.dtype for v in program.state_dict.values() if v.is_floating_point()]
+    dtype = floating[0] if floating else torch.float32
+    if options.dtype != "auto" and options.dtype != str(dtype).removeprefix("torch."):
+        raise CaptureError(
+            f"the program was exported in {dtype}, and casts to it are part of it",
+            at=f"dtype={options.dtype}",
+            fix="export the module in that dtype, or leave dtype=auto",
+        )
+    one_row = ids.meta["val"].shape[0] == 1 and not isinstance(ids.meta["val"].shape[0], SymInt)
+    functional = make_functional(program) if one_row else trace(program.module(), with_positions=False)
+    first: dict[tuple[int, tuple[int, ...]], str] = {}
+    recipes: dict[str, Recipe] = {}
+    for name in program.graph_signature.parameters:
+        value = program.state_dict[name]
+        key = (value.untyped_storage()._cdata, tuple(value.shape))
+        recipes[name] = Stored(first.setdefault(key, name), value.dtype)
+    info = ModelInfo("program", "module", vocab_size=0, max_positions=None, dtype=dtype)
+    return graph_from_program(functional, recipes, info), MemorySource(program.state_dict)
 
 
 def graph_from_program(
-    program: ExportedProgram, recipe_of: Callable[[str], Recipe | None], info: ModelInfo, prefix: str = ""
+    program: ExportedProgram, recipes: Mapping[str, Recipe], info: ModelInfo, prefix: str = ""
 ) -> ModelGraph:
-    """The graph of a functional program whose user inputs are input_ids and positions, both [1, T].
+    """The graph of a functional program with the user inputs input_ids [1, T] and perhaps positions [1, T].
 
-    recipe_of: the recipe of a parameter or buffer by its name in the program; None makes a constant of its value.
-    prefix: what a wrapper module put before those names.
-    Placeholders of one Stored recipe (tied weights) become one.
+    recipes: of parameters and buffers by their name in the program less `prefix`; one that is not there becomes a
+    constant of its value. Placeholders of one Stored recipe (tied weights) become one. vocab_size and, for models
+    with learned positions, max_positions of `info` are filled in from the graph.
     """
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     placeholders = program.graph.find_nodes(op="placeholder")
+    _refuse_mutation(program)
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     users = [node for node in placeholders if specs[node.name].kind is InputKind.USER_INPUT]
-    for name, node in zip(INPUTS, users, strict=True):
-        mapping[node] = _placeholder(graph, name, node)
+    mapping[users[0]] = _placeholder(graph, "input_ids", users[0])
+    tokens = _token_count(mapping[users[0]])
+    positions = _placeholder(graph, "positions", users[-1])
+    if len(users) > 1:
+        mapping[users[1]] = positions
+    else:
+        ids = mapping[users[0]].meta["val"]
+        with ids.fake_mode:
+            positions.meta = {"val": torch.empty_like(ids, dtype=torch.int64)}
 
     weights: dict[str, Recipe] = {}
     tied: dict[Stored, fx.Node] = {}
     for node in placeholders:
         if node in mapping or not node.users:
             continue
-        spec = specs[node.name]
-        recipe = _recipe(program, spec, prefix, recipe_of)
+        target = _target(specs[node.name])
+        recipe = recipes.get(target.removeprefix(prefix)) or _constant(program, target)
         if isinstance(recipe, Stored) and recipe in tied:
             mapping[node] = tied[recipe]
             continue
-        name = recipe.name if isinstance(recipe, Stored) else (spec.target or node.name).removeprefix(prefix)
+        name = recipe.name if isinstance(recipe, Stored) else target.removeprefix(prefix)
         mapping[node] = _placeholder(graph, identifier(name), node)
         weights[mapping[node].name] = recipe
         if isinstance(recipe, Stored):
@@ -54,10 +90,13 @@ def graph_from_program(
 
     for node in program.graph.nodes:
         if node.op == "output":
-            graph.output(mapping[_logits(node)])
+            graph.output(mapping[_logits(node, tokens)])
         elif node.op != "placeholder":
             mapping[node] = graph.node_copy(node, lambda n: mapping[n])
             mapping[node].meta = _kept(node)
+    (logits,) = graph.output_node().all_input_nodes
+    limits = [n for n in (info.max_positions, position_limit(graph, weights), _upper_bound(tokens)) if n is not None]
+    info = replace(info, vocab_size=logits.meta["val"].shape[-1], max_positions=min(limits, default=None))
     return ModelGraph(graph, Stage.CAPTURED, weights, info)
 
 
@@ -84,25 +123,82 @@ def _kept(node: fx.Node) -> dict[str, object]:
 
 def _without_own_frames(stack_trace: str) -> str:
     """Drop this package's frames (wrapper and hooks), so that the last frame is the model's own line."""
-    frames = re.split(r"^ *(?=File \")", stack_trace, flags=re.MULTILINE)
+    frames = re.split(r'^ *(?=File ")', stack_trace, flags=re.MULTILINE)
     return "".join(frame for frame in frames if f'File "{_PACKAGE}' not in frame)
 
 
-def _recipe(
-    program: ExportedProgram, spec: InputSpec, prefix: str, recipe_of: Callable[[str], Recipe | None]
-) -> Recipe:
-    target = spec.target
-    if target is None or spec.kind not in (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR):
+def _token_input(program: ExportedProgram) -> fx.Node:
+    specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
+    users: list[fx.Node] = [
+        n for n in program.graph.find_nodes(op="placeholder") if specs[n.name].kind is InputKind.USER_INPUT
+    ]
+    value = users[0].meta.get("val") if len(users) == 1 else None
+    if not isinstance(value, torch.Tensor) or value.dim() != 2 or value.is_floating_point():
+        raise CaptureError(
+            f"the program takes {len(users)} inputs ({', '.join(n.name for n in users)}), not one of token ids",
+            fix="export a forward(ids) with ids [1, tokens], an integer tensor",
+        )
+    return users[0]
+
+
+def _token_count(ids: fx.Node) -> SymInt:
+    size = ids.meta["val"].shape[1]
+    if not isinstance(size, SymInt) or size.node.expr.is_number:
+        raise CaptureError(
+            f"the number of tokens is fixed to {size}",
+            fix="export with dynamic_shapes={'ids': {1: torch.export.Dim.DYNAMIC}}",
+        )
+    return size
+
+
+def _upper_bound(tokens: SymInt) -> int | None:
+    """The longest input that the model's own checks allow."""
+    upper = tokens.node.shape_env.bound_sympy(tokens.node.expr).upper
+    return int(upper) if upper.is_Integer and upper < 2**31 else None
+
+
+def _refuse_mutation(program: ExportedProgram) -> None:
+    for spec in program.graph_signature.output_specs:
+        if spec.kind is not OutputKind.USER_OUTPUT:
+            raise CaptureError(
+                f"forward changes {spec.target or spec.arg.name}, a buffer or input of the model",
+                fix="keep no state between calls: an engine has its own KV cache",
+            )
+
+
+def _target(spec: InputSpec) -> str:
+    kinds = (InputKind.PARAMETER, InputKind.BUFFER, InputKind.CONSTANT_TENSOR)
+    if spec.target is None or spec.kind not in kinds:
         raise CaptureError(f"the program has an input of kind {spec.kind.name}, which is not a tensor: {spec.arg.name}")
-    recipe = recipe_of(target.removeprefix(prefix))
-    if recipe is not None:
-        return recipe
+    return spec.target
+
+
+def _constant(program: ExportedProgram, target: str) -> Constant:
     value = program.constants[target] if target in program.constants else program.state_dict[target]
     return Constant(value.detach())
 
 
-def _logits(output: fx.Node) -> fx.Node:
+def _logits(output: fx.Node, tokens: SymInt) -> fx.Node:
     (results,) = output.args
-    if not isinstance(results, tuple | list) or len(results) != 1 or not isinstance(results[0], fx.Node):
-        raise CaptureError(f"the program returns {results}, not one tensor of logits")
+    if not isinstance(results, tuple | list) or not results or not isinstance(results[0], fx.Node):
+        raise CaptureError(f"the model returns {results}, not logits", fix="return logits [1, tokens, vocab]")
+    value = results[0].meta["val"]
+    shape = list(value.shape)
+    if value.dim() != 3 or not value.is_floating_point():
+        raise CaptureError(
+            f"the model returns a tensor of shape {shape} and {value.dtype}, which cannot be logits",
+            fix="return logits [1, tokens, vocab]",
+        )
+    if not isinstance(shape[1], SymInt) or shape[1].node.expr != tokens.node.expr:
+        raise CaptureError(
+            f"the model returns logits of {shape[1]} position(s), not of every token",
+            at=_last_line(results[0]),
+            fix="return logits for all tokens at inference; nanoGPT's forward, for one, has to apply lm_head to x "
+            "and not to x[:, [-1], :] when there are no targets",
+        )
     return results[0]
+
+
+def _last_line(node: fx.Node) -> str | None:
+    frames = re.findall(r'File "([^"]+)", line (\d+)', _without_own_frames(node.meta.get("stack_trace") or ""))
+    return ":".join(frames[-1]) if frames else None

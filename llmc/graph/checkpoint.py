@@ -57,15 +57,25 @@ class SafetensorsSource:
             )
         return entry
 
-    def load(self, name: str) -> Tensor:
-        """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or not floating-point."""
+    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
+        """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
         entry = self.entry(name)
-        if entry.dtype not in _DTYPES:
+        if floating and entry.dtype not in _DTYPES:
             raise CheckpointError(
-                f"tensor {name!r} is stored as {entry.dtype}, not as a floating-point type",
+                f"tensor {name!r} is stored as {entry.dtype}, where the model has a floating-point one",
                 at=entry.file,
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
+        if entry.shape != shape:
+            raise CheckpointError(
+                f"tensor {name!r} has shape {list(entry.shape)}, where config.json makes it {list(shape)}",
+                at=entry.file,
+                fix="check that config.json belongs to these weights",
+            )
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing."""
+        entry = self.entry(name)
         with safetensors.safe_open(str(entry.file), framework="pt") as file:
             tensor: Tensor = file.get_tensor(name)
         return tensor

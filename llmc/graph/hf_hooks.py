@@ -6,6 +6,8 @@ arithmetic remains in the graph. Both refuse what the op does not say, since dro
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -37,12 +39,19 @@ _INERT = frozenset(
 )
 
 
-def register() -> None:
-    """Make "llmc" known to transformers; doing it again changes nothing."""
+def implementation_for(model_class: type) -> str:
+    """The attention implementation to capture a model with; "llmc" is made known to transformers if it is that.
+
+    Models with attention code of their own (BLOOM, Falcon) never call the hook but would get no mask from it: they
+    are captured "eager", with their masks, as plain modules are.
+    """
+    if not hasattr(sys.modules[model_class.__module__], "ALL_ATTENTION_FUNCTIONS"):
+        return "eager"
     from transformers import AttentionInterface, AttentionMaskInterface
 
     AttentionInterface.register(IMPLEMENTATION, attention_hook)
     AttentionMaskInterface.register(IMPLEMENTATION, mask_hook)
+    return IMPLEMENTATION
 
 
 def attention_hook(
@@ -81,6 +90,46 @@ def attention_hook(
     return out.unsqueeze(0), None
 
 
-def mask_hook(**arguments: Any) -> None:
-    """No mask: llmc::attention is causal by itself and gets its window as an argument."""
-    return None
+def mask_hook(mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **sizes: Any) -> None:
+    """No mask: llmc::attention is causal by itself and gets its window as an argument.
+
+    Refuses masks that are neither causal nor causal in a window, which the attention hook would never see.
+    """
+    unknown = sorted(_kinds(mask_function) - _EXPRESSIBLE)
+    if unknown:
+        raise CaptureError(
+            f"the model masks its attention by {', '.join(unknown)}, which llmc::attention cannot express",
+            fix="only causal attention, with or without a sliding window, is supported",
+        )
+
+
+# Masks are closures over other masks, known by where in transformers.masking_utils they were made. Packing keeps
+# sequences apart that lie in one row; a captured row is one sequence.
+_COMBINED = frozenset(
+    {
+        "and_masks.<locals>.and_mask",
+        "add_offsets_to_mask_function.<locals>.inner_mask",
+        "remap_positions_for_packed_sequence.<locals>.inner_mask",
+    }
+)
+_EXPRESSIBLE = frozenset(
+    {
+        "causal_mask_function",
+        "sliding_window_overlay",
+        "packed_sequence_mask_function",
+    }
+)
+
+
+def _kinds(mask_function: Callable[..., Any]) -> set[str]:
+    """The elementary masks that a mask function is the intersection of."""
+    name = mask_function.__qualname__
+    if name not in _COMBINED:
+        return {name.removesuffix(".<locals>.inner_mask")}
+    kinds: set[str] = set()
+    for cell in mask_function.__closure__ or ():
+        inner = cell.cell_contents
+        for part in inner if isinstance(inner, tuple | list) else (inner,):
+            if callable(part) and hasattr(part, "__qualname__"):
+                kinds |= _kinds(part)
+    return kinds

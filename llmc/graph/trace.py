@@ -2,22 +2,58 @@
 
 from __future__ import annotations
 
+import logging
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 import torch
 from torch import nn
 from torch.export import Dim, ExportedProgram, export
+
+from llmc.errors import LlmcError
+from llmc.graph.trace_errors import explain
 
 # The length of the example: not 1, which export would take for a constant, and unlike any usual model dimension.
 EXAMPLE_TOKENS = 7
 
 
-def trace(module: nn.Module) -> ExportedProgram:
-    """Export forward(input_ids [1, T] int64, positions [1, T] int64) -> logits [1, T, vocab], without in-place ops."""
-    tokens = Dim("T")
-    example = (
-        torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.int64),
-        torch.arange(EXAMPLE_TOKENS, dtype=torch.int64).unsqueeze(0),
-    )
+def trace(module: nn.Module, *, with_positions: bool) -> ExportedProgram:
+    """Export forward(input_ids [, positions]) -> logits, all of one batch row and T tokens, without in-place ops.
+
+    Raises CaptureError that names the module's own line where it could not be traced.
+    """
+    ids = torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.int64)
+    positions = torch.arange(EXAMPLE_TOKENS, dtype=torch.int64).unsqueeze(0)
+    # One name ties both lengths together; alone, the range of T may be narrowed by the model's own checks.
+    dynamic = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
+    example = (ids, positions) if with_positions else (ids,)
+    try:
+        with torch.no_grad(), _quiet():
+            program = export(module, example, dynamic_shapes=dynamic, strict=False)
+            return make_functional(program)
+    except LlmcError:
+        raise
+    except Exception as error:  # Tracing runs the user's code, which can raise anything; all of it is translated.
+        raise explain(error) from error
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without torch's log of fake-tensor errors, which are raised and explained anyway, and its own deprecations."""
+    logger = logging.getLogger("torch._subclasses.fake_tensor")
+    level = logger.level
+    logger.setLevel(logging.CRITICAL)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", category=FutureWarning)
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def make_functional(program: ExportedProgram) -> ExportedProgram:
+    """The program without in-place ops; linear, attention, softmax and einsum are kept whole."""
     with torch.no_grad():
-        program = export(module, example, dynamic_shapes=({1: tokens}, {1: tokens}), strict=False)
         functional: ExportedProgram = program.run_decompositions({})
     return functional

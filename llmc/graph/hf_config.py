@@ -1,0 +1,144 @@
+"""Reading a model directory's config.json and generation_config.json, and finding the transformers class for it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmc.errors import CaptureError, CheckpointError
+from llmc.graph.checkpoint import read_json
+from llmc.graph.model_graph import ModelInfo
+from llmc.options import BuildOptions
+
+
+def check_directory(directory: Path) -> None:
+    """Raise CheckpointError unless the path is a directory with a config.json."""
+    if not directory.exists():
+        raise CheckpointError(
+            "no such model directory",
+            at=directory,
+            fix="pass a local directory; `hf download NAME --local-dir DIR` fetches one from the hub",
+        )
+    if not directory.is_dir():
+        raise CheckpointError(
+            "the model is a file, not a directory",
+            at=directory,
+            fix="pass the directory that holds config.json and the safetensors files",
+        )
+    if (directory / "config.json").is_file():
+        return
+    if (directory / "manifest.json").is_file() and (directory / "program.json").is_file():
+        raise CheckpointError(
+            "this is a built engine, not a model",
+            at=directory,
+            fix="run it with `llmc generate`, or pass the model it was built from",
+        )
+    raise CheckpointError("not a model directory: it has no config.json", at=directory)
+
+
+def load_config(directory: Path) -> tuple[Any, Any]:
+    """The transformers config and causal-LM class of a directory.
+
+    Raises CheckpointError for an architecture that transformers does not know or that needs the model's own code,
+    CaptureError for one that is not a decoder language model.
+    """
+    file = directory / "config.json"
+    settings = read_json(file)
+    transformers = import_transformers()
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    model_type = settings.get("model_type")
+    if not isinstance(model_type, str):
+        raise CheckpointError("config.json names no model_type", at=file, fix="use a transformers checkpoint")
+    if settings.get("is_encoder_decoder"):
+        raise _not_a_decoder(model_type, "is an encoder-decoder model", file)
+    if settings.get("quantization_config"):
+        method = settings["quantization_config"].get("quant_method", "unknown")
+        raise CheckpointError(
+            f"the checkpoint is quantized ({method})", at=file, fix="use the original F32, BF16 or F16 checkpoint"
+        )
+    if model_type not in CONFIG_MAPPING:
+        if settings.get("auto_map"):
+            raise CheckpointError(
+                f"architecture {model_type!r} needs Python code from the checkpoint, which llmc does not run",
+                at=file,
+                fix="load it yourself with trust_remote_code and pass the model object to llmc.compile",
+            )
+        raise CheckpointError(
+            f"unknown architecture {model_type!r} (transformers {transformers.__version__})",
+            at=file,
+            fix="upgrade transformers, or pass the model as an nn.Module to llmc.compile",
+        )
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
+    if class_name is None:
+        raise _not_a_decoder(model_type, "has no causal language model in transformers", file)
+    model_class = getattr(transformers, class_name)
+    try:
+        config = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
+    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
+        raise CheckpointError(
+            f"config.json does not make a {model_type} model: {error}", at=file, fix="correct the value in config.json"
+        ) from error
+    # A vision-language checkpoint's decoder takes the text part of the config, as in AutoModelForCausalLM.
+    if model_class.config_class is config.sub_configs.get("text_config"):
+        config = config.get_text_config()
+    return config, model_class
+
+
+def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = None) -> torch.dtype:
+    """The dtype to build in: the option's, or the model's own where an engine can compute in it."""
+    if options.dtype != "auto":
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+    if stored not in (torch.float32, torch.bfloat16):
+        raise CheckpointError(
+            f"the model is {str(stored).removeprefix('torch.')}, which engines do not compute in",
+            at=at,
+            fix="choose dtype=float32 (keeps every bit) or dtype=bfloat16 (half the memory)",
+        )
+    return stored
+
+
+def model_info(name: str, config: Any, generation: dict[str, Any], dtype: torch.dtype) -> ModelInfo:
+    """What the engine must know beside the graph. generation: generation_config.json, which goes before the config."""
+
+    def token_ids(key: str) -> tuple[int, ...]:
+        value = generation.get(key)
+        value = getattr(config, key, None) if value is None else value
+        if value is None:
+            return ()
+        return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+
+    limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
+    return ModelInfo(
+        name=name,
+        family=config.model_type,
+        vocab_size=config.vocab_size,
+        max_positions=next((limit for limit in limits if limit is not None), None),
+        dtype=dtype,
+        bos_token_id=next(iter(token_ids("bos_token_id")), None),
+        eos_token_ids=token_ids("eos_token_id"),
+    )
+
+
+def generation_defaults(directory: Path) -> dict[str, Any]:
+    """generation_config.json, or nothing where there is none."""
+    file = directory / "generation_config.json"
+    return read_json(file) if file.is_file() else {}
+
+
+def import_transformers() -> Any:
+    """The transformers package; raises CaptureError that says how to install it."""
+    try:
+        import transformers
+    except ImportError as error:
+        raise CaptureError(
+            f"reading a model directory needs transformers: {error}", fix='pip install "llmc-compiler[hf]"'
+        ) from error
+    return transformers
+
+
+def _not_a_decoder(model_type: str, what: str, file: Path) -> CaptureError:
+    return CaptureError(f"{model_type!r} {what}", at=file, fix="llmc compiles decoder language models: ids to logits")

@@ -1,0 +1,90 @@
+"""What to tell the user when torch.export fails: the line of the model's code, why, and what to change there."""
+
+from __future__ import annotations
+
+import re
+import traceback
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+
+from llmc.errors import CaptureError
+
+_NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), str(Path(re.__file__).parents[1]))
+
+_TRANSFORMERS = "/transformers/models/"
+
+
+def explain(error: Exception) -> CaptureError:
+    """The error to raise in place of one from torch.export."""
+    at = _model_line(error)
+    message = _first_line(error)
+    if at is not None and _TRANSFORMERS in at:
+        return CaptureError(
+            f"this transformers model could not be traced: {type(error).__name__}: {message}",
+            at=at,
+            fix="the architecture or this configuration of it is not supported; other versions of transformers may be",
+        )
+    if isinstance(error, GuardOnDataDependentSymNode | DataDependentOutputException):
+        return CaptureError(
+            "the model's control flow or a size depends on tensor values, which a compiled graph cannot follow",
+            at=at,
+            fix="replace `if tensor`, .item() and .tolist() there by tensor operations such as torch.where",
+        )
+    if isinstance(error, DynamicOutputShapeException):
+        return CaptureError(
+            f"the size of a result depends on tensor values: {message}",
+            at=at,
+            fix="replace nonzero, boolean indexing and unique there by masks and torch.where",
+        )
+    if isinstance(error, ConstraintViolationError) or "onstraints violated" in str(error):
+        return CaptureError(
+            "the model's code fixes the number of tokens to the length it is traced with",
+            at=at or _specialized_line(str(error)),
+            fix="derive sizes from input.shape there, and do not compare or store them as Python numbers",
+        )
+    if isinstance(error, NotImplementedError):
+        return CaptureError(
+            f"the model uses an operation that cannot be traced: {message}",
+            at=at,
+            fix="replace it by torch operations, or register a fake implementation with torch.library",
+        )
+    return CaptureError(
+        f"the model could not be traced: {type(error).__name__}: {message}",
+        at=at,
+        fix="forward must take token ids [1, tokens] alone, on the CPU, at any length, and use torch operations",
+    )
+
+
+def _first_line(error: Exception) -> str:
+    return next(iter(str(error).strip().splitlines()), "no message")
+
+
+def _model_line(error: BaseException) -> str | None:
+    """The deepest line of the error's traceback that is neither torch's, the standard library's nor llmc's."""
+    seen: BaseException | None = error
+    while seen is not None:
+        line = _deepest(seen.__traceback__)
+        if line is not None:
+            return line
+        seen = seen.__cause__ or seen.__context__
+    return None
+
+
+def _deepest(tb: TracebackType | None) -> str | None:
+    for frame in reversed(traceback.extract_tb(tb)):
+        own = frame.filename.startswith(_NOT_THE_MODEL) and _TRANSFORMERS not in frame.filename
+        if not own and not frame.filename.startswith("<"):
+            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+    return None
+
+
+def _specialized_line(message: str) -> str | None:
+    """The source line in a constraint violation, which is raised after tracing and has it only in its text."""
+    for file, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', message)):
+        if not file.startswith(_NOT_THE_MODEL):
+            return f"{file}:{line}"
+    return None
