@@ -93,7 +93,7 @@ def manifest_text(manifest: Manifest) -> str:
     """The text of manifest.json, which ends in a digest of its own content."""
     content = {"format": FORMAT, "format_version": FORMAT_VERSION, **to_json(manifest)}
     content["files"] = dict(sorted(content["files"].items()))
-    content["manifest_sha256"] = _digest(content)
+    content["manifest_sha256"] = content_digest(content)
     return json.dumps(content, indent=2, ensure_ascii=False) + "\n"
 
 
@@ -115,9 +115,9 @@ def read_manifest(engine: Path) -> Manifest:
             fix="rebuild it: llmc build MODEL -o ENGINE",
         )
     digest = content.pop("manifest_sha256", None)
-    if digest != _digest({"format": FORMAT, "format_version": version, **content}):
+    if digest != content_digest({"format": FORMAT, "format_version": version, **content}):
         raise EngineFormatError("the manifest does not match its own digest", at=path, fix=REBUILD)
-    manifest = from_json(Manifest, content, path.name)
+    manifest = from_json(Manifest, content, f"{path}: manifest")
     for name in manifest.files:
         check_file_name(name, path)
     return manifest
@@ -150,6 +150,7 @@ def _read_object(path: Path) -> dict[str, Any]:
     return content
 
 
-def _digest(content: dict[str, Any]) -> str:
+def content_digest(content: dict[str, Any]) -> str:
+    """SHA-256 of the manifest's content without the digest itself, in a canonical form."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode("ascii")).hexdigest()

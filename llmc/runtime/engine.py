@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -155,7 +155,7 @@ class Engine:
         self._run(requests)
         return [self._completion(index, request) for index, request in enumerate(requests)]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Piece]:
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Piece, None, None]:
         """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
 
         Raises RequestError at once for what `generate` refuses. Stopping early frees the request.
@@ -254,16 +254,19 @@ class Engine:
         text = self._tokenizer.decode(request.output) if request.text is None else request.text.text()
         return Completion(text, request.output, request.finish_reason, request.prompt_tokens)
 
-    def _pieces(self, request: Generation) -> Iterator[Piece]:
+    def _pieces(self, request: Generation) -> Generator[Piece, None, None]:
         loop, text = self._loop, request.text
         loop.add(request)
         try:
-            while not request.finished:
-                loop.step()
+            is_last = False
+            while not is_last:
+                if not request.finished:  # The steps of other callers may have brought it to its end.
+                    loop.step()
                 if request.error is not None:
                     raise request.error
                 piece = text.read() if text is not None else ""
-                if piece or request.finished:
+                is_last = request.finished
+                if piece or is_last:
                     yield Piece(piece, len(request.output), request.finish_reason)
         finally:
             loop.remove(request)

@@ -39,7 +39,7 @@ class Sampler:
 
     def sample(self, logits: Row) -> int:
         """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises RequestError for NaN."""
-        scores = self._changed(logits) if self._changes else logits
+        scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
         if not np.isfinite(scores[best]):
             raise RequestError(
@@ -53,7 +53,8 @@ class Sampler:
             self._counts[token] += 1
         return token
 
-    def _changed(self, logits: Row) -> Row:
+    def adjusted(self, logits: Row) -> Row:
+        """A copy of the logits after minimum length, penalties and bias."""
         params = self._params
         scores = logits.copy()
         if self._generated < params.min_tokens:

@@ -133,7 +133,7 @@ def write_tiny_engine(
     return path
 
 
-def overwrite(source: Path, destination: Path) -> Path:
+def copied(source: Path, destination: Path) -> Path:
     """A copy of an engine that a test may damage."""
     shutil.copytree(source, destination)
     return destination

@@ -1,0 +1,211 @@
+"""Writing engines: whole or absent, the same bytes each time, nothing of others deleted, a full disk said plainly."""
+
+from __future__ import annotations
+
+import resource
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import safetensors.torch
+import torch
+
+from llmc.engine_format import AtomicDirectory, EngineWriter, read_engine
+from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
+from llmc.errors import EngineFormatError
+from llmc.program import Layout, WeightSlot
+from tests.runtime.tiny_engine import tiny_manifest, tiny_model, write_tiny_engine
+
+
+def contents(directory: Path) -> dict[str, bytes]:
+    return {str(p.relative_to(directory)): p.read_bytes() for p in sorted(directory.rglob("*")) if p.is_file()}
+
+
+def names(directory: Path) -> list[str]:
+    return sorted(path.name for path in directory.iterdir())
+
+
+def slot(name: str, data: npt.NDArray[np.float32], dtype: str = "F32", layout: Layout = Layout.ROWS) -> WeightSlot:
+    return WeightSlot(name, dtype, data.shape, layout, data.nbytes)
+
+
+@contextmanager
+def file_size_limit(limit: int) -> Iterator[None]:
+    """Files cannot grow past `limit` bytes: what a quota or a full disk looks like to the writer."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
+def test_same_inputs_same_bytes(tmp_path: Path) -> None:
+    first = write_tiny_engine(tmp_path / "a" / "x.llmc")
+    second = write_tiny_engine(tmp_path / "b" / "y.llmc")
+    assert contents(first) == contents(second)
+    assert contents(write_tiny_engine(tmp_path / "b" / "y.llmc")) == contents(first), "replacing gives the same"
+    assert names(tmp_path / "b") == ["y.llmc"]
+
+
+def test_weights_are_aligned_safetensors(tmp_path: Path) -> None:
+    arrays = {"a": np.arange(5, dtype=np.float32), "b": np.ones((3, 7), np.float32), "c": np.array(2.0, np.float32)}
+    half = torch.arange(6).bfloat16().reshape(2, 3)
+    packed = WeightSlot("panels", "BF16", (2, 3), Layout.PANELS, half.nbytes)
+    done: list[int] = []
+    with EngineWriter(tmp_path / "e.llmc") as writer:
+        weights = [(slot(name, array), lambda array=array: array) for name, array in arrays.items()]
+        writer.write_weights([*weights, (packed, lambda: half)], progress=done.append)
+        writer.finish(tiny_manifest(tiny_model()))
+    path = tmp_path / "e.llmc" / "weights" / "rank0-0000.safetensors"
+    assert all(t.begin % ALIGNMENT == 0 for name, t in read_header(path).items() if not name.startswith("padding."))
+    loaded = safetensors.torch.load_file(path)
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name].numpy(), array)
+    assert torch.equal(loaded["panels"], half.flatten())
+    assert done == [20, 84, 4, 12]
+
+
+def test_shards_keep_the_order_and_the_limit() -> None:
+    slots = [WeightSlot(str(i), "U8", (n,), Layout.ROWS, n) for i, n in enumerate((4, 5, 20, 1, 9))]
+    assert [[s.name for s in shard] for shard in plan_shards(slots, 10)] == [["0", "1"], ["2"], ["3", "4"]]
+    assert plan_shards([]) == ()
+
+
+def test_leaving_without_finish_leaves_nothing(tmp_path: Path) -> None:
+    with pytest.raises(KeyError), EngineWriter(tmp_path / "e.llmc") as writer:
+        writer.write_text("program.json", "{}")
+        raise KeyError
+    with EngineWriter(tmp_path / "e.llmc") as writer:
+        writer.write_text("program.json", "{}")
+    assert names(tmp_path) == []
+
+
+def test_an_old_engine_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
+    path = write_tiny_engine(tmp_path / "e.llmc")
+    before = contents(path)
+    with pytest.raises(KeyError), EngineWriter(path):
+        assert contents(path) == before
+        raise KeyError
+    assert contents(path) == before
+    write_tiny_engine(path, model=tiny_model(seed=1))
+    assert contents(path) != before
+    read_engine(path)
+    assert names(tmp_path) == ["e.llmc"]
+
+
+def test_what_is_no_engine_is_never_replaced(tmp_path: Path) -> None:
+    kept = tmp_path / "mine"
+    kept.mkdir()
+    (kept / "thesis.tex").write_text("years of work")
+    with pytest.raises(EngineFormatError, match="not an engine, so it is not replaced"):
+        EngineWriter(kept)
+    with pytest.raises(EngineFormatError, match="is a file"):
+        EngineWriter(kept / "thesis.tex")
+    with pytest.raises(EngineFormatError, match="cannot create a directory"):
+        EngineWriter(kept / "thesis.tex" / "e.llmc")
+    assert contents(kept) == {"thesis.tex": b"years of work"}
+    (tmp_path / "empty").mkdir()
+    read_engine(write_tiny_engine(tmp_path / "empty"))
+
+
+def test_something_that_appears_during_the_build_is_not_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "e.llmc"
+    with pytest.raises(EngineFormatError, match="not replaced"), EngineWriter(path) as writer:
+        path.mkdir()
+        (path / "notes").write_text("mine")
+        writer.finish(tiny_manifest(tiny_model()))
+    assert contents(path) == {"notes": b"mine"}
+    assert names(tmp_path) == ["e.llmc"]
+
+
+@pytest.mark.parametrize("name", ["../out", "/etc/x", "a/../b", "a//b", "", ".", "a\\b"])
+def test_file_names_cannot_leave_the_engine(tmp_path: Path, name: str) -> None:
+    with EngineWriter(tmp_path / "e.llmc") as writer, pytest.raises(EngineFormatError, match="is not allowed"):
+        writer.write_text(name, "x")
+
+
+def test_a_disk_that_fills_up_is_an_error_and_leaves_nothing(tmp_path: Path) -> None:
+    with file_size_limit(10_000), pytest.raises(EngineFormatError, match="no room for the engine") as caught:
+        write_tiny_engine(tmp_path / "e.llmc")
+    assert "bytes are needed" in caught.value.problem and "bytes are free" in caught.value.problem
+    assert caught.value.fix is not None and "free some space" in caught.value.fix
+    assert names(tmp_path) == []
+
+
+def test_a_device_without_space(tmp_path: Path) -> None:
+    with EngineWriter(tmp_path / "e.llmc") as writer:
+        (writer.path / "program.json").symlink_to("/dev/full")
+        with pytest.raises(EngineFormatError, match="No space left on device"):
+            writer.write_text("program.json", "{}")
+    assert names(tmp_path) == []
+
+
+def test_no_room_is_seen_before_anything_is_computed(tmp_path: Path) -> None:
+    huge = WeightSlot("w", "F32", (1 << 60,), Layout.ROWS, 4 << 60)
+    with (
+        EngineWriter(tmp_path / "e.llmc") as writer,
+        pytest.raises(EngineFormatError, match=str((4 << 60) + (1 << 20))),
+    ):
+        writer.write_weights([(huge, lambda: pytest.fail("was packed"))])
+
+
+def test_a_wrongly_packed_weight_is_an_error(tmp_path: Path) -> None:
+    array = np.zeros(4, np.float32)
+    with (
+        EngineWriter(tmp_path / "e.llmc") as writer,
+        pytest.raises(EngineFormatError, match="12 bytes, its slot has 16"),
+    ):
+        writer.write_weights([(slot("w", array), lambda: array[:3])])
+
+
+def test_a_killed_build_leaves_nothing_that_loads_and_the_next_one_cleans_up(tmp_path: Path) -> None:
+    script = """
+        import sys, time
+        from pathlib import Path
+        from llmc.engine_format import EngineWriter
+        writer = EngineWriter(Path(sys.argv[1]))
+        writer.write_text("program.json", "{}")
+        (writer.path / "manifest.json").write_text("{}")
+        print(writer.path, flush=True)
+        time.sleep(60)
+    """
+    path = tmp_path / "e.llmc"
+    command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        left = Path(process.stdout.readline().strip())
+        other = AtomicDirectory(path, lambda _: False)
+        assert left.exists(), "a living build's directory is left alone"
+        other.__exit__(None, None, None)
+        process.send_signal(signal.SIGKILL)
+    assert left.exists() and not path.exists()
+    with pytest.raises(EngineFormatError, match="unfinished build"):
+        read_engine(left)
+    read_engine(write_tiny_engine(path))
+    assert names(tmp_path) == ["e.llmc"]
+
+
+def test_killed_at_any_moment_the_engine_is_whole_or_absent(tmp_path: Path) -> None:
+    script = "import sys; from pathlib import Path; from tests.runtime.tiny_engine import write_tiny_engine\n" + (
+        "print('go', flush=True)\nwhile True: write_tiny_engine(Path(sys.argv[1]))"
+    )
+    path = tmp_path / "e.llmc"
+    generator = np.random.default_rng(0)
+    root = Path(__file__).parent.parent.parent
+    for _ in range(3):
+        with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, cwd=root) as process:
+            assert process.stdout is not None
+            process.stdout.readline()
+            time.sleep(generator.uniform(0, 0.05))
+            process.kill()
+        if path.exists():
+            read_engine(path)
