@@ -73,6 +73,8 @@ def _factor(tokens: list[str], text: str, values: Mapping[str, float]) -> tuple[
         if rest[:1] != [")"]:
             raise _malformed(text, "a parenthesis is not closed")
         return min(terms), rest[1:]
+    if not (first[0].isalpha() or first[0] == "_"):
+        raise _malformed(text, f"unexpected {first!r}")
     if first not in values:
         raise _malformed(text, f"unknown symbol {first!r}")
     return values[first], rest

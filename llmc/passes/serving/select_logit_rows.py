@@ -113,7 +113,7 @@ def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, 
     op = producer.all_input_nodes[0] if producer.target is getitem else producer
     if op.op != "call_function" or op.target in _ENDS:
         return False
-    results = (op,) if op is producer else tuple(op.users)
+    results = (op,) if op is producer else tuple(result for result in op.users if result.users)
     refusal = _refusal(graph, op) or _other_user(results, selections)
     if refusal is not None:
         log.refuse(refusal)
@@ -128,7 +128,7 @@ def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, 
             taken = narrow if result is op else graph.graph.call_function(getitem, (narrow, result.args[1]))
             selections[result].replace_all_uses_with(taken)
             graph.graph.erase_node(selections[result])
-    for dead in dict.fromkeys((*results, op)):
+    for dead in dict.fromkeys((*op.users, op)):
         graph.graph.erase_node(dead)
     return True
 
@@ -156,10 +156,9 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
     elif node.target not in _ROW_WISE and not _is_pointwise(node):
         return Refusal(f"{node.target} is not known to keep rows apart", node)
     for operand in node.all_input_nodes:
-        value = operand.meta["val"]
-        fixed = all(isinstance(size, int) for size in value.shape)
-        if not (_has_rows(graph, operand) or (fixed and (value.ndim < 2 or operand.name in graph.weights))):
-            return Refusal(f"operand {operand.name} is {describe(value)}, neither a matrix of tokens nor fixed", node)
+        value: Tensor = operand.meta["val"]
+        if not _has_rows(graph, operand) and not all(isinstance(size, int) for size in value.shape):
+            return Refusal(f"operand {operand.name} is {describe(value)}, not a matrix with one row a token", node)
     return None
 
 
@@ -172,6 +171,4 @@ def _other_user(results: tuple[fx.Node, ...], selections: dict[fx.Node, fx.Node]
         others = [u.name for u in result.users if u is not selections.get(result)]
         if others:
             return Refusal(f"all rows of {result.name} are needed: it is used by {', '.join(others)}", result)
-        if result not in selections:
-            return Refusal(f"{result.name} is not used", result)
     return None

@@ -1,0 +1,103 @@
+"""Attention over a paged cache: same logits for one sequence and for several, and what cannot be paged is said."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from llmc.errors import PassError
+from llmc.graph.execute import run_tokens
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import render
+from llmc.options import BuildOptions
+from llmc.passes.attention.page_kv_cache import page_kv_cache
+from llmc.passes.runner import run_pipeline
+from tests.graph_builder import GraphBuilder, TensorSource, llama
+from tests.passes.pass_checks import histogram, rewrites, same_logits
+
+
+def test_pages_every_attention(golden: Callable[[str, str], None]) -> None:
+    graph, source = llama(layers=2)
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions())
+    golden("passes/page_kv_cache.txt", render(result.graph))
+    same_logits(graph, result.graph, source, tolerance=1e-6)
+    assert [record.description for record in result.records[0].rewrites] == [
+        "declare the inputs of a serving step",
+        "page the cache of attention_default",
+        "page the cache of attention_default_1",
+    ]
+    again = run_pipeline(result.graph, (page_kv_cache,), BuildOptions())
+    assert rewrites(again.records) == 0
+
+
+@pytest.mark.parametrize("stop_after", [0, 1, 2])
+def test_runs_when_cut_half_way(stop_after: int) -> None:
+    graph, source = llama(layers=2)
+    cut = run_pipeline(graph, (page_kv_cache,), BuildOptions(stop_after=stop_after)).graph
+    assert histogram(cut).get("llmc.paged_attention", 0) == max(stop_after - 1, 0)
+    tokens = [5, 3, 11, 2, 7]
+    torch.testing.assert_close(run_tokens(cut, source, tokens), run_tokens(graph, source, tokens))
+
+
+def test_keeps_window_softcap_and_sinks() -> None:
+    b = GraphBuilder()
+    h = b.embedded()
+    q, k, v = (
+        b.call(torch.ops.aten.reshape.default, b.linear(h, name, heads * 4), [-1, heads, 4])
+        for name, heads in (("q", 2), ("k", 1), ("v", 1))
+    )
+    y = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5, 3, 2.0, b.weight("sinks", 2))
+    graph, source = b.finish(b.call(torch.ops.aten.reshape.default, y, [-1, 8]))
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions()).graph
+    same_logits(graph, result, source, tolerance=1e-6)
+    (node,) = result.graph.find_nodes(op="call_function", target=torch.ops.llmc.paged_attention.default)
+    assert [str(a) for a in node.args[6:]] == ["0.5", "3", "2.0", "sinks"]
+
+
+def test_cache_takes_kv_dtype_and_block_size() -> None:
+    graph, _ = llama(layers=1)
+    options = BuildOptions(kv_dtype="bfloat16", block_size=32)
+    result = run_pipeline(graph, (page_kv_cache,), options).graph
+    assert result.caches[0].dtype is torch.bfloat16
+    (cache,) = (n for n in result.inputs() if n.name == "kv_cache_0_v")
+    assert cache.meta["val"].dtype is torch.bfloat16
+    assert tuple(cache.meta["val"].shape[1:]) == (1, 32, 4)
+
+
+def test_what_is_computed_from_positions_becomes_int32() -> None:
+    b = GraphBuilder()
+    shifted = b.call(torch.ops.aten.add.Tensor, b.positions, 2)
+    table = b.weight("positions.weight", 32, 8)
+    learned = b.call(torch.ops.llmc.embedding.default, shifted, table)
+    graph, source = b.finish(b.call(torch.ops.aten.add.Tensor, b.embedded(), learned))
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions()).graph
+    (add,) = (n for n in result.graph.nodes if n.name == shifted.name)
+    assert add.meta["val"].dtype is torch.int32
+    same_logits(graph, result, source, tolerance=1e-6)
+
+
+def test_refuses_keys_that_are_not_the_steps_tokens() -> None:
+    graph, _ = _cross_attention()
+    with pytest.raises(PassError, match=r"k is float32\[5, 1, 8\], not one row for each") as caught:
+        run_pipeline(graph, (page_kv_cache,), BuildOptions())
+    assert caught.value.fix is not None
+    assert "paged_attention" in caught.value.fix
+
+
+def test_an_allowed_fallback_leaves_the_attention() -> None:
+    graph, source = _cross_attention()
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions(allow_fallback=("paged_attention",)))
+    assert histogram(result.graph)["llmc.attention"] == 1
+    assert len(result.records[0].refusals) == 1
+    tokens = [5, 3, 11, 2, 7, 1]
+    torch.testing.assert_close(run_tokens(result.graph, source, tokens), run_tokens(graph, source, tokens))
+
+
+def _cross_attention() -> tuple[ModelGraph, TensorSource]:
+    b = GraphBuilder()
+    q = b.call(torch.ops.aten.reshape.default, b.embedded(), [-1, 1, 8])
+    k, v = b.weight("keys", 5, 1, 8), b.weight("values", 5, 1, 8)
+    y = b.call(torch.ops.llmc.attention.default, q, k, v, 0.5)
+    return b.finish(b.call(torch.ops.aten.reshape.default, y, [-1, 8]))
