@@ -1,0 +1,42 @@
+"""Compile an engine's generated C++ and link it with the cached kernels into one shared library.
+
+The same source, compiler and kernels give the same bytes: no paths, times or build numbers go into the file. Only the
+engine's own interface is visible from outside.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+
+from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_include_dir, link_flags
+from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
+from llmc.codegen.lowering import Lowered
+from llmc.targets import CpuTarget
+
+# Fields of argument structs are named, which is C++20. Stores to rows that a loop reads at the same place only are
+# what `omp simd` promises; it needs no OpenMP library.
+_FLAGS = ("-std=c++20", "-fopenmp-simd", "-ffp-contract=fast", "-Wno-missing-field-initializers")
+_EXPORTS = "{ global: llmc_engine_*; local: *; };\n"
+
+
+def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path:
+    """Write kernels/engine.cpp and kernels/engine.so under `directory`; returns the path of the library.
+
+    Raises ToolchainError when there is no compiler, or when it does not accept the code.
+    """
+    kernels = directory / "kernels"
+    kernels.mkdir(parents=True, exist_ok=True)
+    source, library = kernels / "engine.cpp", kernels / "engine.so"
+    source.write_text(lowered.source, encoding="utf-8")
+    archive, toolchain = kernel_archive(target), find_toolchain()
+    with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:
+        compiled, exports = Path(temporary) / "engine.o", Path(temporary) / "exports.map"
+        exports.write_text(_EXPORTS, encoding="ascii")
+        maps = [f"-ffile-prefix-map={kernels}=.", f"-ffile-prefix-map={kernel_include_dir()}=."]
+        compiling: list[str | Path] = [*compile_flags(target), *_FLAGS, *maps, f"-I{kernel_include_dir()}", "-c", source, "-o", compiled]
+        run_tool([*toolchain.compiler, *compiling], source=source)
+        hiding = [f"-Wl,--version-script={exports}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,--strip-all"]
+        linking: list[str | Path] = [*link_flags(), *hiding, compiled, archive, "-o", library]
+        run_tool([*toolchain.compiler, *linking], source=source)
+    return library

@@ -1,0 +1,335 @@
+"""Which C++ kernel computes an llmc:: op, and the arguments that it is called with: one table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+import llmc.ops  # noqa: F401  (registers the ops that the table names)
+from llmc.graph.refusal import Refusal
+from llmc.program import Layout
+from llmc.targets import CpuTarget
+
+Argument = str | int | float | bool | None
+_llmc = torch.ops.llmc
+
+
+class Call(Protocol):
+    """A node to be called: how its arguments become text. `name` is the argument's in the op's schema."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Sizes of a tensor argument, without its row axis."""
+        ...
+
+    def count(self, name: str) -> str | int:
+        """How many rows a tensor argument has."""
+        ...
+
+    def plain(self, name: str) -> Any:
+        """An argument that is no tensor."""
+        ...
+
+    def rows(self, name: str) -> str | None:
+        """A tensor argument as LlmcRows; None if the op is called without it."""
+        ...
+
+    def result(self, index: int = 0) -> str:
+        """Where to write a result, as LlmcRows."""
+        ...
+
+    def vector(self, name: str) -> str | None:
+        """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""
+        ...
+
+    def weight(self, name: str, layout: Layout) -> str:
+        """A weight in a layout."""
+        ...
+
+    def table(self, name: str) -> Layout:
+        """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
+        ...
+
+    def cache(self, name: str) -> str:
+        """A cache pointer."""
+        ...
+
+    def block_size(self) -> int:
+        """Positions in a block of the cache."""
+        ...
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """function: name without the suffixes of element types, which are those of the tensor arguments `suffixes`.
+
+    in_place: an argument that may lie where a result goes, and which result.
+    """
+
+    function: str | Callable[[Call], str]
+    arguments: Callable[[Call], dict[str, Argument]]
+    suffixes: tuple[str, ...] = ("x",)
+    in_place: tuple[tuple[str, int], ...] = ()
+    ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+
+
+def kernel_of(node: fx.Node) -> Kernel | None:
+    """The kernel for the node's op, None if there is none."""
+    return KERNELS.get(node.target)
+
+
+def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
+    """Why the node's kernel cannot be called for it on the target, or None."""
+    kernel = kernel_of(node)
+    if kernel is None:
+        return Refusal(f"no kernel for {target.name} computes {node.target}", node)
+    tensors = {name: a.meta["val"] for name, a in arguments_of(node).items() if isinstance(a, fx.Node)}
+    for name in kernel.suffixes:
+        if tensors[name].dtype not in SUFFIXES:
+            return Refusal(f"{name} is {tensors[name].dtype}; kernels know float32 and bfloat16", node)
+    for name, ranks in kernel.ranks.items():
+        if tensors[name].dim() not in ranks:
+            return Refusal(f"{name} has shape {list(tensors[name].shape)}; the kernel takes rank {ranks}", node)
+    x, weight = tensors.get("x"), tensors.get("weight")
+    if node.target in _NORMS or x is None or weight is None:
+        return None
+    if weight.dtype.itemsize > x.dtype.itemsize:
+        return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: packing it would lose digits", node)
+    return None
+
+
+def arguments_of(node: fx.Node) -> dict[str, Any]:
+    """The node's arguments by schema name; defaults filled in."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return {}
+    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
+    return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
+
+
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+
+
+def _product(call: Call, layout: Layout) -> dict[str, Argument]:
+    out, channels = call.shape("weight")
+    return {
+        "tokens": call.count("x"),
+        "in": channels,
+        "out": out // 2 if layout is Layout.GATED_PANELS else out,
+        "x": call.rows("x"),
+        "weight": call.weight("weight", layout),
+        "bias": call.vector("bias"),
+    }
+
+
+def _linear(call: Call) -> dict[str, Argument]:
+    return _product(call, Layout.PANELS) | {"y": call.result(), "activation": "identity", "scale": 1.0}
+
+
+def _fused_linear(call: Call) -> dict[str, Argument]:
+    return _product(call, Layout.PANELS) | {
+        "residual": call.rows("residual"),
+        "y": call.result(),
+        "activation": call.plain("activation"),
+        "scale": call.plain("scale"),
+    }
+
+
+def _gated_linear(call: Call) -> dict[str, Argument]:
+    product = _product(call, Layout.GATED_PANELS)
+    return product | {"y": call.result(), "activation": call.plain("activation"), "scale": 1.0}
+
+
+def _embedding(call: Call) -> dict[str, Argument]:
+    return {
+        "tokens": call.count("ids"),
+        "channels": call.shape("weight")[1],
+        "ids": call.vector("ids"),
+        "weight": call.weight("weight", call.table("weight")),
+        "y": call.result(),
+    }
+
+
+def _embedding_function(call: Call) -> str:
+    return "llmc_embedding_panels" if call.table("weight") is Layout.PANELS else "llmc_embedding"
+
+
+def _select_rows(call: Call) -> dict[str, Argument]:
+    return {
+        "selected": call.count("rows"),
+        "channels": _columns(call, "x"),
+        "rows": call.vector("rows"),
+        "x": call.rows("x"),
+        "y": call.result(),
+    }
+
+
+def _norm(call: Call) -> dict[str, Argument]:
+    *groups, channels = call.shape("x")
+    return {
+        "tokens": call.count("x"),
+        "groups": groups[0] if groups else 1,
+        "channels": channels,
+        "x": call.rows("x"),
+        "weight": call.vector("weight"),
+    }
+
+
+def _rms_norm(call: Call) -> dict[str, Argument]:
+    return _norm(call) | {"eps": call.plain("eps"), "y": call.result()}
+
+
+def _layer_norm(call: Call) -> dict[str, Argument]:
+    return _norm(call) | {"bias": call.vector("bias"), "eps": call.plain("eps"), "y": call.result()}
+
+
+def _add_rms_norm(call: Call) -> dict[str, Argument]:
+    return _in_order(_rms_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}, _NORM_FIELDS)
+
+
+def _add_layer_norm(call: Call) -> dict[str, Argument]:
+    return _in_order(_layer_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}, _NORM_FIELDS)
+
+
+def _gated_activation(call: Call) -> dict[str, Argument]:
+    return {
+        "tokens": call.count("gate"),
+        "channels": _columns(call, "gate"),
+        "gate": call.rows("gate"),
+        "up": call.rows("up"),
+        "y": call.result(),
+        "activation": call.plain("activation"),
+    }
+
+
+def _rope_angles(call: Call) -> dict[str, Argument]:
+    return {
+        "tokens": call.count("positions"),
+        "half": call.shape("inv_freq")[0],
+        "positions": call.vector("positions"),
+        "inv_freq": call.vector("inv_freq"),
+        "scale": call.plain("scale"),
+        "cos": call.result(0).partition("/")[0],
+        "sin": call.result(1).partition("/")[0],
+    }
+
+
+def _rope(call: Call) -> dict[str, Argument]:
+    heads, head_dim = call.shape("x")
+    return {
+        "tokens": call.count("x"),
+        "heads": heads,
+        "head_dim": head_dim,
+        "half": call.shape("cos")[0],
+        "interleaved": call.plain("interleaved"),
+        "x": call.rows("x"),
+        "cos": call.vector("cos"),
+        "sin": call.vector("sin"),
+        "y": call.result(),
+    }
+
+
+def _kv_write(call: Call) -> dict[str, Argument]:
+    kv_heads, head_dim = call.shape("k")
+    return {
+        "tokens": call.count("k"),
+        "heads": 0,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": call.shape("v")[1],
+        "half": 0,
+        "block_size": call.block_size(),
+        "k": call.rows("k"),
+        "v": call.rows("v"),
+        "k_cache": call.cache("k_cache"),
+        "v_cache": call.cache("v_cache"),
+        "slot_mapping": call.vector("slot_mapping"),
+    }
+
+
+def _rope_kv_write(call: Call) -> dict[str, Argument]:
+    rotation: dict[str, Argument] = {
+        "heads": call.shape("q")[0],
+        "half": call.shape("cos")[0],
+        "interleaved": call.plain("interleaved"),
+        "q": call.rows("q"),
+        "cos": call.vector("cos"),
+        "sin": call.vector("sin"),
+        "q_out": call.result(),
+    }
+    return _in_order(_kv_write(call) | rotation, _KV_WRITE_FIELDS)
+
+
+def _paged_attention(call: Call) -> dict[str, Argument]:
+    heads, head_dim = call.shape("q")
+    kv_heads, _, _ = call.shape("k_cache")
+    return {
+        "tokens": call.count("q"),
+        "requests": "R",
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": call.shape("v_cache")[2],
+        "block_size": call.block_size(),
+        "q": call.rows("q"),
+        "k_cache": call.cache("k_cache"),
+        "v_cache": call.cache("v_cache"),
+        "query_starts": call.vector("query_starts"),
+        "context_lens": call.vector("context_lens"),
+        "block_tables": call.vector("block_tables"),
+        "max_blocks": "max_blocks",
+        "scale": call.plain("scale"),
+        "window": call.plain("window") or 0,
+        "softcap": call.plain("softcap") or 0.0,
+        "sinks": call.vector("sinks"),
+        "y": call.result(),
+    }
+
+
+def _columns(call: Call, name: str) -> int:
+    columns = 1
+    for size in call.shape(name):
+        columns *= size
+    return columns
+
+
+def _in_order(arguments: dict[str, Argument], fields: str) -> dict[str, Argument]:
+    """The struct's fields in the order of their declaration, which C++ asks for."""
+    return {name: arguments[name] for name in fields.split() if name in arguments}
+
+
+_NORM_FIELDS = "tokens groups channels x residual weight bias eps y sum"
+_KV_WRITE_FIELDS = (
+    "tokens heads kv_heads head_dim value_dim half block_size interleaved q k v cos sin k_cache v_cache "
+    "slot_mapping q_out"
+)
+_MATRIX = {"x": (2,), "weight": (2,)}
+_NORMS = frozenset({_llmc.rms_norm.default, _llmc.layer_norm.default}) | frozenset(
+    {_llmc.add_rms_norm.default, _llmc.add_layer_norm.default}
+)
+
+KERNELS: dict[Any, Kernel] = {
+    _llmc.linear.default: Kernel("llmc_linear", _linear, ranks=_MATRIX),
+    _llmc.fused_linear.default: Kernel("llmc_linear", _fused_linear, ranks=_MATRIX),
+    _llmc.gated_linear.default: Kernel("llmc_gated_linear", _gated_linear, ranks=_MATRIX),
+    _llmc.lm_head.default: Kernel("llmc_lm_head", _linear, ranks=_MATRIX),
+    _llmc.embedding.default: Kernel(_embedding_function, _embedding, ("weight",), ranks={"ids": (1,)}),
+    _llmc.select_rows.default: Kernel("llmc_select_rows", _select_rows),
+    _llmc.rms_norm.default: Kernel("llmc_rms_norm", _rms_norm, ranks={"x": (2, 3)}),
+    _llmc.layer_norm.default: Kernel("llmc_layer_norm", _layer_norm, ranks={"x": (2, 3)}),
+    _llmc.add_rms_norm.default: Kernel("llmc_rms_norm", _add_rms_norm, ranks={"x": (2,)}),
+    _llmc.add_layer_norm.default: Kernel("llmc_layer_norm", _add_layer_norm, ranks={"x": (2,)}),
+    _llmc.gated_activation.default: Kernel("llmc_gated_activation", _gated_activation, ("gate",)),
+    _llmc.rope_angles.default: Kernel("llmc_rope_angles", _rope_angles, (), ranks={"positions": (1,)}),
+    _llmc.rope.default: Kernel("llmc_rope", _rope, in_place=(("x", 0),), ranks={"x": (3,)}),
+    _llmc.kv_write.default: Kernel("llmc_kv_write", _kv_write, ("k", "k_cache"), ranks={"k": (3,), "v": (3,)}),
+    _llmc.rope_kv_write.default: Kernel(
+        "llmc_kv_write", _rope_kv_write, ("q", "k_cache"), in_place=(("q", 0),), ranks={"q": (3,), "k": (3,), "v": (3,)}
+    ),
+    _llmc.paged_attention.default: Kernel(
+        "llmc_paged_attention", _paged_attention, ("q", "k_cache"), ranks={"q": (3,), "k_cache": (4,)}
+    ),
+}

@@ -1,0 +1,101 @@
+// What generated loops call: element types and elementary functions, free of branches so that compilers vectorize them.
+//
+// exp and tanh follow Cephes' expf and tanhf (Moshier); erf is formula 7.1.26 of Abramowitz and Stegun, of absolute
+// error 1.5e-7. Arithmetic is fp32.
+#pragma once
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#include "api.h"
+#include "thread_pool.h"
+
+namespace llmc::loops {
+
+inline float from_bits(uint32_t bits) {
+  float x;
+  memcpy(&x, &bits, sizeof x);
+  return x;
+}
+inline uint32_t to_bits(float x) {
+  uint32_t bits;
+  memcpy(&bits, &x, sizeof bits);
+  return bits;
+}
+
+struct bf16 {
+  uint16_t bits;
+};
+// To nearest, ties to even; a NaN stays one.
+inline bf16 to_bf16(float x) {
+  const uint32_t bits = to_bits(x);
+  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+  return {static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40u : rounded)};
+}
+
+inline float load(const float& x) { return x; }
+inline float load(const bf16& x) { return from_bits(static_cast<uint32_t>(x.bits) << 16); }
+inline int32_t load(const int32_t& x) { return x; }
+inline void store(float& to, float x) { to = x; }
+inline void store(bf16& to, float x) { to = to_bf16(x); }
+inline void store(int32_t& to, int32_t x) { to = x; }
+inline float round_bf16(float x) { return load(to_bf16(x)); }
+
+inline float max(float a, float b) { return a > b ? a : b; }
+inline float min(float a, float b) { return a < b ? a : b; }
+inline int32_t max(int32_t a, int32_t b) { return a > b ? a : b; }
+inline int32_t min(int32_t a, int32_t b) { return a < b ? a : b; }
+
+inline int32_t floor_div(int32_t a, int32_t b) { return a / b - (a % b != 0 && (a < 0) != (b < 0)); }
+inline float floor_div(float a, float b) { return floorf(a / b); }
+inline int32_t remainder(int32_t a, int32_t b) { return a - b * floor_div(a, b); }
+inline float remainder(float a, float b) { return a - b * floorf(a / b); }
+
+inline float exp(float x) {
+  const float low = -87.3f, high = 88.7f;
+  const float clamped = x < low ? low : (x > high ? high : x);
+  const float scaled = clamped * 1.44269504088896341f;
+  const int32_t n = static_cast<int32_t>(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
+  const float k = static_cast<float>(n);
+  const float r = clamped - k * 0.693359375f + k * 2.12194440e-4f;
+  float p = 1.9875691500e-4f;
+  p = p * r + 1.3981999507e-3f;
+  p = p * r + 8.3334519073e-3f;
+  p = p * r + 4.1665795894e-2f;
+  p = p * r + 1.6666665459e-1f;
+  p = p * r + 5.0000001201e-1f;
+  const float y = (p * r * r + r + 1.0f) * from_bits(static_cast<uint32_t>(n + 127) << 23);
+  return x < low ? 0.0f : (x > high ? INFINITY : y);
+}
+
+inline float tanh(float x) {
+  const float a = fabsf(x), z = x * x;
+  float p = -5.70498872745e-3f;
+  p = p * z + 2.06390887954e-2f;
+  p = p * z - 5.37397155531e-2f;
+  p = p * z + 1.33314422036e-1f;
+  p = p * z - 3.33332819422e-1f;
+  const float near_zero = p * z * x + x;
+  const float far = 1.0f - 2.0f / (exp(2.0f * a) + 1.0f);
+  return a < 0.625f ? near_zero : copysignf(far, x);
+}
+
+inline float erf(float x) {
+  const float a = fabsf(x), t = 1.0f / (1.0f + 0.3275911f * a);
+  float p = 1.061405429f;
+  p = p * t - 1.453152027f;
+  p = p * t + 1.421413741f;
+  p = p * t - 0.284496736f;
+  p = p * t + 0.254829592f;
+  return copysignf(1.0f - p * t * exp(-a * a), x);
+}
+
+inline float sigmoid(float x) { return 1.0f / (1.0f + exp(-x)); }
+inline float silu(float x) { return x * sigmoid(x); }
+inline float gelu(float x) { return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f)); }
+inline float gelu_tanh(float x) {
+  return 0.5f * x * (1.0f + tanh(0.79788456080286536f * (x + 0.044715f * x * x * x)));
+}
+inline float softplus(float x) { return x > 20.0f ? x : log1pf(expf(x)); }
+
+}  // namespace llmc::loops

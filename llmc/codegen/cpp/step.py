@@ -1,0 +1,192 @@
+"""Print an engine's C++: the loops, then open, step and close over kernels/api.h. All choices are made before."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from llmc.codegen.cpp.kernel_table import Argument
+from llmc.codegen.cpp.printer import pointer, print_loop
+from llmc.codegen.kernel_ir import Loop
+from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
+
+_COUNTS = {"T": "step->tokens", "L": "step->logit_rows", "R": "step->requests", "max_blocks": "step->max_blocks"}
+_INPUTS = {"logit_rows": "logit_row_ids"}
+_ELEMENTS = {"F32": "float", "BF16": "bf16", "I32": "int32_t"}
+
+
+def print_source(program: Program, loops: Mapping[Loop, str], model: str) -> str:
+    """The whole engine.cpp. loops: each loop and its function's name."""
+    first_use: dict[str, Origin] = {}
+    for launch in program.launches:
+        first_use.setdefault(launch.kernel, launch.origin)
+    parts = [_head(program, model)]
+    parts += [print_loop(name, loop, _describe(first_use[name])) for loop, name in loops.items()]
+    parts.append(_engine(program))
+    parts.append(_step(program))
+    return "\n".join(parts)
+
+
+def _head(program: Program, model: str) -> str:
+    return f"""// The step of {_one_line(model)}: {len(program.launches)} launches, {len(program.weights)} weights.
+// Generated; each launch says which op, rewrite and line of the model's source it comes from.
+#include <stdlib.h>
+
+#include "loops.h"
+
+using namespace llmc;
+using namespace llmc::loops;
+
+template <class Arguments>
+static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {{
+  kernel(pool, &arguments);
+}}
+"""
+
+
+def _engine(program: Program) -> str:
+    scratch = dict.fromkeys(_scratch(program))
+    lines = "\n".join(f"  need({call});" for call in scratch)
+    return f"""struct LlmcEngine {{
+  const void* const* weights;
+  void* const* caches;
+  char* arena;
+  LlmcPool* pool;
+}};
+
+static int64_t scratch_bytes() {{
+  int64_t bytes = 0;
+  auto need = [&](int64_t more) {{ bytes = more > bytes ? more : bytes; }};
+{lines}
+  return bytes;
+}}
+
+int32_t llmc_engine_abi(void) {{ return LLMC_ENGINE_ABI; }}
+
+LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {{
+  LlmcEngine* engine = static_cast<LlmcEngine*>(malloc(sizeof(LlmcEngine)));
+  if (engine == nullptr) return nullptr;
+  LlmcPool* pool = llmc_pool_create(bindings->threads, scratch_bytes());
+  if (pool == nullptr) {{
+    free(engine);
+    return nullptr;
+  }}
+  *engine = {{bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool}};
+  return engine;
+}}
+
+void llmc_engine_close(LlmcEngine* engine) {{
+  llmc_pool_destroy(engine->pool);
+  free(engine);
+}}
+"""
+
+
+def _scratch(program: Program) -> Iterator[str]:
+    tokens = max(program.limits.max_batch_tokens, program.limits.max_logit_rows)
+    channels = [int(a["in"] or 0) for a in (x.arguments for x in program.launches) if "in" in a]
+    if channels:
+        yield f"llmc_linear_scratch({tokens}, {max(channels)})"
+    for launch in program.launches:
+        if launch.kernel.startswith("llmc_paged_attention"):
+            shape = (launch.arguments[name] for name in ("heads", "kv_heads", "head_dim", "value_dim"))
+            yield f"llmc_paged_attention_scratch({', '.join(map(str, shape))})"
+
+
+def _step(program: Program) -> str:
+    lines = [
+        "void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {",
+        "  LlmcPool* const pool = engine->pool;",
+        "  const void* const* const w = engine->weights;",
+        "  [[maybe_unused]] const int64_t T = step->tokens, L = step->logit_rows, R = step->requests;",
+        "",
+    ]
+    for buffer in program.buffers:
+        element = _ELEMENTS[buffer.dtype]
+        place = f"reinterpret_cast<{element}*>(engine->arena + {_affine(buffer.offset)})"
+        lines.append(f"  {element}* const {_variable(buffer.name)} = {place};")
+    printer = _LaunchPrinter(program)
+    for launch in program.launches:
+        lines += ["", *printer.lines(launch)]
+    return "\n".join([*lines, "}"]) + "\n"
+
+
+class _LaunchPrinter:
+    """Knows the numbers and dtypes of what launches name."""
+
+    def __init__(self, program: Program) -> None:
+        self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
+        self._weight_dtypes = {slot.name: slot.dtype for slot in program.weights}
+
+    def lines(self, launch: Launch) -> Iterator[str]:
+        """The call and the comment above it."""
+        for line in _describe(launch.origin).splitlines():
+            yield f"  // {line}"
+        values = {name: self._value(name, value) for name, value in launch.arguments.items()}
+        if launch.kernel.startswith("llmc_"):
+            yield f"  run({launch.kernel}, pool,"
+            fields = [f".{name} = {value}" for name, value in values.items()]
+            yield from _wrapped(fields, "      {", "});")
+        else:
+            yield from _wrapped(["pool", *values.values()], f"  {launch.kernel}(", ");")
+
+    def _value(self, name: str, value: Argument) -> str:
+        if isinstance(value, bool):
+            return "1" if value else "0"
+        if isinstance(value, float):
+            return f"{value!r}f"
+        if not isinstance(value, str):
+            return str(value)
+        if name == "activation":
+            return f"LLMC_{value.upper()}"
+        if value == "max_blocks":
+            return _COUNTS[value]
+        if value in _COUNTS:
+            return value
+        operand = parse_operand(value)
+        place = self._pointer(operand) + (f" + {operand.offset}" if operand.offset else "")
+        return place if operand.stride is None else f"{{{place}, {operand.stride}}}"
+
+    def _pointer(self, operand: Operand) -> str:
+        if operand.space == "buffer":
+            return _variable(operand.name)
+        if operand.space == "weight":
+            return f"({pointer(self._weight_dtypes[operand.name], written=False)})w[{self._weights[operand.name]}]"
+        if operand.space == "cache":
+            layer, part = operand.name.split(".")
+            return f"engine->caches[{2 * int(layer) + (part == 'v')}]"
+        return f"step->{_INPUTS.get(operand.name, operand.name)}"
+
+
+def _describe(origin: Origin) -> str:
+    nodes = ", ".join(origin.nodes[:6]) + (f" and {len(origin.nodes) - 6} more" if len(origin.nodes) > 6 else "")
+    lines = [nodes + (f"  ({origin.rewrite})" if origin.rewrite else "")]
+    return "\n".join(_one_line(line) for line in [*lines, *([origin.source] if origin.source else [])])
+
+
+def _one_line(text: str) -> str:
+    """Fit for a // comment: no line break, and no backslash at the end that would continue it."""
+    return " ".join(text.split()).rstrip("\\")[:160]
+
+
+def _wrapped(parts: list[str], opening: str, closing: str) -> Iterator[str]:
+    """Comma-separated parts in lines of at most 118 columns."""
+    line = opening
+    for i, part in enumerate(parts):
+        piece = part + ("," if i + 1 < len(parts) else closing)
+        if len(line) + 1 + len(piece) > 118 and line.strip() not in ("", opening.strip()):
+            yield line
+            line = " " * len(opening) + piece
+        else:
+            line += ("" if line.endswith(("(", "{")) else " ") + piece
+    yield line
+
+
+def _affine(offset: Affine) -> str:
+    terms = [f"{offset.tokens} * T"] * bool(offset.tokens) + [f"{offset.logit_rows} * L"] * bool(offset.logit_rows)
+    return " + ".join([*terms, *([str(offset.constant)] if offset.constant or not terms else [])])
+
+
+def _variable(name: str) -> str:
+    """A C++ name for a buffer; no keyword or function ends in an underscore."""
+    return re.sub(r"\W", "_", name) + "_"

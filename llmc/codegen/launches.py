@@ -1,0 +1,301 @@
+"""Launches, one after the other: loops, kernel calls and copies, with the buffers that they keep alive."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from llmc.codegen.cpp.kernel_table import SUFFIXES, Argument, Kernel, arguments_of, kernel_of
+from llmc.codegen.fuse_groups import Group
+from llmc.codegen.kernel_ir import Apply, Loop, Reduce
+from llmc.codegen.loop_builder import Place, build_copy, build_loop, contiguous_strides, dtype_name
+from llmc.codegen.loop_space import dims_of, strides_over
+from llmc.codegen.memory_plan import Lifetime, MemoryPlan, plan_memory
+from llmc.codegen.origin import origin_of, unsupported
+from llmc.codegen.placement import Placement, Unit, place_values, row_stride_only, unit_nodes, unit_reads
+from llmc.codegen.views import Value, View, Views
+from llmc.codegen.weight_slots import WeightSlots
+from llmc.graph.cost import group_cost, node_cost
+from llmc.graph.model_graph import ModelGraph
+from llmc.program import Buffer, Launch, Layout, Operand, RowCount, parse_operand
+
+CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
+
+# Copies that a launch needs are numbered from here on as results of its node, past any real ones.
+_FIRST_COPY = 100
+_KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
+_FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
+
+
+class LaunchBuilder:
+    """The step while it grows, launch by launch. loops: the name of each different loop."""
+
+    def __init__(
+        self, graph: ModelGraph, views: Views, copies: frozenset[fx.Node], units: Sequence[Unit], output: View
+    ) -> None:
+        self.graph, self.views, self._copies, self._output = graph, views, copies, output
+        self._written = _written(units, output, views)
+        self._placements = place_values(units, [self._written[u] for u in units], self._output, views, copies)
+        self.launches: list[Launch] = []
+        self._names: dict[Value, str] = {}
+        self.weights = WeightSlots(graph, views)
+        self.loops: dict[Loop, str] = {}
+
+    def emit(self, unit: Unit) -> None:
+        """Append the unit's launches."""
+        if isinstance(unit, Group):
+            stored = [value.node for value in self._written[unit]]
+            loop, pointers = build_loop(unit, stored, self.views, self._copies, self.locate)
+            self._launch_loop(loop, pointers, unit.nodes)
+        elif unit.target in CONCATENATIONS:
+            self._concatenate(unit)
+        else:
+            kernel = kernel_of(unit)
+            assert kernel is not None
+            self._call(unit, kernel)
+
+    def finish_logits(self) -> None:
+        """Copy the output into the caller's logits, where the launch that makes it could not write it there."""
+        if self._placements.get(self._output.value) != Placement(None, 0, self._output.value.columns):
+            columns = math.prod(dims_of(self._output.shape))
+            place = Place(str(Operand("output", "logits")), "F32", columns)
+            loop, pointers = build_copy(
+                self._output, place, contiguous_strides(self._output.shape, columns), self.locate
+            )
+            self._launch_loop(loop, pointers, (self._output.value.node,))
+
+    def planned_buffers(self) -> tuple[tuple[Buffer, ...], MemoryPlan]:
+        """The buffers that the launches use, with their places in the arena."""
+        spans: dict[str, tuple[int, int]] = {}
+        for i, launch in enumerate(self.launches):
+            for name in _buffers_of(launch):
+                spans[name] = spans.get(name, (i, i))[0], i
+        homes = {name: home for home, name in self._names.items()}
+        lifetimes = [Lifetime(homes[n].rows, homes[n].columns * _itemsize(homes[n]), *spans[n]) for n in spans]
+        plan = plan_memory(lifetimes)
+        buffers = tuple(
+            Buffer(name, _dtype_of(homes[name]), homes[name].rows, homes[name].columns, offset, life.first, life.last)
+            for name, life, offset in zip(spans, lifetimes, plan.offsets, strict=True)
+        )
+        return buffers, plan
+
+    # ---- memory ----------------------------------------------------------------------------------------------------
+
+    def locate(self, view: View) -> Place:
+        """Where a view's first element lies, for a loop."""
+        value = view.value
+        if value.node.name in self.graph.weights:
+            return self._locate_weight(view)
+        if value.node.op == "placeholder":
+            return Place(str(Operand("input", value.node.name, view.offset)), "I32", value.columns)
+        operand, stride = self.operand(view)
+        return Place(str(operand), _dtype_of(value), stride)
+
+    def _locate_weight(self, view: View) -> Place:
+        value = view.value
+        as_vector = len(value.shape) < 2 or not value.dtype.is_floating_point
+        layout = Layout.VECTOR_F32 if as_vector else Layout.ROWS
+        slot = self.weights.request(value.node, layout, value.dtype)
+        return Place(str(Operand("weight", slot.name, view.offset)), slot.dtype, value.columns)
+
+    def operand(self, view: View) -> tuple[Operand, int]:
+        """The pointer to a computed view, and its row stride."""
+        placement = self._placements[view.value]
+        if placement.home is None:
+            return Operand("output", "logits", view.offset), placement.row_stride
+        name = self._names.setdefault(placement.home, _buffer_name(placement.home))
+        return Operand("buffer", name, placement.offset + view.offset), placement.row_stride
+
+    def contiguous(self, view: View, dtype: torch.dtype, node: fx.Node, packed: bool = False) -> View:
+        """The view itself, or that of a copy in which rows are contiguous and elements of the dtype.
+
+        packed: the rows, too, must lie one after the other.
+        """
+        columns = math.prod(dims_of(view.shape))
+        fits = row_stride_only(view) and _dtype_of(view.value) == dtype_name(dtype)
+        placement = self._placements.get(view.value)
+        if fits and placement is not None and (not packed or placement.row_stride == columns):
+            return view
+        copy = Value(node, _FIRST_COPY + len(self.launches), dtype, view.shape)
+        self._placements[copy] = Placement(copy, 0, columns)
+        self._names[copy] = f"{node.name}_operand{len(self.launches)}"
+        place = self.locate(copy.whole())
+        loop, pointers = build_copy(view, place, strides_over(copy.whole(), view.shape), self.locate)
+        self._launch_loop(loop, pointers, (node,), nbytes=2 * columns * dtype.itemsize)
+        return copy.whole()
+
+    # ---- launches --------------------------------------------------------------------------------------------------
+
+    def _launch_loop(
+        self, loop: Loop, pointers: Sequence[str], nodes: Sequence[fx.Node], nbytes: int | None = None
+    ) -> None:
+        name = self.loops.setdefault(loop, f"loop_{len(self.loops)}_{_loop_title(loop)}")
+        arguments: dict[str, Argument] = {"rows": _count(loop.rows)}
+        arguments |= {f"p{i}": pointer for i, pointer in enumerate(pointers)}
+        cost = group_cost(nodes)
+        moved = str(cost.bytes_moved) if nbytes is None else f"{nbytes}*{loop.rows.value}"
+        self.launches.append(Launch(name, arguments, origin_of(nodes), moved, str(cost.flops)))
+
+    def _concatenate(self, node: fx.Node) -> None:
+        """One copying loop for each part, into its place in the result."""
+        parts = node.args[0]
+        assert isinstance(parts, list | tuple)
+        result = self.views[node]
+        assert isinstance(result, View)
+        axis_argument = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim", 0)
+        assert isinstance(axis_argument, int)
+        axis = axis_argument % len(result.shape)
+        if isinstance(result.shape[axis], RowCount):
+            raise unsupported(node, "it joins tensors along the token axis", _KEEP_TOKENS_APART)
+        start = 0
+        for part in parts:
+            assert isinstance(part, fx.Node)
+            view = self.views[part]
+            assert isinstance(view, View)
+            if node.target is torch.ops.aten.stack.default:
+                shape, strides = view.shape, view.strides
+                shape, strides = (*shape[:axis], 1, *shape[axis:]), (*strides[:axis], 0, *strides[axis:])
+                view = View(view.value, view.offset, shape, strides)
+            size = view.shape[axis]
+            if not isinstance(size, int):
+                raise unsupported(node, "it joins tensors along the token axis", _KEEP_TOKENS_APART)
+            to = self.locate(View(result.value, start * result.strides[axis], view.shape, result.strides))
+            over = View(result.value, 0, view.shape, result.strides)
+            loop, pointers = build_copy(view, to, strides_over(over, view.shape), self.locate)
+            nbytes = 2 * math.prod(dims_of(view.shape)) * _itemsize(result.value)
+            self._launch_loop(loop, pointers, (node,), nbytes)
+            start += size
+
+    def _call(self, node: fx.Node, kernel: Kernel) -> None:
+        call = NodeCall(self, node)
+        given = arguments_of(node)
+        arguments: dict[str, Argument] = {n: a for n, a in kernel.arguments(call).items() if a is not None}
+        base = kernel.function if isinstance(kernel.function, str) else kernel.function(call)
+        name = "_".join([base, *(SUFFIXES[given[s].meta["val"].dtype] for s in kernel.suffixes)])
+        cost = node_cost(node)
+        self.launches.append(Launch(name, arguments, origin_of((node,)), str(cost.bytes_moved), str(cost.flops)))
+
+
+class NodeCall:
+    """How one node's arguments become text: what kernel_table.Call describes."""
+
+    def __init__(self, builder: LaunchBuilder, node: fx.Node) -> None:
+        self._builder, self._node = builder, node
+        self._arguments = arguments_of(node)
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        fake: Tensor = self._arguments[name].meta["val"]
+        return tuple(size for size in fake.shape if isinstance(size, int))
+
+    def count(self, name: str) -> str | int:
+        return _count(self._view(name).rows)
+
+    def plain(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def rows(self, name: str) -> str | None:
+        if self._arguments[name] is None:
+            return None
+        view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
+        operand, stride = self._builder.operand(view)
+        row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
+        return str(replace(operand, stride=stride if row else 0))
+
+    def result(self, index: int = 0) -> str:
+        views = self._builder.views[self._node]
+        view = views if isinstance(views, View) else views[index]
+        operand, stride = self._builder.operand(view)
+        return str(replace(operand, stride=stride))
+
+    def vector(self, name: str) -> str | None:
+        if self._arguments[name] is None:
+            return None
+        view = self._view(name)
+        if view.value.node.name in self._builder.graph.weights:
+            if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
+                raise unsupported(self._node, f"{name} is a part of a weight", _FOLD)
+            slot = self._builder.weights.request(view.value.node, Layout.VECTOR_F32, torch.float32)
+            return str(Operand("weight", slot.name))
+        if view.value.node.op == "placeholder":
+            return str(Operand("input", view.value.node.name, view.offset))
+        dtype = torch.int32 if not view.value.dtype.is_floating_point else torch.float32
+        operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._node, packed=True))
+        return str(operand)
+
+    def weight(self, name: str, layout: Layout) -> str:
+        view = self._view(name)
+        node = view.value.node
+        if node.name not in self._builder.graph.weights or view != view.value.whole():
+            raise unsupported(self._node, f"its {name} is computed in the step", _FOLD)
+        x = self._arguments.get("x")
+        dtype = node.meta["val"].dtype if x is None else x.meta["val"].dtype
+        return str(Operand("weight", self._builder.weights.request(node, layout, dtype).name))
+
+    def table(self, name: str) -> Layout:
+        weight = self._view(name).value.node
+        in_panels = self._builder.weights.is_in_panels(weight, weight.meta["val"].dtype)
+        return Layout.PANELS if in_panels else Layout.ROWS
+
+    def cache(self, name: str) -> str:
+        placeholder = self._view(name).value.node.name
+        return str(Operand("cache", placeholder.removeprefix("kv_cache_").replace("_", ".")))
+
+    def block_size(self) -> int:
+        return self.shape("k_cache")[1]
+
+    def _view(self, name: str) -> View:
+        view = self._builder.views[self._arguments[name]]
+        assert isinstance(view, View), f"{name} of {self._node.name} is a tuple"
+        return view
+
+
+def _written(units: Sequence[Unit], output: View, views: Views) -> dict[Unit, tuple[Value, ...]]:
+    """The values that each unit must leave in memory: a kernel all of its own, a loop those that others read."""
+    read = {view.value for unit in units for view in unit_reads(unit, views)} | {output.value}
+    written: dict[Unit, tuple[Value, ...]] = {}
+    for unit in units:
+        found: list[Value] = []
+        for node in unit_nodes(unit):
+            results = views.get(node)
+            for view in (results,) if isinstance(results, View) else results or ():
+                if not isinstance(unit, Group) or view.value in read:
+                    found.append(view.value)
+        written[unit] = tuple(found)
+    return written
+
+
+def _buffers_of(launch: Launch) -> tuple[str, ...]:
+    texts = (a for a in launch.arguments.values() if isinstance(a, str) and ":" in a)
+    return tuple(o.name for o in map(parse_operand, texts) if o.space == "buffer")
+
+
+def _loop_title(loop: Loop) -> str:
+    """A few of the functions that the loop applies, for its name."""
+    names = [
+        s.function if isinstance(s, Apply) else s.reduction for s in loop.statements if isinstance(s, Apply | Reduce)
+    ]
+    return "_".join(n for n in dict.fromkeys(names) if not n.startswith("to_"))[:40].rstrip("_") or "copy"
+
+
+def _count(rows: RowCount) -> str | int:
+    return 1 if rows is RowCount.ONE else rows.value
+
+
+def _dtype_of(value: Value) -> str:
+    name = dtype_name(value.dtype)
+    if name is None:
+        raise unsupported(value.node, f"its result is {value.dtype}", "use float32 or bfloat16")
+    return name
+
+
+def _itemsize(value: Value) -> int:
+    return {"F32": 4, "BF16": 2, "I32": 4}[_dtype_of(value)]
+
+
+def _buffer_name(value: Value) -> str:
+    return value.node.name if value.index == 0 else f"{value.node.name}_result{value.index}"

@@ -1,0 +1,111 @@
+"""Lower an optimized graph to a Program and its C++ source: choose kernels, build loops, place buffers, order launches.
+
+Reading order: `lower` → `_units` (what is launched, and when) → launches.py (one launch after the other).
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import networkx as nx
+from torch import fx
+
+from llmc.codegen.cpp.kernel_table import supports
+from llmc.codegen.cpp.step import print_source
+from llmc.codegen.dependencies import dependencies, is_loop_node
+from llmc.codegen.fuse_groups import Group, fuse_groups
+from llmc.codegen.launches import CONCATENATIONS, LaunchBuilder
+from llmc.codegen.limits import engine_limits
+from llmc.codegen.loop_builder import dtype_name
+from llmc.codegen.loop_space import dims_of
+from llmc.codegen.origin import unsupported
+from llmc.codegen.placement import Unit, unit_nodes
+from llmc.codegen.pointwise import refusal
+from llmc.codegen.views import View, Views, find_views
+from llmc.errors import LoweringError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Recipe
+from llmc.options import BuildOptions
+from llmc.program import CacheSlot, Program
+from llmc.targets import CpuTarget
+
+_WRITE_AN_OP = "write it with operations that `llmc passes` and the documentation list, or build with target reference"
+
+
+@dataclass(frozen=True)
+class Lowered:
+    """What the engine is made of. recipes: how to make each of program.weights, before packing."""
+
+    program: Program
+    source: str
+    recipes: tuple[Recipe, ...]
+
+
+def lower(graph: ModelGraph, target: CpuTarget, options: BuildOptions) -> Lowered:
+    """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
+    views, copies = find_views(graph)
+    edges = dependencies(graph, views, copies)
+    for node in edges:
+        _check(node, copies, views, target)
+    groups = fuse_groups(graph, views, copies)
+    units = _units(edges, groups)
+    output = _output_view(graph, views)
+    builder = LaunchBuilder(graph, views, copies, units, output)
+    for unit in units:
+        builder.emit(unit)
+    builder.finish_logits()
+    buffers, plan = builder.planned_buffers()
+    program = Program(
+        limits=engine_limits(graph.info, options),
+        vocab_size=math.prod(dims_of(output.shape)),
+        arena=plan.arena,
+        unplanned_arena=plan.unplanned,
+        buffers=buffers,
+        weights=builder.weights.slots(),
+        caches=_caches(graph),
+        launches=tuple(builder.launches),
+    )
+    source = print_source(program, builder.loops, graph.info.name)
+    return Lowered(program, source, builder.weights.recipes())
+
+
+def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, target: CpuTarget) -> None:
+    if node in copies or node.target in CONCATENATIONS:
+        return
+    found = refusal(node) if is_loop_node(node, copies, views) else supports(node, target)
+    if found is not None:
+        raise unsupported(found.node, found.reason, _WRITE_AN_OP)
+
+
+def _units(edges: nx.DiGraph, groups: Sequence[Group]) -> tuple[Unit, ...]:
+    """What is launched, in an order that keeps close to the graph's: a group runs where its last node stood."""
+    index = {node: i for i, node in enumerate(edges)}
+    home: dict[fx.Node, Unit] = {node: node for node in edges}
+    for group in groups:
+        home |= dict.fromkeys(group.nodes, group)
+    order = nx.DiGraph()
+    order.add_nodes_from(home.values())
+    order.add_edges_from((home[a], home[b]) for a, b in edges.edges if home[a] is not home[b])
+    sort = nx.lexicographical_topological_sort(order, key=lambda unit: max(index[n] for n in unit_nodes(unit)))
+    return tuple(sort)
+
+
+def _output_view(graph: ModelGraph, views: Views) -> View:
+    (output,) = graph.graph.find_nodes(op="output")
+    (result,) = output.args if isinstance(output.args[0], fx.Node) else output.args[0]
+    view = views[result]
+    if not isinstance(view, View) or view.value.node.op == "placeholder":
+        raise unsupported(result, "the graph returns an input", "return logits")
+    return view
+
+
+def _caches(graph: ModelGraph) -> tuple[CacheSlot, ...]:
+    slots = []
+    for cache in graph.caches:
+        dtype = dtype_name(cache.dtype)
+        if dtype not in ("F32", "BF16"):
+            raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")
+        slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, dtype))
+    return tuple(slots)

@@ -1,0 +1,174 @@
+"""Decide which values share memory: results written in place of what they replace, and logits into the caller's buffer.
+
+A launch may write where it reads if nobody reads the old contents afterwards, and if it reads each element only at
+the place where it writes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from llmc.codegen.cpp.kernel_table import arguments_of, kernel_of
+from llmc.codegen.dependencies import operand_views
+from llmc.codegen.fuse_groups import Group
+from llmc.codegen.loop_space import result_view, strides_over
+from llmc.codegen.views import Value, View, Views
+
+Unit = fx.Node | Group
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where a value lies: `offset` elements into each row of the home value's buffer, or (None) in the logits."""
+
+    home: Value | None
+    offset: int
+    row_stride: int
+
+
+@dataclass(frozen=True)
+class _Read:
+    unit: int
+    view: View
+
+
+def unit_nodes(unit: Unit) -> tuple[fx.Node, ...]:
+    """The nodes that a launch computes."""
+    return unit.nodes if isinstance(unit, Group) else (unit,)
+
+
+def unit_reads(unit: Unit, views: Views) -> tuple[View, ...]:
+    """What a unit reads from memory."""
+    inside = set(unit_nodes(unit))
+    reads = (v for node in unit_nodes(unit) for v in operand_views(node, views))
+    return tuple(v for v in reads if v.value.node not in inside)
+
+
+def place_values(
+    units: Sequence[Unit], written: Sequence[tuple[Value, ...]], output: View, views: Views, copies: frozenset[fx.Node]
+) -> dict[Value, Placement]:
+    """A placement for each value that the units write. written: the values that each unit must leave in memory."""
+    return _Placer(units, written, output, views, copies).place()
+
+
+def row_stride_only(view: View) -> bool:
+    """Whether the view's rows are contiguous, so that a pointer and a row stride describe it."""
+    step = 1
+    for size, stride in zip(reversed(view.shape), reversed(view.strides), strict=True):
+        if isinstance(size, int):
+            if size != 1 and stride != step:
+                return False
+            step *= size
+    return True
+
+
+class _Placer:
+    def __init__(
+        self,
+        units: Sequence[Unit],
+        written: Sequence[tuple[Value, ...]],
+        output: View,
+        views: Views,
+        copies: frozenset[fx.Node],
+    ) -> None:
+        self._units, self._written, self._output = units, written, output
+        self._views, self._copies = views, copies
+        self._reads: dict[Value, list[_Read]] = {}
+        for i, unit in enumerate(units):
+            for view in unit_reads(unit, views):
+                self._reads.setdefault(view.value, []).append(_Read(i, view))
+        self._reads.setdefault(output.value, []).append(_Read(len(units), output))
+        self._placements: dict[Value, Placement] = {}
+        self._residents: dict[Value, list[Value]] = {}
+
+    def place(self) -> dict[Value, Placement]:
+        self._place_logits()
+        for i, values in enumerate(self._written):
+            for value in values:
+                if value not in self._placements:
+                    self._put(value, self._in_place(i, value) or Placement(value, 0, value.columns))
+        return self._placements
+
+    def _put(self, value: Value, placement: Placement) -> None:
+        self._placements[value] = placement
+        if placement.home is not None:
+            self._residents.setdefault(placement.home, []).append(value)
+
+    def _place_logits(self) -> None:
+        """The output, and what a loop turns into it in place."""
+        value = self._output.value
+        if self._output != value.whole() or value.dtype != torch.float32 or value.node.op == "placeholder":
+            return
+        writers = {v: i for i, values in enumerate(self._written) for v in values}
+        while True:
+            self._placements[value] = Placement(None, 0, value.columns)
+            source = next(
+                (
+                    view.value
+                    for view, _ in self._replaceable(writers[value], value)
+                    if view == view.value.whole() and all(r.unit == writers[value] for r in self._reads[view.value])
+                ),
+                None,
+            )
+            if source is None or source in self._placements:
+                return
+            value = source
+
+    def _in_place(self, unit: int, value: Value) -> Placement | None:
+        for view, _ in self._replaceable(unit, value):
+            old = self._placements[view.value]
+            if old.home is not None and self._is_free(unit, view, old):
+                return Placement(old.home, old.offset + view.offset, old.row_stride)
+        return None
+
+    def _replaceable(self, unit: int, value: Value) -> Iterator[tuple[View, View]]:
+        """(what the unit reads, what it writes there) where both are walked alike and other reads do not interfere."""
+        launch = self._units[unit]
+        for view, result in self._walked_alike(launch, value):
+            overlapping = [v for v in unit_reads(launch, self._views) if v.overlaps(view)]
+            computed = view.value.node.op != "placeholder"
+            if computed and view.value.dtype == value.dtype and all(v == view for v in overlapping):
+                yield view, result
+
+    def _walked_alike(self, launch: Unit, value: Value) -> Iterator[tuple[View, View]]:
+        if isinstance(launch, Group):
+            result = result_view(value.node, self._views, self._copies)
+            for view in unit_reads(launch, self._views):
+                a, b = strides_over(view, launch.space), strides_over(result, launch.space)
+                if a[1:] == b[1:] and (a[0] != 0) == (b[0] != 0) and _same_size(view, value):
+                    yield view, result
+            return
+        kernel = kernel_of(launch)
+        for name, index in kernel.in_place if kernel is not None else ():
+            source = self._views[arguments_of(launch)[name]]
+            if index == value.index and isinstance(source, View) and row_stride_only(source):
+                yield source, value.whole()
+
+    def _is_free(self, unit: int, view: View, old: Placement) -> bool:
+        """Whether nothing reads that part of the buffer after this unit, and this unit writes nothing else there."""
+        assert old.home is not None
+        start, end = (old.offset + edge for edge in view.extent())
+        for value in self._residents[old.home]:
+            at = self._placements[value].offset
+            if value in self._written[unit] and start < at + value.columns and at < end:
+                return False
+            for read in self._reads.get(value, ()):
+                low, high = (at + edge for edge in read.view.extent())
+                interferes = read.unit > unit or (read.unit == unit and read.view != view)
+                if interferes and start < high and low < end:
+                    return False
+        return True
+
+
+def _same_size(view: View, value: Value) -> bool:
+    sizes: list[int] = []
+    for shape in (view.shape, value.shape):
+        size = 1
+        for d in shape:
+            size *= d if isinstance(d, int) else 1
+        sizes.append(size)
+    return sizes[0] == sizes[1] and view.rows is value.rows

@@ -1,0 +1,266 @@
+"""The aten operations that loops can hold: what each one reads, and the loop statements that it becomes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+from torch import fx
+
+from llmc.codegen.kernel_ir import Kind
+from llmc.graph.refusal import Refusal
+
+_aten = torch.ops.aten
+
+
+class Statements(Protocol):
+    """Where an operation's statements go; values are numbers of statements."""
+
+    def read(self, argument: Any, kind: Kind) -> int:
+        """An argument of the node: a tensor's element at the loop's place or a number, converted to `kind`."""
+        ...
+
+    def number(self, value: float | int | bool, kind: Kind) -> int:
+        """A constant."""
+        ...
+
+    def apply(self, function: str, *operands: int, kind: Kind = Kind.FLOAT) -> int:
+        """A function from kernel_ir.FUNCTIONS."""
+        ...
+
+    def reduce(self, reduction: str, operand: int) -> int:
+        """A reduction over the columns of an fp32 value."""
+        ...
+
+
+Emit = Callable[[Statements, fx.Node], int]
+
+
+def kind_of(dtype: torch.dtype) -> Kind:
+    """How a loop computes with elements of a dtype."""
+    if dtype == torch.bool:
+        return Kind.BOOL
+    return Kind.FLOAT if dtype.is_floating_point else Kind.INT
+
+
+def is_pointwise(node: fx.Node) -> bool:
+    """Whether a loop can hold the node; `refusal` says whether with these arguments."""
+    return node.target in POINTWISE
+
+
+def reduces(node: fx.Node) -> bool:
+    """Whether the node's loop runs over its input's last axis, and not over its result's."""
+    return node.target in _REDUCTIONS or node.target is _aten._softmax.default
+
+
+def refusal(node: fx.Node) -> Refusal | None:
+    """Why no loop can hold the node, or None."""
+    value = node.meta["val"]
+    if value.dtype not in _DTYPES:
+        return Refusal(f"its result is {value.dtype}; loops know float32, bfloat16, integers and booleans", node)
+    if node.target in _BITWISE and value.dtype != torch.bool:
+        return Refusal(f"it works on the bits of {value.dtype}; loops know it for booleans only", node)
+    if not reduces(node):
+        return None
+    source = node.args[0]
+    assert isinstance(source, fx.Node)
+    rank = source.meta["val"].dim()
+    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
+    found = [axes] if isinstance(axes, int) else list(axes) if isinstance(axes, Sequence) else list(range(rank))
+    if [a % rank for a in found if isinstance(a, int)] != [rank - 1]:
+        return Refusal(f"it reduces axes {found} of {rank}; a loop reduces only the last one", node)
+    if not isinstance(source.meta["val"].shape[-1], int):
+        return Refusal("it reduces over the tokens", node)
+    return None
+
+
+def emit(node: fx.Node, to: Statements) -> int:
+    """The node's statements; returns the number of its result."""
+    assert isinstance(node.target, torch._ops.OpOverload)
+    return POINTWISE[node.target](to, node)
+
+
+_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool})
+
+
+def _result(node: fx.Node) -> Kind:
+    return kind_of(node.meta["val"].dtype)
+
+
+def _argument(node: fx.Node, index: int, name: str, default: Any) -> Any:
+    return node.args[index] if len(node.args) > index else node.kwargs.get(name, default)
+
+
+def _math(function: str) -> Emit:
+    return lambda to, node: to.apply(function, to.read(node.args[0], Kind.FLOAT))
+
+
+def _arithmetic(function: str) -> Emit:
+    def build(to: Statements, node: fx.Node) -> int:
+        kind = _result(node)
+        return to.apply(function, to.read(node.args[0], kind), to.read(node.args[1], kind), kind=kind)
+
+    return build
+
+
+def _sum(function: str, reverse: bool = False) -> Emit:
+    """a ± alpha·b, or b - alpha·a."""
+
+    def build(to: Statements, node: fx.Node) -> int:
+        kind = _result(node)
+        first, second = (1, 0) if reverse else (0, 1)
+        left, right = to.read(node.args[first], kind), to.read(node.args[second], kind)
+        alpha = _argument(node, 2, "alpha", 1)
+        scaled = right if alpha == 1 else to.apply("mul", right, to.number(alpha, kind), kind=kind)
+        return to.apply(function, left, scaled, kind=kind)
+
+    return build
+
+
+def _comparison(function: str) -> Emit:
+    def build(to: Statements, node: fx.Node) -> int:
+        dtypes = [a.meta["val"].dtype for a in node.args if isinstance(a, fx.Node)]
+        floating = any(d.is_floating_point for d in dtypes) or any(isinstance(a, float) for a in node.args)
+        kind = Kind.FLOAT if floating else Kind.INT
+        return to.apply(function, to.read(node.args[0], kind), to.read(node.args[1], kind), kind=Kind.BOOL)
+
+    return build
+
+
+def _logical(function: str) -> Emit:
+    return lambda to, node: to.apply(function, *(to.read(a, Kind.BOOL) for a in node.args), kind=Kind.BOOL)
+
+
+def _clamp(to: Statements, node: fx.Node) -> int:
+    kind = _result(node)
+    value = to.read(node.args[0], kind)
+    low, high = _argument(node, 1, "min", None), _argument(node, 2, "max", None)
+    if low is not None:
+        value = to.apply("maximum", value, to.read(low, kind), kind=kind)
+    return value if high is None else to.apply("minimum", value, to.read(high, kind), kind=kind)
+
+
+def _cast(to: Statements, node: fx.Node) -> int:
+    value = to.read(node.args[0], _result(node))
+    return to.apply("round_bf16", value) if node.meta["val"].dtype == torch.bfloat16 else value
+
+
+def _power(to: Statements, node: fx.Node) -> int:
+    base, exponent = node.args[0], node.args[1]
+    x = to.read(base, Kind.FLOAT)
+    if exponent == 2:
+        return to.apply("square", x)
+    if exponent == 3:
+        return to.apply("mul", to.apply("square", x), x)
+    named = {0.5: "sqrt", -0.5: "rsqrt", -1: "reciprocal"}
+    if isinstance(exponent, int | float) and exponent in named:
+        return to.apply(named[exponent], x)
+    return to.apply("pow", x, to.read(exponent, Kind.FLOAT))
+
+
+def _divide_rounding(to: Statements, node: fx.Node) -> int:
+    mode, kind = node.kwargs.get("rounding_mode"), _result(node)
+    if mode == "floor":
+        return to.apply("floor_div", to.read(node.args[0], kind), to.read(node.args[1], kind), kind=kind)
+    quotient = to.apply("div", to.read(node.args[0], Kind.FLOAT), to.read(node.args[1], Kind.FLOAT))
+    if mode is None:
+        return quotient
+    truncated = to.apply("to_int", quotient, kind=Kind.INT)
+    return to.apply("to_float", truncated) if kind is Kind.FLOAT else truncated
+
+
+def _gelu(to: Statements, node: fx.Node) -> int:
+    return to.apply(
+        "gelu_tanh" if node.kwargs.get("approximate") == "tanh" else "gelu", to.read(node.args[0], Kind.FLOAT)
+    )
+
+
+def _where(to: Statements, node: fx.Node) -> int:
+    kind = _result(node)
+    condition = to.read(node.args[0], Kind.BOOL)
+    return to.apply("where", condition, to.read(node.args[1], kind), to.read(node.args[2], kind), kind=kind)
+
+
+def _masked_fill(to: Statements, node: fx.Node) -> int:
+    kind = _result(node)
+    condition = to.read(node.args[1], Kind.BOOL)
+    return to.apply("where", condition, to.read(node.args[2], kind), to.read(node.args[0], kind), kind=kind)
+
+
+def _fill(position: int) -> Emit:
+    def build(to: Statements, node: fx.Node) -> int:
+        value = node.args[position]
+        assert isinstance(value, int | float)
+        return to.number(value, _result(node))
+
+    return build
+
+
+def _reduction(name: str) -> Emit:
+    return lambda to, node: to.reduce(name, to.read(node.args[0], Kind.FLOAT))
+
+
+def _softmax(to: Statements, node: fx.Node) -> int:
+    x = to.read(node.args[0], Kind.FLOAT)
+    exponential = to.apply("exp", to.apply("sub", x, to.reduce("max", x)))
+    return to.apply("div", exponential, to.reduce("sum", exponential))
+
+
+_REDUCTIONS: dict[Any, str] = {
+    _aten.mean.dim: "mean",
+    _aten.sum.dim_IntList: "sum",
+    _aten.amax.default: "max",
+    _aten.amin.default: "min",
+}
+_BITWISE: dict[Any, str] = {
+    _aten.bitwise_and.Tensor: "and",
+    _aten.bitwise_or.Tensor: "or",
+    _aten.bitwise_not.default: "not",
+}
+_MATH = ("abs", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "erf", "floor", "ceil", "tanh", "sigmoid", "silu")
+
+POINTWISE: dict[Any, Emit] = {
+    **{getattr(_aten, name).default: _math(name) for name in (*_MATH, "relu", "reciprocal", "square", "softplus")},
+    **{op: _reduction(name) for op, name in _REDUCTIONS.items()},
+    **{getattr(_aten.mul, o): _arithmetic("mul") for o in ("Tensor", "Scalar")},
+    **{getattr(_aten.div, o): _arithmetic("div") for o in ("Tensor", "Scalar")},
+    **{getattr(_aten.add, o): _sum("add") for o in ("Tensor", "Scalar")},
+    **{getattr(_aten.sub, o): _sum("sub") for o in ("Tensor", "Scalar")},
+    **{getattr(_aten.rsub, o): _sum("sub", reverse=True) for o in ("Tensor", "Scalar")},
+    **{
+        getattr(getattr(_aten, name), o): _comparison(name)
+        for name in ("lt", "le", "gt", "ge", "eq", "ne")
+        for o in ("Tensor", "Scalar")
+    },
+    **{getattr(_aten, f"logical_{name}").default: _logical(name) for name in ("and", "or", "not")},
+    **{op: _logical(name) for op, name in _BITWISE.items()},
+    _aten.neg.default: lambda to, node: to.apply("neg", to.read(node.args[0], _result(node)), kind=_result(node)),
+    _aten.maximum.default: _arithmetic("maximum"),
+    _aten.minimum.default: _arithmetic("minimum"),
+    _aten.remainder.Scalar: _arithmetic("remainder"),
+    _aten.remainder.Tensor: _arithmetic("remainder"),
+    _aten.floor_divide.default: _arithmetic("floor_div"),
+    _aten.div.Tensor_mode: _divide_rounding,
+    _aten.div.Scalar_mode: _divide_rounding,
+    _aten.pow.Tensor_Scalar: _power,
+    _aten.pow.Tensor_Tensor: _power,
+    _aten.pow.Scalar: _power,
+    _aten.clamp.default: _clamp,
+    _aten.clamp_min.default: _clamp,
+    _aten.clamp_max.default: lambda to, node: to.apply(
+        "minimum", to.read(node.args[0], _result(node)), to.read(node.args[1], _result(node)), kind=_result(node)
+    ),
+    _aten.gelu.default: _gelu,
+    _aten.where.self: _where,
+    _aten.masked_fill.Scalar: _masked_fill,
+    _aten.masked_fill.Tensor: _masked_fill,
+    _aten._to_copy.default: _cast,
+    _aten.to.dtype: _cast,
+    _aten._softmax.default: _softmax,
+    _aten.full.default: _fill(1),
+    _aten.full_like.default: _fill(1),
+    _aten.scalar_tensor.default: _fill(0),
+    _aten.zeros_like.default: lambda to, node: to.number(0, _result(node)),
+    _aten.ones_like.default: lambda to, node: to.number(1, _result(node)),
+}

@@ -1,0 +1,82 @@
+"""Which weights the engine stores, and in which layout: one slot for each weight and layout that a launch reads."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.codegen.cpp.kernel_table import arguments_of
+from llmc.codegen.cpp.pack import packed_nbytes
+from llmc.codegen.origin import unsupported
+from llmc.codegen.views import View, Views
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Derived, Recipe, Stored
+from llmc.program import Layout, WeightSlot
+
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_llmc = torch.ops.llmc
+_PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
+
+
+class WeightSlots:
+    """The slots asked for so far, in the order in which the step first reads them.
+
+    Placeholders with equal recipes (tied weights) share their slots.
+    """
+
+    def __init__(self, graph: ModelGraph, views: Views) -> None:
+        self._graph = graph
+        self._slots: dict[tuple[Hashable, Layout, torch.dtype], tuple[WeightSlot, Recipe]] = {}
+        self._in_panels: set[tuple[Hashable, torch.dtype]] = set()
+        for node in graph.graph.nodes:
+            if node.target in _PRODUCTS:
+                x, weight = (arguments_of(node)[name] for name in ("x", "weight"))
+                view = views[weight]
+                if isinstance(view, View) and view.value.node.name in graph.weights:
+                    self._in_panels.add((self._key(view.value.node), x.meta["val"].dtype))
+
+    def slots(self) -> tuple[WeightSlot, ...]:
+        """In the order of the engine's weight pointers."""
+        return tuple(slot for slot, _ in self._slots.values())
+
+    def recipes(self) -> tuple[Recipe, ...]:
+        """What each slot's tensor is made of, before packing."""
+        return tuple(recipe for _, recipe in self._slots.values())
+
+    def is_in_panels(self, weight: fx.Node, dtype: torch.dtype) -> bool:
+        """Whether a matrix product of that dtype reads the weight."""
+        return (self._key(weight), dtype) in self._in_panels
+
+    def request(self, weight: fx.Node, layout: Layout, dtype: torch.dtype) -> WeightSlot:
+        """The slot of a weight placeholder in a layout, made if there is none yet. VECTOR_F32 ignores `dtype`."""
+        stored = torch.float32 if layout is Layout.VECTOR_F32 else dtype
+        key = (self._key(weight), layout, stored)
+        if key not in self._slots:
+            if stored not in _DTYPES:
+                raise unsupported(weight, f"a weight is {stored}", "build with dtype float32 or bfloat16")
+            shape = tuple(int(s) for s in weight.meta["val"].shape)
+            nbytes = packed_nbytes(shape, layout, stored)
+            slot = WeightSlot(self._name(weight, layout), _DTYPES[stored], shape, layout, nbytes)
+            self._slots[key] = slot, self._graph.weights[weight.name]
+        return self._slots[key][0]
+
+    def _name(self, weight: fx.Node, layout: Layout) -> str:
+        taken = {slot.name for slot, _ in self._slots.values()}
+        return weight.name if weight.name not in taken else f"{weight.name}.{layout.value}"
+
+    def _key(self, weight: fx.Node) -> Hashable:
+        return _recipe_key(self._graph.weights[weight.name])
+
+
+def _recipe_key(recipe: Any) -> Hashable:
+    """Equal for recipes that make the same tensor; a constant is equal to itself only."""
+    if isinstance(recipe, Stored):
+        return recipe
+    if isinstance(recipe, Derived):
+        return (recipe.target.name(), _recipe_key(recipe.args), _recipe_key(recipe.kwargs))
+    if isinstance(recipe, tuple | list):
+        return tuple(map(_recipe_key, recipe))
+    return recipe if isinstance(recipe, int | float | str | bool | torch.dtype | None) else id(recipe)

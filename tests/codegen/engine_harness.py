@@ -1,0 +1,138 @@
+"""Run a compiled engine through its C interface on the same steps as the eager reference."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from pathlib import Path
+from types import TracebackType
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.cpp.build import compile_engine
+from llmc.codegen.cpp.pack import pack
+from llmc.codegen.lowering import Lowered
+from llmc.graph.execute import Chunk
+from llmc.graph.weights import WeightSource, evaluate
+from llmc.program import Program
+from llmc.targets import CpuTarget
+
+_INT32 = ctypes.POINTER(ctypes.c_int32)
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+
+
+class Step(ctypes.Structure):
+    """LlmcStep of api.h."""
+
+    _fields_ = (
+        *((name, ctypes.c_int32) for name in ("tokens", "requests", "logit_rows", "max_blocks")),
+        *((name, ctypes.c_void_p) for name in ("input_ids", "positions", "slot_mapping", "query_starts")),
+        *((name, ctypes.c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "logits")),
+    )
+
+
+class Bindings(ctypes.Structure):
+    """LlmcBindings of api.h."""
+
+    _fields_ = (
+        ("weights", ctypes.c_void_p),
+        ("caches", ctypes.c_void_p),
+        ("arena", ctypes.c_void_p),
+        ("threads", ctypes.c_int32),
+    )
+
+
+class OpenEngine:
+    """A compiled engine with its weights packed, its caches for `sequences` of `blocks` blocks, and an arena.
+
+    The arena is filled with NaN before each step, so that nothing is read that the step has not written.
+    """
+
+    def __init__(
+        self, library: Path, program: Program, weights: Sequence[Tensor], sequences: int, blocks: int, threads: int
+    ) -> None:
+        self._program, self._blocks = program, blocks
+        self._library = ctypes.CDLL(str(library))
+        self._library.llmc_engine_open.restype = ctypes.c_void_p
+        self._library.llmc_engine_step.argtypes = (ctypes.c_void_p, ctypes.POINTER(Step))
+        self._library.llmc_engine_close.argtypes = (ctypes.c_void_p,)
+        size = program.limits.block_size
+        self.caches = [
+            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=DTYPES[c.dtype])
+            for c in program.caches
+            for dim in (c.head_dim, c.value_dim)
+        ]
+        limits = program.limits
+        arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
+        self._arena = torch.empty(arena_bytes // 4 + 16, dtype=torch.float32)
+        self._weights = list(weights)
+        self._tables = (_pointers(self._weights), _pointers(self.caches))
+        aligned = -(-self._arena.data_ptr() // 64) * 64
+        bindings = Bindings(*(ctypes.cast(t, ctypes.c_void_p) for t in self._tables), aligned, threads)
+        self._engine = self._library.llmc_engine_open(ctypes.byref(bindings))
+        assert self._engine
+
+    def __enter__(self) -> OpenEngine:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, at: TracebackType | None) -> None:
+        self._library.llmc_engine_close(self._engine)
+
+    def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
+        """Logits [chunk's tokens, vocabulary] of each chunk."""
+        size, lengths = self._program.limits.block_size, [len(chunk.tokens) for chunk in chunks]
+        tables = [self._table(chunk.sequence) for chunk in chunks]
+        positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.tokens))]
+        owners = [table for table, chunk in zip(tables, chunks, strict=True) for _ in chunk.tokens]
+        arrays = [
+            [t for chunk in chunks for t in chunk.tokens],
+            positions,
+            [table[p // size] * size + p % size for table, p in zip(owners, positions, strict=True)],
+            [sum(lengths[:i]) for i in range(len(lengths) + 1)],
+            [chunk.start + len(chunk.tokens) for chunk in chunks],
+            [block for table in tables for block in table],
+            list(range(len(positions))),
+        ]
+        held = [(ctypes.c_int32 * len(a))(*a) for a in arrays]
+        logits = torch.full((len(positions), self._program.vocab_size), float("nan"))
+        self._arena.fill_(float("nan"))
+        counts = (len(positions), len(chunks), len(positions), self._blocks)
+        step = Step(*counts, *(ctypes.cast(a, ctypes.c_void_p) for a in held), logits.data_ptr())
+        self._library.llmc_engine_step(self._engine, ctypes.byref(step))
+        return list(logits.split(lengths))
+
+    def _table(self, sequence: int) -> list[int]:
+        first = sequence * self._blocks
+        return list(range(first, first + self._blocks))[:: -1 if sequence % 2 else 1]
+
+
+def run_engine(
+    lowered: Lowered,
+    source: WeightSource,
+    steps: Sequence[Sequence[Chunk]],
+    target: CpuTarget,
+    directory: Path,
+    threads: int = 1,
+) -> list[list[Tensor]]:
+    """What graph/execute.py's run_steps returns, computed by the engine compiled into `directory`."""
+    library = compile_engine(lowered, target, directory)
+    chunks = [chunk for step in steps for chunk in step]
+    blocks = -(-max(c.start + len(c.tokens) for c in chunks) // lowered.program.limits.block_size)
+    sequences = max(c.sequence for c in chunks) + 1
+    weights = packed_weights(lowered, source)
+    with OpenEngine(library, lowered.program, weights, sequences, blocks, threads) as engine:
+        return [engine.step(step) for step in steps]
+
+
+def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:
+    """Each weight as the kernels read it."""
+    pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
+    weights = [pack(evaluate(recipe, source), slot.layout, DTYPES[slot.dtype]) for slot, recipe in pairs]
+    for slot, weight in zip(lowered.program.weights, weights, strict=True):
+        assert weight.nbytes == slot.nbytes
+    return weights
+
+
+def _pointers(tensors: Sequence[Tensor]) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * max(len(tensors), 1))(*(t.data_ptr() for t in tensors))
