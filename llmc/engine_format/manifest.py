@@ -8,10 +8,10 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
 
-from llmc.engine_format.typed_json import REBUILD, from_json, to_json
 from llmc.errors import EngineFormatError
 from llmc.program import Limits
 from llmc.targets import CpuTarget, Target
+from llmc.typed_json import REBUILD, from_json, to_json
 
 FORMAT = "llmc-engine"
 FORMAT_VERSION = 1

@@ -9,12 +9,12 @@ from pathlib import Path
 from llmc.engine_format.atomic_directory import TEMPORARY_SUFFIX
 from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_hashes
 from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord, Manifest, TargetRecord, read_manifest
-from llmc.engine_format.typed_json import REBUILD
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.program import Program
 from llmc.program_json import program_from_json
 from llmc.targets import CpuTarget, missing_features
+from llmc.typed_json import REBUILD
 
 PROGRAM_NAME = "program.json"
 LIBRARY_NAME = "kernels/engine.so"

@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmc.engine_format.typed_json import REBUILD
 from llmc.errors import EngineFormatError
 from llmc.program import Layout, WeightSlot
+from llmc.typed_json import REBUILD
 
 ALIGNMENT = 64
 SHARD_BYTES = 4 << 30

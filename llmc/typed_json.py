@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import enum
 import types
 import typing
 from typing import Any, TypeVar
@@ -11,13 +12,16 @@ from llmc.errors import EngineFormatError
 
 T = TypeVar("T")
 
+_SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 REBUILD = "the file is damaged or was edited: rebuild the engine with `llmc build`"
 
 
 def to_json(value: Any) -> Any:
-    """The plain JSON value of a dataclass, tuple, dict or scalar; fields keep their declared order."""
+    """The plain JSON value of a dataclass, enum, tuple, dict or scalar; fields keep their declared order."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
+    if isinstance(value, enum.Enum):
+        return value.value
     if isinstance(value, tuple | list):
         return [to_json(item) for item in value]
     if isinstance(value, dict):
@@ -28,7 +32,8 @@ def to_json(value: Any) -> Any:
 def from_json(kind: type[T], value: Any, at: str) -> T:
     """A `kind` made of a parsed JSON value. at: where the value stands, for the error.
 
-    Understands dataclasses, tuple[X, ...], dict[str, X], X | None, bool, int, float, str and Any.
+    Understands dataclasses, enums, tuple[X, ...], dict[str, X], X | None, bool, int, float, str, unions of these
+    four and None, and Any.
     """
     decoded: T = _decode(kind, value, at)
     return decoded
@@ -39,10 +44,13 @@ def _decode(kind: Any, value: Any, at: str) -> Any:
         return value
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_fields(kind, value, at)
+    if isinstance(kind, enum.EnumType):
+        names: list[str] = [member.value for member in kind]
+        _expect(value in names, f"one of {', '.join(names)}", value, at)
+        return kind(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (types.UnionType, typing.Union):
-        (inner,) = (argument for argument in arguments if argument is not types.NoneType)
-        return None if value is None else _decode(inner, value, at)
+        return _decode_union(arguments, value, at)
     if origin is tuple:
         _expect(isinstance(value, list), "a list", value, at)
         return tuple(_decode(arguments[0], item, f"{at}[{i}]") for i, item in enumerate(value))
@@ -52,7 +60,17 @@ def _decode(kind: Any, value: Any, at: str) -> Any:
     if kind is float:
         _expect(isinstance(value, int | float) and not isinstance(value, bool), "a number", value, at)
         return float(value)
-    _expect(type(value) is kind, {int: "a whole number", str: "a string", bool: "true or false"}[kind], value, at)
+    _expect(type(value) is kind, _SCALARS[kind], value, at)
+    return value
+
+
+def _decode_union(kinds: tuple[Any, ...], value: Any, at: str) -> Any:
+    if value is None and types.NoneType in kinds:
+        return None
+    others = [kind for kind in kinds if kind is not types.NoneType]
+    if len(others) == 1:
+        return _decode(others[0], value, at)
+    _expect(type(value) in others, " or ".join(_SCALARS[kind] for kind in others), value, at)
     return value
 
 
