@@ -1,15 +1,15 @@
 """Apply an activation where the product before it is still in registers.
 
     act(linear(x, weight, bias))  ->  fused_linear(x, weight, bias, None, "act", 1.0)
-One pass for each activation, by name; GPT-2's tanh approximation of GELU and the sigmoid one of CLIP are also found
-written out, as HF does. Must have: the product is used by the activation only.
+One pass for each activation. GELU and SiLU written out are one op since the canonical stage; squared ReLU and the
+fast forms of GELU are found here, also where their last product has become a gated_activation.
+Must have: the product is used by the activation only.
 Numerics: reorder, since the product is not rounded before the activation. Saves writing and reading it once.
-Sources: Hendrycks and Gimpel 2016 (GELU and both approximations), So et al. 2021 (squared ReLU).
+Sources: Hendrycks and Gimpel 2016 (GELU and its approximations), So et al. 2021 (squared ReLU).
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -20,24 +20,13 @@ from llmc.passes.rewrite import Rewrite
 
 aten = torch.ops.aten
 _linear = torch.ops.llmc.linear.default
+_gated = torch.ops.llmc.gated_activation.default
+_fused = torch.ops.llmc.fused_linear.default
 
 
-def gelu(x: Any, weight: Any, bias: Any) -> Any:
-    """Exact GELU."""
-    return aten.gelu.default(_linear(x, weight, bias))
-
-
-def gelu_tanh(x: Any, weight: Any, bias: Any) -> Any:
-    """GELU in torch's tanh approximation."""
-    return aten.gelu.default(_linear(x, weight, bias), approximate="tanh")
-
-
-def new_gelu(x: Any, weight: Any, bias: Any) -> Any:
-    """½·y·(1 + tanh(√(2/π)·(y + 0.044715·y³))), HF's NewGELUActivation."""
-    y = _linear(x, weight, bias)
-    inner = aten.add.Tensor(y, aten.mul.Tensor(aten.pow.Tensor_Scalar(y, 3.0), 0.044715))
-    tanh = aten.tanh.default(aten.mul.Tensor(inner, math.sqrt(2.0 / math.pi)))
-    return aten.mul.Tensor(aten.mul.Tensor(y, 0.5), aten.add.Tensor(tanh, 1.0))
+def gelu(x: Any, weight: Any, bias: Any, approximate: Any) -> Any:
+    """GELU, exact or in torch's tanh approximation."""
+    return aten.gelu.default(_linear(x, weight, bias), approximate=approximate)
 
 
 def fast_gelu(x: Any, weight: Any, bias: Any) -> Any:
@@ -48,23 +37,19 @@ def fast_gelu(x: Any, weight: Any, bias: Any) -> Any:
     return aten.mul.Tensor(aten.mul.Tensor(y, 0.5), aten.add.Tensor(tanh, 1.0))
 
 
-def silu(x: Any, weight: Any, bias: Any) -> Any:
-    """y·sigmoid(y), torch's own."""
-    return aten.silu.default(_linear(x, weight, bias))
-
-
-def written_out_silu(x: Any, weight: Any, bias: Any) -> Any:
-    """y·sigmoid(y), written out."""
+def quick_gelu(x: Any, weight: Any, bias: Any) -> Any:
+    """y·sigmoid(1.702·y), HF's QuickGELUActivation."""
     y = _linear(x, weight, bias)
-    return aten.mul.Tensor(y, aten.sigmoid.default(y))
+    return aten.mul.Tensor(y, aten.sigmoid.default(aten.mul.Tensor(y, 1.702)))
 
 
-def relu(x: Any, weight: Any, bias: Any) -> Any:
-    """max(y, 0)."""
-    return aten.relu.default(_linear(x, weight, bias))
+def quick_gelu_gated(x: Any, weight: Any, bias: Any) -> Any:
+    """The same after its last product became a gate."""
+    y = _linear(x, weight, bias)
+    return _gated(aten.mul.Tensor(y, 1.702), y, "sigmoid")
 
 
-def relu_power_2(x: Any, weight: Any, bias: Any) -> Any:
+def relu_squared(x: Any, weight: Any, bias: Any) -> Any:
     """relu(y)², HF's ReLUSquaredActivation."""
     return aten.pow.Tensor_Scalar(aten.relu.default(_linear(x, weight, bias)), 2)
 
@@ -75,10 +60,20 @@ def relu_times_relu(x: Any, weight: Any, bias: Any) -> Any:
     return aten.mul.Tensor(y, y)
 
 
-def quick_gelu(x: Any, weight: Any, bias: Any) -> Any:
-    """y·sigmoid(1.702·y), HF's QuickGELUActivation."""
+def relu_gated_by_relu(x: Any, weight: Any, bias: Any) -> Any:
+    """The same after its product became a gate."""
     y = _linear(x, weight, bias)
-    return aten.mul.Tensor(y, aten.sigmoid.default(aten.mul.Tensor(y, 1.702)))
+    return _gated(y, aten.relu.default(y), "relu")
+
+
+def silu(x: Any, weight: Any, bias: Any) -> Any:
+    """y·sigmoid(y)."""
+    return aten.silu.default(_linear(x, weight, bias))
+
+
+def relu(x: Any, weight: Any, bias: Any) -> Any:
+    """max(y, 0)."""
+    return aten.relu.default(_linear(x, weight, bias))
 
 
 def sigmoid(x: Any, weight: Any, bias: Any) -> Any:
@@ -91,21 +86,25 @@ def tanh(x: Any, weight: Any, bias: Any) -> Any:
     return aten.tanh.default(_linear(x, weight, bias))
 
 
-def _fuse(activation: str, *patterns: Callable[..., Any]) -> Rewrite:
+def _replace_gelu(x: Any, weight: Any, bias: Any, approximate: Any) -> Any:
+    return _fused(x, weight, bias, None, "gelu_tanh" if approximate == "tanh" else "gelu", 1.0)
+
+
+def _fuse(name: str, activation: str, *patterns: Callable[..., Any]) -> Rewrite:
     def replacement(x: Any, weight: Any, bias: Any) -> Any:
-        return torch.ops.llmc.fused_linear.default(x, weight, bias, None, activation, 1.0)
+        return _fused(x, weight, bias, None, activation, 1.0)
 
-    return Rewrite(f"fuse_linear_{activation}", patterns, replacement, stage=Stage.OPTIMIZED)
+    return Rewrite(name, patterns, replacement, stage=Stage.OPTIMIZED)
 
 
-# Written-out forms come before what they contain.
+# Forms of several ops come before the ops that they contain.
 fuse_linear_activation: tuple[Rewrite, ...] = (
-    _fuse("gelu_tanh", gelu_tanh, new_gelu, fast_gelu),
-    _fuse("quick_gelu", quick_gelu),
-    _fuse("relu2", relu_power_2, relu_times_relu),
-    _fuse("gelu", gelu),
-    _fuse("silu", silu, written_out_silu),
-    _fuse("relu", relu),
-    _fuse("sigmoid", sigmoid),
-    _fuse("tanh", tanh),
+    Rewrite("fuse_linear_gelu", (gelu,), _replace_gelu, stage=Stage.OPTIMIZED),
+    _fuse("fuse_linear_fast_gelu", "gelu_tanh", fast_gelu),
+    _fuse("fuse_linear_quick_gelu", "quick_gelu", quick_gelu, quick_gelu_gated),
+    _fuse("fuse_linear_relu_squared", "relu2", relu_squared, relu_times_relu, relu_gated_by_relu),
+    _fuse("fuse_linear_silu", "silu", silu),
+    _fuse("fuse_linear_relu", "relu", relu),
+    _fuse("fuse_linear_sigmoid", "sigmoid", sigmoid),
+    _fuse("fuse_linear_tanh", "tanh", tanh),
 )

@@ -1,8 +1,7 @@
-"""Each activation after a product is fused, in torch's form and written out as HF does."""
+"""Each activation after a product is fused: torch's op, and the forms of several ops that HF writes out."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 
 import pytest
@@ -17,13 +16,6 @@ from tests.passes.pass_checks import refusals, rewritten
 
 aten = torch.ops.aten
 Act = Callable[[GraphBuilder, fx.Node], fx.Node]
-
-
-def _new_gelu(b: GraphBuilder, y: fx.Node) -> fx.Node:
-    cube = b.call(aten.mul.Tensor, b.call(aten.pow.Tensor_Scalar, y, 3.0), 0.044715)
-    scaled = b.call(aten.mul.Tensor, b.call(aten.add.Tensor, y, cube), math.sqrt(2.0 / math.pi))
-    tanh = b.call(aten.add.Tensor, b.call(aten.tanh.default, scaled), 1.0)
-    return b.call(aten.mul.Tensor, b.call(aten.mul.Tensor, y, 0.5), tanh)
 
 
 def _fast_gelu(b: GraphBuilder, y: fx.Node) -> fx.Node:
@@ -46,8 +38,12 @@ def _relu_times_itself(b: GraphBuilder, y: fx.Node) -> fx.Node:
     return b.call(aten.mul.Tensor, relu, relu)
 
 
-def _silu_written_out(b: GraphBuilder, y: fx.Node) -> fx.Node:
-    return b.call(aten.mul.Tensor, y, b.call(aten.sigmoid.default, y))
+def _quick_gelu_gated(b: GraphBuilder, y: fx.Node) -> fx.Node:
+    return b.call(torch.ops.llmc.gated_activation.default, b.call(aten.mul.Tensor, y, 1.702), y, "sigmoid")
+
+
+def _relu_gated_by_relu(b: GraphBuilder, y: fx.Node) -> fx.Node:
+    return b.call(torch.ops.llmc.gated_activation.default, y, b.call(aten.relu.default, y), "relu")
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -55,16 +51,17 @@ def _silu_written_out(b: GraphBuilder, y: fx.Node) -> fx.Node:
     ("act", "name"),
     [
         (lambda b, y: b.call(aten.gelu.default, y), "gelu"),
-        (lambda b, y: b.call(torch.ops.aten.relu.default, y), "relu"),
+        (lambda b, y: b.call(aten.relu.default, y), "relu"),
         (lambda b, y: b.call(aten.silu.default, y), "silu"),
         (lambda b, y: b.call(aten.sigmoid.default, y), "sigmoid"),
         (lambda b, y: b.call(aten.tanh.default, y), "tanh"),
-        (_new_gelu, "gelu_tanh"),
+        (lambda b, y: b.call(aten.gelu.default, y, approximate="tanh"), "gelu_tanh"),
         (_fast_gelu, "gelu_tanh"),
         (_quick_gelu, "quick_gelu"),
         (_relu_squared, "relu2"),
         (_relu_times_itself, "relu2"),
-        (_silu_written_out, "silu"),
+        (_quick_gelu_gated, "quick_gelu"),
+        (_relu_gated_by_relu, "relu2"),
     ],
 )
 def test_fuses(act: Act, name: str, bias: bool) -> None:
@@ -74,7 +71,7 @@ def test_fuses(act: Act, name: str, bias: bool) -> None:
     assert node.args[3:] == (None, name, 1.0)
 
 
-def test_fuses_torchs_tanh_gelu_given_by_name(golden: Callable[[str, str], None]) -> None:
+def test_fuses_a_plain_mlp(golden: Callable[[str, str], None]) -> None:
     b = GraphBuilder()
     y = b.linear(b.embedded(), "fc", 12, bias=True)
     act = b.call(aten.gelu.default, y, approximate="tanh")
