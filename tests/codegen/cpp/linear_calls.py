@@ -12,9 +12,7 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.kernel_library import kernel_shared_library
-from llmc.codegen.cpp.pack import pack
 from llmc.ops.activation import ACTIVATIONS
-from llmc.program import Layout
 from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
 
 HOST_TARGETS = tuple(target for target in CPU_TARGETS if not missing_features(target))
@@ -91,8 +89,12 @@ def call_linear(
     activation: str = "identity",
     scale: float = 1.0,
     threads: int = 2,
+    pool: c_void_p | None = None,
 ) -> Tensor:
-    """Run llmc_`kernel`_<dtype of x> (linear, gated_linear, lm_head) into y, and return y. packed: as pack gives it."""
+    """Run llmc_`kernel`_<dtype of x> (linear, gated_linear, lm_head) into y and return y. packed: as pack gives it.
+
+    pool: a new one of `threads` threads unless given.
+    """
     tokens, channels = x.shape
     number = list(ACTIVATIONS).index(activation)
     bias = None if bias is None else bias.float()
@@ -109,12 +111,18 @@ def call_linear(
         scale,
     )
     library = kernels(target)
-    with open_pool(target, threads, library.llmc_linear_scratch(tokens, channels)) as pool:
-        getattr(library, f"llmc_{kernel}_{SUFFIX[x.dtype]}")(pool, ctypes.byref(arguments))
+    function = getattr(library, f"llmc_{kernel}_{SUFFIX[x.dtype]}")
+    if pool is not None:
+        function(pool, ctypes.byref(arguments))
+        return y
+    with open_pool(target, threads, library.llmc_linear_scratch(tokens, channels)) as own:
+        function(own, ctypes.byref(arguments))
     return y
 
 
-def linear(target: CpuTarget, x: Tensor, weight: Tensor, *, kernel: str = "linear", threads: int = 2) -> Tensor:
-    """Pack the weight and run a plain product into a new y."""
-    y = x.new_empty(x.shape[0], weight.shape[0])
-    return call_linear(target, kernel, x, pack(weight, Layout.PANELS, x.dtype), y, threads=threads)
+def call_embedding(target: CpuTarget, kernel: str, ids: Tensor, table: Tensor, y: Tensor) -> Tensor:
+    """Run llmc_`kernel`_<dtype of y> (embedding, embedding_panels) into y and return y. ids: int32."""
+    arguments = Embedding(ids.shape[0], y.shape[1], ids.data_ptr(), table.data_ptr(), rows(y))
+    with open_pool(target, 2, 0) as pool:
+        getattr(kernels(target), f"llmc_{kernel}_{SUFFIX[y.dtype]}")(pool, ctypes.byref(arguments))
+    return y

@@ -1,0 +1,117 @@
+"""The kernel cache: built once, shared by concurrent builders, and never used when broken; toolchain errors."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from llmc.codegen.cpp import kernel_library
+from llmc.codegen.cpp.kernel_library import kernel_archive, kernel_shared_library
+from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
+from llmc.errors import ToolchainError
+from llmc.targets import CPU_TARGETS
+
+TARGET = CPU_TARGETS[-1]
+TINY = 'extern "C" int answer() { return 42; }\n'
+
+
+@pytest.fixture
+def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A library of one small source, so that a build takes a fraction of a second."""
+    folder = tmp_path / "sources"
+    folder.mkdir()
+    (folder / "answer.cpp").write_text(TINY, encoding="utf-8")
+    monkeypatch.setattr(kernel_library, "kernel_include_dir", lambda: folder)
+    return folder
+
+
+def entries(cache: Path) -> list[str]:
+    return sorted(path.name for path in (cache / "kernels").iterdir())
+
+
+def test_a_second_call_compiles_nothing(sources: Path, tmp_path: Path) -> None:
+    archive = kernel_archive(TARGET, tmp_path)
+    written = archive.stat().st_mtime_ns
+    assert kernel_shared_library(TARGET, tmp_path).parent == archive.parent
+    assert kernel_archive(TARGET, tmp_path).stat().st_mtime_ns == written
+    assert entries(tmp_path) == [archive.parent.name]
+
+
+def test_a_changed_source_or_flag_is_another_entry(sources: Path, tmp_path: Path) -> None:
+    first = kernel_archive(TARGET, tmp_path)
+    assert kernel_archive(CPU_TARGETS[-2], tmp_path) != first
+    (sources / "answer.cpp").write_text(TINY + "// changed\n", encoding="utf-8")
+    assert kernel_archive(TARGET, tmp_path) != first
+
+
+@pytest.mark.parametrize("damage", ["truncate", "remove", "no hashes"])
+def test_a_broken_entry_is_built_again(sources: Path, tmp_path: Path, damage: str) -> None:
+    library = kernel_shared_library(TARGET, tmp_path)
+    whole = library.read_bytes()
+    if damage == "truncate":
+        library.write_bytes(whole[: len(whole) // 2])
+    elif damage == "remove":
+        library.unlink()
+    else:
+        (library.parent / "sha256.json").write_text("{", encoding="utf-8")
+    assert kernel_shared_library(TARGET, tmp_path).read_bytes()[:4] == whole[:4]
+    assert len(library.read_bytes()) == len(whole)
+    assert entries(tmp_path) == [library.parent.name]
+
+
+def test_an_interrupted_build_leaves_nothing_that_is_used(sources: Path, tmp_path: Path) -> None:
+    (sources / "answer.cpp").write_text("this is not C++\n", encoding="utf-8")
+    with pytest.raises(ToolchainError, match=r"error: .*this"):
+        kernel_archive(TARGET, tmp_path)
+    assert entries(tmp_path) == []
+
+
+def test_concurrent_builders_agree(tmp_path: Path) -> None:
+    code = (
+        "import sys; from pathlib import Path; from llmc.codegen.cpp import kernel_library as k\n"
+        "from llmc.targets import CPU_TARGETS\n"
+        "k.kernel_include_dir = lambda: Path(sys.argv[1])\n"
+        "print(k.kernel_archive(CPU_TARGETS[-1], Path(sys.argv[2])))"
+    )
+    sources = tmp_path / "sources"
+    sources.mkdir()
+    (sources / "answer.cpp").write_text(TINY, encoding="utf-8")
+    command = [sys.executable, "-c", code, str(sources), str(tmp_path)]
+    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    results = {builder.communicate(timeout=60)[0] for builder in builders}
+    assert all(builder.returncode == 0 for builder in builders)
+    assert len(results) == 1 and Path(results.pop().strip()).is_file()
+    assert len(entries(tmp_path)) == 1
+
+
+def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) -> None:
+    blocked = tmp_path / "file"
+    blocked.write_text("", encoding="utf-8")
+    with pytest.raises(ToolchainError, match="the kernel cache cannot be written") as caught:
+        kernel_archive(TARGET, blocked)
+    assert "LLMC_CACHE_DIR" in str(caught.value)
+
+
+def test_no_compiler_says_what_to_install(tmp_path: Path) -> None:
+    with pytest.raises(ToolchainError, match=r"no C\+\+ compiler found: looked for c\+\+, g\+\+, clang\+\+") as caught:
+        find_toolchain({"PATH": str(tmp_path)})
+    assert "apt install g++" in str(caught.value) and "--target reference" in str(caught.value)
+    with pytest.raises(ToolchainError, match=r"looked for no-such-compiler \(from CXX\)"):
+        find_toolchain({"PATH": str(tmp_path), "CXX": "no-such-compiler"})
+
+
+def test_cxx_may_hold_arguments() -> None:
+    found = find_toolchain()
+    chosen = find_toolchain({"PATH": "/usr/bin:/bin", "CXX": f"{found.compiler[0]} -O1"})
+    assert chosen.compiler == (found.compiler[0], "-O1")
+
+
+def test_a_failed_command_shows_its_first_error_and_the_source(tmp_path: Path) -> None:
+    source = tmp_path / "broken.cpp"
+    source.write_text("int main() { return missing; }\n", encoding="utf-8")
+    with pytest.raises(ToolchainError, match=r"error: .*missing") as caught:
+        run_tool([*find_toolchain().compiler, "-c", source, "-o", tmp_path / "broken.o"], source=source)
+    assert caught.value.at == str(source) and source.is_file()

@@ -1,0 +1,104 @@
+"""The thread pool, through kernels that run on it: every chunk runs exactly once, and no thread is left behind."""
+
+from __future__ import annotations
+
+import ctypes
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_include_dir
+from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
+from llmc.targets import host_target
+from tests.codegen.cpp.linear_calls import Embedding, kernels, open_pool, rows
+
+# Counts the runs of each chunk over loops of many lengths, with gaps that make threads park between loops.
+COUNTER = """
+#include <stdio.h>
+#include <unistd.h>
+#include <vector>
+#include "thread_pool.h"
+int main() {
+  for (int threads : {1, 2, 3, 7}) {
+    LlmcPool* pool = llmc_pool_create(threads, 100);
+    for (int loop = 0; loop < 3000; loop++) {
+      const int count = loop % 67;
+      std::vector<int> runs(count, 0);
+      llmc::parallel_for(pool, count, [&](int64_t index, void* scratch) {
+        *static_cast<int64_t*>(scratch) = index;
+        runs[index]++;
+        if (*static_cast<int64_t*>(scratch) != index) runs[index] = 1000;
+      });
+      for (int r : runs) if (r != 1) return printf("threads %d loop %d: ran %d times\\n", threads, loop, r), 1;
+      if (loop % 500 == 0) usleep(300);
+    }
+    llmc_pool_destroy(pool);
+  }
+  return 0;
+}
+"""
+
+
+def build(source: str, folder: Path, *flags: str) -> Path:
+    text, program = folder / "program.cpp", folder / "program"
+    text.write_text(source, encoding="utf-8")
+    include = kernel_include_dir()
+    compiler = (*find_toolchain().compiler, "-std=c++17", "-O1", *flags, "-pthread", "-I", include)
+    run_tool([*compiler, text, include / "thread_pool.cpp", "-o", program], source=text)
+    return program
+
+
+def test_every_chunk_runs_once(tmp_path: Path) -> None:
+    done = subprocess.run([build(COUNTER, tmp_path)], capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stdout
+
+
+def test_no_data_race_is_seen_by_the_thread_sanitizer(tmp_path: Path) -> None:
+    program = build(COUNTER, tmp_path, "-fsanitize=thread", "-g")
+    done = subprocess.run([program], capture_output=True, text=True, timeout=120)
+    if "unexpected memory mapping" in done.stderr:
+        pytest.skip("the thread sanitizer does not run on this kernel's memory layout")
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_program_links_the_archive(tmp_path: Path) -> None:
+    text, program = tmp_path / "program.cpp", tmp_path / "program"
+    text.write_text(
+        '#include "api.h"\nint main() { llmc_pool_destroy(llmc_pool_create(2, 64)); return 0; }\n', encoding="utf-8"
+    )
+    target = host_target()
+    compiler = (*find_toolchain().compiler, *compile_flags(target), "-I", kernel_include_dir())
+    run_tool([*compiler, text, kernel_archive(target), "-pthread", "-o", program], source=text)
+    assert subprocess.run([program], timeout=20).returncode == 0
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts the threads that /proc shows")
+def test_threads_end_with_the_pool() -> None:
+    target = host_target()
+    before = thread_count()
+    with open_pool(target, 5, 64):
+        assert thread_count() == before + 4
+    deadline = time.monotonic() + 5
+    while thread_count() > before and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert thread_count() == before
+
+
+def test_idle_threads_use_no_processor_time() -> None:
+    target = host_target()
+    table, ids, y = torch.zeros(4, 8), torch.zeros(1000, dtype=torch.int32), torch.empty(1000, 8)
+    arguments = Embedding(1000, 8, ids.data_ptr(), table.data_ptr(), rows(y))
+    with open_pool(target, 4, 64) as pool:
+        kernels(target).llmc_embedding_f32(pool, ctypes.byref(arguments))
+        time.sleep(0.05)
+        start = time.process_time()
+        time.sleep(0.2)
+        assert time.process_time() - start < 0.02
+
+
+def thread_count() -> int:
+    return len(list(Path("/proc/self/task").iterdir()))

@@ -1,0 +1,37 @@
+"""The LLMC_* environment variables: defaults, values, and what a mistake says."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.errors import OptionError
+from llmc.settings import read_settings
+
+
+def test_defaults() -> None:
+    settings = read_settings({"HOME": "/h"})
+    assert settings.cache_dir == Path("~/.cache/llmc").expanduser()
+    assert settings.debug is False and settings.threads is None
+    assert read_settings({"XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/llmc")
+    assert read_settings({"LLMC_THREADS": "", "LLMC_CACHE_DIR": ""}) == settings
+
+
+def test_values() -> None:
+    settings = read_settings({"LLMC_CACHE_DIR": "/c", "LLMC_DEBUG": "1", "LLMC_THREADS": "3"})
+    assert (settings.cache_dir, settings.debug, settings.threads) == (Path("/c"), True, 3)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "says"),
+    [
+        ("LLMC_THREADS", "0", "LLMC_THREADS cannot be '0'"),
+        ("LLMC_THREADS", "two", "LLMC_THREADS cannot be 'two'"),
+        ("LLMC_DEBUG", "yes", "set it to 0 or 1"),
+        ("LLMC_CACHEDIR", "/c", "did you mean LLMC_CACHE_DIR"),
+    ],
+)
+def test_mistakes_are_named(name: str, value: str, says: str) -> None:
+    with pytest.raises(OptionError, match=says):
+        read_settings({name: value})
