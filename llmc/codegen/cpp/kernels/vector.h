@@ -98,7 +98,15 @@ inline Vec load(const float* from) {
 
 inline void store(float* to, Vec x) { std::memcpy(to, &x, sizeof x); }
 
-inline Vec widen(VecHalves x) { return from_bits(__builtin_convertvector(x, VecBits) << 16); }
+inline Vec widen(VecHalves x) {
+#if defined(__AVX512F__)
+  // GCC 12 makes two halves and an insertion of the conversion below.
+  const __m512i bits = _mm512_maskz_cvtepu16_epi32(0xffff, reinterpret_cast<__m256i>(x));
+  return reinterpret_cast<Vec>(_mm512_maskz_slli_epi32(0xffff, bits, 16));
+#else
+  return from_bits(__builtin_convertvector(x, VecBits) << 16);
+#endif
+}
 
 inline VecHalves narrow(Vec x) {
 #if defined(__AVX512BF16__)
