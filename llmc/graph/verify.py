@@ -13,7 +13,6 @@ import torch
 from torch import fx
 from torch._ops import OpOverload
 
-import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
@@ -21,7 +20,6 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 
 aten = torch.ops.aten
-_llmc = torch.ops.llmc
 
 POINTWISE = frozenset(
     {
@@ -82,29 +80,30 @@ SHAPE_OPS = frozenset(
 )
 _MODEL_OPS = frozenset(
     {
-        _llmc.embedding.default,
-        _llmc.gated_activation.default,
-        _llmc.layer_norm.default,
-        _llmc.linear.default,
-        _llmc.lm_head.default,
-        _llmc.rms_norm.default,
-        _llmc.rope.default,
-        _llmc.rope_angles.default,
+        "llmc.embedding.default",
+        "llmc.gated_activation.default",
+        "llmc.layer_norm.default",
+        "llmc.linear.default",
+        "llmc.lm_head.default",
+        "llmc.rms_norm.default",
+        "llmc.rope.default",
+        "llmc.rope_angles.default",
     }
 )
-_WHOLE_SEQUENCE_OPS = frozenset({_llmc.attention.default})
-_PAGED_OPS = frozenset({_llmc.kv_write.default, _llmc.paged_attention.default, _llmc.select_rows.default})
+_WHOLE_SEQUENCE_OPS = frozenset({"llmc.attention.default"})
+_PAGED_OPS = frozenset({"llmc.kv_write.default", "llmc.paged_attention.default", "llmc.select_rows.default"})
 _FUSED_OPS = frozenset(
     {
-        _llmc.add_layer_norm.default,
-        _llmc.add_rms_norm.default,
-        _llmc.fused_linear.default,
-        _llmc.gated_linear.default,
-        _llmc.rope_kv_write.default,
+        "llmc.add_layer_norm.default",
+        "llmc.add_rms_norm.default",
+        "llmc.fused_linear.default",
+        "llmc.gated_linear.default",
+        "llmc.rope_kv_write.default",
     }
 )
 _TOKENWISE = _MODEL_OPS | POINTWISE | REDUCTIONS | SHAPE_OPS
 
+# llmc:: ops are named as text, since this package is below the one that registers them.
 # Captured graphs may hold any functional aten op as well; see _is_captured.
 LEGAL_OPS: dict[Stage, frozenset[Any]] = {
     Stage.CAPTURED: _TOKENWISE | _WHOLE_SEQUENCE_OPS,
@@ -163,13 +162,18 @@ def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Col
 
 
 def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: tuple[Stage, ...]) -> None:
-    if node.target not in legal and not (is_captured and _is_captured(node)):
+    if not is_legal(node, legal) and not (is_captured and _is_captured(node)):
         names = " or ".join(s.value for s in stages)
         raise _illegal(node, f"{node.target} is not legal at stage {names}")
-    check = _SHAPE_CHECKS.get(node.target)
+    check = _SHAPE_CHECKS.get(str(node.target))
     problem = check(node) if check is not None else None
     if problem is not None:
         raise _illegal(node, problem)
+
+
+def is_legal(node: fx.Node, ops: Collection[Any]) -> bool:
+    """Whether a node calls one of these ops, given as targets or as text."""
+    return node.target in ops or str(node.target) in ops
 
 
 def _is_captured(node: fx.Node) -> bool:
@@ -248,11 +252,11 @@ def _check_norm(node: fx.Node) -> str | None:
     return None if not weight or weight == x[-1:] else f"weight {weight} does not fit x {x}"
 
 
-_SHAPE_CHECKS: dict[Any, Callable[[fx.Node], str | None]] = {
-    _llmc.attention.default: _check_attention,
-    _llmc.rope.default: _check_rope,
-    _llmc.linear.default: _check_linear,
-    _llmc.lm_head.default: _check_linear,
-    _llmc.rms_norm.default: _check_norm,
-    _llmc.layer_norm.default: _check_norm,
+_SHAPE_CHECKS: dict[str, Callable[[fx.Node], str | None]] = {
+    "llmc.attention.default": _check_attention,
+    "llmc.rope.default": _check_rope,
+    "llmc.linear.default": _check_linear,
+    "llmc.lm_head.default": _check_linear,
+    "llmc.rms_norm.default": _check_norm,
+    "llmc.layer_norm.default": _check_norm,
 }

@@ -18,7 +18,7 @@ from torch._ops import OpOverload
 
 from llmc.errors import PassError
 from llmc.graph.refusal import Refusal
-from llmc.passes.pattern import CAST, COMMUTATIVE, Pattern, call_arguments, parameters, trace_pattern
+from llmc.passes.pattern import CAST, COMMUTATIVE, call_arguments, trace_pattern
 
 aten = torch.ops.aten
 
@@ -79,7 +79,7 @@ def find_match(
             if attempt.failure is not None and attempt.reached >= 2 and share > max(0.5, closest):
                 refusal, closest = attempt.failure, share
             continue
-        match = _finish(pattern, function, root, state)
+        match = Match(root, state.bound, tuple(dict.fromkeys(state.nodes.values())))
         problem = (None if shares_interior else _extra_user(match)) or (precondition(match) if precondition else None)
         if problem is None:
             return match
@@ -220,13 +220,6 @@ def dim_count(call: fx.Node) -> int:
         return int(call.meta["val"].dim())
     first = call.all_input_nodes[0].meta["val"]
     return max(int(first.dim()), 1)
-
-
-def _finish(pattern: Pattern, function: Callable[..., Any], root: fx.Node, state: _State) -> Match:
-    missing = [name for name in parameters(function) if name not in state.bound]
-    if missing:
-        raise PassError(f"pattern {pattern.name} does not use its wildcards {missing}", at=root.name)
-    return Match(root, state.bound, tuple(dict.fromkeys(state.nodes.values())))
 
 
 def _extra_user(match: Match) -> Refusal | None:

@@ -2,9 +2,82 @@
 
 from __future__ import annotations
 
+from llmc.passes.attention.page_kv_cache import page_kv_cache
+from llmc.passes.canonical.check_canonical import check_canonical
+from llmc.passes.canonical.fold_constants import fold_constants
+from llmc.passes.canonical.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
+from llmc.passes.canonical.fuse_layer_norm import (
+    fuse_layer_norm,
+    fuse_layer_norm_without_bias,
+    fuse_layer_norm_without_weight,
+)
+from llmc.passes.canonical.fuse_linear import fuse_embedding, fuse_linear
+from llmc.passes.canonical.fuse_rms_norm import fuse_rms_norm, fuse_rms_norm_without_weight
+from llmc.passes.canonical.fuse_rope import fuse_partial_rope, fuse_rope, fuse_rope_casts
+from llmc.passes.canonical.fuse_rope_angles import fuse_rope_angles
+from llmc.passes.canonical.make_lm_head import make_lm_head
+from llmc.passes.canonical.merge_duplicates import merge_duplicates
+from llmc.passes.canonical.normalize_ops import normalize_ops
+from llmc.passes.canonical.positions_input import positions_input
+from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
+from llmc.passes.canonical.remove_export_residue import remove_export_residue
+from llmc.passes.canonical.simplify_layout import simplify_layout
+from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
+from llmc.passes.fusion.fuse_gated_linear import fuse_gated_linear
+from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
+from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
+from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
+from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.rewrite import Pass
+from llmc.passes.serving.select_logit_rows import select_logit_rows
 
 
 def default() -> tuple[Pass, ...]:
     """Every pass of a build, in order."""
-    return ()
+    return (*canonical(), *serving(), *fusion())
+
+
+def canonical() -> tuple[Pass, ...]:
+    """From aten, as torch.export returns it, to llmc:: ops over tokens."""
+    return (
+        remove_export_residue,
+        normalize_ops,
+        positions_input,
+        remove_batch_axis,
+        fold_constants,
+        merge_duplicates,
+        fuse_layer_norm,
+        fuse_layer_norm_without_bias,
+        fuse_layer_norm_without_weight,
+        fuse_rms_norm,
+        fuse_rms_norm_without_weight,
+        fuse_rope_angles,
+        fuse_rope,
+        fuse_silu,
+        fuse_tanh_gelu,
+        fuse_gated_activation,
+        fuse_linear,
+        fuse_embedding,
+        make_lm_head,
+        simplify_layout,
+        fuse_rope_casts,
+        fuse_partial_rope,
+        check_canonical,
+    )
+
+
+def serving() -> tuple[Pass, ...]:
+    """From one whole sequence to a step of many requests."""
+    return (page_kv_cache, select_logit_rows)
+
+
+def fusion() -> tuple[Pass, ...]:
+    """Fewer trips to memory. Products that take an epilogue are fused before the rest is merged."""
+    return (
+        fuse_gated_linear,
+        *fuse_linear_activation,
+        merge_qkv,
+        fuse_linear_residual,
+        fuse_add_norm,
+        fuse_rope_kv_write,
+    )

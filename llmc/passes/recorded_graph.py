@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from torch import fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from llmc.graph.fake_value import fake_value
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import fake_mode
+from llmc.graph.weights import Recipe
 
 
 class RecordedGraph(fx.Graph):
@@ -26,9 +28,19 @@ class RecordedGraph(fx.Graph):
         self._rewrite = rewrite
         self._source = source
 
-    def create_node(self, op: str, target: Any, *args: Any, **kwargs: Any) -> fx.Node:
-        """As fx.Graph.create_node, with meta filled in."""
-        node = super().create_node(op, target, *args, **kwargs)
+    def create_node(
+        self,
+        op: str,
+        target: Any,
+        args: tuple[Any, ...] | None = None,
+        kwargs: dict[str, Any] | None = None,
+        name: str | None = None,
+        type_expr: Any = None,
+    ) -> fx.Node:
+        """As fx.Graph.create_node, with meta filled in; a call is named after its op, without the overload."""
+        if self._rewrite is not None and isinstance(target, OpOverload):
+            name = target._schema.name.split("::")[1].lstrip("_")
+        node = super().create_node(op, target, args, kwargs, name, type_expr)
         if self._rewrite is not None:
             node.meta["rewrite"] = self._rewrite
             if self._source is not None:
@@ -49,3 +61,14 @@ def recorded_copy(graph: ModelGraph) -> tuple[ModelGraph, RecordedGraph]:
     mapping: dict[fx.Node, fx.Node] = {}
     nodes.output(nodes.graph_copy(graph.graph, mapping))
     return ModelGraph(nodes, graph.stage, dict(graph.weights), graph.info, graph.caches), nodes
+
+
+def new_weight(graph: ModelGraph, name: str, recipe: Recipe, like: Any) -> fx.Node:
+    """A placeholder after the last one, for a tensor whose fake value is `like`."""
+    last = graph.graph.find_nodes(op="placeholder")[-1]
+    with graph.graph.inserting_after(last):
+        node = graph.graph.placeholder(name)
+    node.target = node.name
+    node.meta["val"] = like
+    graph.weights[node.name] = recipe
+    return node

@@ -23,6 +23,7 @@ class RewriteLog:
         self._pass_name = ""
         self._rewrites: list[RewriteRecord] = []
         self._refusals: list[Refusal] = []
+        self._history: list[RefusalRecord] = []
 
     @property
     def count(self) -> int:
@@ -31,6 +32,7 @@ class RewriteLog:
 
     def begin_pass(self, name: str) -> None:
         """Start the record of a pass."""
+        self._history.extend(self.refusals())
         self._pass_name = name
         self._rewrites = []
         self._refusals = []
@@ -60,6 +62,10 @@ class RewriteLog:
     def rewrites(self) -> tuple[RewriteRecord, ...]:
         """The rewrites of the pass under way."""
         return tuple(self._rewrites)
+
+    def history(self) -> tuple[RefusalRecord, ...]:
+        """The near-misses of all passes before this one, for contracts that explain what was left over."""
+        return tuple(self._history)
 
     def refusals(self) -> tuple[RefusalRecord, ...]:
         """The near-misses of the pass under way, in the order in which they were found."""

@@ -8,9 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import fx
-from torch.fx.experimental.symbolic_shapes import statically_known_true
 from torch.fx.proxy import GraphAppendingTracer
 
 from llmc.errors import OptionError, PassError
@@ -26,6 +24,7 @@ from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import GraphPass, Pass, Rewrite
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
+from llmc.passes.shapes import same_value
 
 # A pattern pass whose output matches its own pattern would never end; no pass nests deeper than this.
 _MAX_ROUNDS = 64
@@ -145,7 +144,7 @@ def replace(graph: fx.Graph, match: Match, replacement: Callable[..., Any]) -> f
     Raises PassError if dtype or shape would change.
     """
     tracer = GraphAppendingTracer(graph)
-    arguments = {name: _proxy(match.bound[name], tracer) for name in parameters(replacement)}
+    arguments = {name: _proxy(match.bound.get(name), tracer) for name in parameters(replacement)}
     with graph.inserting_before(match.root):
         made = replacement(**arguments)
     node = made.node if isinstance(made, fx.Proxy) else made
@@ -165,12 +164,5 @@ def _proxy(value: Any, tracer: GraphAppendingTracer) -> Any:
 
 
 def _check_same(old: Any, new: Any, root: fx.Node) -> None:
-    tensors = isinstance(old, torch.Tensor) and isinstance(new, torch.Tensor)
-    if tensors and old.dtype is new.dtype and same_shape(old.shape, new.shape):
-        return
-    raise PassError(f"the replacement of {describe(old)} is {describe(new)}", at=root.name)
-
-
-def same_shape(first: Sequence[Any], second: Sequence[Any]) -> bool:
-    """Whether two shapes are equal for every token count."""
-    return len(first) == len(second) and all(statically_known_true(a == b) for a, b in zip(first, second, strict=True))
+    if not same_value(old, new):
+        raise PassError(f"the replacement of {describe(old)} is {describe(new)}", at=root.name)

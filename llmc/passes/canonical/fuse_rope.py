@@ -1,0 +1,180 @@
+"""Fuse the rotation of queries and keys into llmc.rope.
+
+    x · C + cat([-x[half:], x[:half]]) · S, with C = unsqueeze(cat([cos, cos])), S likewise   →  rope(x, cos, sin)
+    x · C + pairs([-x[1::2], x[0::2]]) · S, with C = unsqueeze(each of cos twice)              →  interleaved rope
+    cat([a·C - b·S, b·C + a·S]), with a, b = x[:half], x[half:] and C = unsqueeze(cos)         →  rope(x, cos, sin)
+    cat([rope(x[:rotary], cos, sin), x[rotary:]])                                              →  rope(x, cos, sin)
+Must have: x of three axes, tokens and heads in either order, as C's axis of size 1 tells; as many angles as half of
+the channels that turn. x of [heads, tokens, channels] is transposed around the op.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.passes.match import Match
+from llmc.passes.rewrite import Numerics, Rewrite
+
+aten = torch.ops.aten
+
+Pattern = Callable[..., Any]
+
+
+def _twice(half: Any, dtype: Any, width: Any) -> Any:
+    return aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype)
+
+
+def _pairs(half: Any, dtype: Any, width: Any) -> Any:
+    return aten._to_copy.default(aten.reshape.default(aten.stack.default([half, half], -1), width), dtype=dtype)
+
+
+def _without_repeat(half: Any, dtype: Any, width: Any) -> Any:
+    return aten._to_copy.default(half, dtype=dtype)
+
+
+def _as_they_are(angles: Any, axis: Any) -> Any:
+    return angles
+
+
+def _unsqueezed(angles: Any, axis: Any) -> Any:
+    return aten.unsqueeze.default(angles, axis)
+
+
+def _rotate_half(spread: Pattern) -> Pattern:
+    def rotate_half(
+        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, start: Any, middle: Any, end: Any
+    ) -> Any:
+        c, s = (spread(_twice(a, dtype, width), axis) for a in (cos, sin))
+        back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
+        turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
+        return aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
+
+    return rotate_half
+
+
+def _rotate_pairs(spread: Pattern) -> Pattern:
+    def rotate_pairs(
+        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, flat: Any, end: Any, last: Any
+    ) -> Any:
+        c, s = (spread(_pairs(a, dtype, width), axis) for a in (cos, sin))
+        odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
+        turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
+        return aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
+
+    return rotate_pairs
+
+
+def _split_halves(spread: Pattern) -> Pattern:
+    def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
+        c, s = (spread(_without_repeat(a, dtype, None), axis) for a in (cos, sin))
+        a, b = aten.slice.Tensor(x, -1, start, middle), aten.slice.Tensor(x, -1, middle, end)
+        first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
+        second = aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))
+        return aten.cat.default([first, second], -1)
+
+    return split_halves
+
+
+def _split_pairs(spread: Pattern) -> Pattern:
+    def split_pairs(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, flat: Any, end: Any, last: Any) -> Any:
+        c, s = (spread(_without_repeat(a, dtype, None), axis) for a in (cos, sin))
+        a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
+        first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
+        second = aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))
+        return aten.reshape.default(aten.stack.default([first, second], -1), flat)
+
+    return split_pairs
+
+
+def _precondition(match: Match) -> Refusal | None:
+    x, cos, sin = (match.tensor(name) for name in ("x", "cos", "sin"))
+    axis = match.bound.get("axis", 0)
+    if x.dim() != 3:
+        return Refusal(f"x has {x.dim()} axes {list(x.shape)}, expected heads, tokens and channels", match.root)
+    if cos.dim() != 2 or sin.shape != cos.shape:
+        return Refusal(f"cos is {list(cos.shape)}, sin {list(sin.shape)}, expected [tokens, angles]", match.root)
+    if axis not in (0, 1):
+        return Refusal(f"the angles are broadcast along axis {axis}, expected 0 or 1", match.root)
+    if match.root.meta["val"].dtype is not x.dtype:
+        return Refusal(f"the rotation returns {match.root.meta['val'].dtype} but x is {x.dtype}", match.root)
+    half, width = cos.shape[-1], x.shape[-1]
+    ends = {"start": 0, "middle": half, "end": width, "last": width}
+    wrong = {n: match.bound[n] for n, v in ends.items() if n in match.bound and not _is_end(match.bound[n], v, n)}
+    if 2 * half != width or wrong:
+        return Refusal(f"{half} angles turn {width} channels, split at {wrong or 'the middle'}", match.root)
+    return None
+
+
+def _is_end(seen: Any, wanted: int, name: str) -> bool:
+    # x[0:width-1:2] is x[0:width:2] for an even width.
+    return bool(seen == wanted or (name == "last" and seen == wanted - 1))
+
+
+def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any) -> Any:
+    interleaved = flat is not None
+    if axis == 1:
+        return torch.ops.llmc.rope.default(x, cos, sin, interleaved)
+    by_token = aten.transpose.int(x, 0, 1)
+    return aten.transpose.int(torch.ops.llmc.rope.default(by_token, cos, sin, interleaved), 0, 1)
+
+
+def _part_turned(x: Any, cos: Any, sin: Any, interleaved: Any, start: Any, rotary: Any, end: Any) -> Any:
+    turned = torch.ops.llmc.rope.default(aten.slice.Tensor(x, -1, start, rotary), cos, sin, interleaved)
+    return aten.cat.default([turned, aten.slice.Tensor(x, -1, rotary, end)], -1)
+
+
+def _part_precondition(match: Match) -> Refusal | None:
+    width, (start, end) = match.tensor("x").shape[-1], (match.bound["start"], match.bound["end"])
+    if start != 0 or end != width:
+        return Refusal(f"channels {start} to {end} are put together, x has 0 to {width}", match.root)
+    return None
+
+
+def _whole(x: Any, cos: Any, sin: Any, interleaved: bool) -> Any:
+    return torch.ops.llmc.rope.default(x, cos, sin, interleaved)
+
+
+def _turned_in_fp32(x: Any, cos: Any, sin: Any, interleaved: Any, dtype: Any) -> Any:
+    wide = aten._to_copy.default(x, dtype=torch.float32)
+    return aten._to_copy.default(torch.ops.llmc.rope.default(wide, cos, sin, interleaved), dtype=dtype)
+
+
+def _cast_precondition(match: Match) -> Refusal | None:
+    x, dtype = match.tensor("x"), match.bound["dtype"]
+    return None if x.dtype is dtype else Refusal(f"the rotation returns {dtype} but x is {x.dtype}", match.root)
+
+
+fuse_rope = Rewrite(
+    "fuse_rope",
+    patterns=tuple(
+        make(spread)
+        for make in (_rotate_half, _rotate_pairs, _split_halves, _split_pairs)
+        for spread in (_unsqueezed, _as_they_are)
+    ),
+    replacement=_replacement,
+    precondition=_precondition,
+    numerics=Numerics.REORDER,
+    stage=Stage.CAPTURED,
+)
+fuse_partial_rope = Rewrite(
+    "fuse_partial_rope",
+    patterns=(_part_turned,),
+    replacement=_whole,
+    precondition=_part_precondition,
+    numerics=Numerics.EXACT,
+    stage=Stage.CAPTURED,
+)
+# llmc.rope computes in fp32 whatever x is.
+fuse_rope_casts = Rewrite(
+    "fuse_rope_casts",
+    patterns=(_turned_in_fp32,),
+    replacement=_whole,
+    precondition=_cast_precondition,
+    numerics=Numerics.EXACT,
+    stage=Stage.CAPTURED,
+)

@@ -1,0 +1,262 @@
+"""Give each operation one spelling, so that later patterns need only one.
+
+    view, _unsafe_view, flatten, unflatten  →  reshape, with -1 for the token axis, so that no shape arithmetic remains
+    what is taken out of split, chunk, unbind  →  slice or select of the source
+    t, mT, a permute that swaps two dims  →  transpose
+    mm, bmm  →  matmul;  addmm, x·W, linear(x, Wᵀ)  →  linear(x, transpose(W))
+    square  →  pow(x, 2);  rsub  →  sub;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
+    native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
+Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
+"""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+import torch
+from torch import SymInt, fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, sizes_with_inferred, tensor_of
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    matmul = _matmul_rule(frozenset(n.name for n in graph.weight_nodes()))
+    apply_rules(graph, _RULES | {aten.matmul.default: matmul}, log)
+
+
+def _reshape(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    sizes = None if value is None else sizes_with_inferred(value.shape)
+    if sizes is None:
+        return None
+    is_done = node.target is aten.reshape.default and list(call_arguments(node)["shape"]) == sizes
+    return None if is_done else Call(aten.reshape.default, (node.args[0], sizes))
+
+
+def _part(node: fx.Node) -> Call | None:
+    source, index = node.args
+    if not isinstance(source, fx.Node) or not isinstance(index, int):
+        return None
+    if source.target in _SPLITS:
+        return _split_part(source, index)
+    arguments = call_arguments(source) if source.op == "call_function" else {}
+    if source.target is aten.native_layer_norm.default and index == 0:
+        norm_names = ("input", "normalized_shape", "weight", "bias", "eps")
+        return Call(aten.layer_norm.default, tuple(arguments[n] for n in norm_names))
+    if source.target in _FUSED_ATTENTIONS and index == 0:
+        names = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")
+        bound = {"attn_mask": arguments.get("attn_bias"), **arguments}
+        positional = tuple(bound[n] for n in names)
+        return Call(aten.scaled_dot_product_attention.default, positional, {"scale": bound["scale"]})
+    return None
+
+
+def _split_part(source: fx.Node, index: int) -> Call | None:
+    arguments = call_arguments(source)
+    whole, parts = tensor_of(arguments["self"]), source.meta["val"]
+    if whole is None:
+        return None
+    dim, index = front_dim(arguments["dim"], whole.dim()), front_dim(index, len(parts))
+    if source.target is aten.unbind.int:
+        return Call(aten.select.int, (arguments["self"], dim, index))
+    sizes = [p.shape[dim] for p in parts]
+    if any(isinstance(s, SymInt) for s in sizes):
+        return None
+    return Call(aten.slice.Tensor, (arguments["self"], dim, sum(sizes[:index]), sum(sizes[: index + 1])))
+
+
+def _swap_last(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    if value is None or value.dim() < 2:
+        return None
+    return Call(aten.transpose.int, (node.args[0], value.dim() - 2, value.dim() - 1))
+
+
+def _transpose(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    first, second = (call_arguments(node)[name] for name in ("dim0", "dim1"))
+    if value is None:
+        return None
+    dims = sorted((front_dim(first, value.dim()), front_dim(second, value.dim())))
+    return None if dims == [first, second] else Call(aten.transpose.int, (node.args[0], *dims))
+
+
+def _permute(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    dims = [d % len(arguments["dims"]) for d in arguments["dims"]]
+    moved = [i for i, d in enumerate(dims) if i != d]
+    return Call(aten.transpose.int, (node.args[0], *moved)) if len(moved) == 2 else None
+
+
+def _slice(node: fx.Node) -> Call | None:
+    """Dims from the front, the end of a fixed axis as its size."""
+    value, source = tensor_of(node), tensor_of(node.args[0])
+    if value is None or source is None:
+        return None
+    arguments = call_arguments(node)
+    dim = front_dim(arguments["dim"], value.dim())
+    size: Any = source.shape[dim]
+    start, end = arguments["start"] or 0, arguments["end"]
+    if isinstance(size, SymInt) or isinstance(start, fx.Node) or isinstance(end, fx.Node):
+        return None
+    start = min(max(front_dim(start, size), 0), size)
+    end = size if end is None else min(max(front_dim(end, size), 0), size)
+    step = (arguments["step"],) if arguments["step"] != 1 else ()
+    wanted = (node.args[0], dim, start, end, *step)
+    return None if node.args == wanted and not node.kwargs else Call(aten.slice.Tensor, wanted)
+
+
+def _unsqueeze(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    dim: Any = call_arguments(node)["dim"]
+    if value is None or dim >= 0:
+        return None
+    return Call(aten.unsqueeze.default, (node.args[0], front_dim(dim, value.dim())))
+
+
+def _addmm(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    bias = tensor_of(arguments["self"])
+    if arguments["beta"] != 1 or arguments["alpha"] != 1 or bias is None or bias.dim() != 1:
+        return None
+    weight = Call(aten.transpose.int, (arguments["mat2"], 0, 1))
+    return Call(aten.linear.default, (arguments["mat1"], weight, arguments["self"]))
+
+
+def _matmul_rule(weights: frozenset[str]) -> Rule:
+    def rule(node: fx.Node) -> Call | None:
+        """x·W with a matrix of weights is linear."""
+        x, other = node.args
+        value = tensor_of(other)
+        if value is None or value.dim() != 2 or not isinstance(other, fx.Node) or not _is_weight(other, weights):
+            return None
+        return Call(aten.linear.default, (x, Call(aten.transpose.int, (other, 0, 1))))
+
+    return rule
+
+
+def _is_weight(node: fx.Node, weights: frozenset[str]) -> bool:
+    if node.op == "placeholder":
+        return node.name in weights
+    return bool(node.all_input_nodes) and all(_is_weight(n, weights) for n in node.all_input_nodes)
+
+
+def _linear(node: fx.Node) -> Call | None:
+    """linear(x, transpose(transpose(W))), as x·Wᵀ leaves it."""
+    x, weight, *rest = node.args
+    inner = weight.args[0] if isinstance(weight, fx.Node) and weight.target is aten.transpose.int else None
+    if isinstance(inner, fx.Node) and inner.target is aten.transpose.int:
+        return Call(aten.linear.default, (x, inner.args[0], *rest))
+    return None
+
+
+def _to_matmul(node: fx.Node) -> Call:
+    return Call(aten.matmul.default, tuple(node.args))
+
+
+def _square(node: fx.Node) -> Call:
+    return Call(aten.pow.Tensor_Scalar, (node.args[0], 2))
+
+
+def _rsub(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    if arguments["alpha"] != 1:
+        return None
+    negative = Call(aten.neg.default, (arguments["self"],))
+    return Call(aten.add.Tensor, (negative, arguments["other"]))
+
+
+def _masked_fill(node: fx.Node) -> Call | None:
+    source, mask, filling = node.args
+    value, source_value = tensor_of(node), tensor_of(source)
+    if value is None or source_value is None or isinstance(filling, fx.Node):
+        return None
+    return Call(aten.where.self, (mask, _scalar(filling, value.dtype), source))
+
+
+def _where_scalar(node: fx.Node) -> Call | None:
+    condition, first, second = node.args
+    value = tensor_of(node)
+    if value is None:
+        return None
+    sides = [s if isinstance(s, fx.Node) else _scalar(s, value.dtype) for s in (first, second)]
+    return Call(aten.where.self, (condition, *sides))
+
+
+def _scalar(value: Any, dtype: torch.dtype) -> Call:
+    return Call(aten.full.default, ([], value), {"dtype": dtype})
+
+
+def _softmax(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    return None if arguments["half_to_float"] else Call(aten.softmax.int, (arguments["self"], arguments["dim"]))
+
+
+def _squeeze_last(node: fx.Node) -> Call | None:
+    """squeeze of several dims, one after the other."""
+    dims: Any = call_arguments(node)["dim"]
+    value: Any = node.args[0]
+    source = tensor_of(value)
+    if source is None:
+        return None
+    for dim in sorted((front_dim(d, source.dim()) for d in dims), reverse=True):
+        if isinstance(source.shape[dim], SymInt) or source.shape[dim] != 1:
+            continue
+        value = Call(aten.squeeze.dim, (value, dim))
+    return value if isinstance(value, Call) else None
+
+
+def _to_tensor_overload(target: Any) -> Rule:
+    def rule(node: fx.Node) -> Call | None:
+        arguments = call_arguments(node)
+        return Call(target, (arguments["self"], arguments["other"])) if arguments.get("alpha", 1) == 1 else None
+
+    return rule
+
+
+_SPLITS = frozenset(
+    {aten.split.Tensor, aten.split_with_sizes.default, aten.chunk.default, aten.unbind.int, aten.tensor_split.sections}
+)
+_FUSED_ATTENTIONS = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
+_RULES: dict[Any, Rule] = {
+    operator.getitem: _part,
+    aten._softmax.default: _softmax,
+    aten._unsafe_view.default: _reshape,
+    aten.add.Scalar: _to_tensor_overload(aten.add.Tensor),
+    aten.addmm.default: _addmm,
+    aten.bmm.default: _to_matmul,
+    aten.div.Scalar: _to_tensor_overload(aten.div.Tensor),
+    aten.flatten.using_ints: _reshape,
+    aten.linear.default: _linear,
+    aten.mT.default: _swap_last,
+    aten.masked_fill.Scalar: _masked_fill,
+    aten.mm.default: _to_matmul,
+    aten.mul.Scalar: _to_tensor_overload(aten.mul.Tensor),
+    aten.permute.default: _permute,
+    aten.reshape.default: _reshape,
+    aten.rsub.Scalar: _rsub,
+    aten.slice.Tensor: _slice,
+    aten.square.default: _square,
+    aten.squeeze.dims: _squeeze_last,
+    aten.sub.Scalar: _to_tensor_overload(aten.sub.Tensor),
+    aten.t.default: _swap_last,
+    aten.transpose.int: _transpose,
+    aten.unflatten.int: _reshape,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.view.default: _reshape,
+    aten.where.ScalarOther: _where_scalar,
+    aten.where.ScalarSelf: _where_scalar,
+    aten.where.Scalar: _where_scalar,
+}
+
+normalize_ops = GraphPass("normalize_ops", _run, Numerics.REORDER, Stage.CAPTURED)

@@ -1,0 +1,332 @@
+"""Drop the leading batch axis, which is 1: llmc's graphs are token-major.
+
+    input_ids [1, T]  →  unsqueeze(input_ids [T], 0), and then, node by node towards the logits,
+    op(unsqueeze(x, 0))  →  unsqueeze(op(x), 0)
+Must have: an axis of size 1 in front. An op that is not in the table keeps its batch axis, and its result is split as
+unsqueeze(squeeze(y, 0), 0), so that what follows can still drop it.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import SymInt, fx
+from torch._ops import OpOverload
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.graph.verify import POINTWISE
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, build, substitute
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, is_one, sizes_with_inferred, tensor_of
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    for node in graph.inputs():
+        value = tensor_of(node)
+        if value is not None and value.dim() == 2 and is_one(value.shape[0]):
+            log.step(f"input {node.name} becomes [T]", node)
+            _unbatch_input(graph.graph, node, value)
+    for node in list(graph.graph.nodes):
+        if node.op == "call_function":
+            _unbatch(graph.graph, node, log)
+    output = graph.graph.output_node()
+    logits = output.args[0]
+    if isinstance(logits, fx.Node) and _unbatched(logits) is not None:
+        log.step("the logits become [T, vocabulary]", logits)
+        output.args = (_unbatched(logits),)
+
+
+def _unbatch_input(graph: fx.Graph, node: fx.Node, value: torch.Tensor) -> None:
+    node.meta["val"] = value[0]
+    last_input = graph.find_nodes(op="placeholder")[-1]
+    users = list(node.users)
+    with graph.inserting_after(last_input):
+        batched = graph.call_function(aten.unsqueeze.default, (node, 0))
+    for user in users:
+        user.replace_input_with(node, batched)
+
+
+def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
+    if any(_unbatched(a) is not None for a in node.all_input_nodes):
+        rule = _RULES.get(node.target)
+        new = rule(node) if rule is not None else None
+    elif node.target is aten.reshape.default:
+        new = _added_axis(node)
+    else:
+        return
+    if new is not None:
+        log.step(f"{node.name} without its batch axis", node)
+        if isinstance(new, int):
+            node.replace_all_uses_with(new)  # type: ignore[arg-type]  # a size argument is a node or an int
+            graph.erase_node(node)
+        else:
+            substitute(graph, node, new)
+        return
+    value = tensor_of(node)
+    if node.target is aten.unsqueeze.default or value is None or value.dim() < 2 or not is_one(value.shape[0]):
+        return
+    log.step(f"{node.name} is not known to work without its batch axis, what uses it may be", node)
+    users = list(node.users)
+    with graph.inserting_after(node):
+        split = build(graph, Call(aten.squeeze.dim, (node, 0)))
+    with graph.inserting_after(split):
+        joined = build(graph, Call(aten.unsqueeze.default, (split, 0)))
+    for user in users:
+        user.replace_input_with(node, joined)
+
+
+def _unbatched(value: Any) -> fx.Node | None:
+    """x of unsqueeze(x, 0)."""
+    if not isinstance(value, fx.Node) or value.target is not aten.unsqueeze.default:
+        return None
+    tensor = tensor_of(value)
+    source, dim = value.args
+    is_front = tensor is not None and isinstance(dim, int) and front_dim(dim, tensor.dim()) == 0
+    return source if is_front and isinstance(source, fx.Node) else None
+
+
+def _batched(call: Call | fx.Node) -> Call:
+    return Call(aten.unsqueeze.default, (call, 0))
+
+
+def _broadcast(node: fx.Node) -> Call | None:
+    """Pointwise ops: arguments of the result's rank lose their first axis, those of a lower rank do not have it."""
+    value = tensor_of(node)
+    if value is None or not is_one(value.shape[0]):
+        return None
+    args: list[Any] = []
+    for argument in node.args:
+        tensor = tensor_of(argument)
+        if tensor is None or tensor.dim() < value.dim():
+            args.append(argument)
+        else:
+            args.append(_unbatched(argument) or Call(aten.squeeze.dim, (argument, 0)))
+    return _batched(Call(node.target, tuple(args), dict(node.kwargs)))
+
+
+def _along(*dim_names: str) -> Callable[[fx.Node], Call | None]:
+    """Ops over dims of their first argument, which move one to the front; not over the batch axis itself."""
+
+    def rule(node: fx.Node) -> Call | None:
+        arguments = call_arguments(node)
+        first = next(iter(arguments))
+        source = _unbatched(arguments[first])
+        tensor = tensor_of(arguments[first])
+        if source is None or tensor is None:
+            return None
+        moved: dict[str, Any] = {}
+        for name in dim_names:
+            dims = arguments[name]
+            front = [front_dim(d, tensor.dim()) for d in (dims if isinstance(dims, list | tuple) else [dims])]
+            if 0 in front:
+                return None
+            moved[name] = [d - 1 for d in front] if isinstance(dims, list | tuple) else front[0] - 1
+        return _batched(_call(node, {**arguments, **moved, first: source}))
+
+    return rule
+
+
+def _call(node: fx.Node, arguments: dict[str, Any]) -> Call:
+    """The node's op with other arguments, keyword-only ones by name."""
+    if not isinstance(node.target, OpOverload):
+        return Call(node.target, tuple(arguments.values()))
+    schema = node.target._schema.arguments
+    named = [a for a in schema if not a.kwarg_only]
+    while named and named[-1].has_default_value() and arguments[named[-1].name] == named[-1].default_value:
+        named.pop()
+    positional = tuple(arguments[a.name] for a in named)
+    keywords = {a.name: arguments[a.name] for a in schema if a.kwarg_only and arguments[a.name] != a.default_value}
+    return Call(node.target, positional, keywords)
+
+
+def _joined(node: fx.Node) -> Call | None:
+    """cat and stack: of tensors that all have the batch axis."""
+    arguments = call_arguments(node)
+    value = tensor_of(node)
+    if value is None:
+        return None
+    dim = front_dim(arguments["dim"], value.dim())
+    sources = [_unbatched(t) or _squeezable(t) for t in arguments["tensors"]]
+    if dim == 0 or any(s is None for s in sources):
+        return None
+    return _batched(Call(node.target, (sources, dim - 1)))
+
+
+def _squeezable(node: fx.Node) -> Call | None:
+    tensor = tensor_of(node)
+    has_axis = tensor is not None and tensor.dim() > 1 and is_one(tensor.shape[0])
+    return Call(aten.squeeze.dim, (node, 0)) if has_axis else None
+
+
+def _reshape(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    source = _unbatched(node.args[0])
+    if value is None or source is None:
+        return None
+    if value.dim() > 1 and is_one(value.shape[0]):
+        sizes = sizes_with_inferred(value.shape[1:])
+        return None if sizes is None else _batched(Call(aten.reshape.default, (source, sizes)))
+    sizes = sizes_with_inferred(value.shape)
+    return None if sizes is None else Call(aten.reshape.default, (source, sizes))
+
+
+def _added_axis(node: fx.Node) -> Call | None:
+    """A reshape that puts the batch axis back before the tokens."""
+    value = tensor_of(node)
+    if value is None or value.dim() < 2 or not is_one(value.shape[0]):
+        return None
+    if not any(isinstance(s, SymInt) for s in value.shape):
+        return None
+    sizes = sizes_with_inferred(value.shape[1:])
+    return None if sizes is None else _batched(Call(aten.reshape.default, (node.args[0], sizes)))
+
+
+def _expand(node: fx.Node) -> Call | None:
+    value, before = tensor_of(node), tensor_of(node.args[0])
+    source = _unbatched(node.args[0])
+    if value is None or before is None or source is None or value.dim() != before.dim() or not is_one(value.shape[0]):
+        return None
+    sizes: Any = node.args[1]
+    return _batched(Call(aten.expand.default, (source, list(sizes)[1:])))
+
+
+def _unsqueeze(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    source = _unbatched(node.args[0])
+    dim: Any = node.args[1]
+    if value is None or source is None or front_dim(dim, value.dim()) == 0:
+        return None
+    return _batched(Call(aten.unsqueeze.default, (source, front_dim(dim, value.dim()) - 1)))
+
+
+def _squeeze(node: fx.Node) -> Call | fx.Node | None:
+    before = tensor_of(node.args[0])
+    source = _unbatched(node.args[0])
+    dim: Any = node.args[1]
+    if before is None or source is None:
+        return None
+    front = front_dim(dim, before.dim())
+    return source if front == 0 else _batched(Call(aten.squeeze.dim, (source, front - 1)))
+
+
+def _select(node: fx.Node) -> Call | fx.Node | None:
+    before = tensor_of(node.args[0])
+    source = _unbatched(node.args[0])
+    dim, index = call_arguments(node)["dim"], call_arguments(node)["index"]
+    if before is None or source is None:
+        return None
+    front = front_dim(dim, before.dim())
+    return source if front == 0 else _batched(Call(aten.select.int, (source, front - 1, index)))
+
+
+def _first_tensor(node: fx.Node) -> Call | None:
+    """Ops over the last axes of their first argument, with other arguments that have no batch axis."""
+    first, *rest = node.args
+    source = _unbatched(first)
+    value = tensor_of(source)
+    if source is None or value is None or any(_unbatched(a) is not None for a in rest):
+        return None
+    return _batched(Call(node.target, (source, *rest), dict(node.kwargs)))
+
+
+def _layer_norm(node: fx.Node) -> Call | None:
+    shape: Any = node.args[1]
+    value = tensor_of(node)
+    return _first_tensor(node) if value is not None and len(shape) < value.dim() else None
+
+
+def _embedding(node: fx.Node) -> Call | None:
+    weight, ids, *rest = node.args
+    source = _unbatched(ids)
+    return None if source is None else _batched(Call(node.target, (weight, source, *rest)))
+
+
+def _matmul(node: fx.Node) -> Call | None:
+    first, second = (tensor_of(a) for a in node.args)
+    if first is None or second is None or first.dim() < 3 or first.dim() != second.dim():
+        return None
+    sources = [_unbatched(a) or _squeezable(a) for a in node.all_input_nodes]
+    if len(sources) == 1:
+        sources *= 2
+    return None if None in sources else _batched(Call(node.target, tuple(sources)))
+
+
+def _attention(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    sources: dict[str, Any] = {name: _unbatched(arguments[name]) for name in ("query", "key", "value")}
+    mask = tensor_of(arguments["attn_mask"])
+    query = tensor_of(arguments["query"])
+    if None in sources.values() or query is None:
+        return None
+    if mask is not None and mask.dim() == query.dim():
+        sources["attn_mask"] = _unbatched(arguments["attn_mask"]) or _squeezable(arguments["attn_mask"])
+        if sources["attn_mask"] is None:
+            return None
+    return _batched(_call(node, {**arguments, **sources}))
+
+
+def _size(node: fx.Node) -> Call | int | None:
+    source = _unbatched(node.args[0])
+    before = tensor_of(node.args[0])
+    dim: Any = node.args[1]
+    if source is None or before is None:
+        return None
+    front = front_dim(dim, before.dim())
+    return 1 if front == 0 else Call(aten.sym_size.int, (source, front - 1))
+
+
+_MORE_POINTWISE = frozenset(
+    {
+        aten.bitwise_not.default,
+        aten.bitwise_or.Tensor,
+        aten.eq.Scalar,
+        aten.eq.Tensor,
+        aten.leaky_relu.default,
+        aten.log1p.default,
+        aten.logical_and.default,
+        aten.logical_not.default,
+        aten.ne.Scalar,
+        aten.ne.Tensor,
+        aten.softplus.default,
+    }
+)
+_RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
+    **dict.fromkeys(POINTWISE | _MORE_POINTWISE, _broadcast),
+    operator.getitem: lambda node: None,
+    aten.amax.default: _along("dim"),
+    aten.cat.default: _joined,
+    aten.cumsum.default: _along("dim"),
+    aten.embedding.default: _embedding,
+    aten.expand.default: _expand,
+    aten.layer_norm.default: _layer_norm,
+    aten.linear.default: _first_tensor,
+    aten.matmul.default: _matmul,
+    aten.mean.dim: _along("dim"),
+    aten.repeat_interleave.self_int: _along("dim"),
+    aten.reshape.default: _reshape,
+    aten.rms_norm.default: _layer_norm,
+    aten.scaled_dot_product_attention.default: _attention,
+    aten.select.int: _select,
+    aten.slice.Tensor: _along("dim"),
+    aten.softmax.int: _along("dim"),
+    aten.squeeze.dim: _squeeze,
+    aten.stack.default: _joined,
+    aten.sum.dim_IntList: _along("dim"),
+    aten.sym_size.int: _size,
+    aten.transpose.int: _along("dim0", "dim1"),
+    aten.tril.default: _first_tensor,
+    aten.triu.default: _first_tensor,
+    aten.unsqueeze.default: _unsqueeze,
+    aten.var.correction: _along("dim"),
+}
+
+remove_batch_axis = GraphPass("remove_batch_axis", _run, Numerics.EXACT, Stage.CAPTURED)

@@ -1,0 +1,139 @@
+"""Take out what export leaves behind: assertions, copies, casts to the same dtype, and views that show the whole.
+
+    aten.clone(x), aten.alias(x), x.to(x.dtype), x[:], x.expand(x.shape), dropout in eval mode, x · 1  →  x
+    aten.type_as(x, y), aten.to.*(x, dtype)  →  aten._to_copy(x, dtype=dtype)
+    aten.cat([x, empty])  →  x
+Must have: the same shape and dtype for every token count. Packed-sequence detection, whose result nothing uses once
+the attention is known to be causal, falls to dead-code removal.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, same_value, tensor_of
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    assertions = [n for n in graph.graph.nodes if n.target in _ASSERTIONS]
+    if assertions:
+        log.step(f"{len(assertions)} assertions of the exported program", *assertions)
+        for node in reversed(assertions):
+            graph.graph.erase_node(node)
+    apply_rules(graph, _RULES, log)
+
+
+def _first_argument(node: fx.Node) -> fx.Node | None:
+    (source, *_) = node.args
+    return source if isinstance(source, fx.Node) else None
+
+
+def _same_as_input(node: fx.Node) -> fx.Node | None:
+    source = _first_argument(node)
+    return source if source is not None and same_value(tensor_of(source), tensor_of(node)) else None
+
+
+def _dropout(node: fx.Node) -> fx.Node | None:
+    arguments = call_arguments(node)
+    return _first_argument(node) if arguments.get("train") is False or arguments["p"] == 0 else None
+
+
+def _cast(node: fx.Node) -> fx.Node | Call | None:
+    same = _same_as_input(node)
+    if same is not None:
+        return same
+    source, target = _first_argument(node), tensor_of(node)
+    only_dtype = node.target is aten._to_copy.default and set(node.kwargs) == {"dtype"}
+    if source is None or target is None or only_dtype:
+        return None
+    return Call(aten._to_copy.default, (source,), {"dtype": target.dtype})
+
+
+def _neutral(neutral: float) -> Rule:
+    def rule(node: fx.Node) -> fx.Node | None:
+        arguments = call_arguments(node)
+        is_neutral = not isinstance(arguments["other"], fx.Node) and arguments["other"] == neutral
+        return _same_as_input(node) if is_neutral else None
+
+    return rule
+
+
+def _transpose(node: fx.Node) -> fx.Node | None:
+    source = _first_argument(node)
+    value = tensor_of(source)
+    if source is None or value is None:
+        return None
+    dims: Any = node.args[1:]
+    same = front_dim(dims[0], value.dim()) == front_dim(dims[1], value.dim())
+    return source if same else None
+
+
+def _permute(node: fx.Node) -> fx.Node | None:
+    dims: Any = node.args[1]
+    return _first_argument(node) if [d % len(dims) for d in dims] == [*range(len(dims))] else None
+
+
+def _cat(node: fx.Node) -> fx.Node | Call | None:
+    tensors: Any = node.args[0]
+    value = tensor_of(node)
+    if value is None:
+        return None
+    dim = front_dim(call_arguments(node)["dim"], value.dim())
+    kept = [t for t in tensors if t.meta["val"].dim() != value.dim() or t.meta["val"].shape[dim] != 0]
+    if len(kept) == 1:
+        return kept[0] if same_value(tensor_of(kept[0]), value) else None
+    return Call(aten.cat.default, (kept, dim)) if kept and len(kept) < len(tensors) else None
+
+
+_ASSERTIONS = frozenset(
+    {
+        aten._assert_async.msg,
+        aten._assert_scalar.default,
+        aten._assert_tensor_metadata.default,
+        aten.sym_constrain_range.default,
+        aten.sym_constrain_range_for_size.default,
+    }
+)
+_RULES: dict[Any, Rule] = {
+    aten._to_copy.default: _cast,
+    aten._unsafe_view.default: _same_as_input,
+    aten.add.Tensor: _neutral(0),
+    aten.alias.default: _same_as_input,
+    aten.cat.default: _cat,
+    aten.clone.default: _same_as_input,
+    aten.contiguous.default: _same_as_input,
+    aten.detach.default: _same_as_input,
+    aten.detach_.default: _same_as_input,
+    aten.div.Tensor: _neutral(1),
+    aten.dropout.default: _dropout,
+    aten.expand.default: _same_as_input,
+    aten.lift_fresh.default: _same_as_input,
+    aten.lift_fresh_copy.default: _same_as_input,
+    aten.mul.Tensor: _neutral(1),
+    aten.permute.default: _permute,
+    aten.reshape.default: _same_as_input,
+    aten.slice.Tensor: _same_as_input,
+    aten.squeeze.dim: _same_as_input,
+    aten.sub.Tensor: _neutral(0),
+    aten.to.device: _cast,
+    aten.to.dtype: _cast,
+    aten.to.dtype_layout: _cast,
+    aten.to.other: _cast,
+    aten.transpose.int: _transpose,
+    aten.type_as.default: _cast,
+    aten.view.default: _same_as_input,
+}
+
+remove_export_residue = GraphPass("remove_export_residue", _run, Numerics.EXACT, Stage.CAPTURED)

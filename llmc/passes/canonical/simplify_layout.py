@@ -1,0 +1,159 @@
+"""Move transposes of the first two axes towards the outputs, where they meet their inverses and vanish.
+
+    transpose(transpose(x, 0, 1), 0, 1)  →  x
+    op(transpose(x, 0, 1))               →  transpose(op(x), 0, 1), for ops over the last axis and pointwise ones
+    reshape(reshape(x, …), shape)        →  reshape(x, shape);  unsqueeze and squeeze of one axis  →  nothing
+    cast(cast(x, float32), x.dtype)      →  x
+Must have: for several arguments, each of them transposed or broadcast along neither axis.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.graph.verify import POINTWISE
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, same_value, tensor_of
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    apply_rules(graph, _RULES, log)
+
+
+def _untransposed(value: Any) -> fx.Node | None:
+    """x of transpose(x, 0, 1), of three axes or more."""
+    if not isinstance(value, fx.Node) or value.target is not aten.transpose.int:
+        return None
+    tensor = tensor_of(value)
+    source = value.args[0]
+    is_first_two = tensor is not None and tensor.dim() > 2 and _dims(value) == [0, 1]
+    return source if is_first_two and isinstance(source, fx.Node) else None
+
+
+def _transposed(call: Call | fx.Node) -> Call:
+    return Call(aten.transpose.int, (call, 0, 1))
+
+
+def _transpose(node: fx.Node) -> fx.Node | None:
+    inner = node.args[0]
+    if not isinstance(inner, fx.Node) or inner.target is not aten.transpose.int:
+        return None
+    source = inner.args[0]
+    return source if _dims(node) == _dims(inner) and isinstance(source, fx.Node) else None
+
+
+def _dims(transpose: fx.Node) -> list[int]:
+    """The two axes that a transpose swaps, from the front, in order."""
+    arguments = call_arguments(transpose)
+    return sorted(front_dim(arguments[name], transpose.meta["val"].dim()) for name in ("dim0", "dim1"))
+
+
+def _over_last_axis(node: fx.Node) -> Call | None:
+    """Norms, products with a weight: only the first argument has the transposed axes."""
+    first, *rest = node.args
+    source = _untransposed(first)
+    return None if source is None else _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
+
+
+def _pointwise(node: fx.Node) -> Call | None:
+    value = tensor_of(node)
+    if value is None or not any(_untransposed(a) is not None for a in node.args):
+        return None
+    args: list[Any] = []
+    for argument in node.args:
+        tensor = tensor_of(argument)
+        source = _untransposed(argument)
+        if source is not None and tensor is not None and tensor.dim() == value.dim():
+            args.append(source)
+        elif tensor is None or tensor.dim() < 2:
+            args.append(argument)
+        else:
+            return None
+    return _transposed(Call(node.target, tuple(args), dict(node.kwargs)))
+
+
+def _slice(node: fx.Node) -> Call | None:
+    source, value = _untransposed(node.args[0]), tensor_of(node)
+    if source is None or value is None:
+        return None
+    dim = front_dim(call_arguments(node)["dim"], value.dim())
+    return _transposed(Call(aten.slice.Tensor, (source, {0: 1, 1: 0}.get(dim, dim), *node.args[2:])))
+
+
+def _cat(node: fx.Node) -> Call | None:
+    tensors: Any = node.args[0]
+    value = tensor_of(node)
+    sources = [_untransposed(t) for t in tensors]
+    if value is None or None in sources:
+        return None
+    dim = front_dim(call_arguments(node)["dim"], value.dim())
+    return _transposed(Call(aten.cat.default, (sources, {0: 1, 1: 0}.get(dim, dim))))
+
+
+def _reshape(node: fx.Node) -> Call | fx.Node | None:
+    source, shape = node.args[:2]
+    if not isinstance(source, fx.Node):
+        return None
+    if same_value(tensor_of(source), tensor_of(node)):
+        return source
+    if source.target is aten.reshape.default:
+        return Call(aten.reshape.default, (source.args[0], shape))
+    return None
+
+
+def _squeeze(node: fx.Node) -> fx.Node | None:
+    return _inverse(node, aten.unsqueeze.default, 1)
+
+
+def _unsqueeze(node: fx.Node) -> fx.Node | None:
+    return _inverse(node, aten.squeeze.dim, 0)
+
+
+def _inverse(node: fx.Node, target: Any, more_axes: int) -> fx.Node | None:
+    inner, value = node.args[0], tensor_of(node)
+    if not isinstance(inner, fx.Node) or inner.target is not target or value is None:
+        return None
+    source = inner.args[0]
+    axes = [front_dim(call_arguments(n)["dim"], value.dim() + more_axes) for n in (node, inner)]
+    is_inverse = axes[0] == axes[1] and same_value(tensor_of(source), value)
+    return source if is_inverse and isinstance(source, fx.Node) else None
+
+
+def _cast(node: fx.Node) -> Call | fx.Node | None:
+    inner = node.args[0]
+    if isinstance(inner, fx.Node) and inner.target is aten._to_copy.default:
+        source = inner.args[0]
+        before, between, after = tensor_of(source), tensor_of(inner), tensor_of(node)
+        if before is None or between is None or after is None or not isinstance(source, fx.Node):
+            return None
+        if between.dtype is torch.float32 and before.dtype is after.dtype and before.dtype.is_floating_point:
+            return source
+    return _pointwise(node)
+
+
+_RULES: dict[Any, Rule] = {
+    **dict.fromkeys(POINTWISE, _pointwise),
+    aten._to_copy.default: _cast,
+    aten.cat.default: _cat,
+    aten.reshape.default: _reshape,
+    aten.slice.Tensor: _slice,
+    aten.squeeze.dim: _squeeze,
+    aten.transpose.int: _transpose,
+    aten.unsqueeze.default: _unsqueeze,
+    torch.ops.llmc.layer_norm.default: _over_last_axis,
+    torch.ops.llmc.linear.default: _over_last_axis,
+    torch.ops.llmc.rms_norm.default: _over_last_axis,
+}
+
+simplify_layout = GraphPass("simplify_layout", _run, Numerics.EXACT, Stage.CAPTURED)

@@ -1,0 +1,110 @@
+"""Compute a value that depends on positions and constants alone, for chosen positions.
+
+Masks and rotary angles are written in many ways; what they are is easier to see from their values than from their ops.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch.fx.node import map_arg
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.weights import Constant, Derived, Recipe
+from llmc.passes.shapes import tensor_of
+
+
+def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | Refusal:
+    """The value of a node for a sequence of tokens at these positions: [T], int64.
+
+    A Refusal names the input or checkpoint tensor that it depends on, or the op that failed.
+    """
+    values: dict[fx.Node, Any] = {}
+    for each in _inputs_first(node):
+        if each.op == "placeholder":
+            known = _placeholder(each, graph, positions)
+            if known is None:
+                return Refusal(f"it depends on {each.name}, whose values are not known when the engine is built", each)
+            values[each] = known
+        else:
+            args, kwargs = map_arg((each.args, each.kwargs), lambda n: values[n])
+            assert callable(each.target)
+            try:
+                values[each] = each.target(*args, **kwargs)
+            except (RuntimeError, IndexError, ValueError) as error:
+                return Refusal(f"it cannot be computed for {len(positions)} tokens: {error}", each)
+    result = values[node]
+    return result if isinstance(result, Tensor) else Refusal(f"it is {result!r}, not a tensor", node)
+
+
+def integers_within(node: fx.Node) -> list[int]:
+    """The integer constants that a value is computed with."""
+    return [
+        a
+        for each in _inputs_first(node)
+        for a in (*each.args, *each.kwargs.values())
+        if isinstance(a, int) and not isinstance(a, bool) and a < torch.iinfo(torch.int64).max
+    ]
+
+
+def constants_within(node: fx.Node, graph: ModelGraph) -> list[Tensor]:
+    """The constant tensors that a value is computed from."""
+    recipes = [graph.weights[n.name] for n in _inputs_first(node) if n.name in graph.weights]
+    return [r.value for r in recipes if isinstance(r, Constant)]
+
+
+def _inputs_first(node: fx.Node) -> list[fx.Node]:
+    order: dict[fx.Node, None] = {}
+    stack: list[tuple[fx.Node, bool]] = [(node, False)]
+    while stack:
+        current, is_ready = stack.pop()
+        if current in order:
+            continue
+        if is_ready or not current.all_input_nodes:
+            order[current] = None
+            continue
+        stack.append((current, True))
+        stack.extend((n, False) for n in current.all_input_nodes)
+    return list(order)
+
+
+def _placeholder(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | None:
+    value = tensor_of(node)
+    if node.name == "positions" and value is not None:
+        return positions.reshape(*([1] * (value.dim() - 1)), -1)
+    if node.name == "input_ids" and value is not None and all(_asks_size(user) for user in node.users):
+        return torch.zeros_like(positions).reshape(*([1] * (value.dim() - 1)), -1)
+    return _constant(graph.weights.get(node.name))
+
+
+def _asks_size(user: fx.Node) -> bool:
+    return user.target in (torch.ops.aten.sym_size.int, torch.ops.aten.embedding.default)
+
+
+def _constant(recipe: Recipe | None) -> Tensor | None:
+    if isinstance(recipe, Constant):
+        return recipe.value
+    if not isinstance(recipe, Derived):
+        return None
+    args = [_argument(a) for a in recipe.args]
+    kwargs = {k: _argument(v) for k, v in recipe.kwargs}
+    if any(a is _UNKNOWN for a in (*args, *kwargs.values())):
+        return None
+    result: Tensor = recipe.target(*args, **kwargs)
+    return result
+
+
+_UNKNOWN = object()
+
+
+def _argument(value: Any) -> Any:
+    if isinstance(value, Constant | Derived):
+        known = _constant(value)
+        return _UNKNOWN if known is None else known
+    if isinstance(value, tuple | list):
+        items = [_argument(v) for v in value]
+        return _UNKNOWN if any(i is _UNKNOWN for i in items) else items
+    return value if not hasattr(value, "dtype") or isinstance(value, torch.dtype) else _UNKNOWN

@@ -1,0 +1,78 @@
+"""Whole-graph passes made of rules that look at one node and say what takes its place."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import fx
+
+from llmc.errors import PassError
+from llmc.graph.fake_value import describe
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.render import op_name
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_value
+
+# Rules shrink a graph or move something one node further, so this bounds the longest chain, not the graph.
+_MAX_SWEEPS = 200
+
+
+@dataclass(frozen=True)
+class Call:
+    """A call to be made; arguments may be nodes, constants, and calls themselves, also inside lists."""
+
+    target: Any
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any] = field(default_factory=dict)
+
+
+# None: the rule does not apply. A node or call: what to use instead, of the same shape and dtype.
+Rule = Callable[[fx.Node], "fx.Node | Call | Refusal | None"]
+
+
+def apply_rules(graph: ModelGraph, rules: Mapping[Any, Rule], log: RewriteLog) -> None:
+    """Rewrite every node whose target has a rule, until none applies; each replacement is one step of the log."""
+    for _ in range(_MAX_SWEEPS):
+        log.drop_refusals()
+        if not _sweep(graph.graph, rules, log):
+            return
+    raise PassError(f"still finds candidates after {_MAX_SWEEPS} sweeps", fix="its rules undo one another")
+
+
+def _sweep(graph: fx.Graph, rules: Mapping[Any, Rule], log: RewriteLog) -> bool:
+    changed = False
+    for node in list(graph.nodes):
+        rule = rules.get(node.target) if node.op == "call_function" and node.users else None
+        found = rule(node) if rule is not None else None
+        if isinstance(found, Refusal):
+            log.refuse(found)
+        elif found is not None:
+            name = found.name if isinstance(found, fx.Node) else op_name(found.target)
+            log.step(f"{op_name(node.target)} {node.name} → {name}", node)
+            substitute(graph, node, found)
+            changed = True
+    return changed
+
+
+def substitute(graph: fx.Graph, node: fx.Node, value: fx.Node | Call) -> fx.Node:
+    """Hand a node's users to a value of the same shape and dtype, made before it; the node, if unused, is erased."""
+    with graph.inserting_before(node):
+        new: fx.Node = build(graph, value)
+    if not same_value(node.meta["val"], new.meta["val"]):
+        raise PassError(f"{describe(node.meta['val'])} would become {describe(new.meta['val'])}", at=node.name)
+    node.replace_all_uses_with(new)
+    graph.erase_node(node)
+    return new
+
+
+def build(graph: fx.Graph, value: Any) -> Any:
+    """Make the calls that a value consists of at the graph's insertion point."""
+    if isinstance(value, Call):
+        args = tuple(build(graph, a) for a in value.args)
+        return graph.call_function(value.target, args, {k: build(graph, a) for k, a in value.kwargs.items()})
+    if isinstance(value, list | tuple) and not isinstance(value, fx.Node):
+        return [build(graph, v) for v in value]
+    return value
