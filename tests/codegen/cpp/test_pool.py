@@ -47,7 +47,7 @@ def build(source: str, folder: Path, *flags: str) -> Path:
     text, program = folder / "program.cpp", folder / "program"
     text.write_text(source, encoding="utf-8")
     include = kernel_include_dir()
-    compiler = (*find_toolchain().compiler, "-std=c++17", "-O1", *flags, "-pthread", "-I", include)
+    compiler: list[str | Path] = [*find_toolchain().compiler, "-std=c++17", "-O1", *flags, "-pthread", "-I", include]
     run_tool([*compiler, text, include / "thread_pool.cpp", "-o", program], source=text)
     return program
 
@@ -71,7 +71,7 @@ def test_a_program_links_the_archive(tmp_path: Path) -> None:
         '#include "api.h"\nint main() { llmc_pool_destroy(llmc_pool_create(2, 64)); return 0; }\n', encoding="utf-8"
     )
     target = host_target()
-    compiler = (*find_toolchain().compiler, *compile_flags(target), "-I", kernel_include_dir())
+    compiler: list[str | Path] = [*find_toolchain().compiler, *compile_flags(target), "-I", kernel_include_dir()]
     run_tool([*compiler, text, kernel_archive(target), "-pthread", "-o", program], source=text)
     assert subprocess.run([program], timeout=20).returncode == 0
 
