@@ -8,8 +8,8 @@ namespace llmc {
 // Source: Cody and Waite's reduction x = n·ln2 + r, |r| <= ln2/2, with Cephes' polynomial for e^r. Denormal results,
 // infinities and NaN come out right: 2^n is applied in two factors.
 inline Vec exp(Vec x) {
-  x = x > 89.0f ? broadcast(89.0f) : x;  // this way round a NaN stays
-  x = x < -105.0f ? broadcast(-105.0f) : x;
+  x = minimum(broadcast(89.0f), x);  // this way round a NaN stays
+  x = maximum(broadcast(-105.0f), x);
   const Vec magic = broadcast(12582912.0f);  // 1.5·2^23: adding it rounds to an integer, kept in the low bits
   const Vec shifted = fma(x, broadcast(1.44269504088896341f), magic);
   const Vec n = shifted - magic;
@@ -22,10 +22,14 @@ inline Vec exp(Vec x) {
   p = fma(p, r, broadcast(1.6666665459e-1f));
   p = fma(p, r, broadcast(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.0f;
+#if defined(__AVX512F__)
+  return _mm512_maskz_scalef_ps(0xffff, p, n);
+#else
   const VecInt exponent = reinterpret_cast<VecInt>(shifted) - reinterpret_cast<VecInt>(magic);
   const VecInt low = exponent >> 1;
   const VecInt high = exponent - low;
   return p * reinterpret_cast<Vec>((low + 127) << 23) * reinterpret_cast<Vec>((high + 127) << 23);
+#endif
 }
 
 // Source: Cephes tanhf.

@@ -68,25 +68,49 @@ inline Vec fma(Vec a, Vec b, Vec c) {  // a·b + c, rounded once where the proce
 
 inline VecBits bits_of(Vec x) { return reinterpret_cast<VecBits>(x); }
 inline Vec from_bits(VecBits x) { return reinterpret_cast<Vec>(x); }
-inline Vec maximum(Vec a, Vec b) { return a > b ? a : b; }
-inline Vec minimum(Vec a, Vec b) { return a < b ? a : b; }
+// a > b ? a : b and a < b ? a : b: b where either is a NaN. One instruction, which compilers do not find by themselves.
+inline Vec maximum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_max_ps(0xffff, a, b);
+#elif defined(__AVX2__)
+  return _mm256_max_ps(a, b);
+#else
+  return a > b ? a : b;
+#endif
+}
+
+inline Vec minimum(Vec a, Vec b) {
+#if defined(__AVX512F__)
+  return _mm512_maskz_min_ps(0xffff, a, b);
+#elif defined(__AVX2__)
+  return _mm256_min_ps(a, b);
+#else
+  return a < b ? a : b;
+#endif
+}
+
 inline Vec absolute(Vec x) { return from_bits(bits_of(x) & 0x7fffffffu); }
 
-// Sums the lanes as a tree, in the same order on every call.
+// Folds the upper half onto the lower until one lane is left: the same tree on every call.
+template <class Operator>
+inline float reduced(Vec x, const Operator& combine) {
+#if defined(__AVX512F__)
+  const __m256 half = combine(_mm512_castps512_ps256(x), _mm512_maskz_extractf32x8_ps(0xff, x, 1));
+  const __m128 four = combine(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
+#elif defined(__AVX2__)
+  const __m128 four = combine(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
+#else
+  const Vec four = x;
+#endif
+  return combine(combine(four[0], four[2]), combine(four[1], four[3]));
+}
+
 inline float sum_of(Vec x) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &x, sizeof x);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) lanes[i] += lanes[i + half];
-  return lanes[0];
+  return reduced(x, [](auto a, auto b) { return a + b; });
 }
 
 inline float maximum_of(Vec x) {
-  float lanes[kLanes];
-  std::memcpy(lanes, &x, sizeof x);
-  for (int half = kLanes / 2; half > 0; half /= 2)
-    for (int i = 0; i < half; i++) lanes[i] = lanes[i] > lanes[i + half] ? lanes[i] : lanes[i + half];
-  return lanes[0];
+  return reduced(x, [](auto a, auto b) { return a > b ? a : b; });
 }
 
 // ---- memory: any alignment -------------------------------------------------------------------------------------
