@@ -28,6 +28,7 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
     kernels = directory / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
     source, library = kernels / "engine.cpp", kernels / "engine.so"
+    library.unlink(missing_ok=True)  # a process that has an older one open keeps it
     source.write_text(lowered.source, encoding="utf-8")
     archive, toolchain = kernel_archive(target), find_toolchain()
     with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:

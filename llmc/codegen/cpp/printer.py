@@ -10,18 +10,18 @@ from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Reduce, St
 # A parallel region costs some microseconds: a thread takes at least this many elements at a time.
 _GRAIN = 16384
 
-_ELEMENTS = {"F32": "float", "BF16": "bf16", "I32": "int32_t"}
+_ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
 _KINDS = {Kind.FLOAT: "float", Kind.INT: "int32_t", Kind.BOOL: "bool"}
 _EXPRESSIONS = {
     "add": "{} + {}",
     "sub": "{} - {}",
     "mul": "{} * {}",
     "div": "{} / {}",
-    "floor_div": "floor_div({}, {})",
-    "remainder": "remainder({}, {})",
+    "floor_div": "loops::floor_div({}, {})",
+    "remainder": "loops::remainder({}, {})",
     "pow": "powf({}, {})",
-    "maximum": "max({}, {})",
-    "minimum": "min({}, {})",
+    "maximum": "loops::max({}, {})",
+    "minimum": "loops::min({}, {})",
     "lt": "{} < {}",
     "le": "{} <= {}",
     "gt": "{} > {}",
@@ -43,17 +43,17 @@ _EXPRESSIONS = {
     "cos": "cosf({})",
     "floor": "floorf({})",
     "ceil": "ceilf({})",
-    "relu": "max({}, 0.0f)",
+    "relu": "loops::max({}, 0.0f)",
     "to_float": "static_cast<float>({})",
     "to_int": "static_cast<int32_t>({})",
     "to_bool": "{} != 0",
-    **{f: f + "({})" for f in ("exp", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "round_bf16")},
+    **{f: f"loops::{f}({{}})" for f in ("exp", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "round_bf16")},
 }
 _REDUCTIONS = {
     "sum": ("0.0f", "+", "{0} += {1};"),
     "mean": ("0.0f", "+", "{0} += {1};"),
-    "max": ("-INFINITY", "max", "{0} = max({0}, {1});"),
-    "min": ("INFINITY", "min", "{0} = min({0}, {1});"),
+    "max": ("-INFINITY", "max", "{0} = loops::max({0}, {1});"),
+    "min": ("INFINITY", "min", "{0} = loops::min({0}, {1});"),
 }
 
 
@@ -125,14 +125,14 @@ def _sweep(loop: Loop, phase: int, stores: bool) -> Iterator[str]:
 def _assignment(loop: Loop, index: int) -> str:
     s = loop.statements[index]
     if isinstance(s, Load):
-        return f"const {_KINDS[s.kind]} v{index} = load({_element(loop, s.parameter)});"
+        return f"const {_KINDS[s.kind]} v{index} = loops::load({_element(loop, s.parameter)});"
     assert isinstance(s, Apply)
     expression = _EXPRESSIONS[s.function].format(*(_operand(loop, o) for o in s.operands))
     return f"const {_KINDS[s.kind]} v{index} = {expression};"
 
 
 def _store(loop: Loop, s: Store) -> str:
-    return f"store({_element(loop, s.parameter)}, {_operand(loop, s.operand)});"
+    return f"loops::store({_element(loop, s.parameter)}, {_operand(loop, s.operand)});"
 
 
 def _operand(loop: Loop, index: int) -> str:

@@ -12,7 +12,7 @@ from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
 
 _COUNTS = {"T": "step->tokens", "L": "step->logit_rows", "R": "step->requests", "max_blocks": "step->max_blocks"}
 _INPUTS = {"logit_rows": "logit_row_ids"}
-_ELEMENTS = {"F32": "float", "BF16": "bf16", "I32": "int32_t"}
+_ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
 
 
 def print_source(program: Program, loops: Mapping[Loop, str], model: str) -> str:
@@ -35,7 +35,6 @@ def _head(program: Program, model: str) -> str:
 #include "loops.h"
 
 using namespace llmc;
-using namespace llmc::loops;
 
 template <class Arguments>
 static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {{
