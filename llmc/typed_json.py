@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import enum
+import functools
 import types
 import typing
 from typing import Any, TypeVar
@@ -45,7 +46,8 @@ def _decode(kind: Any, value: Any, at: str) -> Any:
     if dataclasses.is_dataclass(kind) and isinstance(kind, type):
         return _decode_fields(kind, value, at)
     if isinstance(kind, enum.EnumType):
-        names: list[str] = [member.value for member in kind]
+        members: tuple[enum.Enum, ...] = tuple(kind)
+        names = [member.value for member in members]
         _expect(value in names, f"one of {', '.join(names)}", value, at)
         return kind(value)
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
@@ -76,7 +78,7 @@ def _decode_union(kinds: tuple[Any, ...], value: Any, at: str) -> Any:
 
 def _decode_fields(kind: type, value: Any, at: str) -> Any:
     _expect(isinstance(value, dict), "an object", value, at)
-    hints = typing.get_type_hints(kind)
+    hints = _field_types(kind)
     unknown = sorted(value.keys() - hints.keys())
     if unknown:
         raise EngineFormatError(f"unknown field {unknown[0]!r}", at=at, fix=REBUILD)
@@ -84,6 +86,11 @@ def _decode_fields(kind: type, value: Any, at: str) -> Any:
     if missing:
         raise EngineFormatError(f"the field {missing[0]!r} is missing", at=at, fix=REBUILD)
     return kind(**{name: _decode(hint, value[name], f"{at}.{name}") for name, hint in hints.items()})
+
+
+@functools.cache
+def _field_types(kind: type) -> dict[str, Any]:
+    return typing.get_type_hints(kind)
 
 
 def _expect(condition: bool, wanted: str, value: Any, at: str) -> None:

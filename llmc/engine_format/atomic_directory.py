@@ -10,7 +10,6 @@ import ctypes
 import errno
 import fcntl
 import os
-import secrets
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -118,7 +117,7 @@ def _locked_directory(destination: Path) -> tuple[Path, int | None]:
     Another build may take one that is not locked yet for abandoned, and remove it: then make a new one.
     """
     for _ in range(16):
-        path = destination.parent / f".{destination.name}.{secrets.token_hex(6)}{TEMPORARY_SUFFIX}"
+        path = destination.parent / f".{destination.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
         path.mkdir()
         lock = _locked(path)
         if lock is not None and path.exists():

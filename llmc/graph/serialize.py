@@ -52,7 +52,10 @@ def serialize_graph(graph: ModelGraph) -> str:
 
 
 def deserialize_graph(text: str, at: Path) -> fx.Graph:
-    """The graph of a text that `serialize_graph` wrote; nodes have no meta. Raises EngineFormatError."""
+    """The graph of a text that `serialize_graph` wrote; nodes have no meta. llmc.ops must have been imported.
+
+    Raises EngineFormatError.
+    """
     try:
         content = json.loads(text)
         if content["version"] != GRAPH_VERSION:
@@ -62,16 +65,27 @@ def deserialize_graph(text: str, at: Path) -> fx.Graph:
         for record in content["nodes"]:
             _add_node(graph, nodes, record)
         graph.lint()
-    except (ValueError, KeyError, TypeError, RecursionError, RuntimeError) as error:
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError, RuntimeError) as error:
         raise EngineFormatError(
             f"the graph cannot be read: {error!r:.200}", at=at, fix="rebuild the engine: llmc build MODEL -o ENGINE"
         ) from None
     return graph
 
 
-def _ops() -> dict[str, Callable[..., Any]]:
+def _legal_ops() -> dict[str, Any]:
+    """By name in the text; an llmc:: op stands for itself as its own name, since it may not be registered."""
     legal = LEGAL_OPS[Stage.OPTIMIZED].union(*FALLBACK_OPS.values())
     return {_op_name(op): op for op in legal}
+
+
+def _callable(name: str) -> Callable[..., Any]:
+    op = _legal_ops()[name]
+    if not isinstance(op, str):
+        found: Callable[..., Any] = op
+        return found
+    _, packet, overload = op.split(".")
+    registered: Callable[..., Any] = getattr(getattr(torch.ops.llmc, packet), overload)
+    return registered
 
 
 def _op_name(op: Any) -> str:
@@ -82,7 +96,7 @@ def _node_record(node: fx.Node) -> dict[str, Any]:
     record: dict[str, Any] = {"name": node.name, "op": node.op}
     if node.op == "call_function":
         record["target"] = _op_name(node.target)
-        if record["target"] not in _ops():
+        if record["target"] not in _legal_ops():
             raise LoweringError(
                 f"{node.target} cannot run in a reference engine",
                 at=node.meta.get("stack_trace") or node.format_node(),
@@ -136,7 +150,7 @@ def _add_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]
     elif kind == "output":
         nodes[name] = graph.output(*args)
     elif kind == "call_function":
-        nodes[name] = graph.create_node("call_function", _ops()[record["target"]], args, kwargs, name)
+        nodes[name] = graph.create_node("call_function", _callable(record["target"]), args, kwargs, name)
     else:
         raise ValueError(f"a {kind!r} node")
     if nodes[name].name != name:

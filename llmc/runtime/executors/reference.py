@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import GRAPH_NAME
 from llmc.engine_format.weight_file import StoredTensor
