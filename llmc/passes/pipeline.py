@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from llmc.passes.attention.fuse_eager_attention import fuse_eager_attention
+from llmc.passes.attention.fuse_sdpa_attention import fuse_sdpa_attention
 from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
@@ -46,6 +48,8 @@ def canonical() -> tuple[Pass, ...]:
         remove_batch_axis,
         fold_constants,
         merge_duplicates,
+        fuse_sdpa_attention,
+        fuse_eager_attention,
         fuse_layer_norm,
         fuse_layer_norm_without_bias,
         fuse_layer_norm_without_weight,
