@@ -95,7 +95,7 @@ inline Vec absolute(Vec x) { return from_bits(bits_of(x) & 0x7fffffffu); }
 template <class Operator>
 inline float reduced(Vec x, const Operator& combine) {
 #if defined(__AVX512F__)
-  const __m256 half = combine(_mm512_castps512_ps256(x), _mm512_maskz_extractf32x8_ps(0xff, x, 1));
+  const __m256 half = combine(_mm512_maskz_extractf32x8_ps(0xff, x, 0), _mm512_maskz_extractf32x8_ps(0xff, x, 1));
   const __m128 four = combine(_mm256_castps256_ps128(half), _mm256_extractf128_ps(half, 1));
 #elif defined(__AVX2__)
   const __m128 four = combine(_mm256_castps256_ps128(x), _mm256_extractf128_ps(x, 1));
