@@ -13,16 +13,8 @@ from torch import SymInt, fx
 from torch._ops import OpOverload
 
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.step_inputs import symbol_names
 from llmc.graph.weights import Constant, Derived, Recipe, Stored
-
-# Which axis of which input a symbol is named after. N: blocks of a KV cache. R is told from query_starts' R + 1.
-_SYMBOLS = (
-    ("input_ids", -1, "T"),
-    ("logit_rows", 0, "L"),
-    ("context_lens", 0, "R"),
-    ("block_tables", 1, "B"),
-    ("kv_cache_0_k", 0, "N"),
-)
 
 
 def render(graph: ModelGraph) -> str:
@@ -97,11 +89,5 @@ def _dtype(dtype: torch.dtype) -> str:
 
 
 def _symbol_names(graph: ModelGraph) -> dict[sympy.Symbol, sympy.Symbol]:
-    inputs = {n.name: n.meta.get("val") for n in graph.inputs()}
-    names: dict[sympy.Symbol, sympy.Symbol] = {}
-    for name, axis, symbol in _SYMBOLS:
-        value = inputs.get(name)
-        size: Any = value.shape[axis] if isinstance(value, torch.Tensor) else None
-        if isinstance(size, SymInt) and isinstance(size.node.expr, sympy.Symbol):
-            names.setdefault(size.node.expr, sympy.Symbol(symbol, integer=True, positive=True))
-    return names
+    names = symbol_names(graph.graph)
+    return {own: sympy.Symbol(name, integer=True, positive=True) for own, name in names.items()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import sympy
 import torch
 from torch import fx
@@ -21,12 +23,13 @@ _SHOWN_BY = (
 
 def symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, str]:
     """T, L, R, B or N for each symbol of the fake values that a step input shows."""
-    inputs = {node.name: node.meta["val"] for node in graph.find_nodes(op="placeholder")}
+    inputs = {node.name: node.meta.get("val") for node in graph.find_nodes(op="placeholder")}
     names: dict[sympy.Symbol, str] = {}
     for name, axis, symbol in _SHOWN_BY:
-        size = inputs[name].shape[axis] if name in inputs else 0
-        if isinstance(size, torch.SymInt):
-            names[size.node.expr] = symbol
+        value = inputs.get(name)
+        size: Any = value.shape[axis] if isinstance(value, torch.Tensor) else 0
+        if isinstance(size, torch.SymInt) and isinstance(size.node.expr, sympy.Symbol):
+            names.setdefault(size.node.expr, symbol)
     return names
 
 
