@@ -8,6 +8,8 @@ top-p: Holtzman et al. 2020; min-p: Nguyen et al. 2024.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -41,7 +43,7 @@ class Sampler:
         """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises RequestError for NaN."""
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
-        if not np.isfinite(scores[best]):
+        if not math.isfinite(scores[best]):
             raise RequestError(
                 f"the model gave no usable logits: the largest is {scores[best]} at token id {best}",
                 fix="the weights or activations overflow: build with dtype=float32, and check the model itself",

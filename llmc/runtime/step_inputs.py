@@ -55,14 +55,13 @@ class StepInputs:
             used = -(-stop // self._block_size)
             tables[r, :used] = chunk.request.blocks[:used]
             tables[r, used:] = 0
-            self._input_ids[begin:end] = chunk.request.tokens[chunk.start : stop]
-            positions = self._positions[begin:end]
-            positions[:] = np.arange(chunk.start, stop, dtype=np.int32)
-            blocks, inside = np.divmod(positions, self._block_size)
-            self._slots[begin:end] = tables[r, blocks] * self._block_size + inside
+            self._fill_tokens(chunk, begin, tables[r])
             self._starts[r + 1] = end
             self._lengths[r] = stop
-            self._rows[rows : rows + chunk.logit_rows] = np.arange(end - chunk.logit_rows, end, dtype=np.int32)
+            if chunk.logit_rows == 1:
+                self._rows[rows] = end - 1
+            else:
+                self._rows[rows : rows + chunk.logit_rows] = np.arange(end - chunk.logit_rows, end)
             begin, rows = end, rows + chunk.logit_rows
         return Step(
             input_ids=self._input_ids[:begin],
@@ -73,3 +72,16 @@ class StepInputs:
             block_tables=tables,
             logit_rows=self._rows[:rows],
         )
+
+    def _fill_tokens(self, chunk: Chunk, begin: int, table: Ints) -> None:
+        request, size = chunk.request, self._block_size
+        if chunk.count == 1:  # Decoding: plain numbers are several times faster than arrays of one element.
+            self._input_ids[begin] = request.tokens[chunk.start]
+            self._positions[begin] = chunk.start
+            self._slots[begin] = request.blocks[chunk.start // size] * size + chunk.start % size
+            return
+        stop, end = chunk.start + chunk.count, begin + chunk.count
+        self._input_ids[begin:end] = request.tokens[chunk.start : stop]
+        self._positions[begin:end] = np.arange(chunk.start, stop)
+        blocks, inside = np.divmod(self._positions[begin:end], size)
+        self._slots[begin:end] = table[blocks] * size + inside

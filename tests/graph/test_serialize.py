@@ -60,7 +60,8 @@ def test_what_cannot_be_written() -> None:
     with pytest.raises(LoweringError, match=r"aten.linalg_det.default cannot run in a reference engine"):
         serialize_graph(graph)
     node.target = torch.ops.aten.neg.default
-    node.args = (x, object())
+    unknown: Any = object()
+    node.args = (x, unknown)
     with pytest.raises(LoweringError, match="cannot be written"):
         serialize_graph(graph)
 
