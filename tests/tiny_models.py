@@ -66,6 +66,18 @@ FAMILIES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     }
 )
 
+# Models for what only few families have: sinks, experts, attention code of their own, masks that llmc refuses.
+SPECIAL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        "gpt_oss": {**_SIZES, "sliding_window": _WINDOW, "head_dim": 16, "num_local_experts": 4},
+        "mixtral": {**_SIZES, "num_local_experts": 4},
+        "bloom": {"vocab_size": 160, "hidden_size": 64, "n_layer": 2, "n_head": 4},
+        "llama4_text": {**_SIZES, "attention_chunk_size": 4, "head_dim": 16, "num_local_experts": 2},
+        "doge": _SIZES,
+        "bert": {**_MHA, "is_decoder": False},
+    }
+)
+
 
 def tiny_model(family: str, **overrides: Any) -> Any:
     """A transformers causal LM of 2 layers in fp32 with seeded weights, wide enough that its logits differ clearly.
@@ -75,7 +87,7 @@ def tiny_model(family: str, **overrides: Any) -> Any:
     from transformers import AutoConfig, AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
-    config = AutoConfig.for_model(family, **{**FAMILIES[family], **overrides})
+    config = AutoConfig.for_model(family, **{**{**FAMILIES, **SPECIAL}[family], **overrides})
     model = auto.from_config(config, dtype=torch.float32)
     generator = torch.Generator().manual_seed(20240613)
     with torch.no_grad():

@@ -13,7 +13,14 @@ from llmc.graph import hf_hooks
 from llmc.graph.capture_program import graph_from_program
 from llmc.graph.checkpoint import SafetensorsSource
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
-from llmc.graph.hf_config import check_directory, generation_defaults, load_config, model_info, resolve_dtype
+from llmc.graph.hf_config import (
+    check_directory,
+    generation_defaults,
+    load_config,
+    model_info,
+    resolve_dtype,
+    valid_values,
+)
 from llmc.graph.hf_names import stored_recipes
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
@@ -25,11 +32,11 @@ from llmc.options import BuildOptions
 def capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
     """Capture a directory with config.json and safetensors weights; reads headers, never weight data."""
     check_directory(directory)
-    source = SafetensorsSource(directory)
     config, model_class = load_config(directory)
+    source = SafetensorsSource(directory)
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     config._attn_implementation = hf_hooks.implementation_for(model_class)
-    with torch.device("meta"):
+    with torch.device("meta"), valid_values(config.model_type, directory / "config.json"):
         model = model_class._from_config(config, dtype=dtype)
     _compute_buffers(model)
     recipes = stored_recipes(model, source)

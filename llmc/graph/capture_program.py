@@ -12,6 +12,7 @@ from torch import SymInt, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
+import llmc
 from llmc.errors import CaptureError
 from llmc.graph.learned_positions import position_limit
 from llmc.graph.memory_source import MemorySource
@@ -21,7 +22,8 @@ from llmc.graph.trace import make_functional, trace
 from llmc.graph.weights import Constant, Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
 
-_PACKAGE = str(Path(__file__).parents[1])
+# Frames of these packages in a node's stack trace say nothing about the model.
+_NOT_THE_MODEL = tuple(f'File "{Path(file).parent}/' for file in (torch.__file__, llmc.__file__))
 
 
 def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
@@ -117,14 +119,14 @@ def _placeholder(graph: fx.Graph, name: str, source: fx.Node) -> fx.Node:
 def _kept(node: fx.Node) -> dict[str, object]:
     kept: dict[str, object] = {"val": node.meta.get("val")}
     if node.meta.get("stack_trace"):
-        kept["stack_trace"] = _without_own_frames(node.meta["stack_trace"])
+        kept["stack_trace"] = _model_frames(node.meta["stack_trace"])
     return kept
 
 
-def _without_own_frames(stack_trace: str) -> str:
-    """Drop this package's frames (wrapper and hooks), so that the last frame is the model's own line."""
+def _model_frames(stack_trace: str) -> str:
+    """Drop frames of torch.nn and of this package (wrapper, hooks), so that the last frame is the model's own line."""
     frames = re.split(r'^ *(?=File ")', stack_trace, flags=re.MULTILINE)
-    return "".join(frame for frame in frames if f'File "{_PACKAGE}' not in frame)
+    return "".join(frame for frame in frames if not frame.startswith(_NOT_THE_MODEL))
 
 
 def _token_input(program: ExportedProgram) -> fx.Node:
@@ -200,5 +202,5 @@ def _logits(output: fx.Node, tokens: SymInt) -> fx.Node:
 
 
 def _last_line(node: fx.Node) -> str | None:
-    frames = re.findall(r'File "([^"]+)", line (\d+)', _without_own_frames(node.meta.get("stack_trace") or ""))
+    frames = re.findall(r'File "([^"]+)", line (\d+)', _model_frames(node.meta.get("stack_trace") or ""))
     return ":".join(frames[-1]) if frames else None

@@ -76,8 +76,11 @@ class SafetensorsSource:
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing."""
         entry = self.entry(name)
-        with safetensors.safe_open(str(entry.file), framework="pt") as file:
-            tensor: Tensor = file.get_tensor(name)
+        try:
+            with safetensors.safe_open(str(entry.file), framework="pt") as file:
+                tensor: Tensor = file.get_tensor(name)
+        except (safetensors.SafetensorError, OSError) as error:
+            raise CheckpointError(f"cannot read {name!r}: {error}", at=entry.file, fix=_DOWNLOAD_AGAIN) from error
         return tensor
 
     def dtype(self) -> torch.dtype:
@@ -184,7 +187,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
 def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
     try:
         dtype, shape, (start, end) = value["dtype"], tuple(value["shape"]), value["data_offsets"]
-        valid = all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
+        valid = isinstance(dtype, str) and all(isinstance(n, int) and n >= 0 for n in (*shape, start, end))
     except (TypeError, KeyError, ValueError):
         valid = False
     if not valid:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -76,16 +78,28 @@ def load_config(directory: Path) -> tuple[Any, Any]:
     if class_name is None:
         raise _not_a_decoder(model_type, "has no causal language model in transformers", file)
     model_class = getattr(transformers, class_name)
-    try:
+    with valid_values(model_type, file):
         config = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
-    except (ValueError, TypeError, KeyError, AttributeError, OSError) as error:
-        raise CheckpointError(
-            f"config.json does not make a {model_type} model: {error}", at=file, fix="correct the value in config.json"
-        ) from error
     # A vision-language checkpoint's decoder takes the text part of the config, as in AutoModelForCausalLM.
     if model_class.config_class is config.sub_configs.get("text_config"):
         config = config.get_text_config()
     return config, model_class
+
+
+@contextmanager
+def valid_values(model_type: str, file: Path) -> Iterator[None]:
+    """Turn what transformers raises for a value in config.json into a CheckpointError that quotes it."""
+    from huggingface_hub.errors import StrictDataclassError
+
+    raised = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
+    try:
+        yield
+    except (*raised, StrictDataclassError) as error:
+        raise CheckpointError(
+            f"config.json does not make a {model_type} model: {' '.join(str(error).split())}",
+            at=file,
+            fix="correct the value in config.json",
+        ) from error
 
 
 def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = None) -> torch.dtype:

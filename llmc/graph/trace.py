@@ -28,10 +28,27 @@ def trace(module: nn.Module, *, with_positions: bool) -> ExportedProgram:
     # One name ties both lengths together; alone, the range of T may be narrowed by the model's own checks.
     dynamic = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
     example = (ids, positions) if with_positions else (ids,)
+    with _explained():
+        program = export(module, example, dynamic_shapes=dynamic, strict=False)
+        return _functional(program)
+
+
+def make_functional(program: ExportedProgram) -> ExportedProgram:
+    """An exported program without in-place ops; linear, attention, softmax and einsum are kept whole."""
+    with _explained():
+        return _functional(program)
+
+
+def _functional(program: ExportedProgram) -> ExportedProgram:
+    functional: ExportedProgram = program.run_decompositions({})
+    return functional
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
     try:
         with torch.no_grad(), _quiet():
-            program = export(module, example, dynamic_shapes=dynamic, strict=False)
-            return make_functional(program)
+            yield
     except LlmcError:
         raise
     except Exception as error:  # Tracing runs the user's code, which can raise anything; all of it is translated.
@@ -50,10 +67,3 @@ def _quiet() -> Iterator[None]:
             yield
     finally:
         logger.setLevel(level)
-
-
-def make_functional(program: ExportedProgram) -> ExportedProgram:
-    """The program without in-place ops; linear, attention, softmax and einsum are kept whole."""
-    with torch.no_grad():
-        functional: ExportedProgram = program.run_decompositions({})
-    return functional

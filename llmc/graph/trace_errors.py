@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 import traceback
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from types import TracebackType
 
 import torch
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
-from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode
+from torch.fx.experimental.symbolic_shapes import ConstraintViolationError, GuardOnDataDependentSymNode, ShapeEnv
 
 from llmc.errors import CaptureError
 
@@ -43,7 +43,7 @@ def explain(error: Exception) -> CaptureError:
     if isinstance(error, ConstraintViolationError) or "onstraints violated" in str(error):
         return CaptureError(
             "the model's code fixes the number of tokens to the length it is traced with",
-            at=at or _specialized_line(str(error)),
+            at=at or _specialized_line(error),
             fix="derive sizes from input.shape there, and do not compare or store them as Python numbers",
         )
     if isinstance(error, NotImplementedError):
@@ -65,26 +65,31 @@ def _first_line(error: Exception) -> str:
 
 def _model_line(error: BaseException) -> str | None:
     """The deepest line of the error's traceback that is neither torch's, the standard library's nor llmc's."""
-    seen: BaseException | None = error
-    while seen is not None:
-        line = _deepest(seen.__traceback__)
-        if line is not None:
-            return line
-        seen = seen.__cause__ or seen.__context__
+    lines = (_last_of_the_model(traceback.extract_tb(seen.__traceback__)) for seen in _chain(error))
+    return next((line for line in lines if line is not None), None)
+
+
+def _specialized_line(error: BaseException) -> str | None:
+    """The line that fixed a size. Export notices after tracing, when only the shape environment still knows it."""
+    for seen in _chain(error):
+        for frame, _ in traceback.walk_tb(seen.__traceback__):
+            shape_env = frame.f_locals.get("self")
+            if isinstance(shape_env, ShapeEnv):
+                places = (sloc.framework_loc for sloc in shape_env.replacements_slocs.values())
+                return _last_of_the_model(place for place in places if isinstance(place, traceback.FrameSummary))
     return None
 
 
-def _deepest(tb: TracebackType | None) -> str | None:
-    for frame in reversed(traceback.extract_tb(tb)):
+def _chain(error: BaseException) -> Iterator[BaseException]:
+    seen: BaseException | None = error
+    while seen is not None:
+        yield seen
+        seen = seen.__cause__ or seen.__context__
+
+
+def _last_of_the_model(frames: Iterable[traceback.FrameSummary]) -> str | None:
+    for frame in reversed(list(frames)):
         own = frame.filename.startswith(_NOT_THE_MODEL) and _TRANSFORMERS not in frame.filename
         if not own and not frame.filename.startswith("<"):
             return f"{frame.filename}:{frame.lineno}: {frame.line}"
-    return None
-
-
-def _specialized_line(message: str) -> str | None:
-    """The source line in a constraint violation, which is raised after tracing and has it only in its text."""
-    for file, line in reversed(re.findall(r'File "([^"]+)", line (\d+)', message)):
-        if not file.startswith(_NOT_THE_MODEL):
-            return f"{file}:{line}"
     return None
