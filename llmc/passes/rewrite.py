@@ -38,7 +38,7 @@ class Rewrite:
         has its dtype already, since export leaves such casts out. So one pattern serves fp32 and bf16 models.
     replacement: takes any of the patterns' parameters, nodes as fx proxies and constants as they are, None where the
         pattern that matched has no such parameter, and returns what takes the root's place; dtype and shape must be
-        the root's. May call several ops.
+        the root's. May call several ops. A parameter `match` is given the Match.
     precondition: sees a match before it is rewritten; a Refusal leaves the candidate alone and is recorded.
     shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.

@@ -144,7 +144,8 @@ def replace(graph: fx.Graph, match: Match, replacement: Callable[..., Any]) -> f
     Raises PassError if dtype or shape would change.
     """
     tracer = GraphAppendingTracer(graph)
-    arguments = {name: _proxy(match.bound.get(name), tracer) for name in parameters(replacement)}
+    values = {**match.bound, "match": match}
+    arguments = {name: _proxy(values.get(name), tracer) for name in parameters(replacement)}
     with graph.inserting_before(match.root):
         made = replacement(**arguments)
     node = made.node if isinstance(made, fx.Proxy) else made

@@ -1,7 +1,10 @@
-"""The contract of canonicalization: every attention, norm, rotation and product is one llmc:: op.
+"""The contracts of canonicalization: what each op must have become, and how tensors lie.
 
-Adds nothing to the graph; raises PassError for what is left over, with the source line and the refusals that explain
-it. A contract is named by what was to be recognised, and may be given up by that name in allow_fallback.
+    attention, norm, embedding, linear, pointwise: every op is one of the stage's
+    rope: every cosine and sine of rotary angles goes into llmc.rope
+    layout: the token axis comes first, and no sizes are computed
+Changes nothing; raises PassError for what is left over, with the source line and the refusals that explain it. The
+contracts rope, linear and pointwise may be given up by that name in allow_fallback: the graph still runs, slower.
 """
 
 from __future__ import annotations
@@ -12,6 +15,7 @@ import torch
 from torch import SymInt, fx
 
 from llmc.errors import PassError
+from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
@@ -40,25 +44,45 @@ _CONTRACTS: dict[str, frozenset[Any]] = {
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     allowed = frozenset().union(*(FALLBACK_OPS.get(name, frozenset()) for name in options.allow_fallback))
     legal = LEGAL_OPS[Stage.CANONICAL] | allowed
-    left = [n for n in graph.graph.nodes if n.op == "call_function" and not is_legal(n, legal)]
+    calls = [n for n in graph.graph.nodes if n.op == "call_function"]
+    left = [n for n in calls if not is_legal(n, legal) and not isinstance(n.meta["val"], SymInt)]
     if left:
-        raise _left_over(left, log)
-    shaped = [n for n in graph.graph.nodes if isinstance(n.meta.get("val"), SymInt)]
-    if shaped:
-        raise _left_over(shaped, log)
+        # A leftover softmax says more than the mask that was built for it.
+        named = ((name, n) for name, ops in _CONTRACTS.items() for n in left if n.target in ops)
+        name, node = next(named, ("pointwise", left[0]))
+        raise _missed(name, node, f"{op_name(node.target)} is not part of a form that llmc knows", len(left), log)
+    if "rope" not in options.allow_fallback:
+        _check_rope(calls, log)
+    for node in calls:
+        if not _is_token_major(node.meta["val"]):
+            raise _missed("layout", node, f"{describe(node.meta['val'])} does not have its token axis first", 1, log)
 
 
-def _left_over(nodes: list[fx.Node], log: RewriteLog) -> PassError:
-    # The op that gives the most away: a leftover softmax says more than the mask that was built for it.
-    named = [(name, n) for name, ops in _CONTRACTS.items() for n in nodes if n.target in ops]
-    name, node = named[0] if named else ("pointwise", nodes[0])
-    reasons = [r for r in log.history() if r.source == source_line(node.meta.get("stack_trace"))] or list(log.history())
+def _check_rope(calls: list[fx.Node], log: RewriteLog) -> None:
+    angles = [n for n in calls if n.target is torch.ops.llmc.rope_angles.default]
+    halves = [half for n in angles for half in n.users]
+    loose = [u for half in halves for u in half.users if u.target is not torch.ops.llmc.rope.default]
+    if loose:
+        raise _missed("rope", loose[0], f"{op_name(loose[0].target)} uses rotary angles by itself", len(loose), log)
+
+
+def _is_token_major(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_is_token_major(v) for v in value)
+    return isinstance(value, torch.Tensor) and not any(isinstance(s, SymInt) for s in value.shape[1:])
+
+
+def _missed(contract: str, node: fx.Node, problem: str, count: int, log: RewriteLog) -> PassError:
+    source = source_line(node.meta.get("stack_trace"))
+    history = log.history()
+    reasons = [r for r in history if r.source is not None and r.source == source] or list(history)
     because = "".join(f"\n  refused: {r.reason} (at {r.node})" for r in reasons[:4])
-    problem = f"{op_name(node.target)} was not recognised as part of a known {name} op ({len(nodes)} such ops){because}"
+    more = f" ({count} such ops)" if count > 1 else ""
+    can = f", or build with allow_fallback=({contract!r},)" if contract in ("rope", *FALLBACK_OPS) else ""
     return PassError(
-        problem,
-        at=source_line(node.meta.get("stack_trace")) or node.format_node(),
-        fix="write it in a form that llmc knows, or report the model",
+        f"the contract {contract!r} is missed: {problem}{more}{because}",
+        at=source or node.format_node(),
+        fix=f"write it in a form that llmc knows{can}",
     )
 
 

@@ -100,7 +100,7 @@ def _precondition(match: Match) -> Refusal | None:
         return Refusal(f"cos is {list(cos.shape)}, sin {list(sin.shape)}, expected [tokens, angles]", match.root)
     if axis not in (0, 1):
         return Refusal(f"the angles are broadcast along axis {axis}, expected 0 or 1", match.root)
-    if match.root.meta["val"].dtype is not x.dtype:
+    if match.root.meta["val"].dtype not in (x.dtype, torch.float32):
         return Refusal(f"the rotation returns {match.root.meta['val'].dtype} but x is {x.dtype}", match.root)
     half, width = cos.shape[-1], x.shape[-1]
     ends = {"start": 0, "middle": half, "end": width, "last": width}
@@ -115,8 +115,12 @@ def _is_end(seen: Any, wanted: int, name: str) -> bool:
     return bool(seen == wanted or (name == "last" and seen == wanted - 1))
 
 
-def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any) -> Any:
+def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match: Match) -> Any:
     interleaved = flat is not None
+    result = match.root.meta["val"].dtype
+    if match.tensor("x").dtype is not result:
+        # bf16 channels times fp32 cosines are fp32; see fuse_rope_casts.
+        x = aten._to_copy.default(x, dtype=result)
     if axis == 1:
         return torch.ops.llmc.rope.default(x, cos, sin, interleaved)
     by_token = aten.transpose.int(x, 0, 1)
