@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 
@@ -46,7 +46,8 @@ class Bindings(ctypes.Structure):
 class OpenEngine:
     """A compiled engine with its weights packed, its caches for `sequences` of `blocks` blocks, and an arena.
 
-    The arena is filled with NaN before each step, so that nothing is read that the step has not written.
+    The arena is filled with NaN before each step, so that nothing is read that the step has not written. call_step
+    calls the engine's step function; a test may put another caller in its place.
     """
 
     def __init__(
@@ -57,6 +58,8 @@ class OpenEngine:
         self._library.llmc_engine_open.restype = ctypes.c_void_p
         self._library.llmc_engine_step.argtypes = (ctypes.c_void_p, ctypes.POINTER(Step))
         self._library.llmc_engine_close.argtypes = (ctypes.c_void_p,)
+        self.step_function = self._library.llmc_engine_step
+        self.call_step: Callable[..., object] = lambda function, engine, step: function(engine, step)
         size = program.limits.block_size
         self.caches = [
             torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=DTYPES[c.dtype])
@@ -99,7 +102,7 @@ class OpenEngine:
         self._arena.fill_(float("nan"))
         counts = (len(positions), len(chunks), len(positions), self._blocks)
         step = Step(*counts, *(ctypes.cast(a, ctypes.c_void_p) for a in held), logits.data_ptr())
-        self._library.llmc_engine_step(self._engine, ctypes.byref(step))
+        self.call_step(self.step_function, self._engine, ctypes.byref(step))
         return list(logits.split(lengths))
 
     def _table(self, sequence: int) -> list[int]:

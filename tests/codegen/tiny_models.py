@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from typing import Any
 
@@ -50,7 +51,9 @@ class GraphBuilder:
         self.inputs[name] = node
         return node
 
-    def cache(self, kv_heads: int = KV_HEADS, head_dim: int = HEAD_DIM, value_dim: int = HEAD_DIM) -> tuple[fx.Node, ...]:
+    def cache(
+        self, kv_heads: int = KV_HEADS, head_dim: int = HEAD_DIM, value_dim: int = HEAD_DIM
+    ) -> tuple[fx.Node, ...]:
         """The two cache inputs of one more layer."""
         layer = len(self.caches)
         self.caches.append(CacheSpec(layer, kv_heads, head_dim, value_dim, self.kv_dtype))
@@ -136,7 +139,10 @@ def _attention(b: GraphBuilder, h: fx.Node, layer: int, cos: fx.Node, sin: fx.No
     qkv = b.call(ops.linear.default, h, b.weight(f"qkv_{layer}", width + 2 * kv_width, CHANNELS))
     edges = (0, width, width + kv_width, width + 2 * kv_width)
     parts = [b.call(aten.slice.Tensor, qkv, 1, edges[i], edges[i + 1]) for i in range(3)]
-    q, k, v = (b.call(aten.reshape.default, part, [-1, n, HEAD_DIM]) for part, n in zip(parts, (HEADS, KV_HEADS, KV_HEADS), strict=True))
+    q, k, v = (
+        b.call(aten.reshape.default, part, [-1, n, HEAD_DIM])
+        for part, n in zip(parts, (HEADS, KV_HEADS, KV_HEADS), strict=True)
+    )
     k_cache, v_cache = b.cache()
     slots = b.inputs["slot_mapping"]
     q = b.call(ops.rope_kv_write.default, q, k, v, cos, sin, k_cache, v_cache, slots, False)
@@ -146,6 +152,54 @@ def _attention(b: GraphBuilder, h: fx.Node, layer: int, cos: fx.Node, sin: fx.No
 
 
 def _unpack(b: GraphBuilder, node: fx.Node) -> tuple[fx.Node, fx.Node]:
-    import operator
-
     return b.call(operator.getitem, node, 0), b.call(operator.getitem, node, 1)
+
+
+def gpt2(dtype: torch.dtype = torch.float32) -> tuple[ModelGraph, MemorySource]:
+    """Learned positions added to the embedding, LayerNorm, no rotation, plain MLP, biases, untied head."""
+    b = GraphBuilder(dtype)
+    tokens = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("wte", VOCABULARY, CHANNELS, scale=1.0))
+    places = b.call(ops.embedding.default, b.inputs["positions"], b.weight("wpe", 64, CHANNELS, scale=1.0))
+    x = b.call(aten.add.Tensor, tokens, places, source="hidden = tokens + places")
+    norm = [b.weight(f"ln_{i}", CHANNELS, scale=1.0) for i in range(2)]
+    bias = [b.weight(f"ln_bias_{i}", CHANNELS, scale=0.1) for i in range(2)]
+    h = b.call(ops.layer_norm.default, x, norm[0], bias[0], 1e-5)
+    width = HEADS * HEAD_DIM
+    qkv = b.call(ops.linear.default, h, b.weight("qkv", 3 * width, CHANNELS), b.weight("qkv_bias", 3 * width))
+    q, k, v = (
+        b.call(
+            aten.reshape.default, b.call(aten.slice.Tensor, qkv, 1, i * width, (i + 1) * width), [-1, HEADS, HEAD_DIM]
+        )
+        for i in range(3)
+    )
+    k_cache, v_cache = b.cache(kv_heads=HEADS)
+    b.call(ops.kv_write.default, k, v, k_cache, v_cache, b.inputs["slot_mapping"])
+    tables = [b.inputs[name] for name in ("query_starts", "context_lens", "block_tables")]
+    out = b.call(ops.paged_attention.default, q, k_cache, v_cache, *tables, HEAD_DIM**-0.5, 5)
+    out = b.call(aten.reshape.default, out, [-1, width])
+    projected = b.call(ops.linear.default, out, b.weight("o", CHANNELS, width), b.weight("o_bias", CHANNELS))
+    h, x = _unpack(b, b.call(ops.add_layer_norm.default, projected, x, norm[1], bias[1], 1e-5))
+    up, down = b.weight("up", HIDDEN, CHANNELS), b.weight("down", CHANNELS, HIDDEN)
+    h = b.call(ops.fused_linear.default, h, up, b.weight("up_bias", HIDDEN), None, "gelu_tanh", 1.0)
+    x = b.call(ops.fused_linear.default, h, down, b.weight("down_bias", CHANNELS), x, "identity", 1.0)
+    rows = b.call(ops.select_rows.default, x, b.inputs["logit_rows"])
+    return b.finish(b.call(ops.lm_head.default, rows, b.weight("head", VOCABULARY, CHANNELS)))
+
+
+def gemma2(dtype: torch.dtype = torch.float32) -> tuple[ModelGraph, MemorySource]:
+    """Scaled embedding, per-head norms, sums after norms, softcapped attention and logits."""
+    b = GraphBuilder(dtype)
+    table = b.weight("embed", VOCABULARY, CHANNELS, scale=1.0)
+    x = b.call(aten.mul.Tensor, b.call(ops.embedding.default, b.inputs["input_ids"], table), CHANNELS**0.5)
+    inv_freq = b.constant("inv_freq", 1.0 / 100.0 ** (torch.arange(HEAD_DIM // 2) / (HEAD_DIM // 2)))
+    cos, sin = _unpack(b, b.call(ops.rope_angles.default, b.inputs["positions"], inv_freq, 1.0))
+    h = b.call(ops.rms_norm.default, x, b.weight("norm", CHANNELS, scale=1.0), 1e-6)
+    attended = _attention(b, h, 0, cos, sin, window=6, softcap=5.0)
+    h = b.call(ops.linear.default, attended, b.weight("o", CHANNELS, HEADS * HEAD_DIM))
+    heads = b.call(aten.reshape.default, h, [-1, HEADS, HEAD_DIM])
+    heads = b.call(ops.rms_norm.default, heads, b.weight("head_norm", HEAD_DIM, scale=1.0), 1e-6)
+    x = b.call(aten.add.Tensor, x, b.call(aten.reshape.default, heads, [-1, CHANNELS]))
+    rows = b.call(ops.select_rows.default, x, b.inputs["logit_rows"])
+    logits = b.call(ops.lm_head.default, rows, table)
+    capped = b.call(aten.tanh.default, b.call(aten.div.Tensor, logits, 3.0), source="logits = torch.tanh(logits / 3)")
+    return b.finish(b.call(aten.mul.Tensor, capped, 3.0))

@@ -34,8 +34,10 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
     with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:
         compiled, exports = Path(temporary) / "engine.o", Path(temporary) / "exports.map"
         exports.write_text(_EXPORTS, encoding="ascii")
-        maps = [f"-ffile-prefix-map={kernels}=.", f"-ffile-prefix-map={kernel_include_dir()}=."]
-        compiling: list[str | Path] = [*compile_flags(target), *_FLAGS, *maps, f"-I{kernel_include_dir()}", "-c", source, "-o", compiled]
+        headers = kernel_include_dir()
+        maps = (f"-ffile-prefix-map={kernels}=.", f"-ffile-prefix-map={headers}=.")
+        flags = (*compile_flags(target), *_FLAGS, *maps, f"-I{headers}")
+        compiling: list[str | Path] = [*flags, "-c", source, "-o", compiled]
         run_tool([*toolchain.compiler, *compiling], source=source)
         hiding = [f"-Wl,--version-script={exports}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,--strip-all"]
         linking: list[str | Path] = [*link_flags(), *hiding, compiled, archive, "-o", library]

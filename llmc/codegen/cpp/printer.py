@@ -47,7 +47,8 @@ _EXPRESSIONS = {
     "to_float": "static_cast<float>({})",
     "to_int": "static_cast<int32_t>({})",
     "to_bool": "{} != 0",
-    **{f: f"loops::{f}({{}})" for f in ("exp", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "softplus", "round_bf16")},
+    **{name: f"loops::{name}({{}})" for name in ("exp", "erf", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh")},
+    **{name: f"loops::{name}({{}})" for name in ("softplus", "round_bf16")},
 }
 _REDUCTIONS = {
     "sum": ("0.0f", "+", "{0} += {1};"),

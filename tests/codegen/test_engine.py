@@ -1,0 +1,104 @@
+"""Whole steps of compiled tiny models: equal to the eager graph in mixed batches, without allocation, reproducible."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmc.codegen.cpp.build import compile_engine
+from llmc.codegen.cpp.toolchain import find_toolchain
+from llmc.codegen.lowering import lower
+from llmc.graph.execute import Chunk, run_steps
+from llmc.graph.memory_source import MemorySource
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.program_json import program_from_json, program_to_json
+from llmc.targets import CPU_TARGETS, CpuTarget, host_target, missing_features
+from tests.codegen.engine_harness import run_engine
+from tests.codegen.tiny_models import VOCABULARY, gemma2, gpt2, llama
+
+Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
+
+TOKENS = tuple((i * 31 + 7) % VOCABULARY for i in range(40))
+# Two sequences: prefill together, then a chunk beside a single token, then a decode of both, then a chunk alone.
+MIXED_STEPS = (
+    (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8])),
+    (Chunk(1, 3, TOKENS[8:20]), Chunk(0, 20, TOKENS[20:21])),
+    (Chunk(0, 21, TOKENS[21:22]), Chunk(1, 15, TOKENS[20:21])),
+    (Chunk(1, 16, TOKENS[21:40]),),
+)
+# bf16: the eager reference rounds where a loop keeps fp32.
+TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+
+
+def assert_equal_logits(
+    graph: ModelGraph, source: MemorySource, target: CpuTarget, directory: Path, tolerance: float, threads: int = 1
+) -> None:
+    """The compiled engine gives the eager graph's logits, within a share of their spread."""
+    lowered = lower(graph, target, BuildOptions())
+    got = run_engine(lowered, source, MIXED_STEPS, target, directory, threads)
+    want = run_steps(graph, source, MIXED_STEPS)
+    for got_step, want_step in zip(got, want, strict=True):
+        for ours, reference in zip(got_step, want_step, strict=True):
+            worst = (ours - reference).abs().max().item()
+            assert worst <= tolerance * reference.std().item(), f"max |Δ| {worst}"
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+@pytest.mark.parametrize("model", [llama, gpt2, gemma2], ids=lambda m: m.__name__)
+def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> None:
+    assert_equal_logits(*model(dtype), host_target(), tmp_path, TOLERANCE[dtype])
+
+
+def test_equals_the_graph_on_two_threads(tmp_path: Path) -> None:
+    assert_equal_logits(*gemma2(torch.float32), host_target(), tmp_path, 1e-5, threads=2)
+
+
+@pytest.mark.parametrize("target", [t for t in CPU_TARGETS if t is not host_target()], ids=lambda t: t.name)
+def test_equals_the_graph_on_other_targets(target: CpuTarget, tmp_path: Path) -> None:
+    if missing_features(target):
+        pytest.skip(f"this machine lacks {', '.join(missing_features(target))}")
+    assert_equal_logits(*gemma2(torch.float32), target, tmp_path, 1e-5)
+
+
+def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+    texts, libraries = [], []
+    for name in ("first", "a/second"):
+        lowered = lower(gemma2()[0], host_target(), BuildOptions())
+        library = compile_engine(lowered, host_target(), tmp_path / name)
+        texts.append(lowered.source + program_to_json(lowered.program))
+        libraries.append(library.read_bytes())
+    assert texts[0] == texts[1]
+    assert libraries[0] == libraries[1]
+    assert str(tmp_path).encode() not in libraries[0]
+
+
+def test_only_the_interface_is_visible(tmp_path: Path) -> None:
+    library = compile_engine(lower(gemma2()[0], host_target(), BuildOptions()), host_target(), tmp_path)
+    listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
+    names = {line.split()[-1] for line in listed.splitlines()}
+    assert names == {f"llmc_engine_{name}" for name in ("abi", "open", "step", "close")}
+
+
+def test_a_step_allocates_nothing(tmp_path: Path) -> None:
+    counter = tmp_path / "counter.so"
+    source = Path(__file__).with_name("count_allocations.cpp")
+    subprocess.run([*find_toolchain().compiler, "-shared", "-fPIC", "-O1", source, "-o", counter], check=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.codegen.count_step_allocations", str(counter), str(tmp_path)],
+        env={**os.environ, "LD_PRELOAD": str(counter)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["1", "0", "0", "0", "0"], done.stderr
+
+
+def test_program_survives_json() -> None:
+    program = lower(gemma2()[0], host_target(), BuildOptions()).program
+    assert program_from_json(program_to_json(program), Path("program.json")) == program
