@@ -38,13 +38,20 @@ def read_engine(path: Path, *, check_weights: bool = True) -> EngineDirectory:
     check_weights: compare the weights' hashes too (their sizes always are). Raises EngineFormatError for a directory
     that is not a whole, unchanged engine of this format version, TargetError if this machine lacks instructions.
     """
-    check_directory(path)
-    manifest = read_manifest(path)
-    check_files(path, manifest, check_weights)
-    check_required(path, manifest)
-    program = read_program(path / PROGRAM_NAME)
-    check_agreement(path, manifest, program)
-    tensors = find_weights(path, manifest, program)
+    try:
+        check_directory(path)
+        manifest = read_manifest(path)
+        check_files(path, manifest, check_weights)
+        check_required(path, manifest)
+        program = read_program(path / PROGRAM_NAME)
+        check_agreement(path, manifest, program)
+        tensors = find_weights(path, manifest, program)
+    except OSError as error:
+        raise EngineFormatError(
+            f"cannot read the engine: {error.strerror}",
+            at=error.filename or path,
+            fix="check the path, its permissions and the disk",
+        ) from None
     check_target(path, manifest.target)
     return EngineDirectory(path, manifest, program, tensors)
 
@@ -110,8 +117,8 @@ def read_program(path: Path) -> Program:
     """Parse program.json. Raises EngineFormatError."""
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EngineFormatError(f"cannot read the program: {error}", at=path, fix=REBUILD) from None
+    except UnicodeDecodeError as error:
+        raise EngineFormatError(f"the program is not text: {error}", at=path, fix=REBUILD) from None
     return program_from_json(text, path)
 
 

@@ -73,7 +73,15 @@ class EngineWriter:
 
     def copy_file(self, name: str, source: Path) -> None:
         """A copy of a file from elsewhere."""
-        with _HashedFile(self._new_path(name), source.stat().st_size) as file, source.open("rb") as content:
+        try:
+            content = source.open("rb")
+        except OSError as error:
+            raise EngineFormatError(
+                f"cannot read a file that belongs into the engine: {error.strerror}",
+                at=source,
+                fix="check that the file exists and may be read",
+            ) from None
+        with content, _HashedFile(self._new_path(name), source.stat().st_size) as file:
             while piece := content.read(_COPY_BYTES):
                 file.write(memoryview(piece))
         self._files[name] = file.record()

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
-from typing import overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +26,9 @@ from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
 from llmc.runtime.threads import thread_count
 from llmc.runtime.tokenizer import Tokenizer
+
+if TYPE_CHECKING:
+    from tempfile import TemporaryDirectory
 
 Logits = npt.NDArray[np.float32]
 
@@ -261,7 +263,7 @@ class Engine:
             is_last = False
             while not is_last:
                 if not request.finished:  # The steps of other callers may have brought it to its end.
-                    loop.step()
+                    self._loop.step()
                 if request.error is not None:
                     raise request.error
                 piece = text.read() if text is not None else ""

@@ -142,6 +142,12 @@ def test_file_names_that_leave_the_engine(engine: Path, name: str) -> None:
     refuse(engine, "is not allowed in an engine", "manifest.json")
 
 
+def test_names_that_the_file_system_refuses(engine: Path) -> None:
+    refuse(engine.parent / ("x" * 300), "cannot read the engine: File name too long")
+    resign(engine, lambda m: replace(m, files={**m.files, "y" * 300: m.files["program.json"]}))
+    refuse(engine, "cannot read the engine: File name too long", "yyy")
+
+
 def test_a_required_file_that_the_manifest_does_not_list(engine: Path) -> None:
     resign(engine, lambda m: replace(m, files={k: v for k, v in m.files.items() if k != "graph.json"}))
     refuse(engine, "lists no graph.json", "manifest.json")

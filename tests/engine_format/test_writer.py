@@ -141,6 +141,12 @@ def test_a_disk_that_fills_up_is_an_error_and_leaves_nothing(tmp_path: Path) -> 
     assert names(tmp_path) == []
 
 
+def test_a_file_that_cannot_be_copied(tmp_path: Path) -> None:
+    with EngineWriter(tmp_path / "e.llmc") as writer, pytest.raises(EngineFormatError, match="No such file") as caught:
+        writer.copy_file("tokenizer/tokenizer.json", tmp_path / "nowhere.json")
+    assert caught.value.at == str(tmp_path / "nowhere.json")
+
+
 def test_a_device_without_space(tmp_path: Path) -> None:
     with EngineWriter(tmp_path / "e.llmc") as writer:
         (writer.path / "program.json").symlink_to("/dev/full")

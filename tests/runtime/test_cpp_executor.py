@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import subprocess
 import sys
 from pathlib import Path
@@ -53,6 +54,16 @@ def test_a_sequence_of_full_length(path: Path) -> None:
     with load(path) as engine:
         (full,) = engine.generate(prompt, SamplingParams(max_tokens=99))
         assert list(full.token_ids) == continuation(prompt, LIMITS.max_model_len - 30)
+
+
+def test_a_forgotten_engine_is_closed(tmp_path: Path) -> None:
+    log = tmp_path / "closed"
+    source = SOURCE.replace("delete engine;", f'delete engine; fclose(fopen("{log}", "w"));')
+    compile_library(tmp_path / "engine.so", f"#include <stdio.h>\n{source}")
+    write_context_engine(tmp_path / "e.llmc", tmp_path / "engine.so")
+    load(tmp_path / "e.llmc").generate([1], SamplingParams(max_tokens=1))
+    gc.collect()
+    assert log.exists()
 
 
 def test_too_many_threads_for_the_library(path: Path) -> None:

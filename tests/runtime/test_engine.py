@@ -177,11 +177,15 @@ def test_info_and_limits(engine: Engine, path: Path) -> None:
 def test_a_closed_engine_says_so(path: Path, tmp_path: Path) -> None:
     owned = TemporaryDirectory(dir=tmp_path)
     engine = load(copied(path, Path(owned.name) / "e.llmc"), owned=owned)
+    stream = engine.stream([1], GREEDY)
+    next(stream)
     engine.close()
     engine.close()
     assert not Path(owned.name).exists()
     with pytest.raises(RequestError, match="the engine is closed"):
         engine.generate([1], GREEDY)
+    with pytest.raises(RequestError, match="the engine is closed"):
+        next(stream)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import weakref
 from ctypes import POINTER, Structure, c_int32, c_void_p
 from pathlib import Path
 
@@ -67,12 +68,14 @@ class CppExecutor:
         self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
         bindings = _Bindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads)
         self._engine: int | None = self._library.llmc_engine_open(ctypes.byref(bindings))
-        if not self._engine:
+        if self._engine is None:
             raise EngineFormatError(
                 f"the engine's library could not start with {threads} threads",
                 at=engine.path / LIBRARY_NAME,
                 fix="load it with fewer threads, or free some memory",
             )
+        # Also when this object is forgotten instead of closed: the engine's threads would outlive it.
+        self._close = weakref.finalize(self, self._library.llmc_engine_close, self._engine)
 
     def step(self, step: Step) -> Logits:
         """One call into the library; ctypes releases the GIL for it."""
@@ -96,9 +99,7 @@ class CppExecutor:
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""
-        if self._engine:
-            self._library.llmc_engine_close(self._engine)
-            self._engine = None
+        self._close()
 
 
 def open_library(path: Path) -> ctypes.CDLL:
