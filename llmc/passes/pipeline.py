@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmc.passes.attention.cast_kv_cache import cast_kv_cache
 from llmc.passes.attention.fuse_eager_attention import fuse_eager_attention
 from llmc.passes.attention.fuse_sdpa_attention import fuse_sdpa_attention
 from llmc.passes.attention.page_kv_cache import page_kv_cache
@@ -72,7 +73,7 @@ def canonical() -> tuple[Pass, ...]:
 
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
-    return (page_kv_cache, select_logit_rows)
+    return (page_kv_cache, cast_kv_cache, select_logit_rows)
 
 
 def fusion() -> tuple[Pass, ...]:

@@ -6,7 +6,7 @@
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
-Numerics: exact, as long as the cache has the keys' dtype (kv_dtype=bfloat16 under fp32 activations rounds them).
+Numerics: exact, since the caches have the activations' dtype (cast_kv_cache changes it if kv_dtype asks).
 Source: Kwon et al. 2023, "Efficient memory management for LLM serving with PagedAttention".
 """
 
@@ -37,7 +37,6 @@ _STEP_INPUTS: dict[str, tuple[str | int, ...]] = {
     "block_tables": ("R", "B"),
     "logit_rows": ("L",),
 }
-_KV_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -85,7 +84,7 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
         kv_heads=int(k.meta["val"].shape[1]),
         head_dim=int(k.meta["val"].shape[2]),
         value_dim=int(v.meta["val"].shape[2]),
-        dtype=_KV_DTYPES.get(options.kv_dtype, graph.info.dtype),
+        dtype=graph.info.dtype,
     )
     caches = _add_caches(graph, spec, options.block_size)
     slots, starts, lengths, tables = (

@@ -56,10 +56,9 @@ def test_keeps_window_softcap_and_sinks() -> None:
     assert [str(a) for a in node.args[6:]] == ["0.5", "3", "2.0", "sinks"]
 
 
-def test_cache_takes_kv_dtype_and_block_size() -> None:
-    graph, _ = llama(layers=1)
-    options = BuildOptions(kv_dtype="bfloat16", block_size=32)
-    result = run_pipeline(graph, (page_kv_cache,), options).graph
+def test_cache_has_the_models_dtype_and_the_blocks_asked_for() -> None:
+    graph, _ = llama(layers=1, dtype=torch.bfloat16)
+    result = run_pipeline(graph, (page_kv_cache,), BuildOptions(block_size=32)).graph
     assert result.caches[0].dtype is torch.bfloat16
     (cache,) = (n for n in result.inputs() if n.name == "kv_cache_0_v")
     assert cache.meta["val"].dtype is torch.bfloat16
