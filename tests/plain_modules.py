@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 VOCAB = 96
-CONTEXT = 64
+CONTEXT = 320
 
 
 class SdpaAttention(nn.Module):

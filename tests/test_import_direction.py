@@ -27,6 +27,7 @@ ALLOWED: dict[str, set[str]] = {
     "runtime": FOUNDATION | {"graph", "ops", "engine_format"},
     "debug": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "runtime"},
 }
+ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["__init__"] = {*ALLOWED}
 ALLOWED["cli"] = {*ALLOWED, "__init__"}

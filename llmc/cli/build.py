@@ -13,10 +13,11 @@ from rich.table import Table
 
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.options import BuildOptions
-from llmc.targets import CpuTarget
+from llmc.runtime.threads import thread_count
+from llmc.targets import CpuTarget, missing_features
 
 if TYPE_CHECKING:
-    from llmc.compiler import BuildReport
+    from llmc.build_report import BuildReport
 
 _DEFAULTS = BuildOptions()
 
@@ -140,13 +141,19 @@ def summary_table(report: BuildReport) -> Table:
     table.add_row(
         "arena", f"{in_bytes(report.arena_bytes)} ({share:.0%} of {in_bytes(report.unplanned_bytes)} unshared)"
     )
-    if isinstance(report.target, CpuTarget) and report.bandwidth is not None:
-        predicted = report.decode_bytes / report.bandwidth
-        table.add_row(
-            "decode step, predicted",
-            f"{in_seconds(predicted)} ({in_bytes(report.decode_bytes)} at {report.bandwidth / 1e9:.0f} GB/s)",
-        )
+    table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():
         table.add_row(name, in_seconds(seconds))
     table.add_row("total", in_seconds(sum(report.seconds.values())))
     return table
+
+
+def predicted_decode(report: BuildReport) -> str:
+    """Bytes of a decode step over this machine's read bandwidth, if it can run the target."""
+    from llmc.codegen.cpp.bandwidth import read_bandwidth
+
+    moved = in_bytes(report.decode_bytes)
+    if not isinstance(report.target, CpuTarget) or missing_features(report.target):
+        return f"{moved} moved; not predicted, since {report.target.name} does not run here"
+    bandwidth = read_bandwidth(report.target, thread_count(None))
+    return f"{in_seconds(report.decode_bytes / bandwidth)} ({moved} at {bandwidth / 1e9:.0f} GB/s)"

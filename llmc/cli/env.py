@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from llmc.errors import ToolchainError
-from llmc.settings import read_settings
+from llmc.settings import settings
 from llmc.targets import host_target
 
 PACKAGES = ("llmc-compiler", "torch", "transformers", "safetensors", "tokenizers", "numpy")
@@ -19,7 +19,7 @@ PACKAGES = ("llmc-compiler", "torch", "transformers", "safetensors", "tokenizers
 def env() -> None:
     """Show versions, the compiler, the CPU and its measured read bandwidth."""
     from llmc.codegen.cpp.bandwidth import read_bandwidth
-    from llmc.codegen.cpp.toolchain import find_compiler
+    from llmc.codegen.cpp.toolchain import find_toolchain
 
     table = Table(show_header=False, title="environment", title_justify="left")
     table.add_column(style="bold")
@@ -31,9 +31,9 @@ def env() -> None:
     target = host_target()
     table.add_row("cpu target", target.name)
     table.add_row("threads", str(threads))
-    table.add_row("cache", str(read_settings().cache_dir))
+    table.add_row("cache", str(settings().cache_dir))
     try:
-        table.add_row("compiler", str(find_compiler()))
+        table.add_row("compiler", find_toolchain().version)
         with Console(stderr=True).status("measuring read bandwidth"):
             table.add_row("read bandwidth", f"{read_bandwidth(target, threads) / 1e9:.1f} GB/s, {threads} threads")
     except ToolchainError as error:

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
 from rich.table import Table
 
 from llmc.options import parse_options
+
+if TYPE_CHECKING:
+    from llmc.passes.rewrite import Pass
 
 
 def passes(
@@ -20,7 +24,7 @@ def passes(
     refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
 ) -> None:
     """List the passes in order; with a model, what each rewrote and refused."""
-    from llmc.passes import default
+    from llmc.passes.pipeline import default
 
     console = Console()
     if model is None:
@@ -28,7 +32,7 @@ def passes(
         return
     from llmc.graph.capture import capture
     from llmc.graph.render import render
-    from llmc.passes import run_pipeline
+    from llmc.passes.runner import run_pipeline
 
     options = parse_options({"stop_after": stop_after})
     with Console(stderr=True).status("capturing and rewriting"):
@@ -41,7 +45,7 @@ def passes(
         table.add_column(column, justify="left" if column in ("pass", "numerics") else "right")
     for record in result.records:
         counts = (str(len(record.rewrites)), str(len(record.refusals)))
-        table.add_row(record.name, record.numerics.value, *counts, f"{record.nodes_before} → {record.nodes_after}")
+        table.add_row(record.name, record.numerics, *counts, f"{record.nodes_before} → {record.nodes_after}")
     console.print(table)
     for record in result.records:
         for rewrite in record.rewrites if rewrites else ():
@@ -54,11 +58,20 @@ def passes(
 
 def pass_list() -> Table:
     """Name, numerics class and first docstring line of each pass, in order."""
-    from llmc.passes import default
+    from llmc.passes.pipeline import default
 
     table = Table(title="passes, in order", title_justify="left")
     for column in ("pass", "numerics", "leaves", "what it does"):
         table.add_column(column)
     for each in default():
-        table.add_row(each.name, each.numerics.value, each.stage.value, each.summary)
+        table.add_row(each.name, each.numerics.value, each.stage.value, summary(each))
     return table
+
+
+def summary(each: Pass) -> str:
+    """The first line of the docstring of the file that the pass is written in."""
+    from llmc.passes.rewrite import GraphPass
+
+    function = each.run if isinstance(each, GraphPass) else each.replacement
+    text = sys.modules[function.__module__].__doc__ or ""
+    return text.strip().partition("\n")[0]

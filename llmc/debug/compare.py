@@ -92,7 +92,8 @@ def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
         )
     model = AutoModelForCausalLM.from_pretrained(
         directory, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
-    ).eval()
+    )
+    model.train(False)
 
     def logits(tokens: Sequence[int]) -> Logits:
         with torch.inference_mode():

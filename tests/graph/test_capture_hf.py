@@ -47,7 +47,7 @@ def test_directory_equals_eager(family: str, tmp_path: Path) -> None:
     assert graph.stage is Stage.CAPTURED
     assert [node.name for node in graph.inputs()] == ["input_ids", "positions"]
     assert len(attentions(graph)) == 2
-    assert (graph.info.family, graph.info.vocab_size, graph.info.max_positions) == (family, 160, 256)
+    assert (graph.info.family, graph.info.vocab_size, graph.info.max_positions) == (family, 160, 320)
     assert graph.info.dtype == torch.float32
     assert_equals_eager(captured, model)
 

@@ -1,0 +1,72 @@
+"""llmc: an engine directory, stepped by the runtime's own loop with greedy sampling."""
+
+from __future__ import annotations
+
+import argparse
+import time
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.contestants.protocol import serve
+from llmc.engine_format import read_engine
+from llmc.runtime.executors.cpp import CppExecutor
+from llmc.runtime.generation import Generation
+from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.sampler import Sampler
+from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.step_loop import StepLoop
+
+
+class LlmcEngine:
+    def __init__(self, path: Path, threads: int) -> None:
+        directory = read_engine(path, check_weights=False)
+        blocks = block_count(directory.program, 2 << 30)
+        self._limits = directory.program.limits
+        self._vocab_size = directory.program.vocab_size
+        self._loop = StepLoop(CppExecutor(directory, blocks, threads), self._limits, blocks)
+        self._generator = np.random.default_rng(0)
+
+    def prefill(self, tokens: int) -> float:
+        request = self._request(tokens)
+        start = time.perf_counter()
+        self._step_until_first_token([request])
+        seconds = time.perf_counter() - start
+        self._loop.remove(request)
+        return seconds
+
+    def decode(self, batch: int, context: int, steps: int) -> float:
+        requests = [self._request(context) for _ in range(batch)]
+        self._step_until_first_token(requests)
+        start = time.perf_counter()
+        for _ in range(steps):
+            self._loop.step()
+        seconds = time.perf_counter() - start
+        for request in requests:
+            self._loop.remove(request)
+        return seconds / steps
+
+    def _request(self, length: int) -> Generation:
+        tokens = self._generator.integers(0, self._vocab_size, length)
+        sampler = Sampler(SamplingParams(), tokens, self._vocab_size, np.zeros(0, np.int64))
+        request = Generation(
+            tokens.tolist(), sampler, stop_ids=frozenset(), max_length=self._limits.max_model_len, text=None
+        )
+        self._loop.add(request)
+        return request
+
+    def _step_until_first_token(self, requests: list[Generation]) -> None:
+        while not all(request.output for request in requests):
+            self._loop.step()
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("engine", type=Path)
+    parser.add_argument("--threads", type=int, default=2)
+    arguments = parser.parse_args()
+    serve(LlmcEngine(arguments.engine, arguments.threads))
+
+
+if __name__ == "__main__":
+    main()

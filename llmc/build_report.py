@@ -1,0 +1,102 @@
+"""What a build leaves behind: the manifest of the engine, and the report that the command line prints."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+
+import llmc
+from llmc import engine_format
+from llmc.engine_format import Manifest, ModelRecord, TargetRecord
+from llmc.graph.cost import StepShape
+from llmc.graph.cost_expression import evaluate_expression
+from llmc.graph.model_graph import ModelInfo
+from llmc.options import BuildOptions
+from llmc.passes.report import PassRecord
+from llmc.program import Program
+from llmc.targets import Target
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What a build did, for its closing table. Sizes in bytes; times in seconds.
+
+    decode_bytes, decode_flops: of one step with a single token at context 1. unplanned_bytes: what the
+    intermediates would take without sharing one arena.
+    """
+
+    path: Path
+    target: Target
+    passes: tuple[PassRecord, ...]
+    kernels: Counter[str]
+    engine_bytes: int
+    weight_bytes: int
+    arena_bytes: int
+    unplanned_bytes: int
+    decode_bytes: float
+    decode_flops: float
+    seconds: dict[str, float]
+
+
+def build_report(
+    path: Path,
+    target: Target,
+    passes: tuple[PassRecord, ...],
+    program: Program,
+    manifest: Manifest,
+    seconds: dict[str, float],
+) -> BuildReport:
+    """The report of a finished build. manifest: as written, with its files."""
+    return BuildReport(
+        path=path,
+        target=target,
+        passes=passes,
+        kernels=Counter(launch.kernel for launch in program.launches),
+        engine_bytes=sum(record.bytes for record in manifest.files.values()),
+        weight_bytes=manifest.memory["weights"],
+        arena_bytes=manifest.memory["arena"],
+        unplanned_bytes=manifest.memory["arena_unplanned"],
+        decode_bytes=manifest.cost["decode_bytes"],
+        decode_flops=manifest.cost["decode_flops"],
+        seconds=seconds,
+    )
+
+
+def manifest_of(
+    info: ModelInfo, target: Target, options: BuildOptions, program: Program, records: Sequence[PassRecord]
+) -> Manifest:
+    """What the engine says of itself; EngineWriter adds the files."""
+    limits = program.limits
+    step = StepShape.decode(requests=1, context=1).values()
+    largest = {"tokens": limits.max_batch_tokens, "logit_rows": limits.max_logit_rows}
+    return Manifest(
+        llmc_version=llmc.__version__,
+        model=ModelRecord(
+            name=info.name,
+            family=info.family,
+            vocab_size=info.vocab_size,
+            max_positions=info.max_positions,
+            dtype=str(info.dtype).removeprefix("torch."),
+            bos_token_id=info.bos_token_id,
+            eos_token_ids=info.eos_token_ids,
+            parameters=sum(prod(slot.shape) for slot in program.weights),
+        ),
+        target=TargetRecord.of(target),
+        options=options.model_dump(mode="json"),
+        limits=limits,
+        cost={
+            "decode_bytes": sum(evaluate_expression(launch.bytes_moved, step) for launch in program.launches),
+            "decode_flops": sum(evaluate_expression(launch.flops, step) for launch in program.launches),
+        },
+        memory={
+            "weights": sum(slot.nbytes for slot in program.weights),
+            "arena": program.arena.at(**largest),
+            "arena_unplanned": program.unplanned_arena.at(**largest),
+            "kv_per_token": sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
+            // limits.block_size,
+        },
+        passes=tuple(engine_format.PassRecord(r.name, len(r.rewrites), len(r.refusals)) for r in records),
+    )

@@ -1,0 +1,114 @@
+"""`llmc inspect`: what is in an engine, without running it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmc.cli.units import in_bytes
+
+if TYPE_CHECKING:
+    from llmc.engine_format import EngineDirectory
+    from llmc.program import Launch
+
+
+def inspect(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    launches: Annotated[bool, typer.Option("--launches", help="every launch with where it comes from")] = False,
+    weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
+    context: Annotated[int, typer.Option(help="cached positions of the decode step that costs are for", min=1)] = 1024,
+) -> None:
+    """Show an engine's model, limits, kernels, memory and costs. Checks the whole engine first."""
+    from llmc.engine_format import read_engine
+
+    directory = read_engine(engine, check_machine=False)
+    console = Console()
+    console.print(overview(directory))
+    if directory.program.launches:
+        console.print(kernel_costs(directory, context))
+    if launches:
+        console.print(launch_list(directory.program.launches))
+    if weights:
+        console.print(weight_list(directory))
+
+
+def overview(directory: EngineDirectory) -> Table:
+    """Model, target, limits and memory."""
+    manifest, limits = directory.manifest, directory.manifest.limits
+    table = Table(title=str(directory.path), title_justify="left", show_header=False)
+    table.add_column(style="bold")
+    table.add_column()
+    model = manifest.model
+    table.add_row("model", f"{model.name} ({model.family}), {model.parameters / 1e6:.1f} M parameters, {model.dtype}")
+    table.add_row("vocabulary", str(model.vocab_size))
+    table.add_row("target", manifest.target.name)
+    table.add_row("needs", ", ".join(manifest.target.features) or "nothing special")
+    table.add_row("built by", f"llmc {manifest.llmc_version}")
+    table.add_row("longest sequence", f"{limits.max_model_len} tokens")
+    table.add_row("step", f"{limits.max_batch_tokens} tokens, {limits.max_sequences} requests")
+    table.add_row("files", in_bytes(sum(record.bytes for record in manifest.files.values())))
+    table.add_row("weights", in_bytes(manifest.memory["weights"]))
+    arena, unplanned = manifest.memory["arena"], manifest.memory["arena_unplanned"]
+    table.add_row("arena", f"{in_bytes(arena)} (buffers sum to {in_bytes(unplanned)})")
+    per_token = manifest.memory["kv_per_token"]
+    table.add_row("KV cache", f"{in_bytes(per_token)} a token, {in_bytes(per_token * limits.max_model_len)} a sequence")
+    rewrites, refusals = sum(p.rewrites for p in manifest.passes), sum(p.refusals for p in manifest.passes)
+    table.add_row("passes", f"{rewrites} rewrites, {refusals} near-misses (report/passes.json)")
+    return table
+
+
+def kernel_costs(directory: EngineDirectory, context: int) -> Table:
+    """Launches, bytes and operations of each kernel in a decode step of one request."""
+    from llmc.graph.cost_expression import evaluate_expression
+
+    step = {"T": 1, "L": 1, "R": 1, "C": context, "A": context}
+    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for launch in directory.program.launches:
+        total = totals[launch.kernel]
+        total[0] += 1
+        total[1] += evaluate_expression(launch.bytes_moved, step)
+        total[2] += evaluate_expression(launch.flops, step)
+    table = Table(title=f"kernels of a decode step, one request at context {context}", title_justify="left")
+    for column in ("kernel", "launches", "bytes", "share", "FLOPs"):
+        table.add_column(column, justify="left" if column == "kernel" else "right")
+    whole = sum(total[1] for total in totals.values())
+    for name, (count, moved, flops) in sorted(totals.items(), key=lambda item: -item[1][1]):
+        table.add_row(name, str(count), in_bytes(moved), f"{moved / whole:.1%}", f"{flops:.3g}")
+    table.add_section()
+    launches = sum(int(total[0]) for total in totals.values())
+    table.add_row("all", str(launches), in_bytes(whole), "100%", f"{sum(t[2] for t in totals.values()):.3g}")
+    return table
+
+
+def launch_list(launches: tuple[Launch, ...]) -> Table:
+    """Every launch in order, with the nodes, rewrite and source line it came from."""
+    table = Table(title="launches, in order", title_justify="left")
+    for column in ("#", "kernel", "nodes", "rewrite", "source"):
+        table.add_column(column, overflow="fold")
+    for number, launch in enumerate(launches):
+        origin = launch.origin
+        table.add_row(
+            str(number),
+            launch.kernel,
+            ", ".join(origin.nodes),
+            origin.rewrite or "",
+            origin.source or "",
+            end_section=False,
+        )
+    return table
+
+
+def weight_list(directory: EngineDirectory) -> Table:
+    """Every weight: shape, layout, bytes."""
+    table = Table(title="weights", title_justify="left")
+    for column in ("name", "shape", "dtype", "layout", "bytes"):
+        table.add_column(column, overflow="fold")
+    for slot in directory.program.weights:
+        shape = " × ".join(map(str, slot.shape))
+        table.add_row(slot.name, shape, slot.dtype, slot.layout.value, in_bytes(slot.nbytes))
+    return table

@@ -1,0 +1,197 @@
+"""The compiler: capture → passes → lowering → kernels → weights → engine directory. Read this file first."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import count
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+from torch.export import ExportedProgram
+
+from llmc.build_report import BuildReport, build_report, manifest_of
+from llmc.codegen.cpp.build import compile_engine
+from llmc.codegen.cpp.pack import pack
+from llmc.codegen.lowering import Lowered, lower
+from llmc.codegen.reference import ReferenceEngine, lower_reference
+from llmc.debug.check_passes import PassChecker
+from llmc.engine_format import EngineWriter
+from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
+from llmc.errors import OptionError
+from llmc.graph.capture import Captured, capture
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import render
+from llmc.graph.stage import Stage
+from llmc.graph.weights import Recipe, WeightSource, evaluate
+from llmc.options import BuildOptions, parse_options
+from llmc.passes.pipeline import default
+from llmc.passes.report import PassRecord
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.program import WeightSlot
+from llmc.program_json import program_to_json
+from llmc.runtime.engine import Engine, load
+from llmc.targets import CpuTarget, Target, resolve_target
+
+Model = str | Path | nn.Module | ExportedProgram
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+
+
+class Progress(Protocol):
+    """Who is told how a build goes on."""
+
+    def stage(self, name: str, total: int | None) -> None:
+        """A stage begins (and the one before has ended); `total` units of work, None if unknown."""
+        ...
+
+    def advance(self, amount: int) -> None:
+        """That much of the stage's total is done."""
+        ...
+
+
+def compile(
+    model: Model,
+    *,
+    target: str = "cpu",
+    output: str | Path | None = None,
+    passes: Sequence[Pass] | None = None,
+    **options: Any,
+) -> Engine:
+    """Compile a causal language model and open the engine.
+
+    model: a Hugging Face directory, a transformers model, a torch.nn.Module from token ids [1, T] to logits
+    [1, T, V], or an ExportedProgram of one. target: a name from `llmc targets`. output: where the engine directory
+    goes; without it, a temporary one that lives as long as the engine (Engine.save keeps it). passes: replaces
+    llmc.passes.default(). options: the fields of llmc.options.BuildOptions. Raises LlmcError.
+    """
+    if output is not None:
+        return load(build(model, output, target=target, passes=passes, **options).path)
+    directory = tempfile.TemporaryDirectory(prefix="llmc-")
+    path = Path(directory.name) / "engine.llmc"
+    build(model, path, target=target, passes=passes, **options)
+    return load(path, owned=directory)
+
+
+def build(
+    model: Model,
+    output: str | Path,
+    *,
+    target: str = "cpu",
+    passes: Sequence[Pass] | None = None,
+    progress: Progress | None = None,
+    **options: Any,
+) -> BuildReport:
+    """Compile a model into an engine directory at `output`, whole or not at all. Arguments as in `compile`."""
+    return _build(model, Path(output), resolve_target(target), parse_options(options), passes, Stages(progress))
+
+
+@dataclass
+class Stages:
+    """Passes stages on to a Progress and times them."""
+
+    progress: Progress | None
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    @contextmanager
+    def __call__(self, name: str, total: int | None = None) -> Iterator[None]:
+        if self.progress is not None:
+            self.progress.stage(name, total)
+        start = time.perf_counter()
+        yield
+        self.seconds[name] = time.perf_counter() - start
+
+    def advance(self, amount: int) -> None:
+        if self.progress is not None:
+            self.progress.advance(amount)
+
+
+def _build(
+    model: Model,
+    output: Path,
+    target: Target,
+    options: BuildOptions,
+    passes: Sequence[Pass] | None,
+    stages: Stages,
+) -> BuildReport:
+    pipeline = default() if passes is None else tuple(passes)
+    with EngineWriter(output) as writer:
+        with stages("capture"):
+            captured = capture(model, options)
+        with stages("passes", len(pipeline)):
+            result = run_passes(captured, pipeline, options, writer, stages)
+        with stages("lower"):
+            engine = lower_for(target, result.graph, options)
+            writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
+        with stages("compile"):
+            compile_for(target, engine, writer)
+        weights = engine.program.weights
+        with stages("weights", sum(slot.nbytes for slot in weights)):
+            source = captured.source
+            makers = [
+                partial(packed, slot, recipe, source) for slot, recipe in zip(weights, engine.recipes, strict=True)
+            ]
+            writer.write_weights(list(zip(weights, makers, strict=True)), progress=stages.advance)
+        with stages("finish"):
+            for file in captured.tokenizer_files:
+                writer.copy_file(f"tokenizer/{file.name}", file)
+            manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
+    return build_report(output, target, result.records, engine.program, manifest, stages.seconds)
+
+
+def run_passes(
+    captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
+) -> PipelineResult:
+    """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
+    check = PassChecker(captured.graph, captured.source) if options.check_passes else None
+    writer.write_text("report/graphs/00-captured.txt", render(captured.graph))
+
+    def observe(record: PassRecord, graph: ModelGraph) -> None:
+        stages.advance(1)
+        number = next(numbers)
+        if record.rewrites:
+            writer.write_text(f"report/graphs/{number:02d}-{record.name}.txt", render(graph))
+        if check is not None:
+            check(record, graph)
+
+    numbers = count(1)
+    result = run_pipeline(captured.graph, passes, options, observe)
+    if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
+        raise OptionError(
+            f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
+            at=f"stop_after={options.stop_after}",
+            fix="cut later, or look at the graph with: llmc passes MODEL --stop-after N --graph",
+        )
+    records = [record.to_json() for record in result.records]
+    writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    return result
+
+
+def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> Lowered | ReferenceEngine:
+    """Choose kernels and plan memory, or keep the graph for the reference target."""
+    if isinstance(target, CpuTarget):
+        return lower(graph, target, options)
+    return lower_reference(graph, options)
+
+
+def compile_for(target: Target, engine: Lowered | ReferenceEngine, writer: EngineWriter) -> None:
+    """Write what the executor runs: a shared library with its source, or the graph's text."""
+    if isinstance(engine, ReferenceEngine):
+        writer.write_text(GRAPH_NAME, engine.graph_text)
+        return
+    assert isinstance(target, CpuTarget)
+    library = compile_engine(engine, target, writer.path)
+    for file in sorted(library.parent.iterdir()):
+        writer.add_file(f"kernels/{file.name}")
+
+
+def packed(slot: WeightSlot, recipe: Recipe, source: WeightSource) -> Tensor:
+    """One weight in kernel layout; the checkpoint's tensors are read now and dropped after."""
+    return pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype])
