@@ -1,0 +1,71 @@
+"""Run the graph after every pass on real weights, and stop at the first pass that changes the logits too much."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from llmc.errors import PassError
+from llmc.graph.execute import run_tokens
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import WeightSource
+from llmc.passes.report import PassRecord
+from llmc.passes.rewrite import Numerics
+
+# Largest |Δlogit| over the standard deviation of the logits. An exact pass may still change the shape of a product,
+# for which BLAS may sum in another order. In bf16 one rounding more or less is 2⁻⁸, which a few layers amplify.
+BUDGETS: dict[tuple[Numerics, torch.dtype], float] = {
+    (Numerics.EXACT, torch.float32): 1e-5,
+    (Numerics.EXACT, torch.bfloat16): 0.05,
+    (Numerics.REORDER, torch.float32): 1e-4,
+    (Numerics.REORDER, torch.bfloat16): 0.3,
+    (Numerics.LOSSY, torch.float32): 0.5,
+    (Numerics.LOSSY, torch.bfloat16): 0.5,
+}
+_LENGTH = 24
+
+
+class PassChecker:
+    """An observer of run_pipeline that keeps the logits after the pass before, to compare with.
+
+    tokens: what the graph is run on; by default 24 ids spread over the vocabulary, or as many as the model can take.
+    """
+
+    def __init__(self, graph: ModelGraph, source: WeightSource, tokens: Sequence[int] | None = None) -> None:
+        self._source = source
+        self._tokens = example_tokens(graph) if tokens is None else tuple(tokens)
+        self._logits = run_tokens(graph, source, self._tokens)
+        self.differences: dict[str, float] = {}
+
+    def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
+        """Raise PassError if the pass changed the logits by more than its numerics class allows."""
+        if not record.rewrites:
+            return
+        logits = run_tokens(graph, self._source, self._tokens)
+        difference = relative_difference(logits, self._logits)
+        budget = BUDGETS[Numerics(record.numerics), graph.info.dtype]
+        self.differences[record.name] = difference
+        self._logits = logits
+        # Not `difference > budget`, which NaN would pass.
+        if not difference <= budget:
+            numbers = f"rewrites #{record.rewrites[0].number} to #{record.rewrites[-1].number}"
+            raise PassError(
+                f"pass {record.name} changes the logits by {difference:.1e} of their spread, "
+                f"{record.numerics} allows {budget:.0e}",
+                at=numbers,
+                fix=f"build with disable_passes=({record.name!r},), and report the model; "
+                "stop_after between these numbers finds the rewrite",
+            )
+
+
+def relative_difference(logits: Tensor, reference: Tensor) -> float:
+    """The largest difference over the standard deviation of the reference."""
+    return float((logits - reference).abs().max() / reference.std())
+
+
+def example_tokens(graph: ModelGraph) -> tuple[int, ...]:
+    """Token ids spread over the vocabulary, the same each time."""
+    length = min(_LENGTH, graph.info.max_positions or _LENGTH)
+    return tuple((7 + 37 * i + i * i) % graph.info.vocab_size for i in range(length))
