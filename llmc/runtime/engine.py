@@ -50,9 +50,13 @@ class Completion:
 
 @dataclass(frozen=True)
 class Piece:
-    """A piece of streamed text, whole characters only. tokens: generated so far. finish_reason: only in the last."""
+    """A piece of streamed output: whole characters only, so a piece may hold several tokens.
+
+    token_ids: the tokens since the piece before. tokens: all generated so far. finish_reason: only in the last piece.
+    """
 
     text: str
+    token_ids: tuple[int, ...]
     tokens: int
     finish_reason: FinishReason | None
 
@@ -251,13 +255,14 @@ class Engine:
                 loop.remove(request)
 
     def _completion(self, index: int, request: Generation) -> Completion:
-        if request.error is not None or request.finish_reason is None:
-            raise request.error or RequestError(f"prompt {index} did not finish")
+        if request.error is not None:
+            raise RequestError(request.error.problem, at=f"prompt {index}", fix=request.error.fix)
+        assert request.finish_reason is not None
         text = self._tokenizer.decode(request.output) if request.text is None else request.text.text()
         return Completion(text, request.output, request.finish_reason, request.prompt_tokens)
 
     def _pieces(self, request: Generation) -> Generator[Piece, None, None]:
-        loop, text = self._loop, request.text
+        loop, text, told = self._loop, request.text, 0
         loop.add(request)
         try:
             is_last = False
@@ -266,9 +271,10 @@ class Engine:
                     self._loop.step()
                 if request.error is not None:
                     raise request.error
+                is_last, output = request.finished, request.output
                 piece = text.read() if text is not None else ""
-                is_last = request.finished
-                if piece or is_last:
-                    yield Piece(piece, len(request.output), request.finish_reason)
+                if piece or is_last or not self._tokenizer.exists:
+                    yield Piece(piece, output[told:], len(output), request.finish_reason if is_last else None)
+                    told = len(output)
         finally:
             loop.remove(request)

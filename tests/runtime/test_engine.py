@@ -124,6 +124,13 @@ def test_text_in_text_out(speaking: Engine) -> None:
     assert "".join(p.text for p in pieces) == other.text
     assert [p.finish_reason for p in pieces] == [None] * (len(pieces) - 1) + ["length"]
     assert pieces[-1].tokens == 15
+    assert sum((p.token_ids for p in pieces), ()) == other.token_ids
+
+
+def test_without_a_tokenizer_tokens_are_streamed(engine: Engine) -> None:
+    pieces = list(engine.stream([5, 9, 2], GREEDY))
+    assert [p.token_ids for p in pieces] == [(token,) for token in expected([5, 9, 2])]
+    assert [p.tokens for p in pieces] == list(range(1, 13))
 
 
 def test_text_stops_before_a_stop_string(speaking: Engine) -> None:
@@ -229,8 +236,9 @@ def test_broken_weights_stop_their_request_only(tmp_path: Path) -> None:
     model = tiny_model()
     model.weights["embedding"][13] = float("nan")
     with load(write_tiny_engine(tmp_path / "nan.llmc", model=model)) as engine:
-        with pytest.raises(RequestError, match="no usable logits"):
+        with pytest.raises(RequestError, match="no usable logits") as caught:
             engine.generate([[1, 2], [13], [3]], GREEDY)
+        assert caught.value.at == "prompt 1"
         assert list(engine.generate([5, 9, 2], GREEDY)[0].token_ids) == expected([5, 9, 2])
 
 
