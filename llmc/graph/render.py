@@ -19,11 +19,16 @@ from llmc.graph.weights import Constant, Derived, Recipe, Stored
 
 def render(graph: ModelGraph) -> str:
     """The text of a graph. Equal graphs give equal text, whatever their symbols are called."""
-    names = _symbol_names(graph)
+    names = _symbol_names(graph.graph)
     lines = [f"stage {graph.stage.value}"]
     for node in graph.graph.nodes:
         lines.append(_line(node, graph, names))
     return "\n".join(lines) + "\n"
+
+
+def render_type(node: fx.Node) -> str:
+    """The dtype and shape of what a node returns, as float32[T, 64]."""
+    return _type(node.meta.get("val"), _symbol_names(node.graph))
 
 
 def _line(node: fx.Node, graph: ModelGraph, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
@@ -88,6 +93,6 @@ def _dtype(dtype: torch.dtype) -> str:
     return str(dtype).removeprefix("torch.")
 
 
-def _symbol_names(graph: ModelGraph) -> dict[sympy.Symbol, sympy.Symbol]:
-    names = symbol_names(graph.graph)
+def _symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Symbol]:
+    names = symbol_names(graph)
     return {own: sympy.Symbol(name, integer=True, positive=True) for own, name in names.items()}

@@ -17,10 +17,11 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
-from llmc.graph.fake_value import describe, fake_value
+from llmc.graph.fake_value import fake_value
 from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refusal
+from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, step_input
 from llmc.options import BuildOptions
@@ -71,7 +72,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
         value: Tensor = arguments[name].meta["val"]
         if not statically_known_true(value.shape[0] == tokens):
             return Refusal(
-                f"{name} is {describe(value)}, not one row for each of the step's {tokens} tokens", arguments[name]
+                f"{name} is {render_type(arguments[name])}, not one row for each of the step's tokens", arguments[name]
             )
     return None
 

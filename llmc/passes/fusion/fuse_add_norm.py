@@ -16,9 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
+from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.pattern import call_arguments
@@ -56,12 +56,11 @@ def _refusal(total: fx.Node) -> Refusal | None:
         return Refusal(f"the sum multiplies its second operand by {alpha}", total)
     if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
         return Refusal(f"the sum of {first} and {second} adds a number", total)
+    if render_type(first) != render_type(second):
+        return Refusal(f"the sum is of {render_type(first)} and {render_type(second)}", total)
     x: Tensor = first.meta["val"]
-    residual: Tensor = second.meta["val"]
-    if describe(x) != describe(residual):
-        return Refusal(f"the sum is of {describe(x)} and {describe(residual)}", total)
     if x.ndim != 2:
-        return Refusal(f"the sum is {describe(x)}, not a matrix of tokens", total)
+        return Refusal(f"the sum is {render_type(total)}, not a matrix of tokens", total)
     return None
 
 

@@ -16,11 +16,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
+from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.pattern import call_arguments
@@ -127,10 +127,9 @@ def _product(node: fx.Node) -> _Product | None:
 
 
 def _refusal(product: _Product, residual: fx.Node, total: fx.Node) -> Refusal | None:
-    wanted: Tensor = product.linear.meta["val"]
-    seen: Tensor = residual.meta["val"]
-    if describe(seen) != describe(wanted):
-        return Refusal(f"the product is {describe(wanted)}, what it is added to {describe(seen)}", total)
+    wanted, seen = render_type(product.linear), render_type(residual)
+    if seen != wanted:
+        return Refusal(f"the product is {wanted}, what it is added to {seen}", total)
     return _used_elsewhere(product.top, total) or _used_elsewhere(product.linear, product.top, total)
 
 

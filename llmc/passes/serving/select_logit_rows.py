@@ -18,9 +18,9 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
-from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
+from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import step_input
 from llmc.options import BuildOptions
@@ -85,7 +85,7 @@ def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog
     if value.ndim == 2 and statically_known_true(value.shape[0] == rows.meta["val"].shape[0]):
         return True
     if not _has_rows(graph, logits):
-        refusal = Refusal(f"the logits are {describe(value)}, not one row a token", logits)
+        refusal = Refusal(f"the logits are {render_type(logits)}, not one row a token", logits)
         log.refuse(refusal)
         if CONTRACT not in options.allow_fallback:
             raise PassError(
@@ -158,7 +158,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
     for operand in node.all_input_nodes:
         value: Tensor = operand.meta["val"]
         if not _has_rows(graph, operand) and not all(isinstance(size, int) for size in value.shape):
-            return Refusal(f"operand {operand.name} is {describe(value)}, not a matrix with one row a token", node)
+            return Refusal(f"operand {operand.name} is {render_type(operand)}, not a matrix with one row a token", node)
     return None
 
 

@@ -72,8 +72,8 @@ def _per_head(b: GraphBuilder, h: fx.Node) -> Any:
     [
         (_doubled, "the sum multiplies its second operand by 2"),
         (_number, "the sum of embedding_default and 1.5 adds a number"),
-        (_vector, "and float32[8]"),
-        (_per_head, "not a matrix of tokens"),
+        (_vector, "the sum is of float32[T, 8] and float32[8]"),
+        (_per_head, "the sum is float32[T, 2, 4], not a matrix of tokens"),
     ],
 )
 def test_refuses(total: Callable[[GraphBuilder, fx.Node], Any], reason: str) -> None:

@@ -111,7 +111,7 @@ def _vector(b: GraphBuilder, h: fx.Node) -> fx.Node:
     [
         (_twice, "linear_default: linear_default is also used by mul_tensor"),
         (_scaled_twice, "linear_default: linear_default is also used by mul_tensor_1"),
-        (_vector, "what it is added to float32[8]"),
+        (_vector, "the product is float32[T, 8], what it is added to float32[8]"),
     ],
 )
 def test_refuses(build: Build, reason: str) -> None:

@@ -79,7 +79,7 @@ def test_refuses_an_operand_that_is_no_matrix() -> None:
     b = GraphBuilder()
     heads = b.call(aten.reshape.default, b.embedded(), [-1, 2, 4])
     graph, source = b.finish(b.linear(b.call(aten.sum.dim_IntList, heads, [-1]), "up", 8))
-    assert "operand reshape_default is float32[" in _refusal(graph, source)
+    assert "float32[T, 2, 4], not a matrix with one row a token" in _refusal(graph, source)
 
 
 def test_refuses_what_other_ops_need_whole() -> None:
