@@ -153,15 +153,26 @@ def _sync(path: Path) -> None:
 
 
 def _exchange(new: Path, old: Path) -> None:
-    """Swap two directories: in one system call where the kernel and the file system can, in two renames elsewhere."""
+    """Swap two directories in one system call where the kernel and the file system can, in renames elsewhere."""
+    if not _exchange_at_once(new, old):
+        exchange_by_renaming(new, old)
+
+
+def _exchange_at_once(new: Path, old: Path) -> bool:
     renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
-    if renameat2 is not None:
-        if renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
-            return
-        code = ctypes.get_errno()
-        if code not in (errno.ENOSYS, errno.EINVAL):
-            raise OSError(code, os.strerror(code), str(old))
-    aside = new.with_name(f"{new.name[: -len(TEMPORARY_SUFFIX)]}.old{TEMPORARY_SUFFIX}")
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(old))
+
+
+def exchange_by_renaming(new: Path, old: Path) -> None:
+    """Swap two directories in three renames; between the first two there is nothing at `old`."""
+    aside = new.with_name(f"{new.name.removesuffix(TEMPORARY_SUFFIX)}.old{TEMPORARY_SUFFIX}")
     old.rename(aside)
     new.rename(old)
     aside.rename(new)

@@ -32,10 +32,11 @@ class EngineDirectory:
     tensors: tuple[StoredTensor, ...]
 
 
-def read_engine(path: Path, *, check_weights: bool = True) -> EngineDirectory:
+def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool = True) -> EngineDirectory:
     """Check an engine directory and describe it; nothing of it is executed.
 
-    check_weights: compare the weights' hashes too (their sizes always are). Raises EngineFormatError for a directory
+    check_weights: compare the weights' hashes too (their sizes always are). check_machine: refuse an engine that this
+    machine cannot run; False is for looking only. Raises EngineFormatError for a directory
     that is not a whole, unchanged engine of this format version, TargetError if this machine lacks instructions.
     """
     try:
@@ -52,7 +53,8 @@ def read_engine(path: Path, *, check_weights: bool = True) -> EngineDirectory:
             at=error.filename or path,
             fix="check the path, its permissions and the disk",
         ) from None
-    check_target(path, manifest.target)
+    if check_machine:
+        check_target(path, manifest.target)
     return EngineDirectory(path, manifest, program, tensors)
 
 

@@ -72,8 +72,8 @@ def load(
 ) -> Engine:
     """Open an engine directory.
 
-    threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default enough for
-    every sequence at full length, within 0.4 of the free memory. max_step_tokens: a lower budget of tokens a step
+    threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
+    kv_capacity.block_count; untouched parts of it cost nothing. max_step_tokens: a lower budget of tokens a step
     than the engine was built for. check_weights: compare the weights' hashes. owned: a temporary directory to delete
     when the engine is closed. Raises EngineFormatError, TargetError, OptionError.
     """

@@ -13,9 +13,10 @@ _MAX_SLOTS = 2**31 - 1
 
 
 def block_count(program: Program, kv_cache_bytes: int | None) -> int:
-    """Blocks for every sequence at full length, or as many as kv_cache_bytes (default: 0.4 of free memory) holds.
+    """Blocks for every sequence at full length, or as many as kv_cache_bytes holds.
 
-    Raises OptionError if they do not hold a single sequence of max_model_len.
+    The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
+    holds it. Raises OptionError if there is not even room for that.
     """
     limits = program.limits
     per_sequence = -(-limits.max_model_len // limits.block_size)
@@ -27,11 +28,11 @@ def block_count(program: Program, kv_cache_bytes: int | None) -> int:
             at=f"kv_cache_bytes={kv_cache_bytes!r}",
             fix="give a whole number of bytes, or None for a share of the free memory",
         )
-    room = int(MEMORY_FRACTION * available_bytes()) if kv_cache_bytes is None else kv_cache_bytes
+    needed = per_sequence * block_bytes
+    room = default_bytes(available_bytes(), needed) if kv_cache_bytes is None else kv_cache_bytes
     blocks = min(wanted, room // block_bytes) if block_bytes else wanted
     if blocks < per_sequence:
-        needed = per_sequence * block_bytes
-        source = f"{MEMORY_FRACTION:.0%} of the free memory" if kv_cache_bytes is None else "kv_cache_bytes"
+        source = "all free memory" if kv_cache_bytes is None else "kv_cache_bytes"
         raise OptionError(
             f"the KV cache gets {room} bytes ({source}), but one sequence of max_model_len={limits.max_model_len} "
             f"tokens needs {needed}",
@@ -39,3 +40,8 @@ def block_count(program: Program, kv_cache_bytes: int | None) -> int:
             fix=f"load with kv_cache_bytes={needed} or more, or build with a smaller max_model_len",
         )
     return blocks
+
+
+def default_bytes(available: int, one_sequence: int) -> int:
+    """How much of the available memory the cache may take, given what one sequence of full length needs."""
+    return min(available, max(int(MEMORY_FRACTION * available), one_sequence))

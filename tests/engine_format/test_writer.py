@@ -19,6 +19,7 @@ import safetensors.torch
 import torch
 
 from llmc.engine_format import AtomicDirectory, EngineWriter, read_engine
+from llmc.engine_format.atomic_directory import exchange_by_renaming
 from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
 from llmc.errors import EngineFormatError
 from llmc.program import Layout, WeightSlot
@@ -100,6 +101,16 @@ def test_an_old_engine_stays_until_the_new_one_is_whole(tmp_path: Path) -> None:
     assert contents(path) != before
     read_engine(path)
     assert names(tmp_path) == ["e.llmc"]
+
+
+def test_directories_can_be_swapped_without_the_system_call(tmp_path: Path) -> None:
+    new, old = tmp_path / ".e.0.llmc-tmp", tmp_path / "e"
+    for path in (new, old):
+        path.mkdir()
+        (path / path.name).touch()
+    exchange_by_renaming(new, old)
+    assert names(old) == [new.name] and names(new) == [old.name]
+    assert names(tmp_path) == [new.name, old.name]
 
 
 def test_what_is_no_engine_is_never_replaced(tmp_path: Path) -> None:
@@ -200,18 +211,28 @@ def test_a_killed_build_leaves_nothing_that_loads_and_the_next_one_cleans_up(tmp
     assert names(tmp_path) == ["e.llmc"]
 
 
-def test_killed_at_any_moment_the_engine_is_whole_or_absent(tmp_path: Path) -> None:
-    script = "import sys; from pathlib import Path; from tests.runtime.tiny_engine import write_tiny_engine\n" + (
-        "print('go', flush=True)\nwhile True: write_tiny_engine(Path(sys.argv[1]))"
-    )
-    path = tmp_path / "e.llmc"
+def test_killed_at_any_moment_the_engine_is_whole(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from pathlib import Path
+        from llmc.engine_format import read_engine
+        from llmc.engine_format.copy import copy_engine
+        source, path = Path(sys.argv[1]), Path(sys.argv[2])
+        manifest = read_engine(source).manifest
+        print("ready", flush=True)
+        while True:
+            copy_engine(source, manifest, path)
+    """
+    source, path = write_tiny_engine(tmp_path / "source.llmc"), tmp_path / "e.llmc"
+    command = [sys.executable, "-c", textwrap.dedent(script), str(source), str(path)]
     generator = np.random.default_rng(0)
-    root = Path(__file__).parent.parent.parent
-    for _ in range(3):
-        with subprocess.Popen([sys.executable, "-c", script, str(path)], stdout=subprocess.PIPE, cwd=root) as process:
+    for _ in range(8):
+        was_there = path.exists()
+        with subprocess.Popen(command, stdout=subprocess.PIPE) as process:
             assert process.stdout is not None
             process.stdout.readline()
             time.sleep(generator.uniform(0, 0.05))
             process.kill()
-        if path.exists():
-            read_engine(path)
+        if was_there or path.exists():
+            assert read_engine(path).manifest == read_engine(source).manifest
+    assert path.exists()

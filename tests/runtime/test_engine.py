@@ -17,7 +17,7 @@ import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
 from llmc.runtime.engine import Completion, Engine, load
-from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.kv_capacity import block_count, default_bytes
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, copied, tiny_model, tiny_program, write_tiny_engine
 
@@ -262,6 +262,11 @@ def test_the_cache_is_never_larger_than_it_needs_to_be() -> None:
     program = tiny_program(MODEL)
     assert block_count(program, None) == block_count(program, 1 << 40) == LIMITS.max_sequences * 5
     assert block_count(program, 2 * ONE_SEQUENCE + 511) == 10
+
+
+@pytest.mark.parametrize(("available", "expected"), [(1000, 500), (10_000, 4000), (400, 400)])
+def test_the_default_cache_is_a_share_of_the_memory_or_one_sequence(available: int, expected: int) -> None:
+    assert default_bytes(available, one_sequence=500) == expected
 
 
 def test_opening_an_engine_imports_neither_torch_nor_transformers(path: Path) -> None:
