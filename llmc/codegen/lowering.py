@@ -18,6 +18,7 @@ from llmc.codegen.dependencies import dependencies, is_loop_node
 from llmc.codegen.fuse_groups import Group, fuse_groups
 from llmc.codegen.launches import CONCATENATIONS, LaunchBuilder
 from llmc.codegen.limits import engine_limits
+from llmc.codegen.logit_rows import check_logit_rows
 from llmc.codegen.loop_builder import dtype_name
 from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
@@ -45,6 +46,7 @@ class Lowered:
 
 def lower(graph: ModelGraph, target: CpuTarget, options: BuildOptions) -> Lowered:
     """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
+    check_logit_rows(graph)
     views, copies = find_views(graph)
     edges = dependencies(graph, views, copies)
     for node in edges:

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from llmc.codegen.limits import engine_limits
+from llmc.codegen.logit_rows import check_logit_rows
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.serialize import serialize_graph
 from llmc.graph.weights import Recipe
@@ -38,6 +39,7 @@ class ReferenceEngine:
 
 def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine:
     """Take a serving or optimized graph as it is. Raises LoweringError for an op that the text cannot hold."""
+    check_logit_rows(graph)
     slots: list[WeightSlot] = []
     for node in graph.weight_nodes():
         value = node.meta["val"]

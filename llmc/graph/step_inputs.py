@@ -7,6 +7,7 @@ from typing import Any
 import sympy
 import torch
 from torch import fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import symbolic_input
@@ -36,6 +37,13 @@ def symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, str]:
 def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
     """The step input of that name, None if the graph has none."""
     return next((n for n in graph.inputs() if n.name == name), None)
+
+
+def has_selected_logits(graph: ModelGraph) -> bool:
+    """Whether the graph returns one row of logits for each entry of logit_rows: an engine has room for no more."""
+    rows = step_input(graph, "logit_rows")
+    logits = graph.graph.output_node().all_input_nodes[0].meta["val"]
+    return rows is not None and statically_known_true(logits.shape[0] == rows.meta["val"].shape[0])
 
 
 def add_step_input(graph: ModelGraph, name: str, shape: tuple[str | int, ...], dtype: torch.dtype) -> fx.Node:

@@ -1,0 +1,19 @@
+"""What an engine has room for at its output: the logits of the rows asked for, not of every token."""
+
+from __future__ import annotations
+
+from llmc.errors import LoweringError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import render_type
+from llmc.graph.step_inputs import has_selected_logits
+
+
+def check_logit_rows(graph: ModelGraph) -> None:
+    """Raise LoweringError if a step of the graph would write more rows than the caller's buffer holds."""
+    if not has_selected_logits(graph):
+        (logits,) = graph.graph.output_node().all_input_nodes
+        raise LoweringError(
+            f"{logits.name} is {render_type(logits)}, but an engine has room only for the logits of the rows asked for",
+            at=logits.name,
+            fix="let select_logit_rows run: do not disable it, and do not cut the pipeline before it",
+        )
