@@ -32,7 +32,7 @@ def inspect(
     if directory.program.launches:
         console.print(kernel_costs(directory, context))
     if launches:
-        console.print(launch_list(directory.program.launches))
+        print_launches(console, directory.program.launches)
     if weights:
         console.print(weight_list(directory))
 
@@ -85,22 +85,12 @@ def kernel_costs(directory: EngineDirectory, context: int) -> Table:
     return table
 
 
-def launch_list(launches: tuple[Launch, ...]) -> Table:
-    """Every launch in order, with the nodes, rewrite and source line it came from."""
-    table = Table(title="launches, in order", title_justify="left")
-    for column in ("#", "kernel", "nodes", "rewrite", "source"):
-        table.add_column(column, overflow="fold")
+def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
+    """Every launch in order, with the nodes, rewrite and source line it came from; a line each, however long."""
     for number, launch in enumerate(launches):
         origin = launch.origin
-        table.add_row(
-            str(number),
-            launch.kernel,
-            ", ".join(origin.nodes),
-            origin.rewrite or "",
-            origin.source or "",
-            end_section=False,
-        )
-    return table
+        parts = (f"{number:4} {launch.kernel:32}", ", ".join(origin.nodes), origin.rewrite, origin.source)
+        console.print("  ".join(p for p in parts if p), markup=False, highlight=False, soft_wrap=True)
 
 
 def weight_list(directory: EngineDirectory) -> Table:

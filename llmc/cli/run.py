@@ -79,8 +79,9 @@ def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
 def stream_one(engine: Engine, prompt: str, params: SamplingParams) -> int:
     """Print the prompt and its continuation as it comes; returns the tokens generated."""
     tokens = 0
+    pieces = engine.stream(prompt, params)
     sys.stdout.write(prompt)
-    for piece in engine.stream(prompt, params):
+    for piece in pieces:
         sys.stdout.write(piece.text)
         sys.stdout.flush()
         tokens = piece.tokens

@@ -35,9 +35,13 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(
             "this is a built engine, not a model",
             at=directory,
-            fix="run it with `llmc generate`, or pass the model it was built from",
+            fix="run it with `llmc run`, or pass the model it was built from",
         )
-    raise CheckpointError("not a model directory: it has no config.json", at=directory)
+    raise CheckpointError(
+        "not a model directory: it has no config.json",
+        at=directory,
+        fix="name the directory that holds config.json and the safetensors of a Hugging Face model",
+    )
 
 
 def load_config(directory: Path) -> tuple[Any, Any]:

@@ -1,0 +1,153 @@
+"""Bad input on the command line: exit code 2, one clean message, nothing half-written."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import MODEL, assert_user_error, llmc
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An engine of the small shipped model; tests that break it take a copy."""
+    path = tmp_path_factory.mktemp("built") / "engine.llmc"
+    assert llmc("build", MODEL, "-o", path, "--max-model-len", "64").code == 0
+    return path
+
+
+@pytest.fixture
+def engine(built: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(built, tmp_path / "engine.llmc"))
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    return Path(shutil.copytree(MODEL, tmp_path / "model"))
+
+
+def change_config(model: Path, **values: object) -> None:
+    path = model / "config.json"
+    path.write_text(json.dumps({**json.loads(path.read_text()), **values}))
+
+
+def truncate(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def corrupt(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 0xFF
+    path.write_bytes(data)
+
+
+BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
+    "config.json missing": (lambda m: (m / "config.json").unlink(), "config.json"),
+    "config.json not JSON": (lambda m: (m / "config.json").write_text("{"), "config.json"),
+    "weights missing": (lambda m: (m / "model.safetensors").unlink(), "safetensors"),
+    "weights truncated": (lambda m: truncate(m / "model.safetensors"), "model.safetensors"),
+    "weights' header corrupt": (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
+    "unknown architecture": (lambda m: change_config(m, model_type="martian"), "martian"),
+    "encoder-decoder": (lambda m: change_config(m, model_type="t5", architectures=["T5Model"]), "t5"),
+    "shapes of another model": (lambda m: change_config(m, intermediate_size=100), "gate_proj"),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_MODELS)
+def test_broken_model_directories(name: str, model: Path, tmp_path: Path) -> None:
+    break_it, part = BROKEN_MODELS[name]
+    break_it(model)
+    output = tmp_path / "out.llmc"
+    assert_user_error(llmc("build", model, "-o", output), part)
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["model"], "something was left behind"
+
+
+def test_paths_that_are_no_model(tmp_path: Path) -> None:
+    output = tmp_path / "out.llmc"
+    (tmp_path / "file").write_text("hello")
+    assert_user_error(llmc("build", tmp_path / "absent", "-o", output), "absent")
+    assert_user_error(llmc("build", tmp_path / "file", "-o", output), "file")
+    assert_user_error(llmc("build", tmp_path, "-o", output), "config.json")
+    assert not output.exists()
+
+
+def test_unknown_targets_and_options(tmp_path: Path) -> None:
+    output = tmp_path / "out.llmc"
+    assert_user_error(llmc("build", MODEL, "-o", output, "--target", "cpu-x86-64-v9"), "cpu-x86-64-v9", "cpu-portable")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--dtype", "float8"), "float8", "dtype")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--block-size", "7"), "block_size", "7")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "fuse_rmsnorm"), "fuse_rms_norm")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--max-model-len", "9999"), "9999", "2048")
+    assert llmc("build", MODEL, "-o", output, "--max-sequnces", "3").code == 2
+    assert not output.exists()
+
+
+def test_a_pipeline_cut_too_early_cannot_be_an_engine(tmp_path: Path) -> None:
+    assert_user_error(llmc("build", MODEL, "-o", tmp_path / "out.llmc", "--stop-after", "5"), "stop_after=5", "serving")
+    assert not any(tmp_path.iterdir())
+
+
+def test_output_that_is_not_an_engine_is_kept(tmp_path: Path) -> None:
+    (tmp_path / "notes.txt").write_text("mine")
+    assert_user_error(llmc("build", MODEL, "-o", tmp_path), str(tmp_path))
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.delenv("CXX", raising=False)
+    output = tmp_path / "out.llmc"
+    assert_user_error(llmc("build", MODEL, "-o", output), "no C++ compiler", "install", "--target reference")
+    assert not output.exists()
+
+
+BROKEN_ENGINES: dict[str, tuple[Callable[[Path], object], str]] = {
+    "manifest missing": (lambda e: (e / "manifest.json").unlink(), "manifest.json"),
+    "program missing": (lambda e: (e / "program.json").unlink(), "program.json"),
+    "library truncated": (lambda e: truncate(e / "kernels/engine.so"), "truncated"),
+    "library corrupt": (lambda e: corrupt(e / "kernels/engine.so"), "engine.so"),
+    "weights missing": (lambda e: next((e / "weights").iterdir()).unlink(), "missing"),
+    "weights truncated": (lambda e: truncate(next((e / "weights").iterdir())), "truncated"),
+    "weights corrupt": (lambda e: corrupt(next((e / "weights").iterdir())), "safetensors"),
+    "another format": (
+        lambda e: (e / "manifest.json").write_text(
+            (e / "manifest.json").read_text().replace('"format_version": 1', '"format_version": 99')
+        ),
+        "99",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN_ENGINES)
+@pytest.mark.parametrize("verb", ["run", "inspect"])
+def test_broken_engines(name: str, verb: str, engine: Path) -> None:
+    break_it, part = BROKEN_ENGINES[name]
+    break_it(engine)
+    arguments = ["--prompt", "hi"] if verb == "run" else []
+    assert_user_error(llmc(verb, engine, *arguments), part)
+
+
+def test_requests_that_the_engine_cannot_serve(built: Path, tmp_path: Path) -> None:
+    assert_user_error(llmc("run", built, "--prompt", "word " * 200), "63")
+    assert_user_error(llmc("run", built, "--prompt", "hi", "--temperature", "-1"), "temperature", "-1")
+    assert_user_error(llmc("run", built, "--prompt-file", tmp_path / "absent.txt"), "absent.txt")
+    assert_user_error(llmc("run", built, "--prompt", "hi", "--threads", "0"), "threads")
+    assert_user_error(llmc("run", MODEL, "--prompt", "hi"), "model directory", "llmc build")
+    assert_user_error(llmc("verify", built, "--against", tmp_path), "config.json")
+
+
+def test_the_command_itself_exits_with_2_and_a_traceback_only_when_asked(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "llmc", "run", str(tmp_path / "absent.llmc"), "--prompt", "hi"]
+    plain = subprocess.run(command, capture_output=True, text=True)
+    assert plain.returncode == 2
+    assert plain.stdout == ""
+    assert [line.split(":")[0].strip() for line in plain.stderr.splitlines()] == ["error", "at", "fix"]
+    debug = subprocess.run(command, capture_output=True, text=True, env={"LLMC_DEBUG": "1"})
+    assert debug.returncode == 1
+    assert "Traceback" in debug.stderr
