@@ -63,9 +63,9 @@ def print_loop(name: str, loop: Loop, comment: str) -> str:
 
     Pointers are to each parameter's first element; the comment goes above it, a line each.
     """
-    parameters = "".join(f", {pointer(p.dtype, p.written)} __restrict p{i}" for i, p in enumerate(loop.parameters))
+    pointers = [f"{pointer(p.dtype, p.written)} __restrict p{i}" for i, p in enumerate(loop.parameters)]
     lines = [f"// {line}" for line in comment.splitlines()]
-    lines.append(f"static void {name}(LlmcPool* pool, int64_t rows{parameters}) {{")
+    lines += wrapped(["LlmcPool* pool", "int64_t rows", *pointers], f"static void {name}(", ") {")
     grain = max(1, _GRAIN // math.prod(loop.dims))
     lines.append(f"  parallel_ranges(pool, rows, {grain}, [=](int64_t begin, int64_t end, void*) {{")
     lines.append("    for (int64_t row = begin; row < end; row++)")
@@ -82,6 +82,19 @@ def print_loop(name: str, loop: Loop, comment: str) -> str:
 def pointer(dtype: str, written: bool) -> str:
     """The C++ pointer type to elements of a safetensors dtype."""
     return f"{'' if written else 'const '}{_ELEMENTS[dtype]}*"
+
+
+def wrapped(parts: list[str], opening: str, closing: str) -> Iterator[str]:
+    """Comma-separated parts in lines of at most 118 columns, those after the first indented under it."""
+    line = opening
+    for i, part in enumerate(parts):
+        piece = part + ("," if i + 1 < len(parts) else closing)
+        if i > 0 and len(line) + 1 + len(piece) > 118:
+            yield line
+            line = " " * len(opening) + piece
+        else:
+            line += (" " if i > 0 else "") + piece
+    yield line
 
 
 def _body(loop: Loop) -> Iterator[str]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from llmc.codegen.cpp.kernel_table import Argument
-from llmc.codegen.cpp.printer import pointer, print_loop
+from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
 
@@ -125,9 +125,9 @@ class _LaunchPrinter:
         if launch.kernel.startswith("llmc_"):
             yield f"  run({launch.kernel}, pool,"
             fields = [f".{name} = {value}" for name, value in values.items()]
-            yield from _wrapped(fields, "      {", "});")
+            yield from wrapped(fields, "      {", "});")
         else:
-            yield from _wrapped(["pool", *values.values()], f"  {launch.kernel}(", ");")
+            yield from wrapped(["pool", *values.values()], f"  {launch.kernel}(", ");")
 
     def _value(self, name: str, value: Argument) -> str:
         if isinstance(value, bool):
@@ -150,7 +150,8 @@ class _LaunchPrinter:
         if operand.space == "buffer":
             return _variable(operand.name)
         if operand.space == "weight":
-            return f"({pointer(self._weight_dtypes[operand.name], written=False)})w[{self._weights[operand.name]}]"
+            index, name = self._weights[operand.name], operand.name
+            return f"({pointer(self._weight_dtypes[name], written=False)})w[{index} /* {name} */]"
         if operand.space == "cache":
             layer, part = operand.name.split(".")
             return f"engine->caches[{2 * int(layer) + (part == 'v')}]"
@@ -166,19 +167,6 @@ def _describe(origin: Origin) -> str:
 def _one_line(text: str) -> str:
     """Fit for a // comment: no line break, and no backslash at the end that would continue it."""
     return " ".join(text.split()).rstrip("\\")[:160]
-
-
-def _wrapped(parts: list[str], opening: str, closing: str) -> Iterator[str]:
-    """Comma-separated parts in lines of at most 118 columns."""
-    line = opening
-    for i, part in enumerate(parts):
-        piece = part + ("," if i + 1 < len(parts) else closing)
-        if len(line) + 1 + len(piece) > 118 and line.strip() not in ("", opening.strip()):
-            yield line
-            line = " " * len(opening) + piece
-        else:
-            line += ("" if line.endswith(("(", "{")) else " ") + piece
-    yield line
 
 
 def _affine(offset: Affine) -> str:

@@ -1,0 +1,173 @@
+// The step of tiny: 13 launches, 6 weights.
+// Generated; each launch says which op, rewrite and line of the model's source it comes from.
+#include <stdlib.h>
+
+#include "loops.h"
+
+using namespace llmc;
+
+template <class Arguments>
+static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {
+  kernel(pool, &arguments);
+}
+
+// mul_tensor
+static void loop_0_mul(LlmcPool* pool, int64_t rows, float* __restrict p0) {
+  parallel_ranges(pool, rows, 341, [=](int64_t begin, int64_t end, void*) {
+    for (int64_t row = begin; row < end; row++) {
+      #pragma omp simd
+      for (int64_t c = 0; c < 48; c++) {
+        const float v0 = loops::load(p0[row * 48 + c]);
+        const float v2 = v0 * 6.928203230275509f;
+        loops::store(p0[row * 48 + c], v2);
+      }
+    }
+  });
+}
+
+// add_tensor
+static void loop_1_add(LlmcPool* pool, int64_t rows, float* __restrict p0, const float* __restrict p1) {
+  parallel_ranges(pool, rows, 341, [=](int64_t begin, int64_t end, void*) {
+    for (int64_t row = begin; row < end; row++) {
+      #pragma omp simd
+      for (int64_t c = 0; c < 48; c++) {
+        const float v0 = loops::load(p0[row * 48 + c]);
+        const float v1 = loops::load(p1[row * 48 + c]);
+        const float v2 = v0 + v1;
+        loops::store(p0[row * 48 + c], v2);
+      }
+    }
+  });
+}
+
+// div_tensor, tanh_default, mul_tensor_1
+// tiny/model.py:7 in forward: logits = torch.tanh(logits / 3)
+static void loop_2_div_tanh_mul(LlmcPool* pool, int64_t rows, float* __restrict p0) {
+  parallel_ranges(pool, rows, 168, [=](int64_t begin, int64_t end, void*) {
+    for (int64_t row = begin; row < end; row++) {
+      #pragma omp simd
+      for (int64_t c = 0; c < 97; c++) {
+        const float v0 = loops::load(p0[row * 97 + c]);
+        const float v2 = v0 / 3.0f;
+        const float v3 = loops::tanh(v2);
+        const float v4 = v3 * 3.0f;
+        loops::store(p0[row * 97 + c], v4);
+      }
+    }
+  });
+}
+
+struct LlmcEngine {
+  const void* const* weights;
+  void* const* caches;
+  char* arena;
+  LlmcPool* pool;
+};
+
+static int64_t scratch_bytes() {
+  int64_t bytes = 0;
+  auto need = [&](int64_t more) { bytes = more > bytes ? more : bytes; };
+  need(llmc_linear_scratch(512, 48));
+  need(llmc_paged_attention_scratch(4, 2, 12, 12));
+  return bytes;
+}
+
+int32_t llmc_engine_abi(void) { return LLMC_ENGINE_ABI; }
+
+LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {
+  LlmcEngine* engine = static_cast<LlmcEngine*>(malloc(sizeof(LlmcEngine)));
+  if (engine == nullptr) return nullptr;
+  LlmcPool* pool = llmc_pool_create(bindings->threads, scratch_bytes());
+  if (pool == nullptr) {
+    free(engine);
+    return nullptr;
+  }
+  *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool};
+  return engine;
+}
+
+void llmc_engine_close(LlmcEngine* engine) {
+  llmc_pool_destroy(engine->pool);
+  free(engine);
+}
+
+void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
+  LlmcPool* const pool = engine->pool;
+  const void* const* const w = engine->weights;
+  [[maybe_unused]] const int64_t T = step->tokens, L = step->logit_rows, R = step->requests;
+
+  float* const embedding_default_ = reinterpret_cast<float*>(engine->arena + 384 * T);
+  float* const rope_angles_default_ = reinterpret_cast<float*>(engine->arena + 768 * T);
+  float* const rope_angles_default_result1_ = reinterpret_cast<float*>(engine->arena + 832 * T);
+  float* const rms_norm_default_ = reinterpret_cast<float*>(engine->arena + 576 * T);
+  float* const linear_default_ = reinterpret_cast<float*>(engine->arena + 0);
+  float* const paged_attention_default_ = reinterpret_cast<float*>(engine->arena + 576 * T);
+  float* const linear_default_1_ = reinterpret_cast<float*>(engine->arena + 0);
+  float* const rms_norm_default_1_ = reinterpret_cast<float*>(engine->arena + 192 * T);
+  float* const select_rows_default_ = reinterpret_cast<float*>(engine->arena + 896 * T);
+
+  // embedding_default
+  run(llmc_embedding_panels_f32, pool,
+      {.tokens = T, .channels = 48, .ids = step->input_ids, .weight = (const float*)w[0 /* embed */],
+       .y = {embedding_default_, 48}});
+
+  // mul_tensor
+  loop_0_mul(pool, T, embedding_default_);
+
+  // rope_angles_default
+  run(llmc_rope_angles, pool,
+      {.tokens = T, .half = 6, .positions = step->positions, .inv_freq = (const float*)w[1 /* inv_freq */],
+       .scale = 1.0f, .cos = rope_angles_default_, .sin = rope_angles_default_result1_});
+
+  // rms_norm_default
+  run(llmc_rms_norm_f32, pool,
+      {.tokens = T, .groups = 1, .channels = 48, .x = {embedding_default_, 48},
+       .weight = (const float*)w[2 /* norm */], .eps = 1e-06f, .y = {rms_norm_default_, 48}});
+
+  // linear_default
+  run(llmc_linear_f32, pool,
+      {.tokens = T, .in = 48, .out = 96, .x = {rms_norm_default_, 48}, .weight = (const float*)w[3 /* qkv_0 */],
+       .y = {linear_default_, 96}, .activation = LLMC_IDENTITY, .scale = 1.0f});
+
+  // rope_kv_write_default
+  run(llmc_kv_write_f32_f32, pool,
+      {.tokens = T, .heads = 4, .kv_heads = 2, .head_dim = 12, .value_dim = 12, .half = 6, .block_size = 16,
+       .interleaved = 0, .q = {linear_default_, 96}, .k = {linear_default_ + 48, 96}, .v = {linear_default_ + 72, 96},
+       .cos = rope_angles_default_, .sin = rope_angles_default_result1_, .k_cache = engine->caches[0],
+       .v_cache = engine->caches[1], .slot_mapping = step->slot_mapping, .q_out = {linear_default_, 96}});
+
+  // paged_attention_default
+  run(llmc_paged_attention_f32_f32, pool,
+      {.tokens = T, .requests = R, .heads = 4, .kv_heads = 2, .head_dim = 12, .value_dim = 12, .block_size = 16,
+       .q = {linear_default_, 96}, .k_cache = engine->caches[0], .v_cache = engine->caches[1],
+       .query_starts = step->query_starts, .context_lens = step->context_lens, .block_tables = step->block_tables,
+       .max_blocks = step->max_blocks, .scale = 0.28867513459481287f, .window = 6, .softcap = 5.0f,
+       .y = {paged_attention_default_, 48}});
+
+  // linear_default_1
+  run(llmc_linear_f32, pool,
+      {.tokens = T, .in = 48, .out = 48, .x = {paged_attention_default_, 48}, .weight = (const float*)w[4 /* o */],
+       .y = {linear_default_1_, 48}, .activation = LLMC_IDENTITY, .scale = 1.0f});
+
+  // rms_norm_default_1
+  run(llmc_rms_norm_f32, pool,
+      {.tokens = T, .groups = 4, .channels = 12, .x = {linear_default_1_, 48},
+       .weight = (const float*)w[5 /* head_norm */], .eps = 1e-06f, .y = {rms_norm_default_1_, 48}});
+
+  // add_tensor
+  loop_1_add(pool, T, embedding_default_, rms_norm_default_1_);
+
+  // select_rows_default
+  run(llmc_select_rows_f32, pool,
+      {.selected = L, .channels = 48, .rows = step->logit_row_ids, .x = {embedding_default_, 48},
+       .y = {select_rows_default_, 48}});
+
+  // lm_head_default
+  run(llmc_lm_head_f32, pool,
+      {.tokens = L, .in = 48, .out = 97, .x = {select_rows_default_, 48}, .weight = (const float*)w[0 /* embed */],
+       .y = {step->logits, 97}, .activation = LLMC_IDENTITY, .scale = 1.0f});
+
+  // div_tensor, tanh_default, mul_tensor_1
+  // tiny/model.py:7 in forward: logits = torch.tanh(logits / 3)
+  loop_2_div_tanh_mul(pool, L, step->logits);
+}
