@@ -65,11 +65,11 @@ def _refusal(total: fx.Node) -> Refusal | None:
 
 
 def _fuse(graph: ModelGraph, total: fx.Node, norm: fx.Node) -> None:
-    arguments = call_arguments(norm)
-    del arguments["x"]
+    terms = [call_arguments(total)[name] for name in ("self", "other")]
+    parameters = [value for name, value in call_arguments(norm).items() if name != "x"]
     # At the place of the sum, since others may read it before the norm does; norms take weights only beside it.
     with graph.graph.inserting_before(total):
-        both = graph.graph.call_function(_FUSED[norm.target], (*total.args[:2], *arguments.values()))
+        both = graph.graph.call_function(_FUSED[norm.target], (*terms, *parameters))
         normalized, kept = (graph.graph.call_function(getitem, (both, i)) for i in range(2))
     norm.replace_all_uses_with(normalized)
     total.replace_all_uses_with(kept)

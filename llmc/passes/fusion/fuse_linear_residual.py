@@ -89,11 +89,12 @@ def _candidates(node: fx.Node) -> tuple[_Sum | Refusal, ...]:
 
 
 def _operands(node: fx.Node) -> tuple[fx.Node, fx.Node] | None:
+    """The two different tensors that a sum adds."""
     arguments = call_arguments(node)
     first, second = arguments["self"], arguments["other"]
     if arguments["alpha"] != 1 or not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
         return None
-    return first, second
+    return None if first is second else (first, second)
 
 
 def _pair(inner: fx.Node) -> tuple[_Product, _Product] | None:

@@ -106,6 +106,21 @@ def _vector(b: GraphBuilder, h: fx.Node) -> fx.Node:
     return b.call(aten.add.Tensor, b.linear(h, "o", 8), b.weight("bias", 8))
 
 
+def _doubled(b: GraphBuilder, h: fx.Node) -> fx.Node:
+    product = b.linear(h, "o", 8)
+    return b.call(aten.add.Tensor, product, product)
+
+
+def _weighted(b: GraphBuilder, h: fx.Node) -> fx.Node:
+    return b.call(aten.add.Tensor, h, b.linear(h, "o", 8), alpha=2)
+
+
+@pytest.mark.parametrize("build", [_doubled, _weighted])
+def test_a_sum_that_is_no_residual_is_no_candidate(build: Build) -> None:
+    graph, source = _built(build)
+    assert refusals(graph, source, (fuse_linear_residual,)) == ""
+
+
 @pytest.mark.parametrize(
     ("build", "reason"),
     [
