@@ -12,18 +12,17 @@ from torch import SymInt, fx
 from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
-import llmc
 from llmc.errors import CaptureError
 from llmc.graph.learned_positions import position_limit
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
-from llmc.graph.trace import make_functional, trace
+from llmc.graph.trace import explained, trace
 from llmc.graph.weights import Constant, Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
 
 # Frames of these packages in a node's stack trace say nothing about the model.
-_NOT_THE_MODEL = tuple(f'File "{Path(file).parent}/' for file in (torch.__file__, llmc.__file__))
+_NOT_THE_MODEL = (f'File "{Path(torch.__file__).parent}/', f'File "{Path(__file__).parent.parent}/')
 
 
 def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
@@ -38,7 +37,11 @@ def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[Mo
             fix="export the module in that dtype, or leave dtype=auto",
         )
     one_row = ids.meta["val"].shape[0] == 1 and not isinstance(ids.meta["val"].shape[0], SymInt)
-    functional = make_functional(program) if one_row else trace(program.module(), with_positions=False)
+    if one_row:
+        with explained():
+            functional = program.run_decompositions({})
+    else:
+        functional = trace(program.module(), with_positions=False)
     first: dict[tuple[int, tuple[int, ...]], str] = {}
     recipes: dict[str, Recipe] = {}
     for name in program.graph_signature.parameters:

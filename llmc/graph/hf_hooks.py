@@ -2,6 +2,7 @@
 
 The attention hook emits one llmc::attention, which is causal by itself; the mask hook returns no mask, so that no mask
 arithmetic remains in the graph. Both refuse what the op does not say, since dropping it would change the results.
+llmc.ops must have been imported.
 """
 
 from __future__ import annotations
@@ -13,7 +14,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import llmc.ops  # noqa: F401  (registers the op that the hook calls)
 from llmc.errors import CaptureError
 
 IMPLEMENTATION = "llmc"

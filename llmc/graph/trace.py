@@ -12,6 +12,7 @@ from torch import nn
 from torch.export import Dim, ExportedProgram, export
 
 from llmc.errors import LlmcError
+from llmc.graph.functionalize import functionalize
 from llmc.graph.trace_errors import explain
 
 # The length of the example: not 1, which export would take for a constant, and unlike any usual model dimension.
@@ -28,24 +29,14 @@ def trace(module: nn.Module, *, with_positions: bool) -> ExportedProgram:
     # One name ties both lengths together; alone, the range of T may be narrowed by the model's own checks.
     dynamic = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
     example = (ids, positions) if with_positions else (ids,)
-    with _explained():
+    with explained():
         program = export(module, example, dynamic_shapes=dynamic, strict=False)
-        return _functional(program)
-
-
-def make_functional(program: ExportedProgram) -> ExportedProgram:
-    """An exported program without in-place ops; linear, attention, softmax and einsum are kept whole."""
-    with _explained():
-        return _functional(program)
-
-
-def _functional(program: ExportedProgram) -> ExportedProgram:
-    functional: ExportedProgram = program.run_decompositions({})
-    return functional
+        return functionalize(program)
 
 
 @contextmanager
-def _explained() -> Iterator[None]:
+def explained() -> Iterator[None]:
+    """Run torch.export quietly and without gradients, and raise what it raises as a CaptureError."""
     try:
         with torch.no_grad(), _quiet():
             yield

@@ -1,0 +1,98 @@
+"""Functionalization without replaying the graph: the same ops as run_decompositions, and the same values."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch._ops import OpOverload
+from torch.export import Dim, ExportedProgram, export
+
+from llmc.graph.capture import capture
+from llmc.graph.functionalize import functionalize
+from llmc.options import BuildOptions
+from tests.tiny_models import tiny_model
+
+aten = torch.ops.aten
+
+
+class Steps(nn.Module):
+    """x: [1, T, 8] through one function."""
+
+    def __init__(self, step: Callable[[Tensor], Tensor]) -> None:
+        super().__init__()
+        self.step = step
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x: [1, T, 8]."""
+        return self.step(x) * 2
+
+
+def exported(step: Callable[[Tensor], Tensor]) -> ExportedProgram:
+    """The training form that export gives, which functionalize takes over."""
+    return export(Steps(step).eval(), (torch.zeros(1, 7, 8),), dynamic_shapes=({1: Dim.DYNAMIC},), strict=False)
+
+
+def ops(program: ExportedProgram) -> set[str]:
+    """The tensor ops of a program, less the final product and what checks or measures sizes."""
+    called = {str(node.target) for node in program.graph.nodes if isinstance(node.target, OpOverload)}
+    return called - {"aten.mul.Tensor", "aten.sym_size.int", "aten._assert_tensor_metadata.default"}
+
+
+def swap_halves(x: Tensor) -> Tensor:
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((b, a), -1)
+
+
+def add_in_place(x: Tensor) -> Tensor:
+    y = x.exp()
+    y += x
+    return y
+
+
+DROPOUT = nn.Dropout(0.5).eval()
+
+CASES: list[tuple[Callable[[Tensor], Tensor], set[str]]] = [
+    (lambda x: x.float(), set()),
+    (lambda x: x.to(torch.bfloat16), {"aten._to_copy.default"}),
+    (lambda x: x.contiguous(), set()),
+    (lambda x: x.transpose(1, 2).contiguous(), {"aten.transpose.int", "aten.clone.default"}),
+    (lambda x: x.reshape(1, -1, 2, 4), {"aten.view.default"}),
+    (lambda x: x[..., :4].reshape(1, -1, 2, 2), {"aten.slice.Tensor", "aten.view.default"}),
+    (lambda x: x.transpose(1, 2).reshape(-1), {"aten.transpose.int", "aten.clone.default", "aten.view.default"}),
+    (swap_halves, {"aten.split.Tensor", "aten.cat.default"}),
+    (lambda x: DROPOUT(x), set()),
+    (lambda x: x.flatten(1), {"aten.view.default"}),
+    (add_in_place, {"aten.exp.default", "aten.add.Tensor"}),
+]
+
+
+@pytest.mark.parametrize("case", range(len(CASES)))
+def test_plain_ops_and_the_same_values(case: int) -> None:
+    step, expected = CASES[case]
+    program = functionalize(exported(step))
+    assert ops(program) == expected
+    for tokens in (1, 5):
+        x = torch.randn(1, tokens, 8, generator=torch.Generator().manual_seed(tokens))
+        assert torch.equal(program.module(check_guards=False)(x), Steps(step).eval()(x))
+
+
+def test_the_shipped_rules_give_what_a_replay_gives() -> None:
+    captured = Counter(str(n.target) for n in capture(tiny_model("qwen3"), BuildOptions()).graph.graph.nodes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("llmc.graph.trace.functionalize", lambda program: program.run_decompositions({}))
+        replayed = Counter(str(n.target) for n in capture(tiny_model("qwen3"), BuildOptions()).graph.graph.nodes)
+    assert captured == replayed
+
+
+def test_new_nodes_keep_value_and_origin() -> None:
+    program = functionalize(exported(lambda x: x.transpose(1, 2).reshape(-1)))
+    (view,) = program.graph.find_nodes(op="call_function", target=aten.view.default)
+    (clone,) = program.graph.find_nodes(op="call_function", target=aten.clone.default)
+    assert clone.meta["val"].is_contiguous()
+    assert clone.meta["val"].shape[1] == 8
+    assert view.meta["val"].dim() == 1
+    assert "in forward" in view.meta["stack_trace"]
