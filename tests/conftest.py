@@ -8,6 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
+import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
+
 GOLDEN = Path(__file__).parent / "golden"
 
 

@@ -30,6 +30,7 @@ ALLOWED: dict[str, set[str]] = {
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["__init__"] = {*ALLOWED}
+ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = {*ALLOWED, "__init__"}
 
 

@@ -12,7 +12,7 @@ DEFAULT_MODEL_LEN = 4096
 
 
 def engine_limits(info: ModelInfo, options: BuildOptions) -> Limits:
-    """What the engine's static buffers are made for. Raises OptionError for sequences longer than the model's positions."""
+    """What the static buffers are made for. Raises OptionError for sequences longer than the model's positions."""
     longest = info.max_positions if options.max_model_len is None else options.max_model_len
     if longest is None:
         longest = DEFAULT_MODEL_LEN

@@ -104,7 +104,7 @@ def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
 
 
 def windows(tokens: Sequence[int], length: int, limit: int | None = None) -> list[list[int]]:
-    """Cut a token stream into consecutive windows of `length` (the last may be shorter, at least 2), at most `limit`."""
+    """Consecutive windows of `length` tokens, at most `limit`; the last may be shorter, but has at least two."""
     pieces = [list(tokens[start : start + length]) for start in range(0, len(tokens), length)]
     pieces = [piece for piece in pieces if len(piece) >= 2]
     return pieces if limit is None else pieces[:limit]

@@ -30,7 +30,7 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer; its two placeholders are `{name}.k` and `{name}.v` as node meta["cache"]."""
+    """The paged KV cache of one attention layer."""
 
     layer: int
     kv_heads: int

@@ -21,7 +21,9 @@ def attend(
     softcap: float | None,
     sinks: Tensor | None,
 ) -> Tensor:
-    """Causal attention in fp32 of q: [queries, heads, head_dim] at positions first_position… over k, v: [keys, kv_heads, head_dim].
+    """Causal attention in fp32 of queries at positions first_position…, over keys from position 0.
+
+    q: [queries, heads, head_dim]; k, v: [keys, kv_heads, head_dim].
 
     Query head h reads KV head h // (heads / kv_heads). window: a query sees the last `window` positions, itself
     included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads], one extra logit a head that

@@ -12,7 +12,10 @@ from llmc.ops.registry import op
 
 
 def write_slots(values: Tensor, cache: Tensor, slot_mapping: Tensor) -> None:
-    """cache[slot // block_size, :, slot % block_size] = values[t], cast to the cache's dtype. values: [tokens, kv_heads, head_dim]."""
+    """cache[slot // block_size, :, slot % block_size] = values[t], cast to the cache's dtype.
+
+    values: [tokens, kv_heads, head_dim].
+    """
     slots = slot_mapping.long()
     block_size = cache.shape[2]
     cache[slots // block_size, :, slots % block_size] = values.to(cache.dtype)

@@ -58,7 +58,7 @@ def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: 
     fake=_fake_add_rms_norm,
 )
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """(rms_norm(s), s) with s = x + residual rounded to x's dtype, so that the norm sees what the next layer adds to."""
+    """(rms_norm(s), s) with s = x + residual in x's dtype: the norm sees what the next layer adds to."""
     total = (x.float() + residual.float()).to(x.dtype)
     return _normalized_rms(total.float(), weight, eps).to(x.dtype), total
 
