@@ -98,7 +98,8 @@ def layer_tensors(config: dict[str, Any], layer: int, generator: torch.Generator
 def matrix(rows: int, columns: int, generator: torch.Generator) -> torch.Tensor:
     """Uniform values of the size that keeps activations near one."""
     values = torch.rand(rows, columns, generator=generator, dtype=torch.float32)
-    return ((values - 0.5) * (12 / columns) ** 0.5).to(torch.bfloat16)
+    scale: float = (12 / columns) ** 0.5
+    return ((values - 0.5) * scale).to(torch.bfloat16)
 
 
 def main() -> None:

@@ -32,7 +32,7 @@ class TensorSource:
 
 
 class GraphBuilder:
-    """Appends nodes whose fake values are computed on the way; `finish` makes the ModelGraph. Weights come before ops."""
+    """Appends nodes whose fake values are computed on the way; `finish` makes the ModelGraph. Weights go first."""
 
     def __init__(self, *, dtype: torch.dtype = torch.float32, vocab_size: int = 17, seed: int = 0) -> None:
         self.graph = fx.Graph()

@@ -16,7 +16,7 @@ class HfEager:
         torch.set_num_threads(threads)
         self._model = AutoModelForCausalLM.from_pretrained(
             model, dtype=getattr(torch, dtype), attn_implementation="sdpa"
-        ).eval()
+        ).train(False)
         self._generator = torch.Generator().manual_seed(0)
 
     @torch.inference_mode()

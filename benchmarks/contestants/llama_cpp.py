@@ -51,7 +51,8 @@ class LlamaCpp:
         parameters.n_seq_max = sequences
         parameters.n_threads = self._threads
         parameters.n_threads_batch = self._threads
-        return llama_cpp.llama_init_from_model(self._model, parameters)
+        context: ctypes.c_void_p = llama_cpp.llama_init_from_model(self._model, parameters)
+        return context
 
     def _decode(self, context: ctypes.c_void_p, entries: list[tuple[int, int, int]], *, last_only: bool) -> None:
         batch = llama_cpp.llama_batch_init(len(entries), 0, 1)
