@@ -44,17 +44,33 @@ class PagedBatch:
 
     def run(self, target: str, threads: int = 2) -> Tensor:
         """The kernel's result, from rows that are wider than they need be."""
-        tokens, heads, head_dim = self.q.shape
-        _, kv_heads, block_size, value_dim = self.v_cache.shape
+        tokens, heads, _ = self.q.shape
+        value_dim = self.v_cache.shape[3]
         wide = torch.full((tokens, heads * value_dim + 3), 7.0).to(self.q.dtype)
-        arguments = PagedAttention(
-            tokens=tokens,
+        call(target, "paged_attention", self.dtypes, self.arguments(wide), threads, self.scratch(target))
+        assert bool((wide[:, heads * value_dim :] == 7.0).all())
+        y: Tensor = wide[:, : heads * value_dim].unflatten(1, (heads, value_dim))
+        return y
+
+    @property
+    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
+        """Of activations and caches: they name the kernel."""
+        return self.q.dtype, self.k_cache.dtype
+
+    def scratch(self, target: str) -> int:
+        """Bytes that each thread needs."""
+        return scratch_bytes(target, self.q.shape[1], self.k_cache.shape[1], self.q.shape[2], self.v_cache.shape[3])
+
+    def arguments(self, y: Tensor) -> PagedAttention:
+        """The kernel's arguments, to write rows y: [tokens, heads·value_dim or more]."""
+        return PagedAttention(
+            tokens=self.q.shape[0],
             requests=len(self.context_lens),
-            heads=heads,
-            kv_heads=kv_heads,
-            head_dim=head_dim,
-            value_dim=value_dim,
-            block_size=block_size,
+            heads=self.q.shape[1],
+            kv_heads=self.k_cache.shape[1],
+            head_dim=self.q.shape[2],
+            value_dim=self.v_cache.shape[3],
+            block_size=self.k_cache.shape[2],
             q=rows(self.q),
             k_cache=pointer(self.k_cache),
             v_cache=pointer(self.v_cache),
@@ -66,12 +82,8 @@ class PagedBatch:
             window=self.window or 0,
             softcap=self.softcap or 0.0,
             sinks=pointer(self.sinks),
-            y=rows(wide),
+            y=rows(y),
         )
-        scratch = scratch_bytes(target, heads, kv_heads, head_dim, value_dim)
-        call(target, "paged_attention", [self.q.dtype, self.k_cache.dtype], arguments, threads, scratch)
-        assert (wide[:, heads * value_dim :] == 7.0).all()
-        return wide[:, : heads * value_dim].unflatten(1, (heads, value_dim))
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:
         """Tokens [first, last) of one request, as a batch of their own that comes when no later token is there."""

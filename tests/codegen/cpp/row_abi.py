@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -157,9 +158,14 @@ def call(
     scratch: int = 64,
 ) -> None:
     """Run llmc_{kernel}_{suffixes of dtypes} with a pool of its own."""
-    name = "_".join(["llmc", kernel, *(SUFFIX[dtype] for dtype in dtypes)])
-    with _pool(target, threads, scratch) as pool:
-        getattr(library(target), name)(pool, ctypes.byref(arguments))
+    with thread_pool(target, threads, scratch) as pool:
+        function(target, kernel, dtypes)(pool, ctypes.byref(arguments))
+
+
+def function(target: str, kernel: str, dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
+    """llmc_{kernel}_{suffixes of dtypes}(pool, struct)."""
+    loaded: Callable[..., Any] = getattr(library(target), "_".join(["llmc", kernel, *(SUFFIX[d] for d in dtypes)]))
+    return loaded
 
 
 def scratch_bytes(target: str, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
@@ -180,7 +186,8 @@ def library(target: str) -> ctypes.CDLL:
 
 
 @contextmanager
-def _pool(target: str, threads: int, scratch: int) -> Iterator[ctypes.c_void_p]:
+def thread_pool(target: str, threads: int, scratch: int) -> Iterator[ctypes.c_void_p]:
+    """A pool as kernels take it; scratch: bytes for each thread."""
     pool = _POINTER(library(target).llmc_pool_create(threads, scratch))
     assert pool
     try:

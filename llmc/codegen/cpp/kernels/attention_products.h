@@ -69,25 +69,62 @@ inline void pack_query(const T* q, int64_t channels, float* packed) {
   });
 }
 
-// packed[step][key] of the keys that the pointers name.
+// Starts to fetch the line at a pointer when a walk in vectors of T comes to a new one.
+template <class T>
+inline void prefetch_at(const T* from, int64_t channel) {
+  constexpr int64_t kLine = 64 / sizeof(T);
+  if (channel % kLine == 0) __builtin_prefetch(from + channel);
+}
+
+// Rows of the cache, one for each key of a tile: they lie block by block, and for one head after the other.
+template <class T>
+struct CachedRows {
+  const T* const* first_head;
+  int64_t offset;  // of the head that is meant, from the first
+  const T* row(int64_t key) const { return first_head[key] + offset; }
+};
+
+// packed[step][key]. Fetches `next` meanwhile.
 template <class Steps, class T>
-inline void pack_keys(const T* const (&keys)[kAttentionKeys], int64_t channels, float* packed) {
-  for (int first = 0; first < kAttentionKeys; first += kLanes) {
+inline void pack_keys(CachedRows<T> keys, CachedRows<T> next, int64_t channels, float* packed) {
+  for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
       Vec square[kLanes];
-      for (int i = 0; i < kLanes; i++) square[i] = Steps::load_steps(keys[first + i] + channel, lanes);
+      for (int i = 0; i < kLanes; i++) {
+        square[i] = Steps::load_steps(keys.row(key + i) + channel, lanes);
+        prefetch_at(next.row(key + i), channel);
+      }
       transpose(square);
       const int64_t step = channel / Steps::kChannels;
       const int64_t left = steps_of<Steps>(channels) - step;
-      for (int i = 0; i < kLanes && i < left; i++) store(packed + (step + i) * kAttentionKeys + first, square[i]);
+      for (int i = 0; i < kLanes && i < left; i++) store(packed + (step + i) * kAttentionKeys + key, square[i]);
     });
   }
 }
 
-// packed[channel], padded with zeros to whole vectors.
+// Values of a tile where they lie in the cache, and those to fetch meanwhile.
 template <class T>
-inline void pack_value(const T* value, int64_t channels, float* packed) {
-  for_vectors(channels, [&](int64_t c, auto lanes) { store(packed + c, load(value + c, lanes)); });
+struct CachedValues {
+  CachedRows<T> now, next;
+  const T* row(int64_t key) const { return now.row(key); }
+  void prefetch(int64_t key, int64_t channel) const { prefetch_at(next.row(key), channel); }
+};
+
+// The same in fp32, in rows padded with zeros to whole vectors: worth its cost when many queries share them.
+struct PackedValues {
+  const float* data;
+  int64_t stride;
+  const float* row(int64_t key) const { return data + key * stride; }
+  void prefetch(int64_t, int64_t) const {}
+};
+
+template <class T>
+inline void pack_values(const CachedValues<T>& values, int64_t channels, int64_t stride, float* packed) {
+  for (int64_t key = 0; key < kAttentionKeys; key++)
+    for_vectors(channels, [&](int64_t c, auto lanes) {
+      store(packed + key * stride + c, load(values.row(key) + c, lanes));
+      values.prefetch(key, c);
+    });
 }
 
 // Calls body(row, integral_constant<number of rows>) for blocks of four rows and the rest.
@@ -122,33 +159,36 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
 }
 
 // sums[row] = sums[row]·decay[row] + probabilities[row][key] · values[key], over keys first to last, for VECTORS
-// vectors of channels.
-template <int ROWS, int VECTORS>
-inline void value_block(const float* probabilities, int64_t first, int64_t last, const float* values, int64_t stride,
-                        const float* decay, float* to) {
+// vectors from `channel` on; rows of sums are `stride` apart.
+template <int ROWS, int VECTORS, class Values>
+inline void value_block(const float* probabilities, int64_t first, int64_t last, const Values& values, int64_t channel,
+                        const float* decay, float* to, int64_t stride) {
   Vec sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to + r * stride + v * kLanes) * decay[r];
+    for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to + r * stride + channel + v * kLanes) * decay[r];
   for (int64_t key = first; key < last; key++) {
     Vec x[VECTORS];
-    for (int v = 0; v < VECTORS; v++) x[v] = load(values + key * stride + v * kLanes);
+    for (int v = 0; v < VECTORS; v++) {
+      x[v] = load(values.row(key) + channel + v * kLanes);
+      values.prefetch(key, channel + v * kLanes);
+    }
     for (int r = 0; r < ROWS; r++) {
       const Vec p = broadcast(probabilities[r * kAttentionKeys + key]);
       for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(p, x[v], sums[r][v]);
     }
   }
   for (int r = 0; r < ROWS; r++)
-    for (int v = 0; v < VECTORS; v++) store(to + r * stride + v * kLanes, sums[r][v]);
+    for (int v = 0; v < VECTORS; v++) store(to + r * stride + channel + v * kLanes, sums[r][v]);
 }
 
 // The same for all `stride` channels, a multiple of kLanes.
-template <int ROWS>
-inline void add_values(const float* probabilities, int64_t first, int64_t last, const float* values, int64_t stride,
-                       const float* decay, float* to) {
+template <int ROWS, class Values>
+inline void add_values(const float* probabilities, int64_t first, int64_t last, const Values& values,
+                       const float* decay, float* to, int64_t stride) {
   int64_t c = 0;
   for (; c + kBlockVectors * kLanes <= stride; c += kBlockVectors * kLanes)
-    value_block<ROWS, kBlockVectors>(probabilities, first, last, values + c, stride, decay, to + c);
-  for (; c < stride; c += kLanes) value_block<ROWS, 1>(probabilities, first, last, values + c, stride, decay, to + c);
+    value_block<ROWS, kBlockVectors>(probabilities, first, last, values, c, decay, to, stride);
+  for (; c < stride; c += kLanes) value_block<ROWS, 1>(probabilities, first, last, values, c, decay, to, stride);
 }
 
 }  // namespace llmc

@@ -1,6 +1,7 @@
-// Attention of a tile of query rows over one KV head of one request: flash attention over a paged cache.
+// Attention of a tile of query rows of one request: flash attention over a paged cache.
 //
-// A row is one query head at one token; the rows of a tile, all that read the same keys, share one pass over them.
+// A row is one query head at one token. Rows that read the same KV head share one pass over it; a tile of few tokens
+// takes in several KV heads, so that what it reads of a block lies together.
 // Keys come in tiles of kAttentionKeys and these in ranges of kAttentionRange, both cut at fixed positions of the
 // request: what a row computes does not depend on where a prefill was cut or on which thread takes which range.
 // Source: Dao 2023, "FlashAttention-2"; Kwon et al. 2023, "PagedAttention".
@@ -18,9 +19,8 @@ inline int64_t padded_to_lanes(int64_t channels) { return (channels + kLanes - 1
 
 struct RowTile {
   int64_t request;
-  int64_t kv_head;
-  int64_t first_row;  // of the request's tokens × query heads of the KV head
-  int64_t rows;       // <= kAttentionRows
+  int64_t kv_head, kv_heads;  // the first, and how many
+  int64_t first_row, rows;    // of the request's tokens × query heads of one KV head; kv_heads · rows <= kAttentionRows
 };
 
 struct Keys {
@@ -62,13 +62,13 @@ class TileAttention {
         first_position_(a_.context_lens[tile.request] - (a_.query_starts[tile.request + 1] - first_token_)),
         q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {}
 
-  int64_t rows() const { return tile_.rows; }
+  int64_t rows() const { return tile_.kv_heads * tile_.rows; }
 
   // The keys that any row of the tile sees.
   Keys keys() const { return {visible(0).first, visible(tile_.rows - 1).last}; }
 
   void pack_queries() const {
-    for (int64_t row = 0; row < tile_.rows; row++) {
+    for (int64_t row = 0; row < rows(); row++) {
       const Q* q = row_of<const Q>(a_.q, token(row)) + head(row) * a_.head_dim;
       pack_query<Steps>(q, a_.head_dim, memory_.q + row * q_stride_);
     }
@@ -76,16 +76,26 @@ class TileAttention {
 
   // to = the tile's rows over the keys of one range.
   void attend_range(int64_t range, const SoftmaxPart& to) const {
-    to.clear(tile_.rows);
+    to.clear(rows());
     const Keys seen = keys();
-    const int64_t first = std::max(seen.first, range * kAttentionRange);
-    const int64_t last = std::min(seen.last, (range + 1) * kAttentionRange);
-    for (int64_t base = first / kAttentionKeys * kAttentionKeys; base < last; base += kAttentionKeys)
-      attend_keys(base, {std::max(first, base), std::min(last, base + kAttentionKeys)}, to);
+    const Keys in_range{std::max(seen.first, range * kAttentionRange),
+                        std::min(seen.last, (range + 1) * kAttentionRange)};
+    CachedKeys tiles[2];
+    int64_t base = in_range.first / kAttentionKeys * kAttentionKeys;
+    find(base, in_range, tiles[0]);
+    for (int now = 0; base < in_range.last; base += kAttentionKeys, now = 1 - now) {
+      const bool more = base + kAttentionKeys < in_range.last;
+      if (more) find(base + kAttentionKeys, in_range, tiles[1 - now]);
+      for (int64_t head = 0; head < tile_.kv_heads; head++) {
+        const bool last_head = head + 1 == tile_.kv_heads;
+        const CachedKeys& next = last_head && more ? tiles[1 - now] : tiles[now];
+        attend_keys(base, within(in_range, base), head, tiles[now], next, last_head ? 0 : head + 1, to);
+      }
+    }
   }
 
   void write(const SoftmaxPart& total) const {
-    for (int64_t row = 0; row < tile_.rows; row++) {
+    for (int64_t row = 0; row < rows(); row++) {
       const float* sink = a_.sinks == nullptr ? nullptr : a_.sinks + head(row);
       const float factor = softmax_factor(total.maximum[row], total.sum[row], sink);
       const float* values = total.values + row * total.stride;
@@ -97,26 +107,76 @@ class TileAttention {
  private:
   using Steps = StepsOf<Q, K>;
 
-  int64_t token_of_request(int64_t row) const { return (tile_.first_row + row) / group_; }
+  // Rows of one KV head follow each other.
+  int64_t row_of_request(int64_t row) const { return tile_.first_row + row % tile_.rows; }
+  int64_t token_of_request(int64_t row) const { return row_of_request(row) / group_; }
   int64_t token(int64_t row) const { return first_token_ + token_of_request(row); }
-  int64_t head(int64_t row) const { return tile_.kv_head * group_ + (tile_.first_row + row) % group_; }
+  int64_t head(int64_t row) const {
+    return (tile_.kv_head + row / tile_.rows) * group_ + row_of_request(row) % group_;
+  }
 
   Keys visible(int64_t row) const {
     const int64_t last = first_position_ + token_of_request(row) + 1;
     return {a_.window == 0 ? 0 : std::max<int64_t>(0, last - a_.window), last};
   }
 
-  // Row of the cache, counted over blocks and heads, that holds a position.
-  int64_t cache_row(int64_t position) const {
-    const int64_t block = a_.block_tables[tile_.request * a_.max_blocks + position / a_.block_size];
-    return (block * a_.kv_heads + tile_.kv_head) * a_.block_size + position % a_.block_size;
+  static Keys within(Keys keys, int64_t base) {
+    return {std::max(keys.first, base), std::min(keys.last, base + kAttentionKeys)};
   }
 
-  // One tile of keys, from position `base` on, of which only `seen` is read.
-  void attend_keys(int64_t base, Keys seen, const SoftmaxPart& to) const {
-    pack(base, seen);
-    for_row_blocks(tile_.rows, [&](int64_t row, auto rows) {
+  // Where a tile of keys lies, for the first head.
+  struct CachedKeys {
+    const K* keys[kAttentionKeys];
+    const K* values[kAttentionKeys];
+  };
+
+  // Keys outside of `seen` are masked later: any that may be read does in their place.
+  void find(int64_t base, Keys seen, CachedKeys& tile) const {
+    const auto [first, last] = within(seen, base);
+    const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
+    for (int64_t position = first; position < last;) {
+      const int64_t in_block = position % a_.block_size;
+      const int64_t row =
+          (blocks[position / a_.block_size] * a_.kv_heads + tile_.kv_head) * a_.block_size + in_block;
+      const int64_t end = std::min(last, position - in_block + a_.block_size);
+      const K* key = static_cast<const K*>(a_.k_cache) + row * a_.head_dim;
+      const K* value = static_cast<const K*>(a_.v_cache) + row * a_.value_dim;
+      for (; position < end; position++, key += a_.head_dim, value += a_.value_dim) {
+        tile.keys[position - base] = key;
+        tile.values[position - base] = value;
+      }
+    }
+    const auto fill = [&](int64_t from, int64_t to) {
+      std::fill(tile.keys + from, tile.keys + to, tile.keys[first - base]);
+      std::fill(tile.values + from, tile.values + to, tile.values[first - base]);
+    };
+    fill(0, first - base);
+    fill(last - base, kAttentionKeys);
+  }
+
+  // One tile of keys of one head, from position `base` on, of which some row sees `seen`. What comes next is fetched
+  // meanwhile: blocks lie anywhere, so the processor does not see it coming.
+  void attend_keys(int64_t base, Keys seen, int64_t head, const CachedKeys& now, const CachedKeys& next,
+                   int64_t next_head, const SoftmaxPart& to) const {
+    const int64_t keys_of_head = a_.block_size * a_.head_dim, values_of_head = a_.block_size * a_.value_dim;
+    pack_keys<Steps>(CachedRows<K>{now.keys, head * keys_of_head}, CachedRows<K>{next.keys, next_head * keys_of_head},
+                     a_.head_dim, memory_.keys);
+    const CachedValues<K> values{{now.values, head * values_of_head}, {next.values, next_head * values_of_head}};
+    constexpr int64_t kFewRows = 8;
+    if (tile_.rows <= kFewRows && a_.value_dim % kLanes == 0) {
+      add_tile(base, seen, head * tile_.rows, values, to);
+    } else {
+      pack_values(values, a_.value_dim, to.stride, memory_.values);
+      add_tile(base, seen, head * tile_.rows, PackedValues{memory_.values, to.stride}, to);
+    }
+  }
+
+  // The head's rows, from `first_row` on, over the packed keys.
+  template <class Values>
+  void add_tile(int64_t base, Keys seen, int64_t first_row, const Values& values, const SoftmaxPart& to) const {
+    for_row_blocks(tile_.rows, [&](int64_t row_of_head, auto rows) {
       constexpr int ROWS = decltype(rows)::value;
+      const int64_t row = first_row + row_of_head;
       const int64_t first = std::max(visible(row).first, seen.first) - base;
       const int64_t last = std::min(visible(row + ROWS - 1).last, seen.last) - base;
       if (first >= last) return;
@@ -128,22 +188,8 @@ class TileAttention {
       for (int r = 0; r < ROWS; r++)
         decay[r] = add_scores({a_.scale, a_.softcap}, visible(row + r).first - base, visible(row + r).last - base,
                               scores + r * kAttentionKeys, to.maximum[row + r], to.sum[row + r]);
-      add_values<ROWS>(scores, first, last, memory_.values, to.stride, decay, to.values + row * to.stride);
+      add_values<ROWS>(scores, first, last, values, decay, to.values + row * to.stride, to.stride);
     });
-  }
-
-  void pack(int64_t base, Keys seen) const {
-    const K* keys[kAttentionKeys];
-    for (int64_t position = seen.first; position < seen.last; position++) {
-      const int64_t row = cache_row(position);
-      keys[position - base] = static_cast<const K*>(a_.k_cache) + row * a_.head_dim;
-      pack_value(static_cast<const K*>(a_.v_cache) + row * a_.value_dim, a_.value_dim,
-                 memory_.values + (position - base) * memory_.total.stride);
-    }
-    // Keys that no row sees are masked: any that may be read do in their place.
-    for (int64_t key = 0; key < seen.first - base; key++) keys[key] = keys[seen.first - base];
-    for (int64_t key = seen.last - base; key < kAttentionKeys; key++) keys[key] = keys[seen.first - base];
-    pack_keys<Steps>(keys, a_.head_dim, memory_.keys);
   }
 
   const LlmcPagedAttention& a_;

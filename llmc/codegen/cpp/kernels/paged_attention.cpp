@@ -1,8 +1,8 @@
 // llmc::paged_attention: shares a ragged batch among the threads, tile by tile.
 //
-// An item is a tile of rows of one KV head. Where one item would outlast the others (a long context in a small batch),
-// its ranges of keys become items of their own: their results are kept side by side in the threads' scratch and joined
-// in order afterwards, as one thread would have joined them.
+// An item is a tile of rows. Where one item would outlast the others (a long context in a small batch), its ranges of
+// keys become items of their own: their results are kept side by side in the threads' scratch and joined in order
+// afterwards, as one thread would have joined them.
 #include "attention_tile.h"
 
 namespace {
@@ -25,21 +25,36 @@ int64_t ranges_of(const Keys& keys) {
 // How the batch is cut. Pure data: every thread derives the same items from it.
 struct Plan {
   const LlmcPagedAttention& a;
-  int64_t split_keys;  // a request of one tile that sees more keys is split
-  int64_t part_rows;   // of the largest split request
+  int64_t max_heads;   // KV heads in a tile
+  int64_t split_keys;  // a request whose tiles see more keys than that is split
+  int64_t part_rows;   // of the largest split tile
   int64_t parts_per_thread;
 
+  // Rows of one KV head, cut into tiles along the tokens; where they all fit, a tile takes in several heads.
   int64_t rows(int64_t r) const { return (a.query_starts[r + 1] - a.query_starts[r]) * (a.heads / a.kv_heads); }
-  int64_t tiles(int64_t r) const { return (rows(r) + kAttentionRows - 1) / kAttentionRows; }
+  int64_t tiles_of_head(int64_t r) const { return (rows(r) + kAttentionRows - 1) / kAttentionRows; }
+  int64_t heads(int64_t r) const {
+    return std::clamp<int64_t>(kAttentionRows / std::max<int64_t>(1, rows(r)), 1, max_heads);
+  }
+  int64_t spans(int64_t r) const { return (a.kv_heads + heads(r) - 1) / heads(r); }
+  int64_t tiles(int64_t r) const { return spans(r) * tiles_of_head(r); }
   Keys keys(int64_t r) const {
     const int64_t last = a.context_lens[r];
     const int64_t first = last - (a.query_starts[r + 1] - a.query_starts[r]) + 1 - a.window;
     return {a.window == 0 ? 0 : std::max<int64_t>(0, first), last};
   }
-  bool split(int64_t r) const { return tiles(r) == 1 && keys(r).last - keys(r).first > split_keys; }
+  bool split(int64_t r) const { return tiles_of_head(r) == 1 && keys(r).last - keys(r).first > split_keys; }
   int64_t ranges(int64_t r) const { return ranges_of(keys(r)); }
-  int64_t items(int64_t r) const { return a.kv_heads * (split(r) ? ranges(r) : tiles(r)); }
-  int64_t parts(int64_t r) const { return split(r) ? a.kv_heads * ranges(r) : 0; }
+  int64_t items(int64_t r) const { return tiles(r) * (split(r) ? ranges(r) : 1); }
+  int64_t parts(int64_t r) const { return split(r) ? items(r) : 0; }
+
+  // Later tiles along the tokens see more keys: the longest first leave the least to wait for at the end.
+  RowTile tile(int64_t r, int64_t index) const {
+    const int64_t kv_head = index / tiles_of_head(r) * heads(r);
+    const int64_t first_row = (tiles_of_head(r) - 1 - index % tiles_of_head(r)) * kAttentionRows;
+    return {r, kv_head, std::min(heads(r), a.kv_heads - kv_head), first_row,
+            std::min(kAttentionRows, rows(r) - first_row)};
+  }
 
   SoftmaxPart part(LlmcPool* pool, int64_t index) const;
 };
@@ -72,14 +87,15 @@ SoftmaxPart Plan::part(LlmcPool* pool, int64_t index) const {
 
 Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
   constexpr int64_t kNever = INT64_MAX;
-  Plan plan{a, kNever, 0, 0};
+  const int64_t items = kItemsPerThread * pool->threads();
+  Plan plan{a, std::max<int64_t>(1, a.requests * a.kv_heads / items), kNever, 0, 0};
   int64_t work = 0;
   for (int64_t r = 0; r < a.requests; r++) work += plan.tiles(r) * (plan.keys(r).last - plan.keys(r).first);
-  plan.split_keys = std::max(kAttentionRange, work * a.kv_heads / (kItemsPerThread * pool->threads()));
+  plan.split_keys = std::max(kAttentionRange, work / items);
   int64_t parts = 0;
   for (int64_t r = 0; r < a.requests; r++) {
     parts += plan.parts(r);
-    if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.rows(r));
+    if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.heads(r) * plan.rows(r));
   }
   if (parts > 0) {
     plan.parts_per_thread = kPartFloats / SoftmaxPart::floats(plan.part_rows, llmc::padded_to_lanes(a.value_dim));
@@ -133,17 +149,13 @@ void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
   for_items(pool, plan, items, [&](const Cursor& cursor, int64_t item, const TileMemory& memory) {
     const int64_t r = cursor.request;
     if (plan.split(r)) {
-      const int64_t ranges = plan.ranges(r);
-      const Tile tile(a, RowTile{r, item / ranges, 0, plan.rows(r)}, memory);
+      const Tile tile(a, plan.tile(r, item / plan.ranges(r)), memory);
       tile.pack_queries();
-      tile.attend_range(tile.keys().first / kAttentionRange + item % ranges,
+      tile.attend_range(tile.keys().first / kAttentionRange + item % plan.ranges(r),
                         plan.part(pool, cursor.first_part + item));
       return;
     }
-    const int64_t tiles = plan.tiles(r);
-    // Later tiles see more keys: the longest items first leave the least to wait for at the end.
-    const int64_t first_row = (tiles - 1 - item % tiles) * kAttentionRows;
-    const Tile tile(a, RowTile{r, item / tiles, first_row, std::min(kAttentionRows, plan.rows(r) - first_row)}, memory);
+    const Tile tile(a, plan.tile(r, item), memory);
     tile.pack_queries();
     const int64_t first_range = tile.keys().first / kAttentionRange;
     tile.attend_range(first_range, memory.total);
@@ -155,13 +167,13 @@ void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
   });
   if (parts == 0) return;
 
-  const auto joins = [&](int64_t r) { return plan.split(r) ? a.kv_heads : 0; };
-  for_items(pool, plan, joins, [&](const Cursor& cursor, int64_t kv_head, const TileMemory& memory) {
-    const int64_t r = cursor.request;
-    const Tile tile(a, RowTile{r, kv_head, 0, plan.rows(r)}, memory);
-    const int64_t first_part = cursor.first_part + kv_head * plan.ranges(r);
-    const SoftmaxPart total = plan.part(pool, first_part);
-    for (int64_t i = 1; i < plan.ranges(r); i++) llmc::join(total, plan.part(pool, first_part + i), tile.rows());
+  const auto joins = [&](int64_t r) { return plan.split(r) ? plan.tiles(r) : 0; };
+  for_items(pool, plan, joins, [&](const Cursor& cursor, int64_t item, const TileMemory& memory) {
+    const int64_t ranges = plan.ranges(cursor.request);
+    const Tile tile(a, plan.tile(cursor.request, item), memory);
+    const SoftmaxPart total = plan.part(pool, cursor.first_part + item * ranges);
+    for (int64_t i = 1; i < ranges; i++)
+      llmc::join(total, plan.part(pool, cursor.first_part + item * ranges + i), tile.rows());
     tile.write(total);
   });
 }

@@ -2,7 +2,6 @@
 //
 // Source: Milakov and Gimelshein 2018, "Online normalizer calculation for softmax".
 #pragma once
-#include <cmath>
 #include <limits>
 
 #include "activation.h"
@@ -33,6 +32,8 @@ struct SoftmaxPart {
 
 // What to subtract before exp, so that -inf stays -inf: a row that has seen nothing has no greatest score.
 inline float softmax_origin(float maximum) { return maximum == kMinusInfinity ? 0.0f : maximum; }
+
+inline float greater(float a, float b) { return a > b ? a : b; }
 
 inline float exp_of(float x) { return exp(broadcast(x))[0]; }
 
@@ -67,7 +68,7 @@ inline float add_scores(const ScoreScale& scale, int64_t first, int64_t last, fl
     store(scores + i, x);
   }
   const float before = maximum;
-  maximum = std::fmax(before, maximum_of(greatest));
+  maximum = greater(before, maximum_of(greatest));
   const float origin = softmax_origin(maximum);
   Vec total = {};
   for (int i = 0; i < kAttentionKeys; i += kLanes) {
@@ -83,7 +84,7 @@ inline float add_scores(const ScoreScale& scale, int64_t first, int64_t last, fl
 // to becomes what it would be had it seen the keys of `part` too.
 inline void join(const SoftmaxPart& to, const SoftmaxPart& part, int64_t rows) {
   for (int64_t row = 0; row < rows; row++) {
-    const float maximum = std::fmax(to.maximum[row], part.maximum[row]);
+    const float maximum = greater(to.maximum[row], part.maximum[row]);
     const float origin = softmax_origin(maximum);
     const float a = exp_of(to.maximum[row] - origin), b = exp_of(part.maximum[row] - origin);
     for (int64_t c = row * to.stride; c < (row + 1) * to.stride; c += kLanes)
@@ -97,7 +98,7 @@ inline void join(const SoftmaxPart& to, const SoftmaxPart& part, int64_t rows) {
 // value, or null.
 inline float softmax_factor(float maximum, float sum, const float* sink) {
   if (sink == nullptr) return 1.0f / sum;
-  const float origin = std::fmax(maximum, *sink);
+  const float origin = greater(maximum, *sink);
   const float decay = exp_of(maximum - origin);
   return decay / (sum * decay + exp_of(*sink - origin));
 }

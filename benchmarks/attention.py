@@ -1,0 +1,175 @@
+"""Paged attention beside torch's SDPA: decode in GB/s of keys and values read, prefill in GFLOP/s.
+
+Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--json]. The shape is Llama-3.2-1B's: 32 query heads
+on 8 KV heads of 64 channels. As many layers' caches are read in turn as a model has, so that none is still in the
+processor's cache. SDPA reads contiguous keys and values, which a server does not have: it is the easier task.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from time import perf_counter
+
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from benchmarks.measure import alternate
+from llmc.targets import host_target
+from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
+from tests.codegen.cpp.row_abi import function, library, thread_pool
+
+HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 64, 16
+DECODES = ((1, 512), (1, 4096), (1, 8192), (8, 4096), (32, 1024))  # batch, context
+PREFILLS = (128, 512, 2048)
+DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table. work: bytes of keys and values of a decode, floating-point operations of a prefill."""
+
+    name: str
+    work: float
+    unit: str
+    layers: tuple[PagedBatch, ...]
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--json", action="store_true")
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    dtype = DTYPES[options.dtype]
+    results: list[dict[str, float | str]] = []
+    for case in (*(decode(*shape, dtype) for shape in DECODES), *(prefill(n, dtype) for n in PREFILLS)):
+        results.append(measure(case, options.threads))
+        if not options.json:
+            print(
+                "  ".join(
+                    f"{key} {value:.1f}" if isinstance(value, float) else value for key, value in results[-1].items()
+                ),
+                flush=True,
+            )
+    if options.json:
+        print(json.dumps({"target": host_target().name, "threads": options.threads, "cases": results}))
+
+
+def decode(batch: int, context: int, dtype: torch.dtype) -> Case:
+    """One token of each request in every layer."""
+    shared = paged_batch(
+        [(context, 1)] * batch * _layers(batch * context),
+        heads=HEADS,
+        kv_heads=KV_HEADS,
+        head_dim=HEAD_DIM,
+        dtype=dtype,
+    )
+    starts = torch.arange(batch + 1, dtype=torch.int32)
+    layers = tuple(
+        replace(
+            shared,
+            q=shared.q[i : i + batch],
+            query_starts=starts,
+            context_lens=shared.context_lens[i : i + batch],
+            block_tables=shared.block_tables[i : i + batch],
+        )
+        for i in range(0, len(shared.context_lens), batch)
+    )
+    return Case(f"decode {batch}×{context}", _cache_bytes(batch * context, dtype) * len(layers), "GB/s", layers)
+
+
+def prefill(tokens: int, dtype: torch.dtype) -> Case:
+    """One prompt, whole, in every layer. Half of the score matrix counts as work."""
+    layer = paged_batch([(tokens, tokens)], heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
+    return Case(f"prefill {tokens}", 2.0 * tokens * tokens * HEADS * HEAD_DIM * LAYERS, "GFLOP/s", (layer,) * LAYERS)
+
+
+def measure(case: Case, threads: int) -> dict[str, float | str]:
+    """Ours and SDPA in turn, with the read bandwidth in the same rounds."""
+    target = host_target().name
+    with thread_pool(target, threads, case.layers[0].scratch(target)) as pool:
+        samples = alternate({"llmc": _ours(case, target, pool), "sdpa": _sdpa(case), "probe": _probe(target, pool)})
+    ours, peer, probe = (samples[name].median for name in ("llmc", "sdpa", "probe"))
+    result: dict[str, float | str] = {
+        "case": case.name,
+        "ms": 1e3 * ours,
+        f"llmc {case.unit}": case.work / ours / 1e9,
+        "spread %": 100 * samples["llmc"].spread,
+        f"sdpa {case.unit}": case.work / peer / 1e9,
+        "ratio": peer / ours,
+    }
+    if case.unit == "GB/s":
+        result |= {
+            "probe GB/s": _PROBE_BYTES / probe / 1e9,
+            "% of probe": 100 * (case.work / ours) / (_PROBE_BYTES / probe),
+        }
+    return result
+
+
+_PROBE_BYTES = 1 << 28
+
+
+def _ours(case: Case, target: str, pool: ctypes.c_void_p) -> Callable[[], float]:
+    kernel = function(target, "paged_attention", case.layers[0].dtypes)
+    outputs = [torch.empty(layer.q.shape[0], HEADS * HEAD_DIM, dtype=layer.q.dtype) for layer in case.layers]
+    calls = [(layer.arguments(y), y) for layer, y in zip(case.layers, outputs, strict=True)]
+
+    def run() -> float:
+        start = perf_counter()
+        for arguments, _kept_alive in calls:
+            kernel(pool, ctypes.byref(arguments))
+        return perf_counter() - start
+
+    return run
+
+
+def _sdpa(case: Case) -> Callable[[], float]:
+    first = case.layers[0]
+    batch, tokens = len(first.context_lens), first.q.shape[0] // len(first.context_lens)
+    context = int(first.context_lens[0])
+    inputs = [
+        [
+            torch.randn(batch, heads, length, HEAD_DIM).to(first.q.dtype)
+            for heads, length in ((HEADS, tokens), (KV_HEADS, context), (KV_HEADS, context))
+        ]
+        for _ in dict.fromkeys(id(layer) for layer in case.layers)
+    ]
+
+    def run() -> float:
+        start = perf_counter()
+        for i in range(len(case.layers)):
+            q, k, v = inputs[i % len(inputs)]
+            scaled_dot_product_attention(q, k, v, is_causal=tokens > 1, enable_gqa=True)
+        return perf_counter() - start
+
+    return run
+
+
+def _probe(target: str, pool: ctypes.c_void_p) -> Callable[[], float]:
+    data = torch.ones(_PROBE_BYTES, dtype=torch.uint8)
+    read = library(target).llmc_read_all
+
+    def run() -> float:
+        start = perf_counter()
+        read(pool, ctypes.c_void_p(data.data_ptr()), ctypes.c_int64(_PROBE_BYTES))
+        return perf_counter() - start
+
+    return run
+
+
+def _cache_bytes(positions: int, dtype: torch.dtype) -> float:
+    return 2.0 * positions * KV_HEADS * HEAD_DIM * dtype.itemsize
+
+
+def _layers(positions: int) -> int:
+    """Enough for 256 MB in all, and no more than the model has."""
+    return min(LAYERS, -(-(1 << 28) // int(_cache_bytes(positions, torch.bfloat16))))
+
+
+if __name__ == "__main__":
+    main()
