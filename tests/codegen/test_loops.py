@@ -190,3 +190,20 @@ def test_no_operation_is_left_out() -> None:
         build(b, x, x)
     tried = {str(node.target).rpartition(".")[0] for node in b.graph.nodes}
     assert {str(operation).rpartition(".")[0] for operation in POINTWISE} <= tried
+
+
+def test_extremes(tmp_path: Path) -> None:
+    b = GraphBuilder()
+    inf, values = float("inf"), torch.linspace(-110, 110, CHANNELS)
+    values[:12] = torch.tensor([inf, -inf, float("nan"), 0.0, -0.0, 88.7, 88.8, -87.4, -103.0, 1e-30, -1e-30, 1e30])
+    extremes = b.constant("extremes", values)
+    x = b.call(ops.embedding.default, b.inputs["input_ids"], b.constant("zeros", torch.zeros(VOCABULARY, CHANNELS)))
+    functions = ("exp", "tanh", "sigmoid", "erf")
+    shifted = b.call(aten.add.Tensor, x, extremes)
+    results = [b.call(getattr(aten, name).default, shifted) for name in functions]
+    joined = b.call(aten.cat.default, results, 1)
+    graph, source = b.finish(b.call(ops.select_rows.default, joined, b.inputs["logit_rows"]))
+    lowered = lower(graph, host_target(), BuildOptions())
+    ((got,),) = run_engine(lowered, source, STEPS[:1], host_target(), tmp_path)
+    want = torch.cat([getattr(torch, name)(values) for name in functions])[None]
+    torch.testing.assert_close(got, want, rtol=1e-6, atol=2e-7, equal_nan=True)

@@ -51,21 +51,23 @@ inline float floor_div(float a, float b) { return floorf(a / b); }
 inline int32_t remainder(int32_t a, int32_t b) { return a - b * floor_div(a, b); }
 inline float remainder(float a, float b) { return a - b * floorf(a / b); }
 
+// Infinities, NaN and denormal results come out right without a branch: 2^n is applied in two factors.
 inline float exp(float x) {
-  const float low = -87.3f, high = 88.7f;
-  const float clamped = x < low ? low : (x > high ? high : x);
-  const float scaled = clamped * 1.44269504088896341f;
-  const int32_t n = static_cast<int32_t>(scaled + (scaled < 0.0f ? -0.5f : 0.5f));
-  const float k = static_cast<float>(n);
-  const float r = clamped - k * 0.693359375f + k * 2.12194440e-4f;
+  const float below = x > 89.0f ? 89.0f : x;  // this way round a NaN stays
+  const float bounded = below < -105.0f ? -105.0f : below;
+  const float shifted = bounded * 1.44269504088896341f + 12582912.0f;  // adding 1.5·2^23 rounds to an integer
+  const float n = shifted - 12582912.0f;
+  const float r = bounded - n * 0.693359375f + n * 2.12194440e-4f;
   float p = 1.9875691500e-4f;
   p = p * r + 1.3981999507e-3f;
   p = p * r + 8.3334519073e-3f;
   p = p * r + 4.1665795894e-2f;
   p = p * r + 1.6666665459e-1f;
   p = p * r + 5.0000001201e-1f;
-  const float y = (p * r * r + r + 1.0f) * from_bits(static_cast<uint32_t>(n + 127) << 23);
-  return x < low ? 0.0f : (x > high ? INFINITY : y);
+  p = p * r * r + r + 1.0f;
+  const int32_t exponent = static_cast<int32_t>(to_bits(shifted) - to_bits(12582912.0f));
+  const int32_t low = exponent >> 1, high = exponent - low;
+  return p * from_bits(static_cast<uint32_t>(low + 127) << 23) * from_bits(static_cast<uint32_t>(high + 127) << 23);
 }
 
 inline float tanh(float x) {
