@@ -2,6 +2,7 @@
 #include "thread_pool.h"
 
 #include <signal.h>
+#include <sys/mman.h>
 
 #include <algorithm>
 #include <chrono>
@@ -12,6 +13,8 @@ namespace {
 
 // Longer than the gap between two loops of a step, far shorter than a scheduler's time slice.
 constexpr auto kSpin = std::chrono::microseconds(40);
+
+constexpr int64_t kLargePage = 2 << 20;
 
 // What a preempted thread can hold up at most.
 constexpr int64_t kLongestClaim = 8;
@@ -62,8 +65,13 @@ LlmcPool::~LlmcPool() {
 }
 
 bool LlmcPool::start() {
-  const int64_t bytes = round_up(scratch_stride_ * threads_, 4096);
-  scratch_ = static_cast<std::byte*>(std::aligned_alloc(4096, static_cast<size_t>(bytes)));
+  // Large pages: a product of 512 tokens walks through megabytes of scratch.
+  const int64_t page = scratch_stride_ * threads_ < kLargePage ? 4096 : kLargePage;
+  const int64_t bytes = round_up(scratch_stride_ * threads_, page);
+  scratch_ = static_cast<std::byte*>(std::aligned_alloc(static_cast<size_t>(page), static_cast<size_t>(bytes)));
+#if defined(MADV_HUGEPAGE)
+  if (scratch_ != nullptr && page == kLargePage) madvise(scratch_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
+#endif
   workers_ = new (std::nothrow) Worker[static_cast<size_t>(threads_)];
   if (scratch_ == nullptr || workers_ == nullptr) return false;
   // Signals belong to the program's own threads: a Ctrl-C must not be handled in a worker.
