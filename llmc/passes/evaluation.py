@@ -7,11 +7,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import sympy
 import torch
-from torch import Tensor, fx
+from torch import SymInt, Tensor, fx
 from torch.fx.node import map_arg
 
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.propagate import token_count
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived, Recipe
 from llmc.passes.shapes import tensor_of
@@ -24,7 +26,9 @@ def value_at(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor | Re
     """
     values: dict[fx.Node, Any] = {}
     for each in _inputs_first(node):
-        if each.op == "placeholder":
+        if isinstance(each.meta["val"], SymInt):
+            values[each] = _size(each, graph, len(positions))
+        elif each.op == "placeholder":
             known = _placeholder(each, graph, positions)
             if known is None:
                 return Refusal(f"it depends on {each.name}, whose values are not known when the engine is built", each)
@@ -63,7 +67,8 @@ def _inputs_first(node: fx.Node) -> list[fx.Node]:
         current, is_ready = stack.pop()
         if current in order:
             continue
-        if is_ready or not current.all_input_nodes:
+        # A size is known without what it is the size of.
+        if is_ready or not current.all_input_nodes or isinstance(current.meta["val"], SymInt):
             order[current] = None
             continue
         stack.append((current, True))
@@ -75,13 +80,13 @@ def _placeholder(node: fx.Node, graph: ModelGraph, positions: Tensor) -> Tensor 
     value = tensor_of(node)
     if node.name == "positions" and value is not None:
         return positions.reshape(*([1] * (value.dim() - 1)), -1)
-    if node.name == "input_ids" and value is not None and all(_asks_size(user) for user in node.users):
-        return torch.zeros_like(positions).reshape(*([1] * (value.dim() - 1)), -1)
     return _constant(graph.weights.get(node.name))
 
 
-def _asks_size(user: fx.Node) -> bool:
-    return user.target in (torch.ops.aten.sym_size.int, torch.ops.aten.embedding.default)
+def _size(node: fx.Node, graph: ModelGraph, tokens: int) -> int:
+    """The value of a size for this many tokens."""
+    symbol = token_count(graph).node.expr
+    return int(node.meta["val"].node.expr.xreplace({symbol: sympy.Integer(tokens)}))
 
 
 def _constant(recipe: Recipe | None) -> Tensor | None:

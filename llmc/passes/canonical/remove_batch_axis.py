@@ -74,6 +74,8 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
     value = tensor_of(node)
     if node.target is aten.unsqueeze.default or value is None or value.dim() < 2 or not is_one(value.shape[0]):
         return
+    if all(u.target is aten.squeeze.dim for u in node.users):
+        return
     log.step(f"{node.name} is not known to work without its batch axis, what uses it may be", node)
     users = list(node.users)
     with graph.inserting_after(node):

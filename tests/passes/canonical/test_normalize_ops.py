@@ -1,0 +1,69 @@
+"""Every operation comes out in its one spelling."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from llmc.passes.canonical.normalize_ops import normalize_ops
+from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
+
+aten = torch.ops.aten
+Golden = Callable[[str, str], None]
+
+
+def test_reshapes_lose_their_shape_arithmetic(golden: Golden) -> None:
+    def body(x: Any) -> Any:
+        tokens = aten.sym_size.int(x, 0)
+        x = aten._unsafe_view.default(aten.view.default(x, [tokens, 2, 4]), [tokens, WIDTH])
+        return aten.flatten.using_ints(aten.unflatten.int(x, 1, [2, 4]), 1, 2)
+
+    golden("passes/normalize_reshapes.txt", rewritten(PatternGraph(body), normalize_ops))
+
+
+def test_parts_of_splits_become_slices(golden: Golden) -> None:
+    def body(x: Any) -> Any:
+        a, b = (aten.split.Tensor(x, 4, -1)[i] for i in range(2))
+        c, d = (aten.split_with_sizes.default(x, [3, 5], 1)[i] for i in range(2))
+        e, f = (aten.chunk.default(x, 2, 1)[i] for i in (0, -1))
+        g = aten.unbind.int(aten.reshape.default(x, [-1, 2, 4]), 1)[1]
+        first = aten.cat.default([aten.add.Tensor(a, b), aten.add.Tensor(aten.mul.Tensor(e, f), g)], 1)
+        return aten.add.Tensor(first, aten.cat.default([d, c], 1))
+
+    golden("passes/normalize_splits.txt", rewritten(PatternGraph(body), normalize_ops))
+
+
+def test_scalars_transposes_norms_and_softmax(golden: Golden) -> None:
+    def body(x: Any, weight: Any) -> Any:
+        x = aten.mul.Scalar(aten.add.Scalar(aten.rsub.Scalar(x, 2.0), 1.0), 0.5)
+        x = aten.square.default(aten.sub.Scalar(aten.div.Scalar(x, 3.0), 1.0))
+        x = aten.masked_fill.Scalar(x, aten.gt.Scalar(x, 0.5), 0.25)
+        x = aten.where.ScalarOther(aten.lt.Scalar(x, 0.75), x, 1.0)
+        x = aten.native_layer_norm.default(x, [WIDTH], weight, None, 1e-5)[0]
+        x = aten._softmax.default(x, -1, False)
+        heads = aten.permute.default(aten.reshape.default(x, [-1, 2, 4]), [1, 0, 2])
+        heads = aten.transpose.int(heads, -2, -3)
+        return aten.reshape.default(aten.squeeze.dims(aten.unsqueeze.default(heads, -1), [3]), [-1, WIDTH])
+
+    golden("passes/normalize_more.txt", rewritten(PatternGraph(body, weight=(WIDTH,)), normalize_ops))
+
+
+def test_flash_attention_becomes_sdpa() -> None:
+    def body(x: Any) -> Any:
+        heads = aten.unsqueeze.default(aten.transpose.int(aten.reshape.default(x, [-1, 2, 4]), 0, 1), 0)
+        y = aten._scaled_dot_product_flash_attention_for_cpu.default(heads, heads, heads, 0.0, True)[0]
+        return aten.reshape.default(aten.transpose.int(aten.squeeze.dim(y, 0), 0, 1), [-1, WIDTH])
+
+    assert "aten.scaled_dot_product_attention(" in rewritten(PatternGraph(body), normalize_ops)
+
+
+def test_a_reshape_of_two_symbolic_sizes_keeps_its_arithmetic() -> None:
+    def body(x: Any) -> Any:
+        scores = aten.matmul.default(x, aten.transpose.int(x, 0, 1))
+        tokens = aten.sym_size.int(x, 0)
+        square = aten.view.default(aten.unsqueeze.default(scores, 0), [tokens, tokens])
+        return aten.matmul.default(square, x)
+
+    assert refusals(PatternGraph(body), normalize_ops) == []
