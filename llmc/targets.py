@@ -6,6 +6,7 @@ import difflib
 import platform
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from llmc.errors import TargetError
 
@@ -33,7 +34,47 @@ class ReferenceTarget:
     summary: str
 
 
-Target = CpuTarget | ReferenceTarget
+@dataclass(frozen=True)
+class GpuTarget:
+    """A GPU that kernels are compiled for. Rates are of the data sheets, dense, without sparsity.
+
+    backend, arch, warp_size: what Triton's compiler asks for; arch is a compute capability (90) or a gfx name.
+    memory_bytes, shared_memory_per_block: bytes. bandwidth: bytes a second. Rates: FLOP a second of matrix
+    instructions that accumulate in fp32 (fp32_rate: of plain fp32 arithmetic); fp8_rate is None without fp8 units.
+    has_tma: whether tensor descriptors become bulk copies.
+    """
+
+    name: str
+    backend: Literal["cuda", "hip"]
+    arch: int | str
+    warp_size: int
+    sm_count: int
+    memory_bytes: int
+    bandwidth: float
+    bf16_rate: float
+    fp16_rate: float
+    fp8_rate: float | None
+    fp32_rate: float
+    shared_memory_per_block: int
+    has_tma: bool
+    summary: str
+
+    @property
+    def binary_kind(self) -> str:
+        """The suffix of a compiled kernel's file."""
+        return "cubin" if self.backend == "cuda" else "hsaco"
+
+    @property
+    def arch_name(self) -> str:
+        """`sm_90` or `gfx942`: the instruction set, which several targets can share."""
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+    def rate(self, dtype: str) -> float:
+        """FLOP a second of matrix products of a safetensors dtype."""
+        return {"F32": self.fp32_rate, "F16": self.fp16_rate, "BF16": self.bf16_rate}[dtype]
+
+
+Target = CpuTarget | GpuTarget | ReferenceTarget
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -66,19 +107,65 @@ CPU_TARGETS: tuple[CpuTarget, ...] = (
 REFERENCE = ReferenceTarget("reference", "no compiler: runs the graph in torch, slowly; needs torch at run time")
 
 
+def _nvidia(
+    name: str,
+    arch: int,
+    sm_count: int,
+    memory_gb: int,
+    bandwidth: float,
+    bf16_rate: float,
+    fp8_rate: float | None,
+    fp32_rate: float,
+    summary: str,
+) -> GpuTarget:
+    shared_kib = {80: 163, 89: 99, 90: 227, 100: 227}[arch]
+    memory, shared = memory_gb * 10**9, shared_kib * 1024
+    rates = (bf16_rate, bf16_rate, fp8_rate, fp32_rate)
+    return GpuTarget(name, "cuda", arch, 32, sm_count, memory, bandwidth, *rates, shared, arch >= 90, summary)
+
+
+GPU_TARGETS: tuple[GpuTarget, ...] = (
+    _nvidia("h100", 90, 132, 80, 3.35e12, 989e12, 1979e12, 66.9e12, "NVIDIA H100 SXM (sm_90), 80 GB at 3.35 TB/s"),
+    _nvidia("h200", 90, 132, 141, 4.8e12, 989e12, 1979e12, 66.9e12, "NVIDIA H200 SXM (sm_90), 141 GB at 4.8 TB/s"),
+    _nvidia("a100", 80, 108, 80, 2.039e12, 312e12, None, 19.5e12, "NVIDIA A100 SXM (sm_80), 80 GB at 2.04 TB/s"),
+    _nvidia("b200", 100, 148, 180, 7.7e12, 2250e12, 4500e12, 75e12, "NVIDIA B200 (sm_100), 180 GB at 7.7 TB/s"),
+    _nvidia("l4", 89, 58, 24, 300e9, 121e12, 242e12, 30.3e12, "NVIDIA L4 (sm_89), 24 GB at 300 GB/s"),
+    _nvidia("l40s", 89, 142, 48, 864e9, 362e12, 733e12, 91.6e12, "NVIDIA L40S (sm_89), 48 GB at 864 GB/s"),
+    _nvidia("rtx4090", 89, 128, 24, 1008e9, 165e12, 330e12, 82.6e12, "NVIDIA RTX 4090 (sm_89), 24 GB at 1.01 TB/s"),
+    GpuTarget(
+        "mi300x",
+        "hip",
+        "gfx942",
+        64,
+        304,
+        192 * 10**9,
+        5.3e12,
+        1307e12,
+        1307e12,
+        2615e12,
+        163.4e12,
+        64 * 1024,
+        False,
+        "AMD MI300X (gfx942), 192 GB at 5.3 TB/s; compiled offline, not run on one yet",
+    ),
+)
+
+
 def known_targets() -> tuple[Target, ...]:
     """Every target that can be named, best CPU first. `cpu` is the first of them that this machine can run."""
-    return (*CPU_TARGETS, REFERENCE)
+    return (*CPU_TARGETS, *GPU_TARGETS, REFERENCE)
 
 
 def resolve_target(name: str) -> Target:
-    """The target of that name; `cpu` means this machine. Raises TargetError for an unknown one."""
+    """The target of that name; `cpu` means this machine, `auto` its GPU or else its CPU. Raises TargetError."""
     if name == "cpu":
         return host_target()
+    if name == "auto":
+        return device_target() or host_target()
     for target in known_targets():
         if target.name == name:
             return target
-    names = ["cpu", *(t.name for t in known_targets())]
+    names = ["cpu", "auto", *(t.name for t in known_targets())]
     near = difflib.get_close_matches(name, names, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise TargetError(f"unknown target {name!r}", at=f"target={name!r}", fix=f"{hint}known targets: {', '.join(names)}")
@@ -88,6 +175,27 @@ def host_target() -> CpuTarget:
     """The best CPU target that this machine can run."""
     machine, features = platform.machine(), host_features()
     return next(t for t in CPU_TARGETS if t.machine in (None, machine) and t.features <= features)
+
+
+def device_target() -> GpuTarget | None:
+    """The target of this machine's first GPU, as torch sees it; None if there is none that is known."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    properties = torch.cuda.get_device_properties(0)
+    return match_device(properties.name, torch.cuda.get_device_capability(0), is_hip=torch.version.hip is not None)
+
+
+def match_device(name: str, capability: tuple[int, int], *, is_hip: bool) -> GpuTarget | None:
+    """The target that a device's name says, or else the slowest of its instruction set; None for an unknown one."""
+    words = name.lower().replace(" ", "")
+    named = [t for t in GPU_TARGETS if (t.backend == "hip") == is_hip and t.name in words]
+    if named:
+        return max(named, key=lambda t: len(t.name))
+    arch = capability[0] * 10 + capability[1]
+    same = [t for t in GPU_TARGETS if t.arch == arch and not is_hip]
+    return min(same, key=lambda t: t.bandwidth, default=None)
 
 
 def host_features() -> frozenset[str]:

@@ -1,7 +1,8 @@
-"""Fixtures that all tests share: golden texts, and torch held to one thread."""
+"""Fixtures that all tests share: golden texts, torch held to one thread, and Triton's interpreter without a GPU."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +16,16 @@ GOLDEN = Path(__file__).parent / "golden"
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--update-golden", action="store_true", help="rewrite the expected texts in tests/golden")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Triton decides when a kernel is defined whether it is interpreted, so the whole test process does one or other.
+
+    With `-m gpu` kernels run on the device; otherwise they are interpreted. Compiling happens in worker processes
+    (llmc/codegen/triton/compile.py), where kernels are never interpreted.
+    """
+    if config.getoption("markexpr") != "gpu":
+        os.environ["TRITON_INTERPRET"] = "1"
 
 
 @pytest.fixture(scope="session", autouse=True)

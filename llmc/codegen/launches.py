@@ -10,7 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from llmc.codegen.cpp.kernel_table import SUFFIXES, Argument, Kernel, arguments_of, kernel_of
+from llmc.codegen.call import Argument, arguments_of
+from llmc.codegen.cpp.kernel_table import SUFFIXES, Kernel, kernel_of
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.kernel_ir import Apply, Loop, Reduce
 from llmc.codegen.loop_builder import Place, build_copy, build_loop, contiguous_strides, dtype_name
@@ -129,6 +130,12 @@ class LaunchBuilder:
         self._launch_loop(loop, pointers, (node,), nbytes=2 * columns * dtype.itemsize)
         return copy.whole()
 
+    def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
+        """A buffer of its own for the launches of one node."""
+        value = Value(node, _FIRST_COPY + len(self._names), dtype, (rows, columns))
+        self._names[value] = f"{node.name}_{name}"
+        return Operand("buffer", self._names[value], stride=columns)
+
     # ---- launches --------------------------------------------------------------------------------------------------
 
     def _launch_loop(
@@ -240,6 +247,13 @@ class NodeCall:
         weight = self._view(name).value.node
         in_panels = self._builder.weights.is_in_panels(weight, weight.meta["val"].dtype)
         return Layout.PANELS if in_panels else Layout.ROWS
+
+    def dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = self._arguments[name].meta["val"].dtype
+        return dtype
+
+    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
+        return str(self._builder.workspace(self._node, name, rows, columns, dtype))
 
     def cache(self, name: str) -> str:
         placeholder = self._view(name).value.node.name

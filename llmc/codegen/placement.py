@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from llmc.codegen.cpp.kernel_table import arguments_of, kernel_of
+from llmc.codegen.call import arguments_of
+from llmc.codegen.cpp.kernel_table import kernel_of
 from llmc.codegen.dependencies import operand_views
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.loop_space import result_view, strides_over

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.codegen.cpp.kernel_table import arguments_of
+from llmc.codegen.call import arguments_of
 from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.origin import unsupported
 from llmc.codegen.views import View, Views

@@ -4,62 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
+from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
 from llmc.targets import CpuTarget
 
-Argument = str | int | float | bool | None
 _llmc = torch.ops.llmc
-
-
-class Call(Protocol):
-    """A node to be called: how its arguments become text. `name` is the argument's in the op's schema."""
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        """Sizes of a tensor argument, without its row axis."""
-        ...
-
-    def count(self, name: str) -> str | int:
-        """How many rows a tensor argument has."""
-        ...
-
-    def plain(self, name: str) -> Any:
-        """An argument that is no tensor."""
-        ...
-
-    def rows(self, name: str) -> str | None:
-        """A tensor argument as LlmcRows; None if the op is called without it."""
-        ...
-
-    def result(self, index: int = 0) -> str:
-        """Where to write a result, as LlmcRows."""
-        ...
-
-    def vector(self, name: str) -> str | None:
-        """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""
-        ...
-
-    def weight(self, name: str, layout: Layout) -> str:
-        """A weight in a layout."""
-        ...
-
-    def table(self, name: str) -> Layout:
-        """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
-        ...
-
-    def cache(self, name: str) -> str:
-        """A cache pointer."""
-        ...
-
-    def block_size(self) -> int:
-        """Positions in a block of the cache."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -99,15 +55,6 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     if weight.dtype.itemsize > x.dtype.itemsize:
         return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: packing it would lose digits", node)
     return None
-
-
-def arguments_of(node: fx.Node) -> dict[str, Any]:
-    """The node's arguments by schema name; defaults filled in."""
-    schema = getattr(node.target, "_schema", None)
-    if schema is None:
-        return {}
-    given = dict(zip((a.name for a in schema.arguments), node.args, strict=False)) | dict(node.kwargs)
-    return {a.name: given.get(a.name, a.default_value) for a in schema.arguments}
 
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}

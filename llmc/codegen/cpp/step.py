@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from llmc.codegen.cpp.kernel_table import Argument
+from llmc.codegen.call import Argument
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand

@@ -1,0 +1,59 @@
+"""What a Triton kernel says about itself: which op it computes, when it can, and the ways to launch it, as data."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import fx
+
+from llmc.codegen.call import Argument, Call
+from llmc.graph.refusal import Refusal
+from llmc.program import parse_operand
+from llmc.targets import GpuTarget
+
+Constant = int | float | bool | str | None
+
+
+@dataclass(frozen=True)
+class DeviceLaunch:
+    """One way to launch a kernel for a node.
+
+    function: a @triton.jit function at the top of a module. arguments, by the function's parameter names: an operand's
+    text (a pointer; without a stride), a count (T, L, R or max_blocks), an int or a float, or None for a pointer that
+    is absent (then the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three
+    expressions in T, L and R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that
+    adds up what this one left in a workspace.
+    """
+
+    function: Any
+    arguments: dict[str, Argument]
+    constants: dict[str, Constant]
+    grid: tuple[str, ...]
+    num_warps: int = 4
+    num_stages: int = 3
+    then: tuple[DeviceLaunch, ...] = ()
+
+
+@dataclass(frozen=True)
+class KernelTemplate:
+    """A kernel for an op. candidates: the ways to launch it for a node on a target, the predicted fastest first.
+
+    supports: why the kernel cannot compute a node on the target, or None. in_place: a rows argument that may lie where
+    a result goes (its index); the kernel then reads each element only where, and before, it writes it.
+    """
+
+    op: Any
+    supports: Callable[[fx.Node, GpuTarget], Refusal | None]
+    candidates: Callable[[Call, GpuTarget], tuple[DeviceLaunch, ...]]
+    in_place: tuple[tuple[str, int], ...] = ()
+
+
+def rows(name: str, operand: str | None) -> dict[str, Argument]:
+    """`{name}_ptr` and `{name}_row_stride` (in elements) of Call.rows or Call.result; None and 0 for None."""
+    if operand is None:
+        return {f"{name}_ptr": None, f"{name}_row_stride": 0}
+    pointer, _, stride = operand.partition("/")
+    parse_operand(pointer)
+    return {f"{name}_ptr": pointer, f"{name}_row_stride": int(stride)}

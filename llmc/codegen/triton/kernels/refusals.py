@@ -1,0 +1,37 @@
+"""What several kernels cannot do, told with the actual values: dtypes, ranks, rows."""
+
+from __future__ import annotations
+
+import torch
+from torch import fx
+
+from llmc.codegen.call import arguments_of
+from llmc.graph.refusal import Refusal
+
+FLOATS = (torch.float16, torch.bfloat16, torch.float32)
+
+
+def refuse_dtypes(node: fx.Node, *names: str) -> Refusal | None:
+    """The tensors among those arguments must have one dtype: fp16, bf16 or fp32. Absent ones do not count."""
+    found = {n: t.dtype for n, t in tensors_of(node).items() if n in names}
+    for name, dtype in found.items():
+        if dtype not in FLOATS:
+            return Refusal(f"{name} is {dtype}; GPU kernels know float16, bfloat16 and float32", node)
+    if len(set(found.values())) > 1:
+        text = ", ".join(f"{name} is {dtype}" for name, dtype in found.items())
+        return Refusal(f"{text}: the kernel takes one dtype for all of them", node)
+    return None
+
+
+def refuse_ranks(node: fx.Node, **ranks: tuple[int, ...]) -> Refusal | None:
+    """Each named argument must have one of the ranks."""
+    tensors = tensors_of(node)
+    for name, allowed in ranks.items():
+        if name in tensors and tensors[name].dim() not in allowed:
+            return Refusal(f"{name} has shape {list(tensors[name].shape)}; the kernel takes rank {allowed}", node)
+    return None
+
+
+def tensors_of(node: fx.Node) -> dict[str, torch.Tensor]:
+    """The node's tensor arguments by schema name, as fake tensors."""
+    return {name: a.meta["val"] for name, a in arguments_of(node).items() if isinstance(a, fx.Node)}
