@@ -24,7 +24,8 @@ class DeviceLaunch:
     text (a pointer; without a stride), a count (T, L, R or max_blocks), an int or a float, or None for a pointer that
     is absent (then the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three
     expressions in T, L and R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that
-    adds up what this one left in a workspace.
+    adds up what this one left in a workspace. min_tokens, max_tokens: the row counts (T, or L where the launch's rows
+    are logit rows) that the launch serves, None for no limit; together the candidates serve every count.
     """
 
     function: Any
@@ -33,6 +34,8 @@ class DeviceLaunch:
     grid: tuple[str, ...]
     num_warps: int = 4
     num_stages: int = 3
+    min_tokens: int = 1
+    max_tokens: int | None = None
     then: tuple[DeviceLaunch, ...] = ()
 
 

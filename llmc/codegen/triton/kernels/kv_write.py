@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call
+from llmc.codegen.call import Argument, Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
@@ -83,7 +83,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (DeviceLaunch(kv_write_kernel, cache_arguments(call), {**constants, "HEAD_BLOCK": block}, grid),)
 
 
-def cache_arguments(call: Call) -> dict[str, str | int | float | bool | None]:
+def cache_arguments(call: Call) -> dict[str, Argument]:
     """k, v, the caches and the slots."""
     return {
         **rows("k", call.rows("k")),

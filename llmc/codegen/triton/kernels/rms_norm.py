@@ -38,7 +38,7 @@ def rms_norm_kernel(
     ROWS: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """ROWS rows of CHANNELS a program. The mean's sum, the root and the products are fp32, rounded once at the store."""
+    """ROWS rows of CHANNELS a program. All arithmetic is fp32, rounded once at the store."""
     row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
     token, group = row // GROUPS, row % GROUPS
     x_row = token * x_row_stride + group * CHANNELS

@@ -42,9 +42,7 @@ def rope_kernel(
     source = x_ptr + token * x_row_stride + head[:, None] * HEAD_DIM
     destination = y_ptr + token * y_row_stride + head[:, None] * HEAD_DIM
     is_head = (head < HEADS)[:, None]
-    turn(
-        source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED, PAIR_BLOCK, REST_BLOCK
-    )
+    turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED, PAIR_BLOCK, REST_BLOCK)
 
 
 @triton.jit

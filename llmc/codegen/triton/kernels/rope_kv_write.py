@@ -60,9 +60,7 @@ def rope_kv_write_kernel(
         source = q_ptr + token * q_row_stride + head[:, None] * HEAD_DIM
         destination = y_ptr + token * y_row_stride + head[:, None] * HEAD_DIM
         is_head = (head < HEADS)[:, None]
-        turn(
-            source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED, PAIR_BLOCK, REST_BLOCK
-        )
+        turn(source, destination, is_head, token, cos_ptr, sin_ptr, HEAD_DIM, HALF, INTERLEAVED, PAIR_BLOCK, REST_BLOCK)
     else:
         slot = tl.load(slot_mapping_ptr + token).to(tl.int64)
         if part < Q_PARTS + KV_PARTS:
@@ -113,6 +111,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (DeviceLaunch(rope_kv_write_kernel, arguments, {"HEADS": heads, **constants}, grid),)
 
 
-rope_kv_write = KernelTemplate(
-    torch.ops.llmc.rope_kv_write.default, supports, candidates, in_place=(("q", 0),)
-)
+rope_kv_write = KernelTemplate(torch.ops.llmc.rope_kv_write.default, supports, candidates, in_place=(("q", 0),))

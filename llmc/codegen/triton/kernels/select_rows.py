@@ -12,8 +12,8 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.refusal import Refusal
@@ -51,11 +51,11 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (gather_launch(arguments, columns, call.count("rows")),)
 
 
-def gather_launch(arguments: dict[str, str | int | float | bool | None], columns: int, count: str | int) -> DeviceLaunch:
+def gather_launch(arguments: dict[str, Argument], columns: int, count: str | int) -> DeviceLaunch:
     """The launch that gathers `count` rows of that many columns."""
     tile = row_tile(columns, most_rows=1)
     block = min(tile.block, 2048)
-    constants = {"COLUMNS": columns, "BLOCK": block}
+    constants: dict[str, Constant] = {"COLUMNS": columns, "BLOCK": block}
     return DeviceLaunch(gather_rows_kernel, arguments, constants, (str(count), str(triton.cdiv(columns, block))))
 
 

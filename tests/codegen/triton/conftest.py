@@ -1,0 +1,12 @@
+"""Where a kernel's cases run: interpreted on the CPU, and the same ones on a device with `pytest -m gpu`."""
+
+from __future__ import annotations
+
+import pytest
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """`cpu` with the interpreter, `cuda` for real."""
+    name: str = request.param
+    return name

@@ -1,0 +1,173 @@
+"""Launch a template's candidates on tensors, interpreted or on a device, and compare with the op's reference.
+
+TensorCall stands where lowering's own Call stands: it lays rows out with a gap after each, so that a kernel which takes
+the width for the row stride is caught, and fills results with NaN, so that an element never written is caught.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.grid import evaluate_grid
+from llmc.ops.registry import OPS
+from llmc.program import Layout, RowCount, parse_operand
+from llmc.targets import GpuTarget, resolve_target
+
+_GAP = 8
+
+
+def check(
+    template: KernelTemplate,
+    *arguments: Any,
+    device: str,
+    tolerance: float,
+    target: str = "h100",
+    in_place: bool = False,
+) -> list[DeviceLaunch]:
+    """Every candidate that serves these rows gives the reference's results; returns those candidates.
+
+    tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
+    """
+    gpu = resolve_target(target)
+    assert isinstance(gpu, GpuTarget)
+    reference = OPS[template.op._schema.name.removeprefix("llmc::")].reference
+    expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+    returned = reference(*expected_arguments)
+    expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
+    mutated = [i for i, a in enumerate(template.op._schema.arguments) if a.is_write]
+    launches = template.candidates(TensorCall(template, arguments, expected, device, in_place), gpu)
+    served = []
+    for index in range(len(launches)):
+        call = TensorCall(template, arguments, expected, device, in_place)
+        launch = template.candidates(call, gpu)[index]
+        if not _serves(launch, call.tokens):
+            continue
+        served.append(launch)
+        for step in (launch, *launch.then):
+            call.run(step)
+        names = [template.op._schema.arguments[i].name for i in mutated]
+        got = [call.results[i] for i in range(len(expected))] + [call.memory[f"cache:{n}"] for n in names]
+        wanted = [*expected, *(expected_arguments[i] for i in mutated)]
+        for g, w in zip(got, wanted, strict=True):
+            error = relative_error(g, w)
+            assert error <= tolerance, f"candidate {index} {launch.constants}: error {error:.2e} > {tolerance:.0e}"
+    assert served, f"no candidate serves {call.tokens} rows"
+    return served
+
+
+def relative_error(got: Tensor, wanted: Tensor) -> float:
+    """‖got - wanted‖ / ‖wanted‖ in fp64; infinite for NaN or another shape or dtype."""
+    if got.shape != wanted.shape or got.dtype != wanted.dtype or not torch.isfinite(got).all():
+        return float("inf")
+    difference = (got.cpu().double() - wanted.double()).norm()
+    return float(difference / wanted.double().norm().clamp_min(1e-30))
+
+
+class TensorCall:
+    """A Call over tensors. results: views of the memory where a launch leaves them."""
+
+    def __init__(
+        self,
+        template: KernelTemplate,
+        arguments: Sequence[Any],
+        expected: Sequence[Tensor],
+        device: str,
+        in_place: bool,
+    ) -> None:
+        names = [a.name for a in template.op._schema.arguments]
+        self._arguments = dict(zip(names, arguments, strict=False))
+        for argument in template.op._schema.arguments[len(arguments) :]:
+            self._arguments[argument.name] = argument.default_value
+        self._device, self.memory, self.results = device, dict[str, Tensor](), dict[int, Tensor]()
+        self._expected = expected
+        self._aliases = {index: name for name, index in template.in_place} if in_place else {}
+        first = next(a for a in arguments if isinstance(a, Tensor))
+        self.tokens = first.shape[0]
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        shape = tuple(self._arguments[name].shape)
+        return shape if name in ("weight", "bias", "inv_freq") or name.endswith("_cache") else shape[1:]
+
+    def count(self, name: str) -> str | int:
+        return "L" if name == "rows" else "T"
+
+    def plain(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def rows(self, name: str) -> str | None:
+        tensor = self._arguments[name]
+        if tensor is None:
+            return None
+        return self._in_rows(name, tensor)
+
+    def result(self, index: int = 0) -> str:
+        expected = self._expected[index]
+        alias = self._aliases.get(index)
+        text = self._in_rows(alias or f"result{index}", self._arguments[alias] if alias else expected * float("nan"))
+        stored = self.memory[text.split("/")[0]]
+        self.results[index] = stored[:, : expected[0].numel()].unflatten(1, expected.shape[1:])
+        return text
+
+    def vector(self, name: str) -> str | None:
+        tensor = self._arguments[name]
+        if tensor is None:
+            return None
+        dtype = torch.float32 if tensor.is_floating_point() else torch.int32
+        return self._put(f"input:{name}", tensor.to(dtype).contiguous())
+
+    def weight(self, name: str, layout: Layout) -> str:
+        assert layout is Layout.ROWS
+        return self._put(f"weight:{name}", self._arguments[name].contiguous())
+
+    def table(self, name: str) -> Layout:
+        return Layout.ROWS
+
+    def dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = self._arguments[name].dtype
+        return dtype
+
+    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
+        count = {RowCount.TOKENS: self.tokens, RowCount.LOGIT_ROWS: self.tokens, RowCount.ONE: 1}[rows]
+        text = f"buffer:workspace_{name}"
+        self._put(text, torch.full((count, columns), float("nan"), dtype=dtype))
+        return f"{text}/{columns}"
+
+    def cache(self, name: str) -> str:
+        return self._put(f"cache:{name}", self._arguments[name].clone())
+
+    def block_size(self) -> int:
+        return int(self._arguments["k_cache"].shape[2])
+
+    def run(self, launch: DeviceLaunch) -> None:
+        """Launch on the tensors."""
+        rows = self._arguments.get("rows")
+        counts = {"T": self.tokens, "L": self.tokens if rows is None else len(rows), "R": 1}
+        grid = tuple(evaluate_grid(text, counts) for text in launch.grid)
+        bound = {name: self._bind(value, counts) for name, value in launch.arguments.items()}
+        launch.function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
+
+    def _bind(self, value: Any, counts: dict[str, int]) -> Any:
+        if not isinstance(value, str):
+            return value
+        return counts[value] if value in counts else self.memory[str(parse_operand(value))]
+
+    def _in_rows(self, name: str, tensor: Tensor) -> str:
+        flat = tensor.flatten(1)
+        padded = torch.full((flat.shape[0], flat.shape[1] + _GAP), float("nan")).to(tensor.dtype)
+        padded[:, : flat.shape[1]] = flat
+        return f"{self._put(f'buffer:{name}', padded)}/{padded.shape[1]}"
+
+    def _put(self, text: str, tensor: Tensor) -> str:
+        if text not in self.memory:
+            self.memory[text] = tensor.to(self._device)
+        return text
+
+
+def _serves(launch: DeviceLaunch, tokens: int) -> bool:
+    most = launch.max_tokens
+    return launch.min_tokens <= tokens and (most is None or tokens <= most)

@@ -1,0 +1,62 @@
+"""The norm kernels against their references: with and without residual, weights and groups, short rows and long."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.kernels import row_tile as tiles
+from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
+from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
+from tests.codegen.triton.tensor_call import check
+
+SHAPES = [(1, 1), (3, 17), (2, 128), (5, 1000), (2, 3, 64), (7, 5, 33)]
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = list(TOLERANCE)
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) + 0.5
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES)
+def test_rms_norm(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight = _random(0, *shape).to(dtype), _random(1, shape[-1]).to(dtype)
+    check(rms_norm, x, weight, 1e-5, device=device, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("shape", SHAPES[1:])
+def test_layer_norm(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    x, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate((shape, shape[-1:], shape[-1:])))
+    check(layer_norm, x, weight, bias, 1e-5, device=device, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_with_residual(device: str, dtype: torch.dtype) -> None:
+    x, residual, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate([(5, 77), (5, 77), (77,), (77,)]))
+    check(add_rms_norm, x, residual, weight, 1e-6, device=device, tolerance=TOLERANCE[dtype])
+    check(add_layer_norm, x, residual, weight, bias, 1e-6, device=device, tolerance=TOLERANCE[dtype])
+
+
+def test_without_weights(device: str) -> None:
+    x = _random(0, 3, 40)
+    check(rms_norm, x, None, 1e-6, device=device, tolerance=1e-6)
+    check(layer_norm, x, None, None, 1e-6, device=device, tolerance=1e-6)
+    check(add_rms_norm, x, x, None, 1e-6, device=device, tolerance=1e-6)
+
+
+def test_rows_longer_than_a_block(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tiles, "_LARGEST_BLOCK", 64)
+    x, residual, weight, bias = (_random(i, *s) for i, s in enumerate([(3, 200), (3, 200), (200,), (200,)]))
+    check(rms_norm, x, weight, 1e-6, device=device, tolerance=1e-6)
+    check(layer_norm, x, weight, bias, 1e-6, device=device, tolerance=1e-6)
+    check(add_rms_norm, x, residual, weight, 1e-6, device=device, tolerance=1e-6)
+    check(add_layer_norm, x, residual, weight, bias, 1e-6, device=device, tolerance=1e-6)
+
+
+def test_layer_norm_keeps_digits_far_from_zero(device: str) -> None:
+    x = 1000 + _random(0, 4, 96)
+    check(layer_norm, x, None, None, 1e-6, device=device, tolerance=1e-4)
