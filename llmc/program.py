@@ -139,6 +139,8 @@ class Launch:
     """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
 
     A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
+    On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
+    expressions (llmc/grid.py); empty on a CPU.
     bytes_moved and flops are sympy expressions in T, L and C (cached positions read, summed over requests), as text.
     """
 
@@ -147,6 +149,58 @@ class Launch:
     origin: Origin
     bytes_moved: str
     flops: str
+    grid: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class DeviceParameter:
+    """A run-time parameter of a GPU kernel, in order. type: as Triton writes it (*bf16, *i32, i32, fp32).
+
+    divisible: the kernel was compiled for multiples of 16 only: of a pointer, the address in bytes.
+    """
+
+    name: str
+    type: str
+    divisible: bool
+
+
+@dataclass(frozen=True)
+class DeviceBinary:
+    """A kernel compiled for one instruction set. file: in the engine. entry: the function's name in it.
+
+    threads: of a block. shared_bytes: dynamic shared memory of a block. registers, spill_bytes: of a thread.
+    extra_pointers: trailing pointer parameters that Triton added; the first is to global scratch memory of
+    scratch_bytes a block, the others may be null.
+    """
+
+    file: str
+    entry: str
+    threads: int
+    blocks_per_cluster: int
+    shared_bytes: int
+    registers: int
+    spill_bytes: int
+    extra_pointers: int
+    scratch_bytes: int
+    scratch_alignment: int
+
+
+@dataclass(frozen=True)
+class DeviceKernel:
+    """One specialization of a Triton function. source: the Python file in the engine that defines `function`.
+
+    constants: the values of its tl.constexpr parameters, and None for pointers that are absent. binaries: by
+    instruction set (sm_90, gfx942).
+    """
+
+    name: str
+    source: str
+    function: str
+    parameters: tuple[DeviceParameter, ...]
+    constants: dict[str, int | float | bool | str | None]
+    num_warps: int
+    num_stages: int
+    binaries: dict[str, DeviceBinary] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -172,3 +226,4 @@ class Program:
     weights: tuple[WeightSlot, ...]
     caches: tuple[CacheSlot, ...]
     launches: tuple[Launch, ...] = field(default=())
+    kernels: tuple[DeviceKernel, ...] = ()

@@ -1,0 +1,158 @@
+"""Compile Triton kernels to cubin or hsaco without a GPU, in worker processes and with Triton's cache inside llmc's."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from pathlib import Path
+from queue import SimpleQueue
+from types import TracebackType
+from typing import Any
+
+from llmc.errors import LoweringError, ToolchainError
+from llmc.program import DeviceBinary, DeviceKernel
+from llmc.settings import settings
+from llmc.targets import GpuTarget
+
+
+@dataclass(frozen=True)
+class CompiledKernel:
+    """A kernel's binary, and the file with what it was assembled from (PTX or AMD assembly)."""
+
+    binary: DeviceBinary
+    assembly: Path
+
+
+def compile_kernels(
+    kernels: Sequence[DeviceKernel],
+    directory: Path,
+    targets: Sequence[GpuTarget],
+    progress: Callable[[int], None] | None = None,
+) -> tuple[DeviceKernel, ...]:
+    """The kernels with a binary for each target's instruction set, written beside their sources.
+
+    directory: the engine's, which kernels' sources are relative to. progress: told 1 for each kernel compiled. Raises
+    LoweringError for a kernel that does not compile or does not fit the target's shared memory.
+    """
+    archs = {target.arch_name: target for target in reversed(targets)}
+    jobs = [(kernel, target) for target in archs.values() for kernel in kernels]
+    binaries: dict[str, dict[str, DeviceBinary]] = {kernel.name: {} for kernel in kernels}
+    if jobs:
+        with Workers(min(len(jobs), len(os.sched_getaffinity(0)))) as workers:
+            for (kernel, target), compiled in zip(jobs, workers.compile_all(jobs, directory), strict=True):
+                compiled.assembly.unlink()
+                binaries[kernel.name][target.arch_name] = compiled.binary
+                if progress is not None:
+                    progress(1)
+    return tuple(replace(kernel, binaries=dict(sorted(binaries[kernel.name].items()))) for kernel in kernels)
+
+
+class Workers:
+    """Processes that compile kernels; each starts with importing torch and Triton, so keep them for many kernels."""
+
+    def __init__(self, count: int) -> None:
+        self._processes = [_start_worker() for _ in range(count)]
+        self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
+        for process in self._processes:
+            self._idle.put(process)
+        self._threads = ThreadPoolExecutor(count)
+
+    def __enter__(self) -> Workers:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._threads.shutdown(cancel_futures=True)
+        for process in self._processes:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.close()
+            process.wait()
+            process.stdout.close()
+
+    def compile_all(self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path) -> Any:
+        """An iterator over the jobs' CompiledKernels, in order. Raises as `compile_kernels` does."""
+        return self._threads.map(lambda job: self.compile(*job, directory), jobs)
+
+    def compile(self, kernel: DeviceKernel, target: GpuTarget, directory: Path) -> CompiledKernel:
+        """Compile one kernel for one target."""
+        stem = f"kernels/{kernel.name}.{target.arch_name}"
+        source = directory / kernel.source
+        request = {
+            "source": str(source),
+            "function": kernel.function,
+            "signature": {parameter.name: parameter.type for parameter in kernel.parameters},
+            "constants": kernel.constants,
+            "divisible": [parameter.name for parameter in kernel.parameters if parameter.divisible],
+            "num_warps": kernel.num_warps,
+            "num_stages": kernel.num_stages,
+            "backend": target.backend,
+            "arch": target.arch,
+            "warp_size": target.warp_size,
+            "output": str(directory / stem),
+        }
+        answer = self._ask(request)
+        where = f"{kernel.source}: {kernel.function}({_constants_text(kernel)})"
+        if "error" in answer:
+            raise LoweringError(
+                f"kernel {kernel.name} does not compile for {target.arch_name}: {answer['error']}",
+                at=where,
+                fix="this is a bug in the kernel or in this version of triton: report it with the model's name",
+            )
+        assembly = Path(answer.pop("assembly"))
+        binary = DeviceBinary(file=f"{stem}.{target.binary_kind}", **answer)
+        if binary.shared_bytes > target.shared_memory_per_block:
+            raise LoweringError(
+                f"kernel {kernel.name} needs {binary.shared_bytes} bytes of shared memory a block; {target.name} has "
+                f"{target.shared_memory_per_block}",
+                at=where,
+                fix="report it with the model's name, or build for a target with more",
+            )
+        return CompiledKernel(binary, assembly)
+
+    def _ask(self, request: dict[str, Any]) -> dict[str, Any]:
+        process = self._idle.get()
+        try:
+            assert process.stdin is not None and process.stdout is not None
+            process.stdin.write(json.dumps(request) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+        except BrokenPipeError:
+            line = ""
+        finally:
+            self._idle.put(process)
+        if not line:
+            raise ToolchainError(
+                "a process that compiles Triton kernels died",
+                at=f"{request['source']}: {request['function']}",
+                fix="its last words are above; if there are none, the machine may have run out of memory",
+            )
+        answer: dict[str, Any] = json.loads(line)
+        return answer
+
+
+def _start_worker() -> subprocess.Popen[str]:
+    cache = settings().cache_dir / "triton"
+    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment["TRITON_CACHE_DIR"] = str(cache)
+    # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.
+    environment["TRITON_DISABLE_LINE_INFO"] = "1"
+    # Products and sums may fuse, as they do in the CPU's kernels; Triton 3.10 would change the default.
+    environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
+    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+    return subprocess.Popen(
+        [sys.executable, "-m", "llmc.codegen.triton.compile_worker"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=environment,
+    )
+
+
+def _constants_text(kernel: DeviceKernel) -> str:
+    return ", ".join(f"{name}={value!r}" for name, value in kernel.constants.items())

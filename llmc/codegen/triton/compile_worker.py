@@ -1,0 +1,114 @@
+"""Compile Triton kernels for one request a line of standard input; answer each with a line of JSON.
+
+A process of its own, because Triton decides at the definition of a kernel whether it is interpreted, and because
+several of them compile in parallel. No GPU is needed. Request: source, function, signature, constants, divisible,
+num_warps, num_stages, backend, arch, warp_size, output (a path without suffix). Answer: the fields of DeviceBinary
+without `file`, with `assembly` (the path of the PTX or AMD assembly); or `error`.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+
+def main() -> None:
+    """Serve requests until standard input ends. What kernels' modules print goes to standard error."""
+    importlib.import_module("llmc.ops")  # The kernels' modules name the ops that they compute.
+    answers, sys.stdout = sys.stdout, sys.stderr
+    for line in sys.stdin:
+        try:
+            answer = compile_request(json.loads(line))
+        except Exception as error:
+            # Triton raises many types for source that it cannot compile; the asking process raises ours.
+            answer = {"error": f"{type(error).__name__}: {error}"}
+        print(json.dumps(answer), file=answers, flush=True)
+
+
+def compile_request(request: dict[str, Any]) -> dict[str, Any]:
+    """Compile one kernel, write its binary and its assembly, say what it needs."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+
+    function = load_function(Path(request["source"]), request["function"])
+    names = function.arg_names
+    signature = {name: request["signature"].get(name, "constexpr") for name in names}
+    constants = {name: request["constants"][name] for name in names if signature[name] == "constexpr"}
+    attributes = {(names.index(name),): [["tt.divisibility", 16]] for name in request["divisible"]}
+    source = ASTSource(function, signature, constants, attributes)
+    target = GPUTarget(request["backend"], request["arch"], request["warp_size"])
+    options = {"num_warps": request["num_warps"], "num_stages": request["num_stages"]}
+    compiled = triton.compile(source, target=target, options=options)
+    is_cuda = request["backend"] == "cuda"
+    binary_kind, assembly_kind = ("cubin", "ptx") if is_cuda else ("hsaco", "amdgcn")
+    binary = Path(f"{request['output']}.{binary_kind}")
+    binary.write_bytes(compiled.asm[binary_kind])
+    assembly = Path(f"{request['output']}.{assembly_kind}")
+    assembly.write_text(compiled.asm[assembly_kind], encoding="utf-8")
+    metadata = compiled.metadata
+    registers, spill_bytes = (
+        cuda_resources(binary, metadata.name) if is_cuda else hip_resources(compiled.asm[assembly_kind])
+    )
+    return {
+        "entry": metadata.name,
+        "threads": int(metadata.num_warps) * request["warp_size"],
+        "blocks_per_cluster": int(metadata.num_ctas),
+        "shared_bytes": int(metadata.shared),
+        "registers": registers,
+        "spill_bytes": spill_bytes,
+        "extra_pointers": entry_parameters(compiled.asm[assembly_kind], is_cuda) - len(request["signature"]),
+        "scratch_bytes": int(getattr(metadata, "global_scratch_size", 0) or 0),
+        "scratch_alignment": int(getattr(metadata, "global_scratch_align", 1) or 1),
+        "assembly": str(assembly),
+    }
+
+
+def load_function(path: Path, name: str) -> Any:
+    """The @triton.jit function of that name in a Python file."""
+    module_name = f"llmc_kernels_{path.stem}"
+    loaded = sys.modules.get(module_name)
+    if loaded is None or loaded.__file__ != str(path):
+        spec = importlib.util.spec_from_file_location(module_name, path)
+        assert spec is not None and spec.loader is not None
+        loaded = importlib.util.module_from_spec(spec)
+        sys.modules[module_name] = loaded
+        spec.loader.exec_module(loaded)
+    return getattr(loaded, name)
+
+
+def cuda_resources(binary: Path, entry: str) -> tuple[int, int]:
+    """Registers of a thread, and bytes of local memory that it spills to."""
+    from triton import knobs
+
+    command = [knobs.nvidia.cuobjdump.path, "--dump-resource-usage", str(binary)]
+    text = subprocess.run(command, check=True, capture_output=True, text=True).stdout
+    usage = text[text.index(f"Function {entry}:") :]
+    found = {name: int(value) for name, value in re.findall(r"\b(REG|STACK|LOCAL):(\d+)", usage)}
+    return found["REG"], found["STACK"] + found["LOCAL"]
+
+
+def hip_resources(assembly: str) -> tuple[int, int]:
+    """Vector registers of a thread, and bytes of scratch memory that it spills to."""
+    found = dict(re.findall(r"\.(vgpr_count|private_segment_fixed_size):\s+(\d+)", assembly))
+    return int(found["vgpr_count"]), int(found["private_segment_fixed_size"])
+
+
+def entry_parameters(assembly: str, is_cuda: bool) -> int:
+    """How many parameters the compiled function takes."""
+    if is_cuda:
+        head = assembly[assembly.index(".entry") :]
+        return head[: head.index(")")].count(".param ")
+    arguments = assembly[assembly.index(".args:") :]
+    kinds: list[str] = re.findall(r"\.value_kind:\s+(\w+)", arguments[: arguments.index(".name:", 6)] or arguments)
+    return sum(kind in ("by_value", "global_buffer") for kind in kinds)
+
+
+if __name__ == "__main__":
+    main()
