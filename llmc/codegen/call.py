@@ -7,7 +7,7 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from llmc.program import Layout, RowCount
+from llmc.program import Layout, Limits, RowCount
 
 # An operand's text (llmc.program.Operand), a count (T, L, R or max_blocks), another word, or a number.
 Argument = str | int | float | bool | None
@@ -62,6 +62,10 @@ class Call(Protocol):
 
     def block_size(self) -> int:
         """Positions in a block of the cache."""
+        ...
+
+    def limits(self) -> Limits:
+        """What a step may hold at most, for memory whose size no row count says."""
         ...
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.grid import evaluate_grid
 from llmc.ops.registry import OPS
-from llmc.program import Layout, RowCount, parse_operand
+from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.targets import GpuTarget, resolve_target
 
 _GAP = 8
@@ -143,13 +143,22 @@ class TensorCall:
     def block_size(self) -> int:
         return int(self._arguments["k_cache"].shape[2])
 
+    def limits(self) -> Limits:
+        requests, blocks = self._arguments["block_tables"].shape
+        return Limits(self.tokens, requests, self.tokens, blocks * self.block_size(), self.block_size())
+
     def run(self, launch: DeviceLaunch) -> None:
         """Launch on the tensors."""
         rows = self._arguments.get("rows")
         counts = {"T": self.tokens, "L": self.tokens if rows is None else len(rows), "R": 1}
+        if "block_tables" in self._arguments:
+            counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)
         bound = {name: self._bind(value, counts) for name, value in launch.arguments.items()}
-        launch.function[grid](**bound, **launch.constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
+        constants = launch.constants
+        if "UPCAST" in constants:
+            constants = constants | {"UPCAST": self._device == "cpu"}
+        launch.function[grid](**bound, **constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
     def _bind(self, value: Any, counts: dict[str, int]) -> Any:
         if not isinstance(value, str):
