@@ -1,0 +1,59 @@
+"""llmc::linear, fused_linear, gated_linear and lm_head: y = activation(x·Wᵀ + bias)·scale + residual, or gated.
+
+One to four rows are bound by reading W (product_gemv), a few dozen too, on the matrix units (product_narrow); many are
+bound by arithmetic (product_tile, product_persistent). All sum in fp32 and round once. product_choice picks.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.product import product_of
+from llmc.codegen.triton.kernels.product_choice import product_launches
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
+from llmc.graph.refusal import Refusal
+from llmc.targets import GpuTarget
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """x: [rows, channels] and residual of one float dtype; the weight's is not wider, since it is stored as x's."""
+    found = refuse_dtypes(node, "x", "residual") or refuse_dtypes(node, "weight") or refuse_ranks(node, x=(2,))
+    if found is not None:
+        return found
+    tensors = tensors_of(node)
+    x, weight = tensors["x"], tensors["weight"]
+    if weight.dtype.itemsize > x.dtype.itemsize:
+        return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: storing it as that would lose digits", node)
+    return None
+
+
+def linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """x·Wᵀ + bias."""
+    return product_launches(product_of(call), target)
+
+
+def fused_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """activation(x·Wᵀ + bias)·scale + residual."""
+    product = product_of(call, activation=call.plain("activation"), scale=call.plain("scale"), has_residual=True)
+    return product_launches(product, target)
+
+
+def gated_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """activation(x·gateᵀ + bias)·(x·upᵀ + bias)."""
+    return product_launches(product_of(call, activation=call.plain("activation"), gated=True), target)
+
+
+def lm_head_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """x·Wᵀ + bias, left in fp32."""
+    return product_launches(replace(product_of(call), result_itemsize=4), target)
+
+
+linear = KernelTemplate(torch.ops.llmc.linear.default, supports, linear_candidates)
+fused_linear = KernelTemplate(torch.ops.llmc.fused_linear.default, supports, fused_linear_candidates)
+gated_linear = KernelTemplate(torch.ops.llmc.gated_linear.default, supports, gated_linear_candidates)
+lm_head = KernelTemplate(torch.ops.llmc.lm_head.default, supports, lm_head_candidates)

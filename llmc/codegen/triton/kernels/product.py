@@ -1,0 +1,78 @@
+"""A matrix product as its kernels see it: the arguments that they all share, and the sizes that decide between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.triton.kernel import Constant, rows
+from llmc.program import Layout, parse_operand
+
+_DESCRIPTOR_ALIGNMENT = 16
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
+
+    count: of rows, T or L or a number. channels: of x. outputs: of y; gated, W has twice as many rows. itemsize: bytes
+    of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W.
+    """
+
+    call: Call
+    arguments: dict[str, Argument]
+    constants: dict[str, Constant]
+    count: str | int
+    channels: int
+    outputs: int
+    gated: bool
+    itemsize: int
+    result_itemsize: int
+    has_aligned_rows: bool
+
+    @property
+    def weight_rows(self) -> int:
+        """Rows of W."""
+        return self.outputs * (2 if self.gated else 1)
+
+    def bytes_moved(self, tokens: int) -> int:
+        """W, x, the residual and y, each once."""
+        residual = 0 if self.arguments["residual_ptr"] is None else self.itemsize
+        operands = (self.weight_rows + tokens) * self.channels * self.itemsize
+        return operands + tokens * self.outputs * (self.result_itemsize + residual)
+
+    def operations(self, tokens: int) -> int:
+        """Multiplications and additions."""
+        return 2 * tokens * self.weight_rows * self.channels
+
+
+def product_of(
+    call: Call, *, activation: str = "identity", scale: float = 1.0, has_residual: bool = False, gated: bool = False
+) -> Product:
+    """The product that a node asks for. A result in fp32 where x is not is lm_head's."""
+    weight_rows, channels = call.shape("weight")
+    x = rows("x", call.rows("x"))
+    itemsize = call.dtype("x").itemsize
+    arguments: dict[str, Argument] = {
+        **x,
+        "weight_ptr": call.weight("weight", Layout.ROWS),
+        "bias_ptr": call.vector("bias"),
+        **rows("residual", call.rows("residual") if has_residual else None),
+        **rows("y", call.result()),
+        "tokens": call.count("x"),
+        "scale": scale,
+    }
+    outputs = weight_rows // 2 if gated else weight_rows
+    strides = (int(x["x_row_stride"] or 0), channels, parse_operand(str(x["x_ptr"])).offset)
+    return Product(
+        call,
+        arguments,
+        {"IN": channels, "OUT": outputs, "GATED": gated, "ACTIVATION": activation},
+        call.count("x"),
+        channels,
+        outputs,
+        gated,
+        itemsize,
+        itemsize,
+        all(stride * itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in strides),
+    )

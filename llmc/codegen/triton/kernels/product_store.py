@@ -1,0 +1,47 @@
+"""The end of every matrix product: bias, activation or gate, scale and residual in fp32, rounded once at the store."""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.activation import activate
+
+
+@triton.jit
+def store_product(
+    product: tl.tensor,
+    up: tl.tensor,
+    first_token: tl.tensor,
+    first_out: tl.tensor,
+    token: tl.tensor,
+    out: tl.tensor,
+    tokens: int,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    scale: float,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+) -> None:
+    """y[token, out] = activation(product + bias)·scale + residual, gated: activation(product + bias)·(up + bias).
+
+    product, up: a tile of sums. first_token, first_out: where the tile starts, int64. token, out: coordinates in the
+    tile, int32 to save registers, one of them [n, 1] and the other [1, n].
+    """
+    is_out = out < OUT - first_out
+    inside = (token < tokens - first_token) & is_out
+    if bias_ptr is not None:
+        product += tl.load(bias_ptr + first_out + out, mask=is_out, other=0.0)
+        if GATED:
+            up += tl.load(bias_ptr + OUT + first_out + out, mask=is_out, other=0.0)
+    y = activate(product, ACTIVATION)
+    y = y * up if GATED else y * scale
+    if residual_ptr is not None:
+        residual_ptr += first_token * residual_row_stride + first_out
+        y += tl.load(residual_ptr + (token * residual_row_stride + out), mask=inside, other=0.0).to(tl.float32)
+    y_ptr += first_token * y_row_stride + first_out
+    tl.store(y_ptr + (token * y_row_stride + out), y.to(y_ptr.dtype.element_ty), mask=inside)

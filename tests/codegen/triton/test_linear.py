@@ -1,0 +1,70 @@
+"""The matrix products against their references: every kernel that serves a row count, every epilogue, odd shapes."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from tests.codegen.triton.tensor_call import check
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+DTYPES = list(TOLERANCE)
+ROWS = [1, 2, 3, 7, 33, 70, 131, 300]
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", ROWS)
+def test_every_row_count(device: str, tokens: int, dtype: torch.dtype) -> None:
+    x, weight = _random(0, tokens, 264).to(dtype), _random(1, 72, 264).to(dtype)
+    check(linear, x, weight, _random(2, 72).to(dtype), device=device, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("target", ["a100", "rtx4090", "mi300x"])
+@pytest.mark.parametrize("tokens", [1, 20, 150])
+def test_other_targets(device: str, tokens: int, target: str) -> None:
+    if device == "cuda" and target == "mi300x":
+        pytest.skip("its launches are not for this device")
+    x, weight = _random(0, tokens, 256).half(), _random(1, 100, 256).half()
+    check(linear, x, weight, None, device=device, tolerance=1e-3, target=target)
+
+
+@pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (257, 100), (64, 1024)])
+@pytest.mark.parametrize("tokens", [1, 17, 66])
+def test_odd_shapes(device: str, tokens: int, outputs: int, channels: int) -> None:
+    x, weight = _random(0, tokens, channels).half(), _random(1, outputs, channels).half()
+    check(linear, x, weight, None, device=device, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 9, 65, 260])
+def test_epilogue(device: str, tokens: int) -> None:
+    x, weight, bias = _random(0, tokens, 64).half(), _random(1, 40, 64).half(), _random(2, 40).half()
+    residual = _random(3, tokens, 40).half()
+    check(fused_linear, x, weight, bias, residual, "gelu_tanh", 0.5, device=device, tolerance=1e-3)
+    check(fused_linear, x, weight, None, residual, "identity", 1.0, device=device, tolerance=1e-3)
+    check(fused_linear, x, weight, bias, None, "relu2", 1.0, device=device, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("tokens", [1, 3, 9, 65, 260])
+def test_gated(device: str, tokens: int, dtype: torch.dtype) -> None:
+    x, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate([(tokens, 48), (2 * 37, 48), (2 * 37,)]))
+    check(gated_linear, x, weight, bias, "silu", device=device, tolerance=TOLERANCE[dtype])
+    check(gated_linear, x, weight, None, "gelu", device=device, tolerance=TOLERANCE[dtype])
+
+
+@pytest.mark.parametrize("tokens", [1, 5, 70])
+def test_logits_stay_in_fp32(device: str, tokens: int) -> None:
+    x, weight = _random(0, tokens, 96).half(), _random(1, 130, 96).half()
+    check(lm_head, x, weight, None, device=device, tolerance=2e-6)
+
+
+def test_split_sums_are_the_same_in_every_run(device: str) -> None:
+    x, weight = _random(0, 16, 2048).half(), _random(1, 64, 2048).half()
+    launches = check(linear, x, weight, None, device=device, tolerance=1e-3)
+    assert launches[0].constants["SPLITS"] == 8 and launches[0].then, launches[0].constants
