@@ -135,12 +135,26 @@ def parse_operand(text: str) -> Operand:
 
 
 @dataclass(frozen=True)
+class RowRange:
+    """Steps in which a count (T or L) is at least `first` and at most `last`; None for no limit."""
+
+    rows: RowCount
+    first: int
+    last: int | None
+
+    def holds(self, *, tokens: int, logit_rows: int) -> bool:
+        """Whether a step of T tokens and L logit rows is one of them."""
+        count = {RowCount.TOKENS: tokens, RowCount.LOGIT_ROWS: logit_rows, RowCount.ONE: 1}[self.rows]
+        return self.first <= count and (self.last is None or count <= self.last)
+
+
+@dataclass(frozen=True)
 class Launch:
     """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
 
     A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
     On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
-    expressions (llmc/grid.py); empty on a CPU.
+    expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them.
     bytes_moved and flops are sympy expressions in T, L and C (cached positions read, summed over requests), as text.
     """
 
@@ -150,6 +164,11 @@ class Launch:
     bytes_moved: str
     flops: str
     grid: tuple[str, ...] = ()
+    only: RowRange | None = None
+
+    def runs(self, *, tokens: int, logit_rows: int) -> bool:
+        """Whether a step of T tokens and L logit rows has the launch."""
+        return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
 
 @dataclass(frozen=True)

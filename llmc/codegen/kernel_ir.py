@@ -84,13 +84,13 @@ class Store:
 Statement = Load | Constant | Apply | Reduce | Store
 
 # Name → number of operands. A printer says how each is written in its language; `to_*` convert between kinds and
-# `round_bf16` rounds where the model itself casts down and up again.
+# `round_*` rounds where the model itself casts down and up again.
 FUNCTIONS: dict[str, int] = {
     **dict.fromkeys(("add", "sub", "mul", "div", "floor_div", "pow", "maximum", "minimum", "remainder"), 2),
     **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or"), 2),
     **dict.fromkeys(("neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "erf"), 1),
     **dict.fromkeys(("floor", "ceil", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "softplus", "not"), 1),
-    **dict.fromkeys(("to_float", "to_int", "to_bool", "round_bf16"), 1),
+    **dict.fromkeys(("to_float", "to_int", "to_bool", "round_bf16", "round_f16"), 1),
     "where": 3,
 }
 REDUCTIONS = frozenset({"sum", "mean", "max", "min"})

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
-from llmc.codegen.call import Argument, arguments_of
-from llmc.codegen.cpp.kernel_table import SUFFIXES, Kernel, kernel_of
+from llmc.codegen.backend import Backend, KernelCall
+from llmc.codegen.call import arguments_of
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.kernel_ir import Apply, Loop, Reduce
 from llmc.codegen.loop_builder import Place, build_copy, build_loop, contiguous_strides, dtype_name
@@ -23,7 +23,7 @@ from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost, node_cost
 from llmc.graph.model_graph import ModelGraph
-from llmc.program import Buffer, Launch, Layout, Operand, RowCount, parse_operand
+from llmc.program import Buffer, Launch, Layout, Limits, Operand, Origin, RowCount, parse_operand
 
 CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
 
@@ -37,14 +37,25 @@ class LaunchBuilder:
     """The step while it grows, launch by launch. loops: the name of each different loop."""
 
     def __init__(
-        self, graph: ModelGraph, views: Views, copies: frozenset[fx.Node], units: Sequence[Unit], output: View
+        self,
+        graph: ModelGraph,
+        backend: Backend,
+        views: Views,
+        copies: frozenset[fx.Node],
+        units: Sequence[Unit],
+        output: View,
+        limits: Limits,
     ) -> None:
+        self.limits = limits
         self.graph, self.views, self._copies, self._output = graph, views, copies, output
+        self._backend = backend
         self._written = _written(units, output, views)
-        self._placements = place_values(units, [self._written[u] for u in units], self._output, views, copies)
+        self._placements = place_values(
+            units, [self._written[u] for u in units], self._output, views, copies, backend.in_place
+        )
         self.launches: list[Launch] = []
         self._names: dict[Value, str] = {}
-        self.weights = WeightSlots(graph, views)
+        self.weights = WeightSlots(graph, views, backend)
         self.loops: dict[Loop, str] = {}
 
     def emit(self, unit: Unit) -> None:
@@ -56,9 +67,12 @@ class LaunchBuilder:
         elif unit.target in CONCATENATIONS:
             self._concatenate(unit)
         else:
-            kernel = kernel_of(unit)
-            assert kernel is not None
-            self._call(unit, kernel)
+            cost, origin = node_cost(unit), origin_of((unit,))
+            moved, flops = str(cost.bytes_moved), str(cost.flops)
+            for first, *rest in self._backend.calls(unit, NodeCall(self, unit)):
+                self._launch(first, origin, moved, flops)
+                for call in rest:
+                    self._launch(call, origin, "0", "0")
 
     def finish_logits(self) -> None:
         """Copy the output into the caller's logits, where the launch that makes it could not write it there."""
@@ -142,11 +156,12 @@ class LaunchBuilder:
         self, loop: Loop, pointers: Sequence[str], nodes: Sequence[fx.Node], nbytes: int | None = None
     ) -> None:
         name = self.loops.setdefault(loop, f"loop_{len(self.loops)}_{_loop_title(loop)}")
-        arguments: dict[str, Argument] = {"rows": _count(loop.rows)}
-        arguments |= {f"p{i}": pointer for i, pointer in enumerate(pointers)}
-        cost = group_cost(nodes)
+        call, cost = self._backend.loop_call(name, loop, pointers), group_cost(nodes)
         moved = str(cost.bytes_moved) if nbytes is None else f"{nbytes}*{loop.rows.value}"
-        self.launches.append(Launch(name, arguments, origin_of(nodes), moved, str(cost.flops)))
+        self._launch(call, origin_of(nodes), moved, str(cost.flops))
+
+    def _launch(self, call: KernelCall, origin: Origin, moved: str, flops: str) -> None:
+        self.launches.append(Launch(call.kernel, call.arguments, origin, moved, flops, call.grid, call.only))
 
     def _concatenate(self, node: fx.Node) -> None:
         """One copying loop for each part, into its place in the result."""
@@ -178,22 +193,14 @@ class LaunchBuilder:
             self._launch_loop(loop, pointers, (node,), nbytes)
             start += size
 
-    def _call(self, node: fx.Node, kernel: Kernel) -> None:
-        call = NodeCall(self, node)
-        given = arguments_of(node)
-        arguments: dict[str, Argument] = {n: a for n, a in kernel.arguments(call).items() if a is not None}
-        base = kernel.function if isinstance(kernel.function, str) else kernel.function(call)
-        name = "_".join([base, *(SUFFIXES[given[s].meta["val"].dtype] for s in kernel.suffixes)])
-        cost = node_cost(node)
-        self.launches.append(Launch(name, arguments, origin_of((node,)), str(cost.bytes_moved), str(cost.flops)))
-
 
 class NodeCall:
-    """How one node's arguments become text: what kernel_table.Call describes."""
+    """How one node's arguments become text: what call.Call describes. Asked twice, it answers alike."""
 
     def __init__(self, builder: LaunchBuilder, node: fx.Node) -> None:
         self._builder, self._node = builder, node
         self._arguments = arguments_of(node)
+        self._given: dict[tuple[str, str], str] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         fake: Tensor = self._arguments[name].meta["val"]
@@ -208,10 +215,12 @@ class NodeCall:
     def rows(self, name: str) -> str | None:
         if self._arguments[name] is None:
             return None
-        view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
-        operand, stride = self._builder.operand(view)
-        row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
-        return str(replace(operand, stride=stride if row else 0))
+        if ("rows", name) not in self._given:
+            view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
+            operand, stride = self._builder.operand(view)
+            row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
+            self._given["rows", name] = str(replace(operand, stride=stride if row else 0))
+        return self._given["rows", name]
 
     def result(self, index: int = 0) -> str:
         views = self._builder.views[self._node]
@@ -222,6 +231,11 @@ class NodeCall:
     def vector(self, name: str) -> str | None:
         if self._arguments[name] is None:
             return None
+        if ("vector", name) not in self._given:
+            self._given["vector", name] = self._vector(name)
+        return self._given["vector", name]
+
+    def _vector(self, name: str) -> str:
         view = self._view(name)
         if view.value.node.name in self._builder.graph.weights:
             if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
@@ -261,6 +275,9 @@ class NodeCall:
 
     def block_size(self) -> int:
         return self.shape("k_cache")[1]
+
+    def limits(self) -> Limits:
+        return self._builder.limits
 
     def _view(self, name: str) -> View:
         view = self._builder.views[self._arguments[name]]
@@ -303,12 +320,12 @@ def _count(rows: RowCount) -> str | int:
 def _dtype_of(value: Value) -> str:
     name = dtype_name(value.dtype)
     if name is None:
-        raise unsupported(value.node, f"its result is {value.dtype}", "use float32 or bfloat16")
+        raise unsupported(value.node, f"its result is {value.dtype}", "use float32, bfloat16 or float16")
     return name
 
 
 def _itemsize(value: Value) -> int:
-    return {"F32": 4, "BF16": 2, "I32": 4}[_dtype_of(value)]
+    return {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}[_dtype_of(value)]
 
 
 def _buffer_name(value: Value) -> str:

@@ -1,6 +1,7 @@
-"""Lower an optimized graph to a Program and its C++ source: choose kernels, build loops, place buffers, order launches.
+"""Lower an optimized graph to a Program: choose kernels, build loops, place buffers, order launches.
 
-Reading order: `lower` → `_units` (what is launched, and when) → launches.py (one launch after the other).
+`lower` prints it as C++; codegen/triton/lowering.py makes GPU kernels of the same plan. Reading order: `plan_step` →
+`_units` (what is launched, and when) → launches.py (one launch after the other).
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ from dataclasses import dataclass
 import networkx as nx
 from torch import fx
 
-from llmc.codegen.cpp.kernel_table import supports
+from llmc.codegen.backend import Backend
+from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.step import print_source
 from llmc.codegen.dependencies import dependencies, is_loop_node
 from llmc.codegen.fuse_groups import Group, fuse_groups
+from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.launches import CONCATENATIONS, LaunchBuilder
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
@@ -44,39 +47,55 @@ class Lowered:
     recipes: tuple[Recipe, ...]
 
 
+@dataclass(frozen=True)
+class StepPlan:
+    """A lowered step in no language yet. loops: each different loop and its name. recipes: of program.weights."""
+
+    program: Program
+    loops: dict[Loop, str]
+    recipes: tuple[Recipe, ...]
+
+
 def lower(graph: ModelGraph, target: CpuTarget, options: BuildOptions) -> Lowered:
     """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
+    plan = plan_step(graph, CppBackend(target), options)
+    return Lowered(plan.program, print_source(plan.program, plan.loops, graph.info.name), plan.recipes)
+
+
+def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> StepPlan:
+    """Choose the backend's kernels and place buffers. Raises LoweringError as `lower` does."""
     check_logit_rows(graph)
     views, copies = find_views(graph)
     edges = dependencies(graph, views, copies)
     for node in edges:
-        _check(node, copies, views, target)
+        _check(node, copies, views, backend)
     groups = fuse_groups(graph, views, copies)
     units = _units(edges, groups)
     output = _output_view(graph, views)
-    builder = LaunchBuilder(graph, views, copies, units, output)
+    limits = engine_limits(graph.info, options)
+    builder = LaunchBuilder(graph, backend, views, copies, units, output, limits)
     for unit in units:
         builder.emit(unit)
     builder.finish_logits()
     buffers, plan = builder.planned_buffers()
     program = Program(
-        limits=engine_limits(graph.info, options),
+        limits=limits,
         vocab_size=math.prod(dims_of(output.shape)),
         arena=plan.arena,
         unplanned_arena=plan.unplanned,
         buffers=buffers,
         weights=builder.weights.slots(),
-        caches=_caches(graph),
+        caches=_caches(graph, backend),
         launches=tuple(builder.launches),
     )
-    source = print_source(program, builder.loops, graph.info.name)
-    return Lowered(program, source, builder.weights.recipes())
+    return StepPlan(program, builder.loops, builder.weights.recipes())
 
 
-def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, target: CpuTarget) -> None:
+def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, backend: Backend) -> None:
     if node in copies or node.target in CONCATENATIONS:
         return
-    found = refusal(node) if is_loop_node(node, copies, views) else supports(node, target)
+    in_loop = is_loop_node(node, copies, views)
+    found = refusal(node, backend.float_dtypes) if in_loop else backend.refusal(node)
     if found is not None:
         raise unsupported(found.node, found.reason, _WRITE_AN_OP)
 
@@ -103,11 +122,11 @@ def _output_view(graph: ModelGraph, views: Views) -> View:
     return view
 
 
-def _caches(graph: ModelGraph) -> tuple[CacheSlot, ...]:
+def _caches(graph: ModelGraph, backend: Backend) -> tuple[CacheSlot, ...]:
     slots = []
     for cache in graph.caches:
         dtype = dtype_name(cache.dtype)
-        if dtype not in ("F32", "BF16"):
+        if dtype is None or cache.dtype not in backend.float_dtypes:
             raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")
         slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, dtype))
     return tuple(slots)

@@ -40,3 +40,15 @@ def unsupported(node: fx.Node, problem: str, fix: str) -> LoweringError:
     source = source_line(node)
     place = f"node {node.name}" if source is None else f"node {node.name}, from {source}"
     return LoweringError(f"{node.target} cannot be lowered: {problem}", at=place, fix=fix)
+
+
+def describe(origin: Origin) -> str:
+    """Nodes, rewrite and source of a launch, for a comment: one or two lines."""
+    nodes = ", ".join(origin.nodes[:6]) + (f" and {len(origin.nodes) - 6} more" if len(origin.nodes) > 6 else "")
+    lines = [nodes + (f"  ({origin.rewrite})" if origin.rewrite else "")]
+    return "\n".join(one_line(line) for line in [*lines, *([origin.source] if origin.source else [])])
+
+
+def one_line(text: str) -> str:
+    """Fit for a comment: no line break, and no backslash at the end that would continue it."""
+    return " ".join(text.split()).rstrip("\\")[:160]

@@ -6,20 +6,21 @@ the place where it writes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import fx
 
 from llmc.codegen.call import arguments_of
-from llmc.codegen.cpp.kernel_table import kernel_of
 from llmc.codegen.dependencies import operand_views
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.loop_space import result_view, strides_over
 from llmc.codegen.views import Value, View, Views
 
 Unit = fx.Node | Group
+# Arguments of a node's kernel that may lie where a result goes, and which result.
+InPlace = Callable[[fx.Node], tuple[tuple[str, int], ...]]
 
 
 @dataclass(frozen=True)
@@ -50,10 +51,15 @@ def unit_reads(unit: Unit, views: Views) -> tuple[View, ...]:
 
 
 def place_values(
-    units: Sequence[Unit], written: Sequence[tuple[Value, ...]], output: View, views: Views, copies: frozenset[fx.Node]
+    units: Sequence[Unit],
+    written: Sequence[tuple[Value, ...]],
+    output: View,
+    views: Views,
+    copies: frozenset[fx.Node],
+    in_place: InPlace,
 ) -> dict[Value, Placement]:
     """A placement for each value that the units write. written: the values that each unit must leave in memory."""
-    return _Placer(units, written, output, views, copies).place()
+    return _Placer(units, written, output, views, copies, in_place).place()
 
 
 def row_stride_only(view: View) -> bool:
@@ -75,9 +81,10 @@ class _Placer:
         output: View,
         views: Views,
         copies: frozenset[fx.Node],
+        in_place: InPlace,
     ) -> None:
         self._units, self._written, self._output = units, written, output
-        self._views, self._copies = views, copies
+        self._views, self._copies, self._in_place_arguments = views, copies, in_place
         self._reads: dict[Value, list[_Read]] = {}
         for i, unit in enumerate(units):
             for view in unit_reads(unit, views):
@@ -143,8 +150,7 @@ class _Placer:
                 if a[1:] == b[1:] and (a[0] != 0) == (b[0] != 0) and _same_size(view, value):
                     yield view, result
             return
-        kernel = kernel_of(launch)
-        for name, index in kernel.in_place if kernel is not None else ():
+        for name, index in self._in_place_arguments(launch):
             source = self._views[arguments_of(launch)[name]]
             if index == value.index and isinstance(source, View) and row_stride_only(source):
                 yield source, value.whole()

@@ -54,11 +54,12 @@ def reduces(node: fx.Node) -> bool:
     return node.target in _REDUCTIONS or node.target is _aten._softmax.default
 
 
-def refusal(node: fx.Node) -> Refusal | None:
-    """Why no loop can hold the node, or None."""
+def refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal | None:
+    """Why no loop can hold the node, or None. float_dtypes: those that the loop's language stores."""
     value = node.meta["val"]
-    if value.dtype not in _DTYPES:
-        return Refusal(f"its result is {value.dtype}; loops know float32, bfloat16, integers and booleans", node)
+    if value.dtype not in float_dtypes | _DTYPES:
+        known = ", ".join(sorted(str(d).removeprefix("torch.") for d in float_dtypes))
+        return Refusal(f"its result is {value.dtype}; loops know {known}, integers and booleans", node)
     if node.target in _BITWISE and value.dtype != torch.bool:
         return Refusal(f"it works on the bits of {value.dtype}; loops know it for booleans only", node)
     if not reduces(node):
@@ -81,7 +82,8 @@ def emit(node: fx.Node, to: Statements) -> int:
     return POINTWISE[node.target](to, node)
 
 
-_DTYPES = frozenset({torch.float32, torch.bfloat16, torch.int32, torch.int64, torch.bool})
+_DTYPES = frozenset({torch.int32, torch.int64, torch.bool})
+_ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
 
 
 def _result(node: fx.Node) -> Kind:
@@ -143,7 +145,8 @@ def _clamp(to: Statements, node: fx.Node) -> int:
 
 def _cast(to: Statements, node: fx.Node) -> int:
     value = to.read(node.args[0], _result(node))
-    return to.apply("round_bf16", value) if node.meta["val"].dtype == torch.bfloat16 else value
+    rounding = _ROUNDING.get(node.meta["val"].dtype)
+    return value if rounding is None else to.apply(rounding, value)
 
 
 def _power(to: Statements, node: fx.Node) -> int:

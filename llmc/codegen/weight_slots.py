@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from llmc.codegen.backend import Backend
 from llmc.codegen.call import arguments_of
 from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.origin import unsupported
@@ -16,7 +17,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived, Recipe, Stored
 from llmc.program import Layout, WeightSlot
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 _llmc = torch.ops.llmc
 _PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
 
@@ -27,12 +28,12 @@ class WeightSlots:
     Placeholders with equal recipes (tied weights) share their slots.
     """
 
-    def __init__(self, graph: ModelGraph, views: Views) -> None:
-        self._graph = graph
+    def __init__(self, graph: ModelGraph, views: Views, backend: Backend) -> None:
+        self._graph, self._backend = graph, backend
         self._slots: dict[tuple[Hashable, Layout, torch.dtype], tuple[WeightSlot, Recipe]] = {}
         self._in_panels: set[tuple[Hashable, torch.dtype]] = set()
         for node in graph.graph.nodes:
-            if node.target in _PRODUCTS:
+            if backend.has_panels and node.target in _PRODUCTS:
                 x, weight = (arguments_of(node)[name] for name in ("x", "weight"))
                 view = views[weight]
                 if isinstance(view, View) and view.value.node.name in graph.weights:
@@ -55,7 +56,7 @@ class WeightSlots:
         stored = torch.float32 if layout is Layout.VECTOR_F32 else dtype
         key = (self._key(weight), layout, stored)
         if key not in self._slots:
-            if stored not in _DTYPES:
+            if stored not in self._backend.float_dtypes:
                 raise unsupported(weight, f"a weight is {stored}", "build with dtype float32 or bfloat16")
             shape = tuple(int(s) for s in weight.meta["val"].shape)
             nbytes = packed_nbytes(shape, layout, stored)

@@ -19,15 +19,8 @@ def block_count(program: Program, kv_cache_bytes: int | None) -> int:
     holds it. Raises OptionError if there is not even room for that.
     """
     limits = program.limits
-    per_sequence = -(-limits.max_model_len // limits.block_size)
-    wanted = min(limits.max_sequences * per_sequence, _MAX_SLOTS // limits.block_size)
+    wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     block_bytes = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
-    if kv_cache_bytes is not None and (type(kv_cache_bytes) is not int or kv_cache_bytes < 1):
-        raise OptionError(
-            f"kv_cache_bytes cannot be {kv_cache_bytes!r}",
-            at=f"kv_cache_bytes={kv_cache_bytes!r}",
-            fix="give a whole number of bytes, or None for a share of the free memory",
-        )
     needed = per_sequence * block_bytes
     room = default_bytes(available_bytes(), needed) if kv_cache_bytes is None else kv_cache_bytes
     blocks = min(wanted, room // block_bytes) if block_bytes else wanted
@@ -40,6 +33,20 @@ def block_count(program: Program, kv_cache_bytes: int | None) -> int:
             fix=f"load with kv_cache_bytes={needed} or more, or build with a smaller max_model_len",
         )
     return blocks
+
+
+def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, int]:
+    """Blocks for every sequence at full length, and for one. Raises OptionError for a bad kv_cache_bytes."""
+    limits = program.limits
+    if kv_cache_bytes is not None and (type(kv_cache_bytes) is not int or kv_cache_bytes < 1):
+        raise OptionError(
+            f"kv_cache_bytes cannot be {kv_cache_bytes!r}",
+            at=f"kv_cache_bytes={kv_cache_bytes!r}",
+            fix="give a whole number of bytes, or None for a share of the free memory",
+        )
+    per_sequence = -(-limits.max_model_len // limits.block_size)
+    # One block fewer than there are slots for: a GPU's executor keeps one for padding.
+    return min(limits.max_sequences * per_sequence, _MAX_SLOTS // limits.block_size - 1), per_sequence
 
 
 def default_bytes(available: int, one_sequence: int) -> int:

@@ -32,14 +32,9 @@ class Kernel:
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
 
-def kernel_of(node: fx.Node) -> Kernel | None:
-    """The kernel for the node's op, None if there is none."""
-    return KERNELS.get(node.target)
-
-
 def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     """Why the node's kernel cannot be called for it on the target, or None."""
-    kernel = kernel_of(node)
+    kernel = KERNELS.get(node.target)
     if kernel is None:
         return Refusal(f"no kernel for {target.name} computes {node.target}", node)
     tensors = {name: a.meta["val"] for name, a in arguments_of(node).items() if isinstance(a, fx.Node)}

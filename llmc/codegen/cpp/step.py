@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from llmc.codegen.call import Argument
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
+from llmc.codegen.origin import describe, one_line
 from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
 
 _COUNTS = {"T": "step->tokens", "L": "step->logit_rows", "R": "step->requests", "max_blocks": "step->max_blocks"}
@@ -21,14 +22,14 @@ def print_source(program: Program, loops: Mapping[Loop, str], model: str) -> str
     for launch in program.launches:
         first_use.setdefault(launch.kernel, launch.origin)
     parts = [_head(program, model)]
-    parts += [print_loop(name, loop, _describe(first_use[name])) for loop, name in loops.items()]
+    parts += [print_loop(name, loop, describe(first_use[name])) for loop, name in loops.items()]
     parts.append(_engine(program))
     parts.append(_step(program))
     return "\n".join(parts)
 
 
 def _head(program: Program, model: str) -> str:
-    return f"""// The step of {_one_line(model)}: {len(program.launches)} launches, {len(program.weights)} weights.
+    return f"""// The step of {one_line(model)}: {len(program.launches)} launches, {len(program.weights)} weights.
 // Generated; each launch says which op, rewrite and line of the model's source it comes from.
 #include <stdlib.h>
 
@@ -119,7 +120,7 @@ class _LaunchPrinter:
 
     def lines(self, launch: Launch) -> Iterator[str]:
         """The call and the comment above it."""
-        for line in _describe(launch.origin).splitlines():
+        for line in describe(launch.origin).splitlines():
             yield f"  // {line}"
         values = {name: self._value(name, value) for name, value in launch.arguments.items()}
         if launch.kernel.startswith("llmc_"):
@@ -156,17 +157,6 @@ class _LaunchPrinter:
             layer, part = operand.name.split(".")
             return f"engine->caches[{2 * int(layer) + (part == 'v')}]"
         return f"step->{_INPUTS.get(operand.name, operand.name)}"
-
-
-def _describe(origin: Origin) -> str:
-    nodes = ", ".join(origin.nodes[:6]) + (f" and {len(origin.nodes) - 6} more" if len(origin.nodes) > 6 else "")
-    lines = [nodes + (f"  ({origin.rewrite})" if origin.rewrite else "")]
-    return "\n".join(_one_line(line) for line in [*lines, *([origin.source] if origin.source else [])])
-
-
-def _one_line(text: str) -> str:
-    """Fit for a // comment: no line break, and no backslash at the end that would continue it."""
-    return " ".join(text.split()).rstrip("\\")[:160]
 
 
 def _affine(offset: Affine) -> str:

@@ -1,0 +1,44 @@
+"""The CPU's kernels, as lowering asks for them."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from llmc.codegen.backend import KernelCall
+from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.cpp.kernel_table import KERNELS, SUFFIXES, supports
+from llmc.codegen.kernel_ir import Loop
+from llmc.graph.refusal import Refusal
+from llmc.program import RowCount
+from llmc.targets import CpuTarget
+
+
+class CppBackend:
+    """Calls of the C++ kernel table and of generated C++ loops."""
+
+    float_dtypes: frozenset[torch.dtype] = frozenset(SUFFIXES)
+    has_panels = True
+
+    def __init__(self, target: CpuTarget) -> None:
+        self._target = target
+
+    def refusal(self, node: fx.Node) -> Refusal | None:
+        return supports(node, self._target)
+
+    def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
+        kernel = KERNELS.get(node.target)
+        return kernel.in_place if kernel is not None else ()
+
+    def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
+        kernel, given = KERNELS[node.target], arguments_of(node)
+        arguments: dict[str, Argument] = {n: a for n, a in kernel.arguments(call).items() if a is not None}
+        base = kernel.function if isinstance(kernel.function, str) else kernel.function(call)
+        name = "_".join([base, *(SUFFIXES[given[s].meta["val"].dtype] for s in kernel.suffixes)])
+        return ((KernelCall(name, arguments),),)
+
+    def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
+        arguments: dict[str, Argument] = {"rows": 1 if loop.rows is RowCount.ONE else loop.rows.value}
+        return KernelCall(name, arguments | {f"p{i}": pointer for i, pointer in enumerate(pointers)})

@@ -1,0 +1,109 @@
+"""The Triton kernels, as lowering asks for them; remembers how each was asked for, so that it can be specialized."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.codegen.backend import KernelCall
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.kernel_ir import Loop
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch
+from llmc.codegen.triton.kernel_table import KERNELS
+from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
+from llmc.graph.refusal import Refusal
+from llmc.program import RowCount, RowRange
+from llmc.targets import GpuTarget
+
+
+@dataclass(frozen=True)
+class Unspecialized:
+    """A kernel without the types of its parameters. module: where `function` is; None for a generated loop."""
+
+    function: str
+    module: str | None
+    constants: tuple[tuple[str, Constant], ...]
+    num_warps: int
+    num_stages: int
+
+
+class TritonBackend:
+    """Calls of the Triton kernel table and of generated loops, for one lowering. kernels: by the name in the calls."""
+
+    float_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.bfloat16, torch.float16})
+    has_panels = False
+
+    def __init__(self, target: GpuTarget) -> None:
+        self._target = target
+        self.kernels: dict[str, Unspecialized] = {}
+        self._names: dict[Unspecialized, str] = {}
+
+    def refusal(self, node: fx.Node) -> Refusal | None:
+        template = KERNELS.get(node.target)
+        if template is None:
+            return Refusal(f"no kernel for {self._target.name} computes {node.target}", node)
+        return template.supports(node, self._target)
+
+    def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
+        template = KERNELS.get(node.target)
+        return template.in_place if template is not None else ()
+
+    def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
+        candidates = KERNELS[node.target].candidates(call, self._target)
+        return tuple(
+            tuple(self._call(launch, only) for launch in (first, *first.then))
+            for first, only in alternatives(candidates)
+        )
+
+    def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
+        arguments: dict[str, Argument] = {f"p{i}": pointer for i, pointer in enumerate(pointers)}
+        if needs_rows(loop):
+            arguments["rows"] = 1 if loop.rows is RowCount.ONE else loop.rows.value
+        self.kernels[name] = Unspecialized(name, None, (), loop_tile(loop).num_warps, 2)
+        return KernelCall(name, arguments, loop_grid(loop))
+
+    def _call(self, launch: DeviceLaunch, only: RowRange | None) -> KernelCall:
+        absent = {name: None for name, value in launch.arguments.items() if value is None}
+        constants = tuple(sorted({**launch.constants, **absent}.items()))
+        function = python_function(launch.function)
+        kernel = Unspecialized(function.__name__, function.__module__, constants, launch.num_warps, launch.num_stages)
+        name = self._names.setdefault(kernel, f"{function.__name__}.{len(self._names)}")
+        self.kernels[name] = kernel
+        given = {**launch.constants, **launch.arguments}
+        names = list(inspect.signature(function).parameters)
+        assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
+        arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
+        return KernelCall(name, arguments, launch.grid, only)
+
+
+def python_function(function: Any) -> Any:
+    """The Python function below @triton.jit, interpreted or not."""
+    return function.fn
+
+
+def alternatives(candidates: Sequence[DeviceLaunch]) -> list[tuple[DeviceLaunch, RowRange | None]]:
+    """For each number of rows the first candidate that serves it, as ranges of them in ascending order."""
+    starts = sorted({1, *(c.min_tokens for c in candidates), *(c.max_tokens + 1 for c in candidates if c.max_tokens)})
+    ranges: list[tuple[DeviceLaunch, int, int | None]] = []
+    for start, following in zip(starts, [*starts[1:], None], strict=True):
+        chosen = next(
+            c for c in candidates if c.min_tokens <= start and (c.max_tokens is None or start <= c.max_tokens)
+        )
+        last = None if following is None else following - 1
+        if ranges and ranges[-1][0] is chosen:
+            ranges[-1] = chosen, ranges[-1][1], last
+        else:
+            ranges.append((chosen, start, last))
+    if len(ranges) == 1:
+        return [(ranges[0][0], None)]
+    return [(c, RowRange(_counted(c), first, last)) for c, first, last in ranges]
+
+
+def _counted(launch: DeviceLaunch) -> RowCount:
+    """What the launch's rows are."""
+    return RowCount.LOGIT_ROWS if RowCount.LOGIT_ROWS.value in launch.arguments.values() else RowCount.TOKENS

@@ -1,0 +1,40 @@
+"""Which Triton kernel computes an llmc:: op: one table."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import llmc.ops  # noqa: F401  (registers the ops that the kernels name)
+from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.embedding import embedding
+from llmc.codegen.triton.kernels.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.kv_write import kv_write
+from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
+from llmc.codegen.triton.kernels.rope import rope
+from llmc.codegen.triton.kernels.rope_angles import rope_angles
+from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.select_rows import select_rows
+
+_TEMPLATES: tuple[KernelTemplate, ...] = (
+    embedding,
+    rms_norm,
+    add_rms_norm,
+    layer_norm,
+    add_layer_norm,
+    rope_angles,
+    rope,
+    kv_write,
+    rope_kv_write,
+    gated_activation,
+    linear,
+    fused_linear,
+    gated_linear,
+    lm_head,
+    paged_attention,
+    select_rows,
+)
+
+KERNELS: dict[Any, KernelTemplate] = {template.op: template for template in _TEMPLATES}

@@ -1,0 +1,81 @@
+"""Lower an optimized graph for GPUs: the plan of lowering.py with specialized Triton kernels, and their sources."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llmc.codegen.kernel_ir import Loop
+from llmc.codegen.lowering import plan_step
+from llmc.codegen.origin import describe, one_line
+from llmc.codegen.triton.backend import TritonBackend
+from llmc.codegen.triton.printer import print_loop, print_module
+from llmc.codegen.triton.specialize import specialize
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Recipe
+from llmc.options import BuildOptions
+from llmc.program import Origin, Program
+from llmc.targets import GpuTarget
+
+LOOPS_SOURCE = "kernels/loops.py"
+_KERNELS = "llmc.codegen.triton.kernels"
+
+
+@dataclass(frozen=True)
+class DeviceLowered:
+    """What the engine is made of. sources: Python text of each file that kernels are in. recipes: of the weights."""
+
+    program: Program
+    sources: dict[str, str]
+    recipes: tuple[Recipe, ...]
+
+
+def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
+    """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
+    backend = TritonBackend(target)
+    plan = plan_step(graph, backend, options)
+    modules = {kernel.module for kernel in backend.kernels.values()} - {None}
+    files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(filter(None, modules))}
+    program = specialize(plan.program, backend.kernels, {**files, None: LOOPS_SOURCE})
+    imported = {name: f"kernels/{name.rpartition('.')[2]}.py" for name in _imported(files)}
+    sources = {file: _source(importlib.import_module(name)) for name, file in sorted((files | imported).items())}
+    if plan.loops:
+        sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
+    return DeviceLowered(program, sources, plan.recipes)
+
+
+def _print_loops(program: Program, loops: Mapping[Loop, str], model: str) -> str:
+    first_use: dict[str, Origin] = {}
+    for launch in program.launches:
+        first_use.setdefault(launch.kernel, launch.origin)
+    printed = [print_loop(name, loop, describe(first_use[name])) for loop, name in loops.items()]
+    return print_module(one_line(model), printed)
+
+
+def _imported(modules: Iterable[str]) -> set[str]:
+    """The modules of device functions that those modules' kernels call: the reader of an engine wants them too."""
+    seen: set[str] = set()
+    pending = list(modules)
+    while pending:
+        for value in vars(importlib.import_module(pending.pop())).values():
+            module = _device_module(value)
+            if module is not None and module not in seen:
+                seen.add(module)
+                pending.append(module)
+    return seen
+
+
+def _device_module(value: Any) -> str | None:
+    module = getattr(getattr(value, "fn", None), "__module__", None)
+    return module if isinstance(module, str) and module.startswith(_KERNELS) else None
+
+
+def _source(module: ModuleType) -> str:
+    path = inspect.getsourcefile(module)
+    assert path is not None
+    return Path(path).read_text(encoding="utf-8")

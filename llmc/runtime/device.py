@@ -1,0 +1,53 @@
+"""Find the GPU that runs an engine, or say why there is none and what to run instead."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.errors import TargetError
+
+
+@dataclass(frozen=True)
+class Device:
+    """A CUDA device. index: as torch numbers it. shared_memory: bytes that a block may ask for."""
+
+    index: int
+    name: str
+    capability: tuple[int, int]
+    shared_memory: int
+
+
+def open_device(engine: Path) -> Device:
+    """torch's current CUDA device, initialized. Raises TargetError if there is none that can be used."""
+    import torch
+
+    if torch.version.hip is not None:
+        raise no_device(engine, "this torch is built for AMD GPUs, which llmc compiles for but does not run on yet")
+    if torch.version.cuda is None:
+        raise no_device(engine, f"this torch ({torch.__version__}) is built without CUDA")
+    try:
+        torch.cuda.init()
+    except (RuntimeError, AssertionError) as error:
+        raise no_device(engine, str(error)) from None
+    index = torch.cuda.current_device()
+    properties = torch.cuda.get_device_properties(index)
+    shared: int = getattr(properties, "shared_memory_per_block_optin", 0)
+    return Device(index, properties.name, torch.cuda.get_device_capability(index), shared)
+
+
+def no_device(engine: Path, reason: str) -> TargetError:
+    """What to tell the user: the reason in one line, and what to do about that one."""
+    reason = " ".join(reason.split())
+    if "too old" in reason:
+        fix = "update the NVIDIA driver, or install a torch for the CUDA version that this driver has"
+        return TargetError(f"the engine needs a newer GPU driver: {reason}", at=engine, fix=fix)
+    if "without CUDA" in reason:
+        where = "install a torch with CUDA on a machine with an NVIDIA GPU"
+    else:
+        where = "run it on a machine with an NVIDIA GPU"
+    return TargetError(
+        f"the engine was built for a GPU, and there is none to run it on: {reason}",
+        at=engine,
+        fix=f"{where}, or build for this machine: llmc build MODEL --target cpu -o ENGINE",
+    )

@@ -1,0 +1,122 @@
+"""A step's inputs as one run of bytes, so that a single copy brings them to the device; and steps padded to buckets.
+
+A bucket of decodes is a shape: as many requests as one of `request_buckets`, block tables of a power of two columns.
+The requests that fill it up are decodes of token 0 at position 0 in a scratch block that no real request has: they
+read and write that block only, and their logits come after those of the real ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.program import Limits
+from llmc.runtime.step_inputs import Ints, Step
+
+ALIGNMENT = 64
+_INT_BYTES = 4
+_LEAST_COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The counts of a step, which its grids, addresses and input layout follow from."""
+
+    tokens: int
+    logit_rows: int
+    requests: int
+    max_blocks: int
+
+    @staticmethod
+    def of(step: Step) -> StepShape:
+        """A step's shape."""
+        return StepShape(
+            len(step.input_ids), len(step.logit_rows), len(step.context_lens), int(step.block_tables.shape[1])
+        )
+
+    def counts(self) -> Mapping[str, int]:
+        """By the names that launches use."""
+        return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "max_blocks": self.max_blocks}
+
+    def input_offsets(self) -> dict[str, int]:
+        """At which byte each input starts, multiples of ALIGNMENT; `end` is the size of all."""
+        lengths = {
+            "input_ids": self.tokens,
+            "positions": self.tokens,
+            "slot_mapping": self.tokens,
+            "query_starts": self.requests + 1,
+            "context_lens": self.requests,
+            "block_tables": self.requests * self.max_blocks,
+            "logit_rows": self.logit_rows,
+        }
+        offsets, end = {}, 0
+        for name, length in lengths.items():
+            offsets[name] = end
+            end += -(-length * _INT_BYTES // ALIGNMENT) * ALIGNMENT
+        return {**offsets, "end": end}
+
+
+def largest_shape(limits: Limits) -> StepShape:
+    """The shape of the largest step; columns of the block tables up to the next power of two."""
+    return StepShape(
+        limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, 1 << (_columns(limits) - 1).bit_length()
+    )
+
+
+def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8]) -> int:
+    """Write the inputs at the shape's offsets of `into`; returns how many bytes that takes."""
+    offsets = shape.input_offsets()
+    for field in fields(Step):
+        values: Ints = getattr(step, field.name)
+        start = offsets[field.name]
+        into[start : start + values.nbytes].view(np.int32)[:] = values.reshape(-1)
+    return offsets["end"]
+
+
+def request_buckets(limits: Limits) -> tuple[int, ...]:
+    """Request counts that graphs are made for: 1, 2, 4, 8, then eighths of a power of two, up to the limits."""
+    most = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
+    sizes = {most}
+    size = 1
+    while size < most:
+        sizes.add(size)
+        size += max(1, 1 << max(0, size.bit_length() - 4)) if size >= 8 else size
+    return tuple(sorted(sizes))
+
+
+def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
+    """The smallest bucket that holds a step in which each request has one token and wants its logits, else None."""
+    shape = StepShape.of(step)
+    if not shape.tokens == shape.requests == shape.logit_rows:
+        return None
+    requests = next(size for size in request_buckets(limits) if size >= shape.requests)
+    columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
+    return StepShape(requests, requests, requests, columns)
+
+
+def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) -> Step:
+    """A step of decodes filled up to a bucket's shape."""
+    count, extra = len(step.context_lens), shape.requests - len(step.context_lens)
+    tables = np.full((shape.requests, shape.max_blocks), scratch_block, np.int32)
+    tables[:count, : step.block_tables.shape[1]] = step.block_tables
+    every = np.arange(shape.requests + 1, dtype=np.int32)
+    return Step(
+        input_ids=_extended(step.input_ids, extra, 0),
+        positions=_extended(step.positions, extra, 0),
+        slot_mapping=_extended(step.slot_mapping, extra, scratch_block * block_size),
+        query_starts=every,
+        context_lens=_extended(step.context_lens, extra, 1),
+        block_tables=tables,
+        logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
+    )
+
+
+def _extended(values: Ints, extra: int, fill: int) -> Ints:
+    return np.concatenate([values, np.full(extra, fill, np.int32)])
+
+
+def _columns(limits: Limits) -> int:
+    return max(_LEAST_COLUMNS, -(-limits.max_model_len // limits.block_size))

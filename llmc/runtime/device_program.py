@@ -1,0 +1,124 @@
+"""A GPU program's launches, parsed once for a step loop: what each passes, where pointers lead, how many programs run.
+
+Shared by the executors that launch binaries and that interpret the kernels' sources.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.errors import EngineFormatError
+from llmc.grid import evaluate_grid
+from llmc.program import Affine, DeviceKernel, Launch, Operand, Program, RowRange, parse_operand
+from llmc.typed_json import REBUILD
+
+ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+COUNTS = ("T", "L", "R", "max_blocks")
+ARENA = "arena"
+
+
+@dataclass(frozen=True)
+class Pointer:
+    """An address: `offset` bytes into the memory that (space, name) stands for; its elements' dtype.
+
+    space: arena (of all buffers; name is empty), weight, cache (`3.k`), input (a field of Step) or output (the logits).
+    """
+
+    space: str
+    name: str
+    offset: Affine
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Count:
+    """A count of the step: T, L, R or max_blocks (the width of block_tables), as int32."""
+
+    name: str
+
+
+@dataclass(frozen=True)
+class Number:
+    """A number known at build time. type: i32, i64 or fp32."""
+
+    value: int | float
+    type: str
+
+
+CallArgument = Pointer | Count | Number
+
+
+@dataclass(frozen=True)
+class PlannedCall:
+    """A launch with its kernel; arguments in the order of kernel.parameters. only: the steps that have it."""
+
+    kernel: DeviceKernel
+    arguments: tuple[CallArgument, ...]
+    grid: tuple[str, ...]
+    only: RowRange | None
+
+    def runs(self, *, tokens: int, logit_rows: int) -> bool:
+        """Whether a step of T tokens and L logit rows has the call."""
+        return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
+
+    def programs(self, counts: Mapping[str, int]) -> tuple[int, int, int]:
+        """The grid for a step's counts; a launch with a 0 among them is left out."""
+        sizes = [max(0, evaluate_grid(text, counts)) for text in self.grid]
+        x, y, z = (*sizes, 1, 1)[:3]
+        return x, y, z
+
+
+def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
+    """The program's launches in order. Raises EngineFormatError for one that names what the program does not have."""
+    kernels = {kernel.name: kernel for kernel in program.kernels}
+    memory = _Memory(program)
+    return tuple(_planned(launch, kernels, memory) for launch in program.launches)
+
+
+def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memory) -> PlannedCall:
+    kernel = kernels.get(launch.kernel)
+    if kernel is None:
+        raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which is not there", fix=REBUILD)
+    if not 1 <= len(launch.grid) <= 3:
+        raise EngineFormatError(f"a launch of {kernel.name} has a grid of {len(launch.grid)} sizes", fix=REBUILD)
+    arguments = []
+    for parameter in kernel.parameters:
+        value = launch.arguments.get(parameter.name)
+        if isinstance(value, str):
+            argument: CallArgument = Count(value) if value in COUNTS else memory.pointer(parse_operand(value))
+        elif isinstance(value, int | float) and not isinstance(value, bool):
+            argument = Number(value, parameter.type)
+        else:
+            raise EngineFormatError(f"a launch of {kernel.name} has no {parameter.name}", fix=REBUILD)
+        arguments.append(argument)
+    for text in launch.grid:
+        evaluate_grid(text, dict.fromkeys(COUNTS, 1))
+    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only)
+
+
+class _Memory:
+    """Where the program's operands lie."""
+
+    def __init__(self, program: Program) -> None:
+        self._buffers = {buffer.name: buffer for buffer in program.buffers}
+        self._weights = {slot.name: slot for slot in program.weights}
+        self._caches = program.caches
+
+    def pointer(self, operand: Operand) -> Pointer:
+        space, name = operand.space, operand.name
+        if space == "buffer" and name in self._buffers:
+            buffer = self._buffers[name]
+            start, extra = buffer.offset, operand.offset * ELEMENT_BYTES[buffer.dtype]
+            return Pointer(ARENA, "", Affine(start.constant + extra, start.tokens, start.logit_rows), buffer.dtype)
+        if space == "weight" and name in self._weights:
+            return self._at(operand, self._weights[name].dtype)
+        layer, _, part = name.partition(".")
+        if space == "cache" and part in ("k", "v") and layer.isdigit() and int(layer) < len(self._caches):
+            return self._at(operand, self._caches[int(layer)].dtype)
+        if space in ("input", "output"):
+            return self._at(operand, "I32" if space == "input" else "F32")
+        raise EngineFormatError(f"a launch names {operand}, which the program does not have", fix=REBUILD)
+
+    def _at(self, operand: Operand, dtype: str) -> Pointer:
+        return Pointer(operand.space, operand.name, Affine(operand.offset * ELEMENT_BYTES[dtype]), dtype)

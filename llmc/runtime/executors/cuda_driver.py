@@ -1,0 +1,82 @@
+"""The few calls of the CUDA driver that load and launch compiled kernels, in the context that torch has made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import EngineFormatError, TargetError, ToolchainError
+from llmc.program import DeviceBinary
+
+# Above this many bytes of shared memory a block, a kernel has to ask for it.
+_PLAIN_SHARED_BYTES = 48 * 1024
+_NEWER_DRIVER = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
+
+
+def driver() -> Any:
+    """The module cuda.bindings.driver. Raises ToolchainError if it is not installed."""
+    try:
+        from cuda.bindings import driver as module
+    except ImportError:
+        raise ToolchainError(
+            "the package cuda-bindings, which launches the engine's kernels, is not installed",
+            fix="pip install 'llmc-compiler[gpu]'",
+        ) from None
+    return module
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A function on the device. module keeps it loaded."""
+
+    module: Any
+    function: Any
+    binary: DeviceBinary
+
+    def launch(self, grid: tuple[int, int, int], stream: int, arguments: int) -> None:
+        """Queue it on a stream. arguments: address of the array of pointers to their values."""
+        result = driver().cuLaunchKernel(
+            self.function, *grid, self.binary.threads, 1, 1, self.binary.shared_bytes, stream, arguments, 0
+        )
+        check(result, f"launch {self.binary.entry} with grid {grid}", Path(self.binary.file))
+
+
+def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
+    """Load a binary into the current context."""
+    cuda, path = driver(), directory / binary.file
+    if binary.blocks_per_cluster > 1:
+        raise EngineFormatError(
+            f"the kernel wants clusters of {binary.blocks_per_cluster} blocks; this llmc launches blocks one by one",
+            at=path,
+            fix="rebuild the engine with this llmc",
+        )
+    (module,) = check(cuda.cuModuleLoadData(path.read_bytes()), "load the kernel", path)
+    (function,) = check(cuda.cuModuleGetFunction(module, binary.entry.encode()), f"find {binary.entry}", path)
+    if binary.shared_bytes > _PLAIN_SHARED_BYTES:
+        attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
+        what = f"give {binary.entry} {binary.shared_bytes} bytes of shared memory"
+        check(cuda.cuFuncSetAttribute(function, attribute, binary.shared_bytes), what, path)
+    return LoadedKernel(module, function, binary)
+
+
+def check(result: tuple[Any, ...], what: str, path: Path) -> tuple[Any, ...]:
+    """What a driver call returned after its status; raises TargetError naming the status if that is not success."""
+    status, *values = result
+    if int(status) == 0:
+        return tuple(values)
+    raise driver_error(getattr(status, "name", str(status)), what, path)
+
+
+def driver_error(status: str, what: str, path: Path) -> TargetError:
+    """What to tell the user of a failed driver call."""
+    if status in _NEWER_DRIVER:
+        fix = (
+            "update the GPU's driver to one as new as the CUDA toolkit of the triton that built the engine, or build "
+            "the engine with the triton of this machine: llmc build MODEL --target auto"
+        )
+    elif status == "CUDA_ERROR_OUT_OF_MEMORY":
+        fix = "lower kv_cache_bytes, or free the GPU of other processes"
+    else:
+        fix = "set CUDA_LAUNCH_BLOCKING=1 to see which launch failed; report it with the engine's model and this GPU"
+    return TargetError(f"the CUDA driver could not {what}: {status}", at=path, fix=fix)

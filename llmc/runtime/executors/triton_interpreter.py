@@ -1,0 +1,113 @@
+"""Run a GPU engine without a GPU: the kernels' own sources through Triton's interpreter, on tensors of the CPU.
+
+For tests and for looking into kernels: thousands of times slower than a device. TRITON_INTERPRET=1 must be in the
+environment before Triton is imported. Products of bf16 are wrong in the interpreter: build with float32 or float16.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.weight_file import StoredTensor
+from llmc.errors import OptionError
+from llmc.program import Program
+from llmc.runtime.device_program import ARENA, Count, PlannedCall, Pointer, plan_calls
+from llmc.runtime.executors.executor import Logits
+from llmc.runtime.memory import mapped_file
+from llmc.runtime.step_inputs import Step
+
+_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
+
+
+def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
+    """The executor of an engine directory."""
+    slots = zip(engine.program.weights, engine.tensors, strict=True)
+    weights = {slot.name: _tensor(stored) for slot, stored in slots}
+    return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks)
+
+
+class TritonInterpreterExecutor:
+    """The program's kernels with weights and a KV cache of `blocks` blocks, in the CPU's memory.
+
+    directory: the engine's, or any that has the kernels' sources. weights: by slot name, as the program lays them out.
+    """
+
+    def __init__(self, program: Program, directory: Path, weights: Mapping[str, Tensor], blocks: int) -> None:
+        if os.environ.get("TRITON_INTERPRET") != "1":
+            raise OptionError(
+                "Triton's interpreter is not switched on",
+                at="TRITON_INTERPRET",
+                fix="set TRITON_INTERPRET=1 before Python starts",
+            )
+        limits = program.limits
+        self._calls = plan_calls(program)
+        sources = {kernel.source for kernel in program.kernels}
+        modules = {source: _load_module(directory / source) for source in sorted(sources)}
+        self._functions = {k.name: getattr(modules[k.source], k.function) for k in program.kernels}
+        arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
+        self._logits = torch.zeros(limits.max_logit_rows, program.vocab_size)
+        self._memory: dict[tuple[str, str], Tensor] = {
+            (ARENA, ""): torch.zeros(arena_bytes, dtype=torch.uint8),
+            ("output", "logits"): self._logits,
+        }
+        for name, weight in weights.items():
+            self._memory["weight", name] = weight.reshape(-1)
+        for i, cache in enumerate(program.caches):
+            for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
+                self._memory["cache", f"{i}.{part}"] = torch.zeros(blocks * nbytes, dtype=torch.uint8)
+
+    def step(self, step: Step) -> Logits:
+        """Every launch in turn. The arena starts as NaNs, so that nothing is read that the step has not written."""
+        self._memory[ARENA, ""].fill_(0xFF)
+        tokens, rows = len(step.input_ids), len(step.logit_rows)
+        counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
+        for name in Step.__dataclass_fields__:
+            self._memory["input", name] = torch.from_numpy(getattr(step, name).copy()).reshape(-1)
+        for call in self._calls:
+            grid = call.programs(counts)
+            if call.runs(tokens=tokens, logit_rows=rows) and all(grid):
+                self._run(call, grid, counts)
+        logits: Logits = self._logits[:rows].numpy()
+        return logits
+
+    def close(self) -> None:
+        """Drop the memory."""
+        self._memory.clear()
+
+    def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: dict[str, int]) -> None:
+        values: dict[str, Any] = dict(call.kernel.constants)
+        for parameter, argument in zip(call.kernel.parameters, call.arguments, strict=True):
+            if isinstance(argument, Pointer):
+                values[parameter.name] = self._pointer(argument, counts)
+            else:
+                values[parameter.name] = counts[argument.name] if isinstance(argument, Count) else argument.value
+        self._functions[call.kernel.name][grid](**values)
+
+    def _pointer(self, pointer: Pointer, counts: dict[str, int]) -> Tensor:
+        memory = self._memory[pointer.space, pointer.name].view(torch.uint8)
+        offset = pointer.offset.at(tokens=counts["T"], logit_rows=counts["L"])
+        dtype = _DTYPES[pointer.dtype]
+        end = memory.numel() - (memory.numel() - offset) % dtype.itemsize
+        return memory[offset:end].view(dtype)
+
+
+def _load_module(path: Path) -> Any:
+    """A file of kernels as a module of its own; it may import what the installed llmc has."""
+    spec = importlib.util.spec_from_file_location(f"llmc_engine_{path.stem}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _tensor(stored: StoredTensor) -> Tensor:
+    # A copy, because torch has no read-only tensors.
+    return torch.from_numpy(mapped_file(stored.path)[stored.begin : stored.end].copy())

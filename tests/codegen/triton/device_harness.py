@@ -1,0 +1,62 @@
+"""Run a lowered GPU program through Triton's interpreter on the same steps as the eager reference."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmc.codegen.cpp.pack import pack
+from llmc.codegen.triton.lowering import DeviceLowered
+from llmc.graph.execute import Chunk
+from llmc.graph.weights import WeightSource, evaluate
+from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
+from llmc.runtime.step_inputs import Step
+
+DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
+
+
+def interpret_steps(
+    lowered: DeviceLowered, source: WeightSource, steps: Sequence[Sequence[Chunk]], directory: Path
+) -> list[list[Tensor]]:
+    """What graph/execute.py's run_steps returns, computed by the kernels' sources; all tokens' logits are wanted."""
+    for name, text in lowered.sources.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    program = lowered.program
+    pairs = zip(program.weights, lowered.recipes, strict=True)
+    weights = {slot.name: pack(evaluate(r, source), slot.layout, DTYPES[slot.dtype]) for slot, r in pairs}
+    chunks = [chunk for step in steps for chunk in step]
+    blocks = -(-max(c.start + len(c.tokens) for c in chunks) // program.limits.block_size)
+    sequences = max(c.sequence for c in chunks) + 1
+    executor = TritonInterpreterExecutor(program, directory, weights, sequences * blocks)
+    results = []
+    for step in steps:
+        logits = executor.step(_arrays(step, program.limits.block_size, blocks))
+        parts = torch.from_numpy(logits.copy()).split([len(chunk.tokens) for chunk in step])
+        results.append(list(parts))
+    return results
+
+
+def _arrays(step: Sequence[Chunk], size: int, blocks: int) -> Step:
+    """Sequence i has blocks i·blocks and on, in reverse order if i is odd."""
+    tables = [list(range(c.sequence * blocks, (c.sequence + 1) * blocks))[:: -1 if c.sequence % 2 else 1] for c in step]
+    lengths = [len(chunk.tokens) for chunk in step]
+    places = [(table, c.start + i) for table, c in zip(tables, step, strict=True) for i in range(len(c.tokens))]
+    return Step(
+        input_ids=_ints([token for chunk in step for token in chunk.tokens]),
+        positions=_ints([p for _, p in places]),
+        slot_mapping=_ints([table[p // size] * size + p % size for table, p in places]),
+        query_starts=_ints([sum(lengths[:i]) for i in range(len(lengths) + 1)]),
+        context_lens=_ints([c.start + len(c.tokens) for c in step]),
+        block_tables=_ints(tables),
+        logit_rows=_ints(range(len(places))),
+    )
+
+
+def _ints(values: Sequence[int] | Sequence[Sequence[int]] | range) -> np.ndarray[tuple[int, ...], np.dtype[np.int32]]:
+    return np.asarray(values, np.int32)
