@@ -1,6 +1,6 @@
 """The llmc:: ops, one file each (or one family): importing this package registers them all with torch."""
 
-from llmc.ops import activation, attention, embedding, kv_cache, linear, norm, rope, select_rows
+from llmc.ops import activation, attention, embedding, kv_cache, linear, norm, rope, sampling, select_rows
 from llmc.ops.registry import OPS, Op
 
 __all__ = [
@@ -13,5 +13,6 @@ __all__ = [
     "linear",
     "norm",
     "rope",
+    "sampling",
     "select_rows",
 ]

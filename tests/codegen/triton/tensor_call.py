@@ -18,7 +18,7 @@ from llmc.ops.registry import OPS
 from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.targets import GpuTarget, resolve_target
 
-_GAP = 8
+_GAP = 16
 
 
 def check(
@@ -108,9 +108,10 @@ class TensorCall:
     def result(self, index: int = 0) -> str:
         expected = self._expected[index]
         alias = self._aliases.get(index)
-        text = self._in_rows(alias or f"result{index}", self._arguments[alias] if alias else expected * float("nan"))
+        unwritten = torch.full_like(expected, _unwritten(expected.dtype))
+        text = self._in_rows(alias or f"result{index}", self._arguments[alias] if alias else unwritten)
         stored = self.memory[text.split("/")[0]]
-        self.results[index] = stored[:, : expected[0].numel()].unflatten(1, expected.shape[1:])
+        self.results[index] = stored[:, : expected[0].numel()].reshape(expected.shape)
         return text
 
     def vector(self, name: str) -> str | None:
@@ -134,7 +135,7 @@ class TensorCall:
     def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
         count = {RowCount.TOKENS: self.tokens, RowCount.LOGIT_ROWS: self.tokens, RowCount.ONE: 1}[rows]
         text = f"buffer:workspace_{name}"
-        self._put(text, torch.full((count, columns), float("nan"), dtype=dtype))
+        self._put(text, torch.full((count, columns), _unwritten(dtype), dtype=dtype, device=self._device))
         return f"{text}/{columns}"
 
     def cache(self, name: str) -> str:
@@ -166,8 +167,8 @@ class TensorCall:
         return counts[value] if value in counts else self.memory[str(parse_operand(value))]
 
     def _in_rows(self, name: str, tensor: Tensor) -> str:
-        flat = tensor.flatten(1)
-        padded = torch.full((flat.shape[0], flat.shape[1] + _GAP), float("nan")).to(tensor.dtype)
+        flat = tensor.reshape(tensor.shape[0], -1)
+        padded = flat.new_full((flat.shape[0], flat.shape[1] + _GAP), _unwritten(tensor.dtype))
         padded[:, : flat.shape[1]] = flat
         return f"{self._put(f'buffer:{name}', padded)}/{padded.shape[1]}"
 
@@ -175,6 +176,11 @@ class TensorCall:
         if text not in self.memory:
             self.memory[text] = tensor.to(self._device)
         return text
+
+
+def _unwritten(dtype: torch.dtype) -> float:
+    """What no kernel may read and none writes."""
+    return float("nan") if dtype.is_floating_point else -1
 
 
 def _serves(launch: DeviceLaunch, tokens: int) -> bool:

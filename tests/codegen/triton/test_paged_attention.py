@@ -113,7 +113,8 @@ def test_splits_fill_the_device_and_leave_no_more_than_the_longest_sequence_need
         ({"head_dim": 320}, "head_dim is 320"),
         ({"dtype": torch.float64}, "q is torch.float64"),
         ({"cache_dtype": torch.float32}, "the cache is torch.float32 but q is torch.float16"),
-        ({"heads": 129, "kv_heads": 1}, "129 query heads over 1 KV heads"),
+        ({"heads": 9, "kv_heads": 2}, "9 query heads do not divide among 2 KV heads"),
+        ({"heads": 71, "kv_heads": 1, "head_dim": 256}, "71 query heads share a KV head; with these dimensions"),
         ({"scale": 0.0}, "scale is 0.0"),
     ],
 )

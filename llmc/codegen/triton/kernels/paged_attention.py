@@ -26,7 +26,8 @@ from llmc.program import RowCount
 from llmc.targets import GpuTarget
 
 _MAX_DIM = 256
-_MAX_GROUP = 128
+# Query rows times columns that a program can hold in registers on every target.
+_MAX_ROW_ELEMENTS = 128 * 128
 # Two programs a multiprocessor hide each other's latencies; more splits than this make joining them dear.
 _PROGRAMS_PER_MULTIPROCESSOR = 2
 _MAX_SPLITS = 64
@@ -58,10 +59,12 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         if dim > _MAX_DIM:
             return Refusal(f"{name} is {dim}; the kernel holds rows of up to {_MAX_DIM}", node)
     heads, kv_heads = q.shape[1], k_cache.shape[1]
-    if heads % kv_heads or heads // kv_heads > _MAX_GROUP:
-        return Refusal(
-            f"{heads} query heads over {kv_heads} KV heads: groups are whole and of up to {_MAX_GROUP}", node
-        )
+    if heads % kv_heads:
+        return Refusal(f"{heads} query heads do not divide among {kv_heads} KV heads", node)
+    most = _MAX_ROW_ELEMENTS // triton.next_power_of_2(max(16, k_cache.shape[3], v_cache.shape[3]))
+    if heads // kv_heads > most:
+        reason = f"{heads // kv_heads} query heads share a KV head; with these dimensions a program holds {most}"
+        return Refusal(reason, node)
     if given["scale"] <= 0:
         return Refusal(f"scale is {given['scale']}: the running maximum needs a positive one", node)
     return None
@@ -81,7 +84,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "VALUE_DIM": value_dim,
         "BLOCK_SIZE": call.block_size(),
         "WINDOW": call.plain("window") or 0,
-        "SOFTCAP": call.plain("softcap") or 0.0,
+        "SOFTCAP": float(call.plain("softcap") or 0.0),
         "DIM_TILE": dim_tile,
         "VALUE_TILE": value_tile,
     }
@@ -93,7 +96,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "context_lens_ptr": call.vector("context_lens"),
         "block_tables_ptr": call.vector("block_tables"),
         "max_blocks": "max_blocks",
-        "scale": call.plain("scale"),
+        "scale": float(call.plain("scale")),
     }
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
     decode = _decode(call, target, arguments, constants, decode_tile(is_fp32, widest, group))
@@ -166,16 +169,17 @@ def decode_splits(target: GpuTarget, kv_heads: int, max_model_len: int, min_spli
 def decode_tile(is_fp32: bool, dim: int, group: int) -> Tile:
     """The tile of a decode program: all query heads of a KV head, and at least what a matrix instruction takes."""
     row_tile = max(16, triton.next_power_of_2(group))
-    keys = 32 if is_fp32 or dim > 128 or row_tile > 32 else 64
-    return Tile(row_tile, keys, 4 if row_tile <= 32 else 8, 2 if is_fp32 else 3)
+    if is_fp32:
+        return Tile(row_tile, 32, 8, 2)
+    return Tile(row_tile, 32 if dim > 128 or row_tile > 32 else 64, 4 if row_tile <= 32 else 8, 3)
 
 
 def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int) -> tuple[Tile, ...]:
     """Tiles that hold dim columns without spilling on the target, the best first. dim: a power of two up to 256."""
     if is_fp32:
-        return (Tile(32, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 4, 1),)
+        return (Tile(16, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 8, 1),)
     if target.backend == "hip":
-        return (Tile(128, 32, 4, 2),) if dim <= 128 else (Tile(32, 32, 4, 1),)
+        return (Tile(128, 32, 4, 2),) if dim <= 128 else (Tile(64, 16, 4, 1),)
     if target.has_tma:
         if dim <= 64:
             return (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3))

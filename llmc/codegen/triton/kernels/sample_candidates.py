@@ -1,0 +1,94 @@
+"""llmc::sample_candidates: draw a token from each row's candidates: temperature, top-k, top-p, min-p, a random number.
+
+    w[i] = exp((z[i] - z[0]) / temperature) of what the filters keep
+    y = indices[i] of the first i with Σ_{j ≤ i} w[j] > u·Σ_j w[j]
+
+Reads K candidates and six numbers a row, one program each: a launch's latency is all that it costs.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import fx
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
+from llmc.graph.refusal import Refusal
+from llmc.targets import GpuTarget
+
+_MAX_CANDIDATES = 1024
+_OF_A_ROW = ("temperature", "top_k", "top_p", "min_p", "seeds", "counters")
+_INTEGERS = ("indices", "top_k", "seeds", "counters")
+
+
+@triton.jit
+def sample_candidates_kernel(
+    values_ptr: tl.tensor,
+    values_row_stride: int,
+    indices_ptr: tl.tensor,
+    indices_row_stride: int,
+    temperature_ptr: tl.tensor,
+    top_k_ptr: tl.tensor,
+    top_p_ptr: tl.tensor,
+    min_p_ptr: tl.tensor,
+    seeds_ptr: tl.tensor,
+    counters_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    CANDIDATES: tl.constexpr,
+    TILE: tl.constexpr,
+) -> None:
+    """Program l draws row l's token. Grid: (L). Candidates are in descending order: what filters keep is a prefix."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, TILE)
+    temperature = tl.load(temperature_ptr + row)
+    is_random = temperature > 0.0
+    allowed = tl.where(is_random, tl.minimum(tl.load(top_k_ptr + row), CANDIDATES), 1)
+    largest = tl.load(values_ptr + row * values_row_stride)
+    values = tl.load(values_ptr + row * values_row_stride + lane, mask=lane < allowed, other=float("-inf"))
+    weights = tl.exp((values - largest) / tl.where(is_random, temperature, 1.0))
+    before = tl.cumsum(weights, 0) - weights
+    keep = (before < tl.load(top_p_ptr + row) * tl.sum(weights, 0)) & (weights > 0.0)
+    keep = keep & (weights >= tl.load(min_p_ptr + row))
+    weights = tl.where(keep, weights, 0.0)
+    target = tl.rand(tl.load(seeds_ptr + row), tl.load(counters_ptr + row)) * tl.sum(weights, 0)
+    passed = tl.sum((keep & (tl.cumsum(weights, 0) <= target)).to(tl.int32), 0)
+    chosen = tl.maximum(tl.minimum(passed, tl.sum(keep.to(tl.int32), 0) - 1), 0)
+    tl.store(y_ptr + row * y_row_stride, tl.load(indices_ptr + row * indices_row_stride + chosen))
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """values: [rows, candidates], fp32, at most 1024 candidates; indices of the same shape; the rest: [rows]."""
+    tensors = tensors_of(node)
+    for name, tensor in tensors.items():
+        wanted = torch.int32 if name in _INTEGERS else torch.float32
+        if tensor.dtype is not wanted:
+            return Refusal(f"{name} is {tensor.dtype}; the kernel takes {wanted}", node)
+    if tensors["values"].shape[1] > _MAX_CANDIDATES:
+        return Refusal(f"{tensors['values'].shape[1]} candidates; a program holds {_MAX_CANDIDATES}", node)
+    return refuse_ranks(node, values=(2,), indices=(2,), **dict.fromkeys(_OF_A_ROW, (1,)))
+
+
+def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """One launch."""
+    (count,) = call.shape("values")
+    return (
+        DeviceLaunch(
+            sample_candidates_kernel,
+            {
+                **rows("values", call.rows("values")),
+                **rows("indices", call.rows("indices")),
+                **{f"{name}_ptr": call.vector(name) for name in _OF_A_ROW},
+                **rows("y", call.result()),
+            },
+            {"CANDIDATES": count, "TILE": triton.next_power_of_2(count)},
+            (str(call.count("values")),),
+            num_warps=1,
+        ),
+    )
+
+
+sample_candidates = KernelTemplate(torch.ops.llmc.sample_candidates.default, supports, candidates)

@@ -1,0 +1,158 @@
+"""llmc::top_k_rows: each row's k largest logits and where they are, in descending order, in two launches.
+
+Reads L·V fp32 logits once, and writes and reads the k best of each chunk of a row. Logit and index are one 64-bit key
+(the logit's bits made to order as an integer, then the index, lower ones larger), so that no two are equal and one
+maximum finds both. A program takes the maximum of its keys k times over: k reductions of registers, some tenths of a
+microsecond each, bound the time; that of the memory is less.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import fx
+
+from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
+from llmc.graph.refusal import Refusal
+from llmc.program import RowCount
+from llmc.targets import GpuTarget
+
+_CHUNK = 2048
+_MAX_K = 128
+# Candidates that one program can hold: chunks of a row times k.
+_MAX_CANDIDATES = 16384
+
+_LAST = tl.constexpr(0x7FFFFFFF)
+# Below every key.
+_NONE = tl.constexpr(-(2**63))
+
+
+@triton.jit
+def top_k_chunks_kernel(
+    logits_ptr: tl.tensor,
+    logits_row_stride: int,
+    chunk_values_ptr: tl.tensor,
+    chunk_indices_ptr: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    K: tl.constexpr,
+    K_TILE: tl.constexpr,
+) -> None:
+    """Program (c, l) leaves the K largest of chunk c of row l. Grid: (CHUNKS, L)."""
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    index = chunk * CHUNK + tl.arange(0, CHUNK)
+    logits = tl.load(logits_ptr + row * logits_row_stride + index, mask=index < VOCABULARY, other=float("-inf"))
+    best = _largest(_key(logits, index), K, K_TILE)
+    lane = tl.arange(0, K_TILE)
+    place = (row * CHUNKS + chunk) * K + lane
+    tl.store(chunk_values_ptr + place, _value_of(best), mask=lane < K)
+    tl.store(chunk_indices_ptr + place, _index_of(best), mask=lane < K)
+
+
+@triton.jit
+def top_k_of_chunks_kernel(
+    chunk_values_ptr: tl.tensor,
+    chunk_indices_ptr: tl.tensor,
+    values_ptr: tl.tensor,
+    values_row_stride: int,
+    indices_ptr: tl.tensor,
+    indices_row_stride: int,
+    K: tl.constexpr,
+    K_TILE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CANDIDATE_TILE: tl.constexpr,
+) -> None:
+    """Program l writes row l's K largest of its CHUNKS · K candidates. Grid: (L)."""
+    row = tl.program_id(0).to(tl.int64)
+    candidate = tl.arange(0, CANDIDATE_TILE)
+    inside = candidate < CHUNKS * K
+    first = row * (CHUNKS * K)
+    logits = tl.load(chunk_values_ptr + first + candidate, mask=inside, other=float("-inf"))
+    index = tl.load(chunk_indices_ptr + first + candidate, mask=inside, other=_LAST)
+    best = _largest(_key(logits, index), K, K_TILE)
+    lane = tl.arange(0, K_TILE)
+    tl.store(values_ptr + row * values_row_stride + lane, _value_of(best), mask=lane < K)
+    tl.store(indices_ptr + row * indices_row_stride + lane, _index_of(best), mask=lane < K)
+
+
+@triton.jit
+def _key(logits: tl.tensor, index: tl.tensor) -> tl.tensor:
+    """Larger for larger logits, then for lower indices. An integer orders as a float if negative ones are mirrored."""
+    bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
+    ordered = tl.where(bits < 0, bits ^ _LAST, bits)
+    return (ordered.to(tl.int64) << 32) | (index ^ _LAST).to(tl.int64)
+
+
+@triton.jit
+def _largest(keys: tl.tensor, K: tl.constexpr, K_TILE: tl.constexpr) -> tl.tensor:
+    """The K largest keys in descending order, in K_TILE lanes."""
+    lane = tl.arange(0, K_TILE)
+    found = tl.zeros([K_TILE], tl.int64)
+    for i in range(K):
+        best = tl.max(keys, axis=0)
+        found = tl.where(lane == i, best, found)
+        keys = tl.where(keys == best, _NONE, keys)
+    return found
+
+
+@triton.jit
+def _value_of(key: tl.tensor) -> tl.tensor:
+    ordered = (key >> 32).to(tl.int32)
+    return tl.where(ordered < 0, ordered ^ _LAST, ordered).to(tl.float32, bitcast=True)
+
+
+@triton.jit
+def _index_of(key: tl.tensor) -> tl.tensor:
+    return (key & _LAST).to(tl.int32) ^ _LAST
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """logits: [rows, vocabulary], fp32; 1 ≤ k ≤ 128, and no more than the vocabulary."""
+    logits, k = tensors_of(node)["logits"], arguments_of(node)["k"]
+    found = refuse_ranks(node, logits=(2,))
+    if found is not None:
+        return found
+    if logits.dtype is not torch.float32:
+        return Refusal(f"logits are {logits.dtype}; the kernel orders float32", node)
+    most = min(_MAX_K, logits.shape[1])
+    if not 1 <= k <= most:
+        return Refusal(f"k is {k}; the kernel finds 1 to {most} of {logits.shape[1]} logits", node)
+    count = triton.cdiv(logits.shape[1], _CHUNK) * k
+    if count > _MAX_CANDIDATES:
+        reason = f"k = {k} of {logits.shape[1]} logits makes {count} candidates; a program holds {_MAX_CANDIDATES}"
+        return Refusal(reason, node)
+    return None
+
+
+def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """One way: a launch over chunks, then one over their candidates."""
+    (vocabulary,), k = call.shape("logits"), call.plain("k")
+    chunks, k_tile, count = triton.cdiv(vocabulary, _CHUNK), triton.next_power_of_2(k), str(call.count("logits"))
+    found: dict[str, Argument] = {}
+    for name, dtype in (("chunk_values", torch.float32), ("chunk_indices", torch.int32)):
+        workspace = rows(name, call.workspace(name, RowCount(count), chunks * k, dtype))
+        found[f"{name}_ptr"] = workspace[f"{name}_ptr"]
+    join = DeviceLaunch(
+        top_k_of_chunks_kernel,
+        {**found, **rows("values", call.result(0)), **rows("indices", call.result(1))},
+        {"K": k, "K_TILE": k_tile, "CHUNKS": chunks, "CANDIDATE_TILE": triton.next_power_of_2(chunks * k)},
+        (count,),
+        num_warps=8,
+    )
+    return (
+        DeviceLaunch(
+            top_k_chunks_kernel,
+            {**rows("logits", call.rows("logits")), **found},
+            {"VOCABULARY": vocabulary, "CHUNK": _CHUNK, "CHUNKS": chunks, "K": k, "K_TILE": k_tile},
+            (str(chunks), count),
+            num_warps=4,
+            then=(join,),
+        ),
+    )
+
+
+top_k_rows = KernelTemplate(torch.ops.llmc.top_k_rows.default, supports, candidates)
