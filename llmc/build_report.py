@@ -16,7 +16,7 @@ from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 from llmc.passes.report import PassRecord
-from llmc.program import Program
+from llmc.program import DeviceBinary, Program
 from llmc.targets import Target
 
 
@@ -24,6 +24,7 @@ from llmc.targets import Target
 class BuildReport:
     """What a build did, for its closing table. Sizes in bytes; times in seconds.
 
+    kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
     decode_bytes, decode_flops: of one step with a single token at context 1. unplanned_bytes: what the
     intermediates would take without sharing one arena.
     """
@@ -32,6 +33,7 @@ class BuildReport:
     target: Target
     passes: tuple[PassRecord, ...]
     kernels: Counter[str]
+    binaries: dict[str, dict[str, DeviceBinary]]
     engine_bytes: int
     weight_bytes: int
     arena_bytes: int
@@ -54,7 +56,8 @@ def build_report(
         path=path,
         target=target,
         passes=passes,
-        kernels=Counter(launch.kernel for launch in program.launches),
+        kernels=Counter(launch.kernel for launch in program.launches if launch.runs(tokens=1, logit_rows=1)),
+        binaries={kernel.name: kernel.binaries for kernel in program.kernels},
         engine_bytes=sum(record.bytes for record in manifest.files.values()),
         weight_bytes=manifest.memory["weights"],
         arena_bytes=manifest.memory["arena"],
@@ -71,6 +74,7 @@ def manifest_of(
     """What the engine says of itself; EngineWriter adds the files."""
     limits = program.limits
     step = StepShape.decode(requests=1, context=1).values()
+    decode = [launch for launch in program.launches if launch.runs(tokens=1, logit_rows=1)]
     largest = {"tokens": limits.max_batch_tokens, "logit_rows": limits.max_logit_rows}
     return Manifest(
         llmc_version=llmc.__version__,
@@ -88,8 +92,8 @@ def manifest_of(
         options=options.model_dump(mode="json"),
         limits=limits,
         cost={
-            "decode_bytes": sum(evaluate_expression(launch.bytes_moved, step) for launch in program.launches),
-            "decode_flops": sum(evaluate_expression(launch.flops, step) for launch in program.launches),
+            "decode_bytes": sum(evaluate_expression(launch.bytes_moved, step) for launch in decode),
+            "decode_flops": sum(evaluate_expression(launch.flops, step) for launch in decode),
         },
         memory={
             "weights": sum(slot.nbytes for slot in program.weights),

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -22,6 +22,9 @@ from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.reference import ReferenceEngine, lower_reference
+from llmc.codegen.triton.compile import compile_kernels
+from llmc.codegen.triton.lowering import DeviceLowered, lower_device
+from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
@@ -39,10 +42,11 @@ from llmc.passes.runner import PipelineResult, run_pipeline
 from llmc.program import WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
-from llmc.targets import CpuTarget, Target, resolve_target
+from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
 
+LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
+TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Progress(Protocol):
@@ -129,9 +133,10 @@ def _build(
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
             engine = lower_for(target, result.graph, options)
+            check_memory(engine.program, target)
+        with stages("compile", kernel_count(engine)):
+            engine = compile_for(target, engine, writer, stages)
             writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
-        with stages("compile"):
-            compile_for(target, engine, writer)
         weights = engine.program.weights
         with stages("weights", sum(slot.nbytes for slot in weights)):
             source = captured.source
@@ -174,22 +179,42 @@ def run_passes(
     return result
 
 
-def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> Lowered | ReferenceEngine:
+def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> LoweredEngine:
     """Choose kernels and plan memory, or keep the graph for the reference target."""
     if isinstance(target, CpuTarget):
         return lower(graph, target, options)
+    if isinstance(target, GpuTarget):
+        return lower_device(graph, target, options)
     return lower_reference(graph, options)
 
 
-def compile_for(target: Target, engine: Lowered | ReferenceEngine, writer: EngineWriter) -> None:
-    """Write what the executor runs: a shared library with its source, or the graph's text."""
+def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, stages: Stages) -> LoweredEngine:
+    """Write what the executor runs: a shared library or GPU binaries with their sources, or the graph's text.
+
+    Returns the engine with what compiling has found out about GPU kernels.
+    """
     if isinstance(engine, ReferenceEngine):
         writer.write_text(GRAPH_NAME, engine.graph_text)
-        return
-    assert isinstance(target, CpuTarget)
-    library = compile_engine(engine, target, writer.path)
-    for file in sorted(library.parent.iterdir()):
-        writer.add_file(f"kernels/{file.name}")
+    elif isinstance(engine, DeviceLowered):
+        assert isinstance(target, GpuTarget)
+        for name, text in engine.sources.items():
+            writer.write_text(name, text)
+        kernels = compile_kernels(engine.program.kernels, writer.path, [target], stages.advance)
+        for kernel in kernels:
+            for binary in kernel.binaries.values():
+                writer.add_file(binary.file)
+        return replace(engine, program=replace(engine.program, kernels=kernels))
+    else:
+        assert isinstance(target, CpuTarget)
+        library = compile_engine(engine, target, writer.path)
+        for file in sorted(library.parent.iterdir()):
+            writer.add_file(f"kernels/{file.name}")
+    return engine
+
+
+def kernel_count(engine: LoweredEngine) -> int | None:
+    """How many steps compiling takes, where that is known."""
+    return len(engine.program.kernels) if isinstance(engine, DeviceLowered) else None
 
 
 def packed(slot: WeightSlot, recipe: Recipe, source: WeightSource) -> Tensor:

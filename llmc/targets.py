@@ -171,6 +171,11 @@ def resolve_target(name: str) -> Target:
     raise TargetError(f"unknown target {name!r}", at=f"target={name!r}", fix=f"{hint}known targets: {', '.join(names)}")
 
 
+def is_gpu_target(name: str) -> bool:
+    """Whether a target's name is that of a GPU."""
+    return any(target.name == name for target in GPU_TARGETS)
+
+
 def host_target() -> CpuTarget:
     """The best CPU target that this machine can run."""
     machine, features = platform.machine(), host_features()

@@ -14,7 +14,7 @@ from rich.table import Table
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.options import BuildOptions
 from llmc.runtime.threads import thread_count
-from llmc.targets import CpuTarget, missing_features
+from llmc.targets import CpuTarget, GpuTarget, missing_features
 
 if TYPE_CHECKING:
     from llmc.build_report import BuildReport
@@ -25,7 +25,7 @@ _DEFAULTS = BuildOptions()
 def build(
     model: Annotated[Path, typer.Argument(help="Hugging Face directory: config.json and safetensors")],
     output: Annotated[Path, typer.Option("--output", "-o", help="engine directory to write")],
-    target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine")] = "cpu",
+    target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU")] = "cpu",
     dtype: Annotated[str, typer.Option(help="auto, float32 or bfloat16")] = _DEFAULTS.dtype,
     kv_dtype: Annotated[str, typer.Option(help="of the KV cache: auto, float32 or bfloat16")] = _DEFAULTS.kv_dtype,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
@@ -122,11 +122,21 @@ def passes_table(report: BuildReport) -> Table:
 
 def kernels_table(report: BuildReport) -> Table:
     """Which kernels a step launches, and how often."""
-    table = Table(title=f"kernels: {report.kernels.total()} launches a step", title_justify="left")
+    table = Table(title=f"kernels: {report.kernels.total()} launches a decode step", title_justify="left")
     table.add_column("kernel")
     table.add_column("launches", justify="right")
-    for name, count in sorted(report.kernels.items()):
-        table.add_row(name, str(count))
+    if not report.binaries:
+        for name, count in sorted(report.kernels.items()):
+            table.add_row(name, str(count))
+        return table
+    for column in ("registers", "spills", "shared memory"):
+        table.add_column(column, justify="right")
+    for name, binaries in report.binaries.items():
+        found = list(binaries.values())
+        registers, spills = max(b.registers for b in found), max(b.spill_bytes for b in found)
+        shared = max(b.shared_bytes for b in found)
+        spilled = f"[yellow]{in_bytes(spills)}[/]" if spills else "0"
+        table.add_row(name, str(report.kernels[name] or "other steps"), str(registers), spilled, in_bytes(shared))
     return table
 
 
@@ -153,6 +163,10 @@ def predicted_decode(report: BuildReport) -> str:
     from llmc.codegen.cpp.bandwidth import read_bandwidth
 
     moved = in_bytes(report.decode_bytes)
+    if isinstance(report.target, GpuTarget):
+        target = report.target
+        seconds = max(report.decode_bytes / target.bandwidth, report.decode_flops / target.fp16_rate)
+        return f"{in_seconds(seconds)} ({moved} at {target.bandwidth / 1e9:.0f} GB/s, launches not counted)"
     if not isinstance(report.target, CpuTarget) or missing_features(report.target):
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
     bandwidth = read_bandwidth(report.target, thread_count(None))

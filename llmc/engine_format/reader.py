@@ -13,7 +13,7 @@ from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.program import Program
 from llmc.program_json import program_from_json
-from llmc.targets import CpuTarget, missing_features
+from llmc.targets import CpuTarget, is_gpu_target, missing_features
 from llmc.typed_json import REBUILD
 
 PROGRAM_NAME = "program.json"
@@ -109,8 +109,10 @@ def check_files(path: Path, manifest: Manifest, check_weights: bool) -> None:
 
 def check_required(path: Path, manifest: Manifest) -> None:
     """The files that no engine can do without are in the manifest."""
-    executable = GRAPH_NAME if manifest.target.name == REFERENCE_TARGET else LIBRARY_NAME
-    for name in (PROGRAM_NAME, executable):
+    executable = {REFERENCE_TARGET: (GRAPH_NAME,)}.get(manifest.target.name, (LIBRARY_NAME,))
+    if is_gpu_target(manifest.target.name):
+        executable = ()  # check_agreement looks for the binaries that the program names.
+    for name in (PROGRAM_NAME, *executable):
         if name not in manifest.files:
             raise EngineFormatError(f"the manifest lists no {name}", at=path / MANIFEST_NAME, fix=REBUILD)
 
@@ -133,6 +135,12 @@ def check_agreement(path: Path, manifest: Manifest, program: Program) -> None:
             at=path / PROGRAM_NAME,
             fix=REBUILD,
         )
+    for kernel in program.kernels:
+        for file in (kernel.source, *(binary.file for binary in kernel.binaries.values())):
+            if file not in manifest.files:
+                raise EngineFormatError(
+                    f"the manifest lists no {file} of kernel {kernel.name}", at=path / MANIFEST_NAME, fix=REBUILD
+                )
 
 
 def find_weights(path: Path, manifest: Manifest, program: Program) -> tuple[StoredTensor, ...]:
@@ -150,6 +158,8 @@ def find_weights(path: Path, manifest: Manifest, program: Program) -> tuple[Stor
 
 def check_target(path: Path, target: TargetRecord) -> None:
     """Raise TargetError naming the instructions that this machine lacks."""
+    if is_gpu_target(target.name):
+        return  # The executor compares the device with the binaries.
     lacking = missing_features(CpuTarget(target.name, target.machine, frozenset(target.features), (), ""))
     if lacking:
         raise TargetError(

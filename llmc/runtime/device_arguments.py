@@ -6,6 +6,7 @@ import ctypes
 import struct
 from collections.abc import Callable
 
+from llmc.program import DeviceBinary
 from llmc.runtime.device_inputs import StepShape
 from llmc.runtime.device_program import Count, PlannedCall, Pointer
 
@@ -46,15 +47,13 @@ def argument_values(call: PlannedCall, shape: StepShape, address: Address, extra
     return values + [struct.pack("<Q", pointer) for pointer in extra]
 
 
-def extra_pointers(call: PlannedCall, arch: str, scratch: int) -> list[int]:
+def extra_pointers(binary: DeviceBinary, scratch: int) -> list[int]:
     """The trailing pointers that Triton added to a binary: the first to its global scratch memory, the others null."""
-    binary = call.kernel.binaries[arch]
     return [scratch if i == 0 and binary.scratch_bytes else 0 for i in range(binary.extra_pointers)]
 
 
-def scratch_bytes(call: PlannedCall, arch: str, grid: tuple[int, int, int]) -> int:
+def scratch_bytes(binary: DeviceBinary, grid: tuple[int, int, int]) -> int:
     """Global scratch memory that all blocks of a launch take together, alignment included."""
-    binary = call.kernel.binaries[arch]
     if not binary.scratch_bytes:
         return 0
     x, y, z = grid

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -78,7 +79,6 @@ def load(
     when the engine is closed. Raises EngineFormatError, TargetError, OptionError.
     """
     directory = read_engine(Path(path), check_weights=check_weights)
-    blocks = block_count(directory.program, kv_cache_bytes)
     most = directory.program.limits.max_batch_tokens
     if max_step_tokens is not None and (type(max_step_tokens) is not int or not 1 <= max_step_tokens <= most):
         raise OptionError(
@@ -86,18 +86,29 @@ def load(
             at=f"max_step_tokens={max_step_tokens!r}",
             fix=f"give a whole number 1 to {most}, the engine's max_batch_tokens",
         )
-    executor = _open_executor(directory, blocks, thread_count(threads))
+    executor, blocks = _open_executor(directory, kv_cache_bytes, threads)
     return Engine(directory, executor, StepLoop(executor, directory.program.limits, blocks, max_step_tokens), owned)
 
 
-def _open_executor(directory: EngineDirectory, blocks: int, threads: int) -> Executor:
+def _open_executor(directory: EngineDirectory, kv_cache_bytes: int | None, threads: int | None) -> tuple[Executor, int]:
+    """The executor for the engine's target, and how many blocks its KV cache has."""
+    if directory.program.kernels and os.environ.get("TRITON_INTERPRET") != "1":
+        from llmc.runtime.executors.cuda import open_cuda
+
+        executor = open_cuda(directory, kv_cache_bytes)
+        return executor, executor.blocks
+    blocks = block_count(directory.program, kv_cache_bytes)
+    if directory.program.kernels:
+        from llmc.runtime.executors.triton_interpreter import interpret_engine
+
+        return interpret_engine(directory, blocks), blocks
     if directory.manifest.target.name == REFERENCE_TARGET:
         from llmc.runtime.executors.reference import ReferenceExecutor
 
-        return ReferenceExecutor(directory, blocks)
+        return ReferenceExecutor(directory, blocks), blocks
     from llmc.runtime.executors.cpp import CppExecutor
 
-    return CppExecutor(directory, blocks, threads)
+    return CppExecutor(directory, blocks, thread_count(threads)), blocks
 
 
 class Engine:

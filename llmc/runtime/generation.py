@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Literal
 
 import numpy as np
@@ -49,8 +49,20 @@ class Generation(Request):
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Choose the next token, and see whether it is the last."""
+        self._append(lambda: self._sampler.sample(logits[0]))
+
+    @property
+    def greedy(self) -> bool:
+        """Whether the sampler takes the likeliest token as it is."""
+        return self._sampler.is_argmax
+
+    def receive_best(self, token: int, logit: float) -> None:
+        """Take the likeliest token, and see whether it is the last."""
+        self._append(lambda: self._sampler.accept(token, logit))
+
+    def _append(self, choose: Callable[[], int]) -> None:
         try:
-            token = self._sampler.sample(logits[0])
+            token = choose()
         except RequestError as error:
             self.error = error
             self.finished = True

@@ -29,6 +29,15 @@ class Request(ABC):
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
 
     @property
+    def greedy(self) -> bool:
+        """Whether `receive_best` will do: the request wants the likeliest token and nothing else of its logits."""
+        return False
+
+    def receive_best(self, token: int, logit: float) -> None:
+        """Take the likeliest token after the last one, and its logit. Only for a request that is greedy."""
+        raise NotImplementedError(f"{type(self).__name__} is not greedy")
+
+    @property
     def pending(self) -> int:
         """Tokens that the model has yet to read."""
         return len(self.tokens) - self.computed

@@ -43,16 +43,23 @@ class Sampler:
         """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises RequestError for NaN."""
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
-        if not math.isfinite(scores[best]):
-            raise RequestError(
-                f"the model gave no usable logits: the largest is {scores[best]} at token id {best}",
-                fix="the weights or activations overflow: build with dtype=float32, and check the model itself",
-            )
+        _check_finite(best, float(scores[best]))
         token = best if self._generator is None else self._draw(scores, best, self._generator)
         self._generated += 1
         if self._changes:
             self._seen[token] = True
             self._counts[token] += 1
+        return token
+
+    @property
+    def is_argmax(self) -> bool:
+        """Whether the token is always the one with the largest logit."""
+        return self._generator is None and not self._changes
+
+    def accept(self, token: int, logit: float) -> int:
+        """The token with the largest logit, found elsewhere; for `is_argmax` only. Raises RequestError for NaN."""
+        _check_finite(token, logit)
+        self._generated += 1
         return token
 
     def adjusted(self, logits: Row) -> Row:
@@ -79,6 +86,14 @@ class Sampler:
         index = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
         chosen = min(index, len(weights) - 1)
         return chosen if ids is None else int(ids[chosen])
+
+
+def _check_finite(token: int, logit: float) -> None:
+    if not math.isfinite(logit):
+        raise RequestError(
+            f"the model gave no usable logits: the largest is {logit} at token id {token}",
+            fix="the weights or activations overflow: build with dtype=float32, and check the model itself",
+        )
 
 
 def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds | None, npt.NDArray[np.float64]]:

@@ -16,6 +16,7 @@ from llmc.program import RowCount
 _MOST_ELEMENTS = 1024
 _MOST_COLUMNS = 8192
 _ELEMENTS_PER_WARP = 512
+_ROUNDED = {"BF16": ".to(tl.bfloat16)", "F16": ".to(tl.float16)"}
 _KINDS = {Kind.FLOAT: "tl.float32", Kind.INT: "tl.int32", Kind.BOOL: "tl.int1"}
 # Written between the operands, where a Python number may stand for one of them.
 _INFIX = {
@@ -249,7 +250,9 @@ class _Printer:
     def _store(self, s: Store) -> str:
         pointer, _, mask = self._element(s.parameter).partition(", ")
         value = self._operand(s.operand, as_tensor=True)
-        rounded = {"BF16": ".to(tl.bfloat16)", "F16": ".to(tl.float16)"}.get(self._loop.parameters[s.parameter].dtype, "")
+        rounded = {"BF16": ".to(tl.bfloat16)", "F16": ".to(tl.float16)"}.get(
+            self._loop.parameters[s.parameter].dtype, ""
+        )
         return f"tl.store({pointer}, {value}{rounded}" + (f", {mask})" if mask else ")")
 
     def _operand(self, index: int, as_tensor: bool = False) -> str:

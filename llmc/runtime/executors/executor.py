@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -10,6 +11,14 @@ import numpy.typing as npt
 from llmc.runtime.step_inputs import Step
 
 Logits = npt.NDArray[np.float32]
+
+
+@dataclass(frozen=True)
+class Best:
+    """The likeliest token of each wanted row, and its logit: [L] each; overwritten by the next step."""
+
+    tokens: npt.NDArray[np.int64]
+    logits: npt.NDArray[np.float32]
 
 
 class Executor(Protocol):
@@ -24,4 +33,13 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free everything; no step may follow."""
+        ...
+
+
+@runtime_checkable
+class GreedyExecutor(Executor, Protocol):
+    """An executor that can choose greedily where the logits are, so that they need not travel."""
+
+    def best(self, step: Step) -> Best:
+        """Run one step like `step`, for the best tokens only."""
         ...
