@@ -1,0 +1,55 @@
+"""Compile an engine's kernels, from the sources in it, for an instruction set that it carries no binaries for.
+
+Run as a process with one argument, a JSON object: engine, arch, shared_memory (bytes a block may have) and output, a
+directory that appears whole: program.json, whose kernels name the binaries, and the binaries beside the sources.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from llmc.codegen.triton.compile import compile_kernels
+from llmc.engine_format import AtomicDirectory
+from llmc.engine_format.reader import PROGRAM_NAME, read_program
+from llmc.errors import LlmcError
+from llmc.program_json import program_to_json
+from llmc.targets import GPU_TARGETS, GpuTarget
+
+
+def main() -> None:
+    """Exit code 1 with the problem as the last line of standard error if it cannot be done."""
+    request = json.loads(sys.argv[1])
+    target = device_target_of(request["arch"], request["shared_memory"])
+    try:
+        compile_engine_kernels(Path(request["engine"]), target, Path(request["output"]))
+    except LlmcError as error:
+        sys.exit(" ".join(error.problem.split()))
+
+
+def compile_engine_kernels(engine: Path, target: GpuTarget, output: Path) -> None:
+    """Write the kernels' sources, binaries and records; another process that does the same at once does no harm."""
+    program = read_program(engine / PROGRAM_NAME)
+    with AtomicDirectory(output, lambda path: (path / PROGRAM_NAME).exists()) as directory:
+        for file in sorted((engine / "kernels").glob("*.py")):
+            (directory.path / "kernels").mkdir(exist_ok=True)
+            shutil.copyfile(file, directory.path / "kernels" / file.name)
+        plain = [replace(kernel, binaries={}) for kernel in program.kernels]
+        kernels = compile_kernels(plain, directory.path, (target,))
+        text = program_to_json(replace(program, kernels=kernels))
+        (directory.path / PROGRAM_NAME).write_text(text, encoding="utf-8")
+        directory.commit()
+
+
+def device_target_of(arch: int, shared_memory: int) -> GpuTarget:
+    """The table's target of the instruction set, or the newest one before it, with that much shared memory a block."""
+    older = [t for t in GPU_TARGETS if isinstance(t.arch, int) and t.arch <= arch]
+    nearest = max(older, key=lambda t: (int(t.arch), -t.bandwidth), default=GPU_TARGETS[0])
+    return replace(nearest, name=f"sm_{arch}", arch=arch, shared_memory_per_block=shared_memory)
+
+
+if __name__ == "__main__":
+    main()
