@@ -9,6 +9,8 @@ from llmc.codegen.triton.kernel import Constant, rows
 from llmc.program import Layout, parse_operand
 
 _DESCRIPTOR_ALIGNMENT = 16
+# A row stride that is a multiple of this is compiled as such; the stores of a wide tile need it to fit in registers.
+_ELEMENTS_KNOWN_ALIGNED = 16
 
 
 @dataclass(frozen=True)
@@ -16,7 +18,8 @@ class Product:
     """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
 
     count: of rows, T or L or a number. channels: of x. outputs: of y; gated, W has twice as many rows. itemsize: bytes
-    of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W.
+    of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W, and
+    a wide tile of y can be stored in whole vectors.
     """
 
     call: Call
@@ -63,7 +66,9 @@ def product_of(
         "scale": scale,
     }
     outputs = weight_rows // 2 if gated else weight_rows
-    strides = (int(x["x_row_stride"] or 0), channels, parse_operand(str(x["x_ptr"])).offset)
+    read = (int(x["x_row_stride"] or 0), channels, parse_operand(str(x["x_ptr"])).offset)
+    written = (int(arguments[f"{name}_row_stride"] or 0) for name in ("residual", "y"))
+    is_aligned = all(stride * itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in read)
     return Product(
         call,
         arguments,
@@ -74,5 +79,5 @@ def product_of(
         gated,
         itemsize,
         itemsize,
-        all(stride * itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in strides),
+        is_aligned and all(stride % _ELEMENTS_KNOWN_ALIGNED == 0 for stride in written),
     )

@@ -8,10 +8,12 @@ of the peak that a shape reaches are starting values, to be replaced by measurem
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import triton
 
+from llmc.codegen.call import Argument
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
 from llmc.codegen.triton.kernels.product import Product
 from llmc.codegen.triton.kernels.product_gemv import gemv_kernel
@@ -88,7 +90,8 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
     padded = 2 * tiling.token_block * tiling.out_block * product.channels * (2 if product.gated else 1)
     rate = _rate(product, target) * tiling.efficiency / target.sm_count
     arithmetic = waves * padded / tiling.splits / rate
-    return max(memory, arithmetic) + (_SECONDS_PER_LAUNCH if tiling.splits > 1 else 0.0)
+    seconds: float = max(memory, arithmetic) + (_SECONDS_PER_LAUNCH if tiling.splits > 1 else 0.0)
+    return seconds
 
 
 def _rate(product: Product, target: GpuTarget) -> float:
@@ -109,32 +112,31 @@ def _gemv(product: Product, target: GpuTarget, tokens: int) -> Tiling:
 
 
 def _shapes(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
+    """Shapes that compile without spilling for every target: fp32 has no matrix units, and gating doubles the sums."""
     if product.itemsize == 4:
-        splits = (1, 2, 4, 8) if tokens <= _MOST_NARROW_ROWS else (1,)
-        return [
-            Tiling("narrow", min(64, _block(tokens)), 32 if product.gated else 64, 32, 4, 2, 0.5, s) for s in splits
-        ]
+        counts = (1, 2, 4, 8) if tokens <= _MOST_NARROW_ROWS else (1,)
+        return [Tiling("narrow", min(32, _block(tokens)), 32, 32, 4, 2, 0.3, splits) for splits in counts]
     shapes: list[Tiling] = []
     if tokens <= _MOST_NARROW_ROWS:
-        block = min(128, _block(tokens))
-        in_block = 128 if block <= 64 else 64
+        block = min(64 if product.gated else 128, _block(tokens))
+        in_block = 128 if block * (2 if product.gated else 1) <= 64 else 64
         for splits in (1, 2, 4, 8):
             if splits == 1 or product.channels >= splits * in_block:
-                shapes.append(Tiling("narrow", block, 64, in_block, 4, 4, 0.4, splits))
+                shapes.append(Tiling("narrow", block, 64, in_block, 8 if block >= 64 else 4, 4, 0.4, splits))
     if tokens > 64:
         wide, half = (128, 64) if product.gated else (256, 128)
         if target.has_tma and product.has_aligned_rows:
-            shapes.append(Tiling("persistent", 128, wide, 64, 8, 3, 0.75))
-            shapes.append(Tiling("persistent", 128, half, 64, 4, 4, 0.6))
-        elif target.backend == "cuda" and target.arch != 89:
-            shapes.append(Tiling("tile", 128, wide, 32, 8, 3, 0.7))
-        shapes.append(Tiling("tile", 128, half, 64 if target.has_tma or target.backend == "hip" else 32, 8, 4, 0.55))
+            if product.result_itemsize < 4:
+                shapes.append(Tiling("persistent", 128, wide, 64, 8, 3, 0.75))
+            shapes.append(Tiling("persistent", 128, half, 64, 8, 4, 0.6))
+        in_block = 64 if target.has_tma or target.backend == "hip" else 32
+        shapes.append(Tiling("tile", 128, half, in_block, 8, 4, 0.55))
         shapes.append(Tiling("tile", 64, half, 32, 4, 4, 0.45))
     return shapes
 
 
 def _block(tokens: int) -> int:
-    return max(16, triton.next_power_of_2(tokens))
+    return max(16, 1 << (tokens - 1).bit_length())
 
 
 def _fit(product: Product, target: GpuTarget, tiling: Tiling) -> Tiling | None:
@@ -173,7 +175,7 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
 
 
 def _with(
-    function: object, product: Product, constants: dict[str, Constant], grid: tuple[str, ...], tiling: Tiling
+    function: Any, product: Product, constants: dict[str, Constant], grid: tuple[str, ...], tiling: Tiling
 ) -> DeviceLaunch:
     return DeviceLaunch(
         function,
@@ -193,13 +195,15 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
         f"partial_sums_{splits}", RowCount.ONE, _MOST_NARROW_ROWS * columns, torch.float32
     )
     pointer = workspace.partition("/")[0]
-    no_residual = rows("residual", None)
-    into = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **no_residual}
+    no_residual: dict[str, Argument] = rows("residual", None)
+    into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **no_residual}
     shared = ("bias_ptr", "residual_ptr", "residual_row_stride", "y_ptr", "y_row_stride", "tokens", "scale")
     block = min(1024, triton.next_power_of_2(product.outputs))
+    arguments: dict[str, Argument] = {"partial_ptr": pointer, "partial_row_stride": columns}
+    arguments |= {name: product.arguments[name] for name in shared}
     finish = DeviceLaunch(
         add_splits_kernel,
-        {"partial_ptr": pointer, "partial_row_stride": columns} | {n: product.arguments[n] for n in shared},
+        arguments,
         {
             "OUT": product.outputs,
             "GATED": product.gated,

@@ -1,8 +1,8 @@
 """Matrix products of one to four tokens: y[t] = W·x[t], bound by reading W once.
 
-Moves IN·OUT elements of W; x stays in the L1 cache. A program computes OUT_BLOCK outputs of all tokens. Its threads lie
-along IN, so that a warp reads 512 neighbouring bytes of a row of W at once, and each keeps its own partial sums: nothing
-is exchanged before the end.
+Moves IN·OUT elements of W; x stays in the L1 cache. A program computes OUT_BLOCK outputs of all tokens. Its threads
+lie along IN, so that a warp reads 512 neighbouring bytes of a row of W at once, and each keeps its own partial sums:
+nothing is exchanged before the end.
 """
 
 from __future__ import annotations

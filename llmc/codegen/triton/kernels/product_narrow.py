@@ -2,8 +2,8 @@
 
 Bound by reading W once: moves IN·OUT elements of W, T·(IN + OUT) of x and y, and 2·SPLITS·T·OUT fp32 partial sums. W is
 the left operand, whose tile is never narrower than 64, so that few tokens waste nothing. Where OUT alone gives too few
-programs to keep the memory busy, SPLITS of them share an output tile: each leaves its partial sums in a workspace, and a
-second launch adds them up in order, so that the result is the same in every run.
+programs to keep the memory busy, SPLITS of them share an output tile: each leaves its partial sums in a workspace, and
+a second launch adds them up in order, so that the result is the same in every run.
 """
 
 from __future__ import annotations

@@ -86,4 +86,5 @@ def persistent_kernel(
 def _halves(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """The left and the right half of a tile's columns."""
     columns: tl.constexpr = tile.shape[1] // 2
-    return tile.reshape(tile.shape[0], 2, columns).permute(0, 2, 1).split()
+    left, right = tile.reshape(tile.shape[0], 2, columns).permute(0, 2, 1).split()
+    return left, right

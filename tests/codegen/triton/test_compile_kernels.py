@@ -1,0 +1,160 @@
+"""Every kernel compiles for every instruction set, without spilling, within the target's shared memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.backend import python_function
+from llmc.codegen.triton.compile import Workers
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.embedding import embedding
+from llmc.codegen.triton.kernels.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.kv_write import kv_write
+from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
+from llmc.codegen.triton.kernels.rope import rope
+from llmc.codegen.triton.kernels.rope_angles import rope_angles
+from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.program import DeviceKernel, DeviceParameter
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.triton.tensor_call import TensorCall
+
+TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as found:
+        yield found
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
+    """The kernels that a node of the named kind needs on the target, at Llama 3.1 8B's sizes."""
+    x, wide, angles = _meta(2, 4096), _meta(2, 14336), _meta(2, 64, dtype=torch.float32)
+    q, k, ints = _meta(2, 32, 128), _meta(2, 8, 128), _meta(2, dtype=torch.int32)
+    norm, cache = _meta(4096), _meta(4, 8, 16, 128)
+    f32 = torch.float32
+    cases: dict[str, tuple[KernelTemplate, tuple[Any, ...]]] = {
+        "rms_norm of heads": (rms_norm, (q, _meta(128), 1e-5)),
+        "rms_norm of long rows": (rms_norm, (_meta(2, 20000), _meta(20000), 1e-5)),
+        "add_rms_norm": (add_rms_norm, (x, x, norm, 1e-5)),
+        "add_layer_norm": (add_layer_norm, (x, x, norm, norm, 1e-5)),
+        "rope_angles": (rope_angles, (ints, _meta(64, dtype=f32), 1.0)),
+        "rope": (rope, (q, angles, angles, True)),
+        "kv_write": (kv_write, (k, k, cache, cache, ints)),
+        "rope_kv_write": (rope_kv_write, (q, k, k, angles, angles, cache, cache, ints, False)),
+        "embedding": (embedding, (ints, _meta(128256, 4096))),
+        "gated_activation": (gated_activation, (wide, wide, "silu")),
+        "linear": (linear, (x, _meta(6144, 4096), None)),
+        "linear, odd": (linear, (_meta(2, 1000), _meta(777, 1000), _meta(777))),
+        "linear in fp32": (linear, (_meta(2, 576, dtype=f32), _meta(960, 576, dtype=f32), None)),
+        "fused_linear": (fused_linear, (wide, _meta(4096, 14336), None, x, "identity", 1.0)),
+        "gated_linear": (gated_linear, (x, _meta(28672, 4096), None, "silu")),
+        "lm_head": (lm_head, (x, _meta(128256, 4096), None)),
+    }
+    template, arguments = cases[name]
+    returned = template.op(*arguments)
+    expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
+    call = TensorCall(template, arguments, expected, "meta", in_place=False)
+    chosen: dict[tuple[int, int | None], DeviceLaunch] = {}
+    for launch in template.candidates(call, target):
+        chosen.setdefault((launch.min_tokens, launch.max_tokens), launch)
+    steps = [step for launch in chosen.values() for step in (launch, *launch.then)]
+    return [_kernel(call, step, f"k{i}_{target.name}") for i, step in enumerate(steps)]
+
+
+def _kernel(call: TensorCall, launch: DeviceLaunch, name: str) -> DeviceKernel:
+    code = python_function(launch.function).__code__
+    parameters = []
+    for argument in code.co_varnames[: code.co_argcount]:
+        value = launch.arguments.get(argument)
+        if isinstance(value, str) and ":" in value:
+            parameters.append(DeviceParameter(argument, f"*{_DTYPES[call.memory[value].dtype]}", True))
+        elif value is not None:
+            kind = "fp32" if isinstance(value, float) else "i32"
+            parameters.append(DeviceParameter(argument, kind, isinstance(value, int) and value % 16 == 0))
+    return DeviceKernel(
+        name=name,
+        source=code.co_filename,
+        function=code.co_name,
+        parameters=tuple(parameters),
+        constants={
+            **launch.constants,
+            **{argument: None for argument, value in launch.arguments.items() if value is None},
+        },
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )
+
+
+def _compile(kernels: list[DeviceKernel], target: GpuTarget, workers: Workers, directory: Path) -> list[str]:
+    """Compile and check; the assemblies. Too much shared memory raises."""
+    (directory / "kernels").mkdir()
+    jobs = [(kernel, target) for kernel in kernels]
+    assemblies = []
+    for kernel, compiled in zip(kernels, workers.compile_all(jobs, directory), strict=True):
+        spilled = compiled.binary.spill_bytes
+        assert spilled == 0, f"{kernel.function} {kernel.constants} spills {spilled} bytes for {target.arch_name}"
+        assemblies.append(compiled.assembly.read_text())
+    return assemblies
+
+
+SIMPLE = [
+    "rms_norm of heads",
+    "rms_norm of long rows",
+    "add_rms_norm",
+    "add_layer_norm",
+    "rope_angles",
+    "rope",
+    "kv_write",
+    "rope_kv_write",
+    "embedding",
+    "gated_activation",
+]
+PRODUCTS = [
+    *(("fused_linear", target) for target in TARGETS),
+    *(("gated_linear", target) for target in TARGETS),
+    ("linear", "h100"),
+    ("lm_head", "h100"),
+    ("linear, odd", "a100"),
+    ("linear, odd", "h100"),
+    ("linear in fp32", "h100"),
+    ("linear in fp32", "mi300x"),
+]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    kernels = [
+        replace(kernel, name=f"{kernel.name}_{i}") for i, case in enumerate(SIMPLE) for kernel in _case(case, target)
+    ]
+    _compile(kernels, target, workers, tmp_path)
+
+
+@pytest.mark.parametrize(("case", "name"), PRODUCTS)
+def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> None:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    kernels = _case(case, target)
+    instruction = {90: "wgmma.mma_async", 100: "tcgen05.mma", "gfx942": "v_mfma"}.get(target.arch, "mma.sync")
+    for kernel, assembly in zip(kernels, _compile(kernels, target, workers, tmp_path), strict=True):
+        on_matrix_units = kernel.function in ("narrow_kernel", "tile_kernel", "persistent_kernel")
+        if on_matrix_units and case != "linear in fp32":
+            assert instruction in assembly, f"{kernel.function} {kernel.constants} has no {instruction}"
+        if kernel.function == "persistent_kernel":
+            assert "cp.async.bulk.tensor" in assembly
