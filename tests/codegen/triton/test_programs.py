@@ -1,0 +1,68 @@
+"""Whole steps of GPU programs, run by the interpreter: the eager graph's logits in mixed batches, and Hugging Face's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmc.codegen.triton.lowering import lower_device
+from llmc.graph.capture import capture
+from llmc.graph.execute import Chunk, run_steps
+from llmc.graph.memory_source import MemorySource
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
+from llmc.program_json import program_from_json, program_to_json
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.test_engine import MIXED_STEPS
+from tests.codegen.tiny_models import gemma2, gpt2, llama
+from tests.codegen.triton.device_harness import interpret_steps
+from tests.end_to_end.logits import assert_close, torch_logits
+from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
+
+Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
+
+# fp16: the eager reference rounds where a kernel keeps fp32.
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}
+H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
+@pytest.mark.parametrize("model", [llama, gpt2, gemma2], ids=lambda m: m.__name__)
+def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> None:
+    graph, source = model(dtype)
+    lowered = lower_device(graph, H100, BuildOptions())
+    got = interpret_steps(lowered, source, MIXED_STEPS, tmp_path)
+    want = run_steps(graph, source, MIXED_STEPS)
+    for got_step, want_step in zip(got, want, strict=True):
+        for ours, reference in zip(got_step, want_step, strict=True):
+            worst = (ours - reference).abs().max().item()
+            assert worst <= TOLERANCE[dtype] * reference.std().item(), f"max |Δ| {worst}"
+
+
+@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
+    """A prompt in two chunks, then single tokens, in fp32."""
+    options = BuildOptions(max_batch_tokens=64, max_logit_rows=64)
+    captured = capture(tiny_checkpoint(family, tmp_path / "model"), options)
+    graph = run_pipeline(captured.graph, default(), options).graph
+    lowered = lower_device(graph, H100, options)
+    tokens = tiny_tokens(29)
+    cuts = (0, 20, 27, 28, 29)
+    steps = tuple((Chunk(0, a, tuple(tokens[a:b])),) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+    got = torch.cat([part for step in interpret_steps(lowered, captured.source, steps, tmp_path) for part in step])
+    assert_close(got.numpy(), torch_logits(tiny_model(family), tokens))
+
+
+def test_the_program_survives_json() -> None:
+    program = lower_device(gemma2(torch.float32)[0], H100, BuildOptions()).program
+    assert program_from_json(program_to_json(program), Path("program.json")) == program
+
+
+def test_lowering_repeats_itself() -> None:
+    texts = {program_to_json(lower_device(llama(torch.float32)[0], H100, BuildOptions()).program) for _ in range(2)}
+    assert len(texts) == 1
