@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
-FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json"}
+FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"}
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -18,6 +18,7 @@ ALLOWED: dict[str, set[str]] = {
     "targets": {"errors"},
     "program": {"errors"},
     "typed_json": {"errors"},
+    "grid": {"errors"},
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

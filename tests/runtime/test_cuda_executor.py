@@ -1,0 +1,94 @@
+"""A GPU engine's steps: padding to buckets changes no real row; on a device, graphs give what launches give."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import llmc
+from llmc.compiler import build
+from llmc.engine_format import EngineDirectory, read_engine
+from llmc.runtime.device_inputs import StepShape, padded
+from llmc.runtime.engine import Engine
+from llmc.runtime.executors.triton_interpreter import interpret_engine
+from tests.runtime.test_device_inputs import decodes
+
+MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-draft"
+PROMPTS = [[5, 9, 11], [17] * 40, [3], [400, 2, 8, 8, 9]]
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
+    path = tmp_path_factory.mktemp("engines") / "bard.llmc"
+    build(MODEL, path, target="a100", dtype="float32", max_model_len=64, max_batch_tokens=64, max_sequences=8)
+    return read_engine(path)
+
+
+def test_padding_changes_no_real_row(directory: EngineDirectory) -> None:
+    size, blocks = directory.program.limits.block_size, 12
+    step = decodes([1, 3], size)
+    step.block_tables[:] = [[4], [9]]
+    step.slot_mapping[:] = [4 * size, 9 * size + 2]
+    alone = interpret_engine(directory, blocks + 1).step(step).copy()
+    full = padded(step, StepShape(4, 4, 4, 8), size, blocks)
+    together = interpret_engine(directory, blocks + 1).step(full)
+    assert np.isfinite(together).all()
+    np.testing.assert_allclose(together[:2], alone, rtol=0, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def cpu() -> Iterator[Engine]:
+    with llmc.compile(str(MODEL), target="cpu", dtype="float32", max_model_len=128) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def gpu() -> Iterator[Engine]:
+    with llmc.compile(str(MODEL), target="auto", dtype="float32", max_model_len=128) as engine:
+        yield engine
+
+
+@pytest.mark.gpu
+def test_logits_are_those_of_the_cpu_engine(cpu: Engine, gpu: Engine) -> None:
+    for ours, theirs in zip(gpu.logits(PROMPTS), cpu.logits(PROMPTS), strict=True):
+        np.testing.assert_allclose(ours, theirs, rtol=0, atol=2e-2)
+
+
+@pytest.mark.gpu
+def test_greedy_tokens_are_the_same_from_graphs_launches_and_the_host(gpu: Engine) -> None:
+    """With min_tokens the host samples, from logits of the same steps."""
+    greedy = llmc.SamplingParams(max_tokens=24, ignore_eos=True)
+    on_host = llmc.SamplingParams(max_tokens=24, ignore_eos=True, min_tokens=1)
+    together = [completion.token_ids for completion in gpu.generate(PROMPTS, greedy)]
+    again = [completion.token_ids for completion in gpu.generate(PROMPTS, greedy)]
+    sampled = [completion.token_ids for completion in gpu.generate(PROMPTS, on_host)]
+    assert together == again == sampled
+
+
+@pytest.mark.gpu
+def test_a_request_does_not_depend_on_its_neighbours(gpu: Engine) -> None:
+    params = llmc.SamplingParams(max_tokens=16, ignore_eos=True)
+    together = [completion.token_ids for completion in gpu.generate(PROMPTS, params)]
+    alone = [gpu.generate([prompt], params)[0].token_ids for prompt in PROMPTS]
+    assert together == alone
+
+
+@pytest.mark.gpu
+def test_an_engine_without_fitting_binaries_compiles_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpu: Engine
+) -> None:
+    from llmc.settings import settings
+
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    path = tmp_path / "other.llmc"
+    build(MODEL, path, target="b200", dtype="float32", max_model_len=128)
+    expected = gpu.logits([5, 9, 11])
+    for lines in (1, 0):
+        with llmc.load(path) as engine:
+            np.testing.assert_allclose(engine.logits([5, 9, 11]), expected, rtol=0, atol=2e-2)
+        assert capsys.readouterr().err.count("compiling its") == lines
+    settings.cache_clear()

@@ -1,0 +1,86 @@
+"""Which binaries a device takes, and what is compiled for one that none fits."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.codegen.triton.compile_engine import device_target_of
+from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRecord
+from llmc.errors import TargetError
+from llmc.runtime import device_binaries
+from llmc.runtime.device_binaries import binaries_for, cache_key, carried_archs, fitting_arch
+from llmc.settings import settings
+from tests.runtime.device_program import LIMITS, kernel, program
+
+
+@pytest.mark.parametrize(
+    ("available", "capability", "expected"),
+    [
+        ({"sm_80", "sm_90"}, (9, 0), "sm_90"),
+        ({"sm_80", "sm_90"}, (8, 0), "sm_80"),
+        ({"sm_80", "sm_90"}, (8, 9), "sm_80"),
+        ({"sm_80", "sm_86", "sm_89"}, (8, 9), "sm_89"),
+        ({"sm_80", "sm_86"}, (8, 9), "sm_86"),
+        ({"sm_89"}, (8, 0), None),
+        ({"sm_90"}, (10, 0), None),
+        ({"sm_100"}, (10, 3), None),
+        ({"sm_80"}, (9, 0), None),
+        ({"gfx942"}, (9, 0), None),
+        (set(), (9, 0), None),
+    ],
+)
+def test_fitting_arch(available: set[str], capability: tuple[int, int], expected: str | None) -> None:
+    assert fitting_arch(available, capability) == expected
+
+
+def test_an_instruction_set_counts_only_if_every_kernel_has_it() -> None:
+    assert carried_archs([kernel("sm_80", "sm_90"), kernel("sm_90")]) == {"sm_90"}
+    assert carried_archs([]) == frozenset()
+
+
+def test_unknown_devices_compile_like_the_newest_known_one_before_them() -> None:
+    target = device_target_of(120, 101376)
+    assert (target.arch_name, target.binary_kind, target.shared_memory_per_block) == ("sm_120", "cubin", 101376)
+    assert device_target_of(89, 1).arch_name == "sm_89"
+    assert device_target_of(75, 1).arch_name == "sm_75"
+
+
+def made_up_engine(path: Path, *archs: str) -> EngineDirectory:
+    (path / "kernels").mkdir(parents=True)
+    (path / "kernels/k.py").write_text("source\n")
+    model = ModelRecord("m", "module", 1000, None, "bfloat16", None, (), 1)
+    manifest = Manifest("0", model, TargetRecord("h100", None, ()), {}, LIMITS, {}, {}, ())
+    return EngineDirectory(path, manifest, program(*archs), ())
+
+
+def test_the_engines_own_binaries_come_first(tmp_path: Path) -> None:
+    engine = made_up_engine(tmp_path / "e", "sm_80", "sm_90")
+    told: list[str] = []
+    found = binaries_for(engine, (8, 6), 1, told.append)
+    assert (found.arch, found.directory, told) == ("sm_80", engine.path, [])
+
+
+def test_the_cache_key_follows_sources_and_specializations(tmp_path: Path) -> None:
+    engine = made_up_engine(tmp_path / "e", "sm_90")
+    key = cache_key(engine, "sm_120")
+    assert key == cache_key(made_up_engine(tmp_path / "same"), "sm_120"), "binaries must not matter"
+    assert key != cache_key(engine, "sm_121")
+    (engine.path / "kernels/k.py").write_text("other\n")
+    assert key != cache_key(engine, "sm_120")
+
+
+def test_what_cannot_be_compiled_is_a_target_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    engine = made_up_engine(tmp_path / "e", "sm_90")
+    told: list[str] = []
+    with pytest.raises(TargetError, match="cannot be compiled for sm_120") as caught:
+        binaries_for(engine, (12, 0), 101376, told.append)
+    assert told == ["the engine carries kernels for sm_90; compiling its 1 kernels for sm_120, once"]
+    assert "llmc build" in str(caught.value.fix)
+    monkeypatch.setattr(device_binaries, "triton_version", lambda: "none")
+    with pytest.raises(TargetError, match="triton, which could compile them, is not installed"):
+        binaries_for(engine, (12, 1), 101376, told.append)
+    settings.cache_clear()

@@ -1,0 +1,96 @@
+"""Packing a step for one copy, the buckets that graphs are made for, and what padding a step leaves unchanged."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from llmc.program import Limits
+from llmc.runtime.device_inputs import (
+    ALIGNMENT,
+    StepShape,
+    decode_bucket,
+    largest_shape,
+    pack_inputs,
+    padded,
+    request_buckets,
+)
+from llmc.runtime.step_inputs import Step
+from tests.runtime.device_program import LIMITS
+
+
+def decodes(contexts: list[int], block_size: int = 16) -> Step:
+    """One token for each context; request r has the blocks from 100·r on."""
+    count, columns = len(contexts), -(-max(contexts) // block_size)
+    tables = np.arange(count, dtype=np.int32)[:, None] * 100 + np.arange(columns, dtype=np.int32)[None, :]
+    positions = np.asarray(contexts, np.int32) - 1
+    slots = tables[np.arange(count), positions // block_size] * block_size + positions % block_size
+    return Step(
+        input_ids=np.arange(7, 7 + count, dtype=np.int32),
+        positions=positions,
+        slot_mapping=slots.astype(np.int32),
+        query_starts=np.arange(count + 1, dtype=np.int32),
+        context_lens=np.asarray(contexts, np.int32),
+        block_tables=tables,
+        logit_rows=np.arange(count, dtype=np.int32),
+    )
+
+
+def test_packed_inputs_are_read_back_at_their_offsets() -> None:
+    step = decodes([5, 40, 17])
+    shape = StepShape.of(step)
+    memory = np.full(shape.input_offsets()["end"], 0xEE, np.uint8)
+    assert pack_inputs(step, shape, memory) == memory.nbytes
+    for name, offset in shape.input_offsets().items():
+        assert offset % ALIGNMENT == 0
+        if name != "end":
+            values = getattr(step, name)
+            found = memory[offset : offset + values.nbytes].view(np.int32).reshape(values.shape)
+            np.testing.assert_array_equal(found, values)
+
+
+def test_every_bucket_fits_the_room_of_the_largest_step() -> None:
+    room = largest_shape(LIMITS).input_offsets()["end"]
+    for count in range(1, LIMITS.max_sequences + 1):
+        shape = decode_bucket(decodes([LIMITS.max_model_len] * count), LIMITS)
+        assert shape is not None
+        assert shape.input_offsets()["end"] <= room
+
+
+@given(st.integers(1, 700), st.integers(1, 700), st.integers(1, 700))
+def test_buckets_grow_to_the_limit_with_little_padding(sequences: int, tokens: int, rows: int) -> None:
+    buckets = request_buckets(Limits(tokens, sequences, rows, 64, 16))
+    assert buckets[0] == 1
+    assert buckets[-1] == min(sequences, tokens, rows)
+    assert list(buckets) == sorted(set(buckets))
+    for smaller, larger in pairwise(buckets):
+        assert larger <= smaller * 1.25 or larger <= 8
+
+
+def test_a_step_with_a_prompt_or_without_logits_has_no_bucket() -> None:
+    step = decodes([5, 9])
+    assert decode_bucket(step, LIMITS) == StepShape(2, 2, 2, 64)
+    prompt = Step(**{**vars(step), "context_lens": step.context_lens[:1], "block_tables": step.block_tables[:1]})
+    silent = Step(**{**vars(step), "logit_rows": step.logit_rows[:1]})
+    assert decode_bucket(prompt, LIMITS) is None
+    assert decode_bucket(silent, LIMITS) is None
+
+
+@pytest.mark.parametrize("contexts", [[1], [5, 40, 17], [1030, 2, 3, 4, 5]])
+def test_padding_keeps_the_real_requests_and_touches_only_the_scratch_block(contexts: list[int]) -> None:
+    step = decodes(contexts)
+    shape = decode_bucket(step, LIMITS)
+    assert shape is not None
+    full, count, scratch = padded(step, shape, 16, 9999), len(contexts), 9999
+    assert StepShape.of(full) == shape
+    for name in ("input_ids", "positions", "slot_mapping", "context_lens", "logit_rows"):
+        np.testing.assert_array_equal(getattr(full, name)[:count], getattr(step, name))
+    np.testing.assert_array_equal(full.block_tables[:count, : step.block_tables.shape[1]], step.block_tables)
+    assert set(full.slot_mapping[count:].tolist()) <= {scratch * 16}
+    assert set(full.context_lens[count:].tolist()) <= {1}
+    assert (full.block_tables[count:] == scratch).all()
+    assert full.query_starts.tolist() == list(range(shape.requests + 1))
