@@ -1,0 +1,113 @@
+"""Hugging Face transformers on a GPU with a static cache: eager, or decode compiled with max-autotune and CUDA graphs.
+
+The cache is filled with random keys and values for decode, which costs both the same and reads no prompt.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, StaticCache
+
+from benchmarks.gpu.measurement import Measurement, report
+from benchmarks.gpu.workloads import (
+    DECODE_STEPS,
+    DECODES,
+    PREFILLS,
+    ROUNDS,
+    Decode,
+    Prefill,
+    decode_bytes,
+    prefill_flops,
+)
+
+WARM_UP_STEPS = 4
+
+
+class HfModel:
+    """The model on `device`; tokens are chosen by argmax there and brought back each step, as llmc's are."""
+
+    def __init__(self, path: str, compiled: bool, device: str = "cuda") -> None:
+        self._device = device
+        model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa")
+        self._model = model.to(device).train(False)
+        self._decode = torch.compile(self._next, mode="max-autotune", fullgraph=True) if compiled else self._next
+
+    @torch.inference_mode()
+    def prefill(self, work: Prefill) -> tuple[float, ...]:
+        ids = self._tokens(1, work.tokens)
+        seconds = []
+        for _ in range(ROUNDS + 1):
+            start = time.perf_counter()
+            self._model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1).tolist()
+            seconds.append(time.perf_counter() - start)
+        return tuple(seconds[1:])
+
+    @torch.inference_mode()
+    def decode(self, work: Decode) -> tuple[float, ...]:
+        steps = WARM_UP_STEPS + ROUNDS * DECODE_STEPS
+        cache = self._filled_cache(work, work.context + steps + 1)
+        ids = self._tokens(work.batch, 1)
+        positions = torch.full((work.batch, 1), work.context, device=self._device)
+        for _ in range(WARM_UP_STEPS):
+            ids = self._step(ids, positions, cache)
+        seconds = []
+        for _ in range(ROUNDS):
+            start = time.perf_counter()
+            for _ in range(DECODE_STEPS):
+                ids = self._step(ids, positions, cache)
+            seconds.append((time.perf_counter() - start) / DECODE_STEPS)
+        return tuple(seconds)
+
+    def _step(self, ids: torch.Tensor, positions: torch.Tensor, cache: StaticCache) -> torch.Tensor:
+        ids = self._decode(ids, positions, cache).clone()
+        positions.add_(1)
+        ids.tolist()
+        return ids
+
+    def _next(self, ids: torch.Tensor, positions: torch.Tensor, cache: StaticCache) -> torch.Tensor:
+        output = self._model(ids, past_key_values=cache, position_ids=positions, use_cache=True, logits_to_keep=1)
+        result: torch.Tensor = output.logits[:, -1:].argmax(-1)
+        return result
+
+    def _filled_cache(self, work: Decode, length: int) -> StaticCache:
+        config = self._model.config
+        cache = StaticCache(config=config, max_cache_len=length)
+        cache.early_initialization(
+            work.batch, config.num_key_value_heads, config.head_dim, torch.bfloat16, torch.device(self._device)
+        )
+        for layer in cache.layers:
+            layer.keys.normal_()
+            layer.values.normal_()
+            layer.cumulative_length.fill_(work.context)
+        return cache
+
+    def _tokens(self, batch: int, length: int) -> torch.Tensor:
+        return torch.randint(0, self._model.config.vocab_size, (batch, length), device=self._device)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--compiled", action="store_true")
+    arguments = parser.parse_args()
+    config = json.loads((arguments.model / "config.json").read_text())
+    group = arguments.model.name
+    name = "HF static cache + torch.compile" if arguments.compiled else "HF eager"
+    contestant = HfModel(str(arguments.model), arguments.compiled)
+    for decode in DECODES:
+        report(Measurement(group, decode.name, name, contestant.decode(decode), bytes=decode_bytes(config, decode)))
+        torch.cuda.empty_cache()
+    # Prompts have many lengths and are run eagerly, compiled decode or not.
+    for prefill in () if arguments.compiled else PREFILLS:
+        seconds = contestant.prefill(prefill)
+        report(Measurement(group, prefill.name, name, seconds, flops=prefill_flops(config, prefill)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""llmc's kernels alone, as CUDA graphs of launches, against the libraries': products, attention, norms."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+import triton
+from torch import Tensor
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from triton.testing import do_bench_cudagraph
+
+from benchmarks.gpu.measurement import Measurement, report
+from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernel_table import KERNELS
+from llmc.errors import LlmcError
+from llmc.targets import GpuTarget, device_target
+from tests.codegen.triton.tensor_call import TensorCall
+
+ROUNDS = 3
+BLOCK_SIZE = 16
+
+
+@dataclass
+class Case:
+    """One operation on given arguments. result: what shapes and dtypes come out. peers: by name."""
+
+    group: str
+    name: str
+    op: Any
+    arguments: tuple[Any, ...]
+    results: Sequence[Tensor]
+    peers: dict[str, Callable[[], object]] = field(default_factory=dict)
+    bytes: float = 0.0
+    flops: float = 0.0
+
+
+def main() -> None:
+    target = device_target()
+    if target is None:
+        sys.exit("there is no GPU that llmc knows")
+    triton.set_allocator(scratch_memory)
+    for make in (norms, products, decode_attention, prefill_attention):
+        for case in make():
+            measure(case, target)
+            torch.cuda.empty_cache()
+
+
+def scratch_memory(nbytes: int, alignment: int, stream: int | None) -> Tensor:
+    """What kernels that make tensor descriptors ask Triton's launcher for."""
+    return torch.empty(nbytes, dtype=torch.int8, device="cuda")
+
+
+def measure(case: Case, target: GpuTarget) -> None:
+    """Every candidate of ours that serves the rows, and every peer; one that fails is told and left out."""
+    template = KERNELS[case.op]
+    call = TensorCall(template, case.arguments, case.results, "cuda", in_place=False)
+    runs = {**_candidates(template, call, target), **case.peers}
+    for name, run in runs.items():
+        try:
+            seconds = tuple(do_bench_cudagraph(run, return_mode="median") / 1e3 for _ in range(ROUNDS))
+        except (RuntimeError, LlmcError) as error:
+            print(f"{case.name}: {name} failed: {str(error).splitlines()[0]}", flush=True)
+            continue
+        report(Measurement(case.group, case.name, name, seconds, case.bytes, case.flops))
+
+
+def _candidates(template: KernelTemplate, call: TensorCall, target: GpuTarget) -> dict[str, Callable[[], object]]:
+    """By name: `llmc` is the one that is chosen without measuring, the others are numbered."""
+    serving = [
+        launch
+        for launch in template.candidates(call, target)
+        if launch.min_tokens <= call.tokens and (launch.max_tokens is None or call.tokens <= launch.max_tokens)
+    ]
+    runs: dict[str, Callable[[], object]] = {}
+    for index, launch in enumerate(serving):
+        steps = (launch, *launch.then)
+        runs[f"llmc candidate {index}" if index else "llmc"] = lambda steps=steps: [call.run(step) for step in steps]
+    return runs
+
+
+def norms() -> Iterator[Case]:
+    """Residual and norm, which moves four matrices: two in, two out."""
+    x, residual = (torch.randn(16384, 4096, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    weight = torch.ones(4096, device="cuda", dtype=torch.bfloat16)
+    op = torch.ops.llmc.add_rms_norm.default
+    moved = 4.0 * x.nbytes
+    target = torch.empty(2, *x.shape, device="cuda", dtype=x.dtype)
+    source = torch.stack([x, residual])
+    yield Case(
+        "norm", "residual + RMSNorm 16384 × 4096", op, (x, residual, weight, 1e-5), (x, x),
+        {"copy of the same bytes": lambda: target.copy_(source)}, bytes=moved,
+    )  # fmt: skip
+
+
+def products() -> Iterator[Case]:
+    """The 8B model's largest product for decode and prefill."""
+    for tokens, outputs, channels in ((1, 28672, 4096), (32, 28672, 4096), (512, 28672, 4096), (8192, 28672, 4096)):
+        x = torch.randn(tokens, channels, device="cuda", dtype=torch.bfloat16)
+        weight = torch.randn(outputs, channels, device="cuda", dtype=torch.bfloat16) / channels**0.5
+        result = torch.empty(tokens, outputs, device="cuda", dtype=torch.bfloat16)
+        yield Case(
+            "product", f"{tokens} × {channels} by {channels} × {outputs}", torch.ops.llmc.linear.default,
+            (x, weight, None), (result,), {"cuBLAS": lambda x=x, w=weight, r=result: torch.mm(x, w.T, out=r)},
+            bytes=float(x.nbytes + weight.nbytes + result.nbytes), flops=2.0 * tokens * outputs * channels,
+        )  # fmt: skip
+
+
+def decode_attention() -> Iterator[Case]:
+    """One query a request over the 8B model's cache."""
+    for batch, context in ((1, 8192), (32, 1024), (32, 8192)):
+        yield _attention(batch, context, queries=1)
+
+
+def prefill_attention() -> Iterator[Case]:
+    """A causal prompt of the 8B model."""
+    for tokens in (512, 8192):
+        yield _attention(1, tokens, queries=tokens)
+
+
+def _attention(batch: int, context: int, queries: int, heads: int = 32, kv_heads: int = 8, dim: int = 128) -> Case:
+    blocks = -(-context // BLOCK_SIZE)
+    shape = (batch * blocks, kv_heads, BLOCK_SIZE, dim)
+    k_cache, v_cache = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
+    q = torch.randn(batch * queries, heads, dim, device="cuda", dtype=torch.bfloat16)
+    starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
+    lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
+    tables = torch.randperm(batch * blocks, device="cuda").to(torch.int32).view(batch, blocks)
+    pairs = queries * (context - (queries - 1) / 2) * batch
+    # The peers get the same heads in whole tensors, [batch, heads, length, dim].
+    q_whole = torch.randn(batch, heads, queries, dim, device="cuda", dtype=torch.bfloat16)
+    k_whole, v_whole = (torch.randn(batch, kv_heads, context, dim, device="cuda", dtype=q.dtype) for _ in range(2))
+
+    def peer(backend: SDPBackend) -> Callable[[], object]:
+        def run() -> object:
+            chosen: AbstractContextManager[None] = sdpa_kernel(backend)
+            with chosen:
+                return torch.nn.functional.scaled_dot_product_attention(
+                    q_whole, k_whole, v_whole, is_causal=queries > 1, enable_gqa=True
+                )
+
+        return run
+
+    name = f"prefill {queries}" if queries > 1 else f"decode, batch {batch}, context {context}"
+    return Case(
+        "attention", f"{name}, {heads}/{kv_heads} heads of {dim}", torch.ops.llmc.paged_attention.default,
+        (q, k_cache, v_cache, starts, lens, tables, dim**-0.5, None, None, None), (q,),
+        {"SDPA flash": peer(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": peer(SDPBackend.CUDNN_ATTENTION)},
+        bytes=2.0 * batch * context * kv_heads * dim * 2 + 2.0 * q.nbytes, flops=4.0 * pairs * heads * dim,
+    )  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,249 @@
+"""Everything that is measured on a GPU, in one command of less than nine minutes that needs no package index.
+
+    python -m benchmarks.gpu_suite
+    python -m benchmarks.gpu_suite --dry-run      # what it would run, on any machine
+
+First the gpu tests (while checkpoints of random weights are written and their engines built), then this GPU's ceilings,
+kernels alone, and whole models: llmc, Hugging Face eager, Hugging Face with a static cache, torch.compile
+(max-autotune) and CUDA graphs. Each runs in a process of its own with a time limit: one that fails costs only its own
+figures. Tables of ratios and of shares of the ceilings measured in the same run; JSON in benchmarks/results/<gpu>/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.gpu.measurement import Measurement, parse
+
+ROOT = Path(__file__).parent.parent
+RESULTS = ROOT / "benchmarks/results"
+BUDGET_SECONDS = 520.0
+SHAPES = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-0.6b")
+OURS = "llmc"
+
+
+@dataclass(frozen=True)
+class Job:
+    """A process. limit: seconds. beside: started without waiting for its end.
+
+    after: jobs to wait for. needs: jobs to wait for without which this one cannot run.
+    """
+
+    name: str
+    arguments: tuple[str, ...]
+    limit: float
+    beside: bool = False
+    after: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How a job ended. status: ok, failed, timed out, or why it did not run. tail: its last lines, unless ok."""
+
+    job: str
+    status: str
+    seconds: float
+    measurements: tuple[Measurement, ...]
+    tail: str = ""
+
+
+def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
+    """All of them in order: a budget that runs out cuts from the end."""
+    module = (sys.executable, "-m")
+    found = [Job(f"prepare {s}", (*module, "benchmarks.gpu.prepare", s, str(directory)), 240, True) for s in shapes]
+    # Numbers need a GPU for themselves: the tests are what preparing may disturb.
+    found.append(Job("gpu tests", (*module, "pytest", "-m", "gpu", "--timeout", "60", "-x", "tests"), 120))
+    prepared = tuple(job.name for job in found if job.beside)
+    found.append(Job("probe", (*module, "benchmarks.gpu.probe"), 40, after=prepared))
+    for shape in shapes:
+        model, engine = str(directory / shape), str(directory / f"{shape}.llmc")
+        run = (*module, "benchmarks.gpu.llmc_model", model, engine)
+        found.append(Job(f"llmc {shape}", run, 60, needs=(f"prepare {shape}",)))
+    found.append(Job("kernels", (*module, "benchmarks.gpu.kernels"), 60))
+    for shape in shapes:
+        peer = (*module, "benchmarks.gpu.hf_model", str(directory / shape))
+        found.append(Job(f"HF eager {shape}", peer, 40, needs=(f"prepare {shape}",)))
+        found.append(Job(f"HF compiled {shape}", (*peer, "--compiled"), 90, needs=(f"prepare {shape}",)))
+    return tuple(found)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    console = Console()
+    planned = jobs(arguments.directory, arguments.shapes)
+    if arguments.dry_run:
+        console.print(plan_table(planned, arguments.budget))
+        return
+    gpu = gpu_name()
+    if gpu is None:
+        sys.exit("there is no CUDA device: run this on a machine with a GPU, or look at the plan with --dry-run")
+    arguments.directory.mkdir(parents=True, exist_ok=True)
+    outcomes = run_jobs(planned, arguments.budget, console)
+    for table in tables([m for outcome in outcomes for m in outcome.measurements]):
+        console.print(table)
+    console.print(outcome_table(outcomes))
+    path = write_results(outcomes, gpu, arguments.json)
+    console.print(f"{gpu}; {path}; reproduce: python -m benchmarks.gpu_suite", highlight=False)
+    if any(outcome.status != "ok" for outcome in outcomes):
+        sys.exit(1)
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--dry-run", action="store_true", help="list what would run; needs no GPU")
+    parser.add_argument("--directory", type=Path, default=Path(tempfile.gettempdir()) / "llmc-gpu-suite")
+    parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds for everything")
+    parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--json", type=Path, help="default: benchmarks/results/<gpu>/gpu_suite.json")
+    return parser.parse_args()
+
+
+def gpu_name() -> str | None:
+    """The first CUDA device's name, asked in a process of its own: this one takes none of its memory."""
+    code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return answer.stdout.strip() or None
+
+
+def run_jobs(planned: Sequence[Job], budget: float, console: Console) -> list[Outcome]:
+    """Run all in order within the budget; whatever happens to one, the next is run."""
+    end = time.monotonic() + budget
+    beside: dict[str, _Running] = {}
+    done: dict[str, Outcome] = {}
+
+    def finish(running: _Running) -> None:
+        outcome = running.wait(end)
+        done[outcome.job] = outcome
+        console.print(f"{outcome.job}: {outcome.status}, {outcome.seconds:.0f} s", highlight=False)
+
+    for job in planned:
+        for name in (*job.after, *job.needs):
+            if name in beside:
+                finish(beside.pop(name))
+        broken = [name for name in job.needs if done[name].status != "ok"]
+        if broken:
+            done[job.name] = Outcome(job.name, f"not run: {broken[0]} {done[broken[0]].status}", 0.0, ())
+        elif time.monotonic() >= end:
+            done[job.name] = Outcome(job.name, "not run: the budget is spent", 0.0, ())
+        elif job.beside:
+            beside[job.name] = _Running(job)
+        else:
+            finish(_Running(job))
+    for running in beside.values():
+        finish(running)
+    return [done[job.name] for job in planned]
+
+
+class _Running:
+    """A job's process, its output going to a file: a killed one's is kept."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._start = job, time.monotonic()
+        self._output = tempfile.TemporaryFile("w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed in wait)
+        environment = {**os.environ, "TOKENIZERS_PARALLELISM": "false", "PYTHONUNBUFFERED": "1"}
+        self._process = subprocess.Popen(
+            job.arguments, stdout=self._output, stderr=subprocess.STDOUT, cwd=ROOT, env=environment
+        )
+
+    def wait(self, end: float) -> Outcome:
+        limit = min(self._start + self._job.limit, end)
+        try:
+            code = self._process.wait(max(0.0, limit - time.monotonic()))
+            status = "ok" if code == 0 else f"failed with exit code {code}"
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+            status = "timed out"
+        self._output.seek(0)
+        lines = self._output.read().splitlines()
+        self._output.close()
+        found = tuple(m for m in map(parse, lines) if m is not None)
+        tail = "" if status == "ok" else "\n".join(lines[-30:])
+        return Outcome(self._job.name, status, time.monotonic() - self._start, found, tail)
+
+
+def tables(measurements: Sequence[Measurement]) -> list[Table]:
+    """A table for each group: time, our ratio to each peer, and shares of the ceilings where a case has them."""
+    ceilings = {m.case: m for m in measurements if m.group == "probe"}
+    copy, product = ceilings.get("copy"), ceilings.get("bf16 product")
+    bandwidth = copy.bytes / copy.median if copy else None
+    rate = product.flops / product.median if product else None
+    found = []
+    for group in dict.fromkeys(m.group for m in measurements):
+        table = Table(title=group, title_justify="left")
+        for column in ("case", "", "time", "spread", "llmc is", "GB/s", "of copy", "TFLOP/s", "of peak"):
+            table.add_column(column, justify="left" if column in ("case", "") else "right")
+        inside = [m for m in measurements if m.group == group]
+        ours = {m.case: m for m in inside if m.contestant == OURS}
+        for m in sorted(inside, key=lambda m: list(dict.fromkeys(i.case for i in inside)).index(m.case)):
+            table.add_row(*_row(m, ours.get(m.case), bandwidth, rate))
+        found.append(table)
+    return found
+
+
+def _row(m: Measurement, ours: Measurement | None, bandwidth: float | None, rate: float | None) -> list[str]:
+    spread = (max(m.seconds) - min(m.seconds)) / m.median
+    ratio = "" if ours is None or m.contestant.startswith(OURS) else f"{m.median / ours.median:.2f}x"
+    moved, done = m.bytes / m.median, m.flops / m.median
+    return [
+        m.case,
+        m.contestant,
+        f"{m.median * 1e3:.3f} ms",
+        f"{spread:.0%}",
+        ratio,
+        f"{moved / 1e9:.0f}" if moved else "",
+        f"{moved / bandwidth:.0%}" if moved and bandwidth else "",
+        f"{done / 1e12:.1f}" if done else "",
+        f"{done / rate:.0%}" if done and rate else "",
+    ]
+
+
+def plan_table(planned: Sequence[Job], budget: float) -> Table:
+    """What would run."""
+    limits = sum(job.limit for job in planned if not job.beside)
+    table = Table(title=f"plan: at most {budget:.0f} s (limits sum to {limits:.0f} s)", title_justify="left")
+    for column in ("job", "limit", "waits for", "command"):
+        table.add_column(column, overflow="fold")
+    for job in planned:
+        needs = "runs beside the next" if job.beside else ", ".join((*job.after, *job.needs))
+        table.add_row(job.name, f"{job.limit:.0f} s", needs, " ".join(("python", *job.arguments[1:])))
+    return table
+
+
+def outcome_table(outcomes: Sequence[Outcome]) -> Table:
+    """How every job ended, with the last words of those that failed."""
+    table = Table(title="jobs", title_justify="left")
+    for column in ("job", "status", "seconds", "last words"):
+        table.add_column(column, overflow="fold")
+    for outcome in outcomes:
+        last = "\n".join(outcome.tail.splitlines()[-3:])
+        table.add_row(outcome.job, outcome.status, f"{outcome.seconds:.0f}", last)
+    return table
+
+
+def write_results(outcomes: Sequence[Outcome], gpu: str, path: Path | None) -> Path:
+    """Everything as JSON, under the GPU's name unless a path is given."""
+    folder = re.sub(r"[^a-z0-9]+", "-", gpu.lower()).strip("-")
+    path = path or RESULTS / folder / "gpu_suite.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    record = {"gpu": gpu, "outcomes": [asdict(outcome) for outcome in outcomes]}
+    path.write_text(json.dumps(record, indent=1) + "\n", encoding="utf-8")
+    return path
+
+
+if __name__ == "__main__":
+    main()

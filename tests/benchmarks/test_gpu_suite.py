@@ -1,0 +1,116 @@
+"""The GPU suite's control flow, which needs no GPU: plan, limits, failures, ratios and the record."""
+
+from __future__ import annotations
+
+import io
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from benchmarks.gpu.measurement import Measurement, parse
+from benchmarks.gpu.workloads import Decode, Prefill, decode_bytes, matrix_elements, prefill_flops
+from benchmarks.gpu_suite import ROOT, SHAPES, Job, Outcome, jobs, run_jobs, tables, write_results
+from benchmarks.random_checkpoint import SHAPES as CONFIGS
+from benchmarks.random_checkpoint import layer_tensors, outer_tensors
+
+MEASURE = "from benchmarks.gpu.measurement import *; report(Measurement('g', 'c', 'llmc', (1.0, 2.0), bytes=8.0))"
+
+
+def script(code: str) -> tuple[str, ...]:
+    return (sys.executable, "-c", code)
+
+
+def run(*planned: Job, budget: float = 60.0) -> dict[str, Outcome]:
+    return {o.job: o for o in run_jobs(planned, budget, Console(file=io.StringIO()))}
+
+
+def test_the_dry_run_lists_every_job() -> None:
+    command = [sys.executable, "-m", "benchmarks.gpu_suite", "--dry-run"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env={"COLUMNS": "240", "PATH": "/usr/bin"})
+    assert done.returncode == 0, done.stderr
+    for job in jobs(Path("d"), SHAPES):
+        assert job.name in done.stdout
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_without_a_gpu_it_says_so() -> None:
+    done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_suite"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 1
+    assert "--dry-run" in done.stderr
+
+
+def test_one_failure_loses_nothing_else() -> None:
+    outcomes = run(
+        Job("fails", script(f"{MEASURE}; raise SystemExit('broken')"), 60),
+        Job("hangs", script(f"{MEASURE}; import time; time.sleep(60)"), 5),
+        Job("needs", script("pass"), 60, needs=("fails",)),
+        Job("works", script(MEASURE), 60),
+    )
+    assert outcomes["fails"].status == "failed with exit code 1"
+    assert "broken" in outcomes["fails"].tail
+    assert outcomes["hangs"].status == "timed out"
+    assert outcomes["needs"].status == "not run: fails failed with exit code 1"
+    assert outcomes["works"].status == "ok"
+    expected = (Measurement("g", "c", "llmc", (1.0, 2.0), bytes=8.0),)
+    assert all(outcomes[name].measurements == expected for name in ("fails", "hangs", "works"))
+
+
+def test_jobs_beside_run_at_the_same_time_and_are_waited_for(tmp_path: Path) -> None:
+    flag = tmp_path / "flag"
+    outcomes = run(
+        Job("slow", script(f"import time, pathlib; time.sleep(1); pathlib.Path({str(flag)!r}).touch()"), 60, True),
+        Job("first", script(f"import pathlib; assert not pathlib.Path({str(flag)!r}).exists()"), 60),
+        Job("second", script(f"import pathlib; assert pathlib.Path({str(flag)!r}).exists()"), 60, needs=("slow",)),
+    )
+    assert [o.status for o in outcomes.values()] == ["ok", "ok", "ok"], outcomes
+
+
+def test_a_spent_budget_ends_what_runs_and_skips_the_rest() -> None:
+    outcomes = run(Job("hangs", script("import time; time.sleep(60)"), 50), Job("late", script("pass"), 50), budget=1)
+    assert outcomes["hangs"].status == "timed out"
+    assert outcomes["late"].status == "not run: the budget is spent"
+
+
+def test_tables_give_ratios_and_shares_of_the_measured_ceilings() -> None:
+    console = Console(file=io.StringIO(), width=200)
+    measured = [
+        Measurement("probe", "copy", "torch", (2.0,), bytes=8e12),
+        Measurement("probe", "bf16 product", "cuBLAS", (1.0,), flops=800e12),
+        Measurement("m", "decode", "llmc", (0.001, 0.001, 0.001), bytes=3e9),
+        Measurement("m", "decode", "HF eager", (0.004,), bytes=3e9),
+        Measurement("m", "prefill", "llmc", (0.1,), flops=40e12),
+    ]
+    for table in tables(measured):
+        console.print(table)
+    text = console.file.getvalue()
+    assert "4.00x" in text
+    assert "75%" in text, "3 TB/s of 4"
+    assert "50%" in text, "400 TFLOP/s of 800"
+
+
+def test_the_record_holds_everything(tmp_path: Path) -> None:
+    outcome = Outcome("j", "ok", 1.0, (Measurement("g", "c", "llmc", (1.0,)),))
+    path = write_results([outcome], "NVIDIA H200", tmp_path / "r.json")
+    assert json.loads(path.read_text())["outcomes"][0]["measurements"][0]["case"] == "c"
+    assert parse("noise") is None
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_counted_weights_are_those_of_the_checkpoint(shape: str) -> None:
+    """Of a model with the same shape in small: matrices that each token is multiplied with, norms left out."""
+    config = {**CONFIGS[shape], "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "vocab_size": 50}
+    config |= {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    generator = torch.Generator().manual_seed(0)
+    tensors = (
+        outer_tensors(config, generator) | layer_tensors(config, 0, generator) | layer_tensors(config, 1, generator)
+    )
+    matrices = sum(t.numel() for t in tensors.values() if t.ndim == 2)
+    tied = 0 if config["tie_word_embeddings"] else 50 * 64
+    assert matrix_elements(config) == matrices - tied
+    assert decode_bytes(config, Decode(3, 10)) == 2 * matrix_elements(config) + 3 * 10 * 2 * 2 * 2 * 16 * 2
+    assert prefill_flops(config, Prefill(1)) >= 2 * matrix_elements(config)
