@@ -19,6 +19,7 @@ from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.targets import GpuTarget, resolve_target
 
 _GAP = 16
+_MOST_ROWS = 8192
 
 
 def check(
@@ -28,10 +29,11 @@ def check(
     tolerance: float,
     target: str = "h100",
     in_place: bool = False,
+    gap: int = _GAP,
 ) -> list[DeviceLaunch]:
     """Every candidate that serves these rows gives the reference's results; returns those candidates.
 
-    tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
+    gap: elements between rows. tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
     """
     gpu = resolve_target(target)
     assert isinstance(gpu, GpuTarget)
@@ -40,10 +42,10 @@ def check(
     returned = reference(*expected_arguments)
     expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
     mutated = [i for i, a in enumerate(template.op._schema.arguments) if a.is_write]
-    launches = template.candidates(TensorCall(template, arguments, expected, device, in_place), gpu)
+    launches = template.candidates(TensorCall(template, arguments, expected, device, in_place, gap), gpu)
     served = []
     for index in range(len(launches)):
-        call = TensorCall(template, arguments, expected, device, in_place)
+        call = TensorCall(template, arguments, expected, device, in_place, gap)
         launch = template.candidates(call, gpu)[index]
         if not _serves(launch, call.tokens):
             continue
@@ -78,11 +80,13 @@ class TensorCall:
         expected: Sequence[Tensor],
         device: str,
         in_place: bool,
+        gap: int = _GAP,
     ) -> None:
         names = [a.name for a in template.op._schema.arguments]
         self._arguments = dict(zip(names, arguments, strict=False))
         for argument in template.op._schema.arguments[len(arguments) :]:
             self._arguments[argument.name] = argument.default_value
+        self._gap = gap
         self._device, self.memory, self.results = device, dict[str, Tensor](), dict[int, Tensor]()
         self._expected = expected
         self._aliases = {index: name for name, index in template.in_place} if in_place else {}
@@ -145,6 +149,8 @@ class TensorCall:
         return int(self._arguments["k_cache"].shape[2])
 
     def limits(self) -> Limits:
+        if "block_tables" not in self._arguments:
+            return Limits(_MOST_ROWS, 1, _MOST_ROWS, _MOST_ROWS, 16)
         requests, blocks = self._arguments["block_tables"].shape
         return Limits(self.tokens, requests, self.tokens, blocks * self.block_size(), self.block_size())
 
@@ -167,8 +173,8 @@ class TensorCall:
         return counts[value] if value in counts else self.memory[str(parse_operand(value))]
 
     def _in_rows(self, name: str, tensor: Tensor) -> str:
-        flat = tensor.reshape(tensor.shape[0], -1)
-        padded = flat.new_full((flat.shape[0], flat.shape[1] + _GAP), _unwritten(tensor.dtype))
+        flat = tensor.reshape(tensor.shape[0], -1).to(self._device)
+        padded = flat.new_full((flat.shape[0], flat.shape[1] + self._gap), _unwritten(tensor.dtype))
         padded[:, : flat.shape[1]] = flat
         return f"{self._put(f'buffer:{name}', padded)}/{padded.shape[1]}"
 

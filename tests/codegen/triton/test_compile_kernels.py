@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.codegen.triton.backend import python_function
+from llmc.codegen.call import Call
+from llmc.codegen.triton.backend import alternatives
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.embedding import embedding
@@ -23,12 +25,11 @@ from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
-from llmc.program import DeviceKernel, DeviceParameter
+from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.tensor_call import TensorCall
+from tests.codegen.triton.offline_compile import compile_without_spills, node_kernels
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
-_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 
 
 @pytest.fixture(scope="module")
@@ -66,50 +67,12 @@ def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
         "lm_head": (lm_head, (x, _meta(128256, 4096), None)),
     }
     template, arguments = cases[name]
-    returned = template.op(*arguments)
-    expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
-    call = TensorCall(template, arguments, expected, "meta", in_place=False)
-    chosen: dict[tuple[int, int | None], DeviceLaunch] = {}
-    for launch in template.candidates(call, target):
-        chosen.setdefault((launch.min_tokens, launch.max_tokens), launch)
-    steps = [step for launch in chosen.values() for step in (launch, *launch.then)]
-    return [_kernel(call, step, f"k{i}_{target.name}") for i, step in enumerate(steps)]
+    return node_kernels(replace(template, candidates=partial(_chosen, template)), arguments, target)
 
 
-def _kernel(call: TensorCall, launch: DeviceLaunch, name: str) -> DeviceKernel:
-    code = python_function(launch.function).__code__
-    parameters = []
-    for argument in code.co_varnames[: code.co_argcount]:
-        value = launch.arguments.get(argument)
-        if isinstance(value, str) and ":" in value:
-            parameters.append(DeviceParameter(argument, f"*{_DTYPES[call.memory[value].dtype]}", True))
-        elif value is not None:
-            kind = "fp32" if isinstance(value, float) else "i32"
-            parameters.append(DeviceParameter(argument, kind, isinstance(value, int) and value % 16 == 0))
-    return DeviceKernel(
-        name=name,
-        source=code.co_filename,
-        function=code.co_name,
-        parameters=tuple(parameters),
-        constants={
-            **launch.constants,
-            **{argument: None for argument, value in launch.arguments.items() if value is None},
-        },
-        num_warps=launch.num_warps,
-        num_stages=launch.num_stages,
-    )
-
-
-def _compile(kernels: list[DeviceKernel], target: GpuTarget, workers: Workers, directory: Path) -> list[str]:
-    """Compile and check; the assemblies. Too much shared memory raises."""
-    (directory / "kernels").mkdir()
-    jobs = [(kernel, target) for kernel in kernels]
-    assemblies = []
-    for kernel, compiled in zip(kernels, workers.compile_all(jobs, directory), strict=True):
-        spilled = compiled.binary.spill_bytes
-        assert spilled == 0, f"{kernel.function} {kernel.constants} spills {spilled} bytes for {target.arch_name}"
-        assemblies.append(compiled.assembly.read_text())
-    return assemblies
+def _chosen(template: KernelTemplate, call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """The candidates that an engine carries, without those that wait for measurement."""
+    return tuple(launch for launch, _ in alternatives(template.candidates(call, target)))
 
 
 SIMPLE = [
@@ -143,7 +106,7 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
     kernels = [
         replace(kernel, name=f"{kernel.name}_{i}") for i, case in enumerate(SIMPLE) for kernel in _case(case, target)
     ]
-    _compile(kernels, target, workers, tmp_path)
+    compile_without_spills(kernels, target, workers, tmp_path)
 
 
 @pytest.mark.parametrize(("case", "name"), PRODUCTS)
@@ -152,7 +115,7 @@ def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> Non
     assert isinstance(target, GpuTarget)
     kernels = _case(case, target)
     instruction = {90: "wgmma.mma_async", 100: "tcgen05.mma", "gfx942": "v_mfma"}.get(target.arch, "mma.sync")
-    for kernel, assembly in zip(kernels, _compile(kernels, target, workers, tmp_path), strict=True):
+    for kernel, assembly in zip(kernels, compile_without_spills(kernels, target, workers, tmp_path), strict=True):
         on_matrix_units = kernel.function in ("narrow_kernel", "tile_kernel", "persistent_kernel")
         if on_matrix_units and case != "linear in fp32":
             assert instruction in assembly, f"{kernel.function} {kernel.constants} has no {instruction}"

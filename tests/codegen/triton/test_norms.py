@@ -49,7 +49,7 @@ def test_without_weights(device: str) -> None:
 
 
 def test_rows_longer_than_a_block(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_LARGEST_BLOCK", 64)
+    monkeypatch.setattr(tiles, "_LONGEST_WHOLE_ROW", 128)
     x, residual, weight, bias = (_random(i, *s) for i, s in enumerate([(3, 200), (3, 200), (200,), (200,)]))
     check(rms_norm, x, weight, 1e-6, device=device, tolerance=1e-6)
     check(layer_norm, x, weight, bias, 1e-6, device=device, tolerance=1e-6)

@@ -51,13 +51,16 @@ class Tiling:
 
 
 def product_launches(product: Product, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """The predicted fastest launch for each range of row counts, in order; then the runners-up, for measuring."""
+    """The predicted fastest launch for each range of row counts that a step can have; then runners-up, to measure."""
     best: list[DeviceLaunch] = []
     others: list[DeviceLaunch] = []
     start = 1
     previous: Tiling | None = None
-    for end in _BUCKETS:
-        tokens = end or 4 * start
+    limits = product.call.limits()
+    most = limits.max_logit_rows if product.count == RowCount.LOGIT_ROWS.value else limits.max_batch_tokens
+    for bucket in _BUCKETS:
+        end = None if bucket is None or bucket >= most else bucket
+        tokens = min(most, bucket or 4 * start)
         order = sorted(tilings(product, target, tokens), key=lambda t: predicted_seconds(product, target, t, tokens))
         first, *rest = order
         if previous == first:
@@ -66,7 +69,9 @@ def product_launches(product: Product, target: GpuTarget) -> tuple[DeviceLaunch,
             best.append(replace(_launch(product, target, first), min_tokens=start, max_tokens=end))
         runners = rest[:_ALTERNATIVES]
         others += [replace(_launch(product, target, t), min_tokens=start, max_tokens=end) for t in runners]
-        previous, start = first, (end or 0) + 1
+        if end is None:
+            break
+        previous, start = first, end + 1
     return (*best, *others)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 _ELEMENTS_PER_PROGRAM = 1024
-_LARGEST_BLOCK = 8192
-_ELEMENTS_PER_WARP = 512
+_LONGEST_WHOLE_ROW = 8192
+_ELEMENTS_PER_WARP = 256
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class RowTile:
 
 def row_tile(columns: int, most_rows: int = 16) -> RowTile:
     """The tile for rows of that many columns. A row longer than a block is walked block by block."""
-    block = min(_power_of_two(columns), _LARGEST_BLOCK)
+    block = _power_of_two(columns) if columns <= _LONGEST_WHOLE_ROW else _LONGEST_WHOLE_ROW // 2
     rows = max(1, min(most_rows, _ELEMENTS_PER_PROGRAM // block))
     return RowTile(rows, block, max(1, min(16, rows * block // _ELEMENTS_PER_WARP)))
 

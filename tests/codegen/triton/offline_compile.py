@@ -1,0 +1,69 @@
+"""Compile the kernels that a node needs on a target, without a GPU, and check what they need of it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.backend import python_function
+from llmc.codegen.triton.compile import Workers
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.program import DeviceKernel, DeviceParameter
+from llmc.targets import GpuTarget
+from tests.codegen.triton.tensor_call import TensorCall
+
+_DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
+
+
+def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: GpuTarget) -> list[DeviceKernel]:
+    """Every kernel of every candidate. arguments: the op's; tensors of the device meta will do."""
+    returned = template.op(*arguments)
+    expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
+    call = TensorCall(template, arguments, expected, "meta", in_place=False)
+    steps = [step for launch in template.candidates(call, target) for step in (launch, *launch.then)]
+    kernels: list[DeviceKernel] = []
+    for step in steps:
+        kernel = _kernel(call, step, f"{template.op._schema.name.split('::')[1]}.{len(kernels)}")
+        if all(kernel.constants != other.constants or kernel.function != other.function for other in kernels):
+            kernels.append(kernel)
+    return kernels
+
+
+def compile_without_spills(
+    kernels: Sequence[DeviceKernel], target: GpuTarget, workers: Workers, directory: Path
+) -> list[str]:
+    """The assemblies, in the kernels' order. Fails on a spill; too much shared memory raises LoweringError."""
+    (directory / "kernels").mkdir(exist_ok=True)
+    assemblies = []
+    compiled = workers.compile_all([(kernel, target) for kernel in kernels], directory)
+    for kernel, result in zip(kernels, compiled, strict=True):
+        spilled = result.binary.spill_bytes
+        assert spilled == 0, f"{kernel.function} {kernel.constants} spills {spilled} bytes for {target.arch_name}"
+        assemblies.append(result.assembly.read_text(encoding="utf-8"))
+    return assemblies
+
+
+def _kernel(call: TensorCall, launch: DeviceLaunch, name: str) -> DeviceKernel:
+    code = python_function(launch.function).__code__
+    parameters = []
+    for argument in code.co_varnames[: code.co_argcount]:
+        value = launch.arguments.get(argument)
+        if isinstance(value, str) and ":" in value:
+            parameters.append(DeviceParameter(argument, f"*{_DTYPES[call.memory[value].dtype]}", True))
+        elif value is not None:
+            kind = "fp32" if isinstance(value, float) else "i32"
+            parameters.append(DeviceParameter(argument, kind, isinstance(value, int) and value % 16 == 0))
+    absent = {argument: None for argument, value in launch.arguments.items() if value is None}
+    return DeviceKernel(
+        name=name,
+        source=code.co_filename,
+        function=code.co_name,
+        parameters=tuple(parameters),
+        constants={**launch.constants, **absent},
+        num_warps=launch.num_warps,
+        num_stages=launch.num_stages,
+    )

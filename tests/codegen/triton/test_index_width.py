@@ -1,0 +1,106 @@
+"""Elements beyond 2³¹ from a tensor's start: a kernel that computes offsets in 32 bits reads or writes elsewhere.
+
+Rows lie so far apart that the last one starts past the limit; tables and caches are that large.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.embedding import embedding
+from llmc.codegen.triton.kernels.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.kv_write import kv_write
+from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
+from llmc.codegen.triton.kernels.linear import linear
+from llmc.codegen.triton.kernels.rms_norm import add_rms_norm
+from llmc.codegen.triton.kernels.rope import rope
+from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.select_rows import select_rows
+from llmc.targets import GpuTarget, device_target
+from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
+
+pytestmark = pytest.mark.gpu
+_FAR = 2**30 + 16
+_LIMIT = 2**31
+
+
+def _random(*shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).half()
+
+
+def test_rows_far_apart() -> None:
+    x, weight, q = _random(3, 64), _random(64), _random(3, 2, 32)
+    angles = _random(3, 16).float()
+    rows = torch.tensor([2, 0, 1], dtype=torch.int32)
+    check(add_rms_norm, x, x, weight, 1e-6, device="cuda", tolerance=1e-3, gap=_FAR)
+    check(add_layer_norm, x, x, weight, weight, 1e-6, device="cuda", tolerance=1e-3, gap=_FAR)
+    check(rope, q, angles, angles, False, device="cuda", tolerance=1e-3, gap=_FAR)
+    check(gated_activation, x, x, "silu", device="cuda", tolerance=1e-3, gap=_FAR)
+    check(select_rows, x, rows, device="cuda", tolerance=0.0, gap=_FAR)
+
+
+def test_large_table() -> None:
+    columns = 2**16
+    table = torch.zeros(_LIMIT // columns + 2, columns, dtype=torch.float16)
+    table[-2:] = _random(2, columns)
+    ids = torch.tensor([len(table) - 1, 0, len(table) - 2], dtype=torch.int32)
+    check(embedding, ids, table, device="cuda", tolerance=0.0)
+
+
+@pytest.mark.parametrize("template", [kv_write, rope_kv_write])
+def test_large_cache(template: KernelTemplate) -> None:
+    blocks = _LIMIT // (8 * 16 * 128) + 1
+    k, cache = _random(1, 8, 128), torch.zeros(blocks, 8, 16, 128, dtype=torch.float16, device="cuda")
+    slots = torch.tensor([blocks * 16 - 1], dtype=torch.int32)
+    still = torch.ones(1, 64), torch.zeros(1, 64)
+    arguments = (k, k, cache, cache, slots) if template is kv_write else (k, k, k, *still, cache, cache, slots, False)
+    call = TensorCall(template, arguments, () if template is kv_write else (k,), "cuda", in_place=False)
+    (launch,) = template.candidates(call, _target())
+    call.run(launch)
+    for name in ("k_cache", "v_cache"):
+        assert torch.equal(call.memory[f"cache:{name}"][-1, :, -1].cpu(), k[0])
+
+
+@pytest.mark.parametrize(("channels", "outputs"), [(2**16, 64), (64, 2**16)])
+def test_large_products(channels: int, outputs: int) -> None:
+    tokens = _LIMIT // 2**16 + 128
+    x = torch.zeros(tokens, channels, dtype=torch.float16, device="cuda")
+    x[-8:] = _random(8, channels).cuda()
+    weight = _random(outputs, channels).cuda()
+    expected = torch.empty(tokens, outputs, dtype=torch.float16, device="cuda")
+    wanted = (x[-8:].double() @ weight.double().T).half().cpu()
+    probe = TensorCall(linear, (x, weight, None), (expected,), "meta", in_place=False)
+    for index, candidate in enumerate(linear.candidates(probe, _target())):
+        if candidate.max_tokens is None:
+            call = TensorCall(linear, (x, weight, None), (expected,), "cuda", in_place=False)
+            call.run(linear.candidates(call, _target())[index])
+            assert relative_error(call.results[0][-8:], wanted) < 1e-3, candidate.constants
+
+
+def test_weight_beyond_the_limit() -> None:
+    channels = 2**13
+    outputs = _LIMIT // channels + 64
+    weight = torch.zeros(outputs, channels, dtype=torch.float16, device="cuda")
+    weight[-8:] = _random(8, channels).cuda()
+    for tokens in (1, 3, 20, 300):
+        x = _random(tokens, channels).cuda()
+        wanted = (x.double() @ weight[-8:].double().T).half().cpu()
+        call = TensorCall(
+            linear, (x, weight, None), (torch.empty(tokens, outputs, dtype=torch.float16),), "cuda", in_place=False
+        )
+        launch = next(
+            c
+            for c in linear.candidates(call, _target())
+            if c.min_tokens <= tokens and tokens <= (c.max_tokens or tokens) and not c.then
+        )
+        call.run(launch)
+        assert relative_error(call.results[0][:, -8:], wanted) < 1e-3, launch.constants
+
+
+def _target() -> GpuTarget:
+    target = device_target()
+    assert target is not None, "this device is none that llmc knows"
+    return target
