@@ -6,6 +6,7 @@ from typing import Any
 
 import llmc.ops  # noqa: F401  (registers the ops that the kernels name)
 from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.argmax_rows import argmax_rows
 from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
@@ -16,7 +17,9 @@ from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.select_rows import select_rows
+from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 
 _TEMPLATES: tuple[KernelTemplate, ...] = (
     embedding,
@@ -35,6 +38,9 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     lm_head,
     paged_attention,
     select_rows,
+    argmax_rows,
+    top_k_rows,
+    sample_candidates,
 )
 
 KERNELS: dict[Any, KernelTemplate] = {template.op: template for template in _TEMPLATES}

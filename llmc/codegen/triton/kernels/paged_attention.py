@@ -102,7 +102,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     decode = _decode(call, target, arguments, constants, decode_tile(is_fp32, widest, group))
     sinks, y, tokens = call.vector("sinks"), rows("y", call.result()), call.count("q")
     launches = []
-    for tile in prefill_tiles(target, is_fp32, widest):
+    for tile in prefill_tiles(target, is_fp32, widest, is_padded=(head_dim, value_dim) != (dim_tile, value_tile)):
         row_tile = max(tile.rows, triton.next_power_of_2(group))
         # Any request's tiles find a place in cdiv(T, tile) + R; with T = R there is no request with two tokens.
         tiles = f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
@@ -174,8 +174,11 @@ def decode_tile(is_fp32: bool, dim: int, group: int) -> Tile:
     return Tile(row_tile, 32 if dim > 128 or row_tile > 32 else 64, 4 if row_tile <= 32 else 8, 3)
 
 
-def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int) -> tuple[Tile, ...]:
-    """Tiles that hold dim columns without spilling on the target, the best first. dim: a power of two up to 256."""
+def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool) -> tuple[Tile, ...]:
+    """Tiles that hold dim columns without spilling on the target, the best first. dim: a power of two up to 256.
+
+    is_padded: some of the columns are masked out, which takes registers.
+    """
     if is_fp32:
         return (Tile(16, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 8, 1),)
     if target.backend == "hip":
@@ -184,11 +187,13 @@ def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int) -> tuple[Tile, ...
         if dim <= 64:
             return (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3))
         if dim <= 128:
-            return (Tile(128, 64, 8, 3), Tile(128, 128, 8, 3))
+            return (Tile(128, 64, 8, 3),) if is_padded else (Tile(128, 64, 8, 3), Tile(128, 128, 8, 3))
         return (Tile(64, 32, 8, 2),) if target.arch == 100 else (Tile(128, 32, 8, 2), Tile(64, 64, 8, 2))
     if dim <= 64:
         return (Tile(128, 64, 8, 3),)
-    return (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)) if dim <= 128 else (Tile(64, 32, 8, 2),)
+    if dim > 128 or is_padded:
+        return (Tile(64, 32, 8, 2),)
+    return Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)
 
 
 paged_attention = KernelTemplate(torch.ops.llmc.paged_attention.default, supports, candidates)

@@ -1,0 +1,89 @@
+"""The attention and sampling kernels compile for every instruction set: no spills, shared memory that fits."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.compile import Workers
+from llmc.codegen.triton.kernels.argmax_rows import argmax_rows
+from llmc.codegen.triton.kernels.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
+from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.triton.offline_compile import compile_without_spills, node_kernels
+
+TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_path: Path) -> None:
+    """Head dimension 128 and 256, the second with every option that costs registers."""
+    target = _target(name)
+    kernels = node_kernels(paged_attention, _attention(32, 8, 128), target)
+    kernels += node_kernels(paged_attention, (*_attention(16, 8, 256), 4096, 50.0), target)
+    assemblies = compile_without_spills(kernels, target, workers, tmp_path)
+    for kernel, assembly in zip(kernels, assemblies, strict=True):
+        if kernel.function == "paged_prefill_kernel":
+            instruction = MATRIX_INSTRUCTION.get(name, "mma.sync")
+            assert instruction in assembly, f"{kernel.constants} has no {instruction}"
+
+
+@pytest.mark.parametrize(
+    ("name", "heads", "kv_heads", "head_dim", "dtype"),
+    [
+        ("h100", 32, 8, 64, torch.bfloat16),
+        ("h100", 32, 32, 96, torch.float16),
+        ("a100", 71, 1, 64, torch.bfloat16),
+        ("a100", 28, 4, 80, torch.float16),
+        ("h100", 32, 8, 128, torch.float32),
+    ],
+)
+def test_other_heads(
+    name: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, workers: Workers, tmp_path: Path
+) -> None:
+    target = _target(name)
+    sinks = torch.empty(heads, device="meta")
+    arguments = (*_attention(heads, kv_heads, head_dim, dtype), 128, None, sinks)
+    compile_without_spills(node_kernels(paged_attention, arguments, target), target, workers, tmp_path)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_sampling(name: str, workers: Workers, tmp_path: Path) -> None:
+    target = _target(name)
+    logits, of_a_row = _meta(4, 128256, dtype=torch.float32), _meta(4, dtype=torch.float32)
+    integers = of_a_row.int()
+    values, indices = torch.ops.llmc.top_k_rows.default(logits, 64)
+    draw = (values, indices, of_a_row, integers, of_a_row, of_a_row, integers, integers)
+    kernels = node_kernels(argmax_rows, (logits,), target) + node_kernels(top_k_rows, (logits, 64), target)
+    kernels += node_kernels(sample_candidates, draw, target)
+    compile_without_spills(kernels, target, workers, tmp_path)
+
+
+def _attention(
+    heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.bfloat16
+) -> tuple[Tensor | float, ...]:
+    cache = _meta(64, kv_heads, 16, head_dim, dtype=dtype)
+    indices = (_meta(3, dtype=torch.int32), _meta(2, dtype=torch.int32), _meta(2, 8192, dtype=torch.int32))
+    return (_meta(8, heads, head_dim, dtype=dtype), cache, cache, *indices, head_dim**-0.5)
+
+
+def _meta(*shape: int, dtype: torch.dtype) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _target(name: str) -> GpuTarget:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    return target
