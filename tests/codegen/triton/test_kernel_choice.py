@@ -1,0 +1,139 @@
+"""Which product kernel serves which row counts, and what each kernel refuses."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, fx
+
+from llmc.codegen.triton.backend import alternatives, python_function
+from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.embedding import embedding
+from llmc.codegen.triton.kernels.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.kv_write import kv_write
+from llmc.codegen.triton.kernels.linear import fused_linear, linear, lm_head
+from llmc.codegen.triton.kernels.product import product_of
+from llmc.codegen.triton.kernels.product_choice import predicted_seconds, tilings
+from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
+from llmc.codegen.triton.kernels.rope import rope
+from llmc.codegen.triton.kernels.rope_angles import rope_angles
+from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.select_rows import select_rows
+from llmc.targets import GPU_TARGETS, GpuTarget
+from tests.codegen.triton.tensor_call import TensorCall
+
+H100 = next(target for target in GPU_TARGETS if target.name == "h100")
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _linear_call(outputs: int, channels: int, template: KernelTemplate = linear) -> TensorCall:
+    arguments = (_meta(2, channels), _meta(outputs, channels), None)
+    return TensorCall(template, arguments, (template.op(*arguments),), "meta", in_place=False)
+
+
+def _chosen(call: TensorCall, target: GpuTarget = H100, template: KernelTemplate = linear) -> list[tuple[int, str]]:
+    """(first row count, kernel) of each range."""
+    ranges = alternatives(template.candidates(call, target))
+    return [(only.first if only else 1, python_function(launch.function).__name__) for launch, only in ranges]
+
+
+def _kernel_for(chosen: list[tuple[int, str]], rows: int) -> str:
+    return [name for first, name in chosen if first <= rows][-1]
+
+
+def test_decode_reads_the_weight_once_and_prefill_runs_on_tensor_descriptors() -> None:
+    chosen = _chosen(_linear_call(4096, 4096))
+    assert [_kernel_for(chosen, rows) for rows in (1, 4, 16, 64)] == ["gemv_kernel"] * 2 + ["narrow_kernel"] * 2
+    assert _kernel_for(chosen, 8000) == "persistent_kernel"
+
+
+def test_rows_that_descriptors_cannot_read_are_loaded_through_pointers() -> None:
+    assert _kernel_for(_chosen(_linear_call(4096, 4100)), 8000) == "tile_kernel"
+
+
+def test_targets_without_descriptors_load_through_pointers() -> None:
+    for target in GPU_TARGETS:
+        expected = "persistent_kernel" if target.has_tma else "tile_kernel"
+        assert _kernel_for(_chosen(_linear_call(4096, 4096), target), 8000) == expected, target.name
+
+
+@pytest.mark.parametrize("rows", [1, 2, 4, 16, 64, 256, 8192])
+def test_prediction_is_never_below_the_roofline(rows: int) -> None:
+    product = product_of(_linear_call(6144, 4096))
+    floor = max(product.bytes_moved(rows) / H100.bandwidth, product.operations(rows) / H100.bf16_rate)
+    for tiling in tilings(product, H100, rows):
+        assert floor <= predicted_seconds(product, H100, tiling, rows) < 40 * floor, tiling
+
+
+def test_few_outputs_are_split_over_channels() -> None:
+    launch = next(c for c in linear.candidates(_linear_call(1024, 8192), H100) if c.max_tokens == 16)
+    assert launch.constants["SPLITS"] == 8
+    (finish,) = launch.then
+    assert finish.constants["SPLITS"] == 8
+    assert finish.arguments["partial_ptr"] == launch.arguments["y_ptr"]
+
+
+HALF, INT = torch.float16, torch.int32
+
+
+@pytest.mark.parametrize(
+    ("template", "arguments", "reason"),
+    [
+        (rms_norm, (_meta(2, 8, dtype=torch.float64), None, 1e-5), "x is torch.float64"),
+        (rms_norm, (_meta(2, 3, 4, 8), None, 1e-5), r"x has shape \[2, 3, 4, 8\]"),
+        (add_rms_norm, (_meta(2, 8), _meta(2, 8, dtype=HALF), None, 1e-5), "residual is torch.float16"),
+        (gated_activation, (_meta(2, 8), _meta(2, 8, dtype=HALF), "silu"), "up is torch.float16"),
+        (select_rows, (_meta(2, 8, dtype=INT), _meta(2, dtype=INT)), "x is torch.int32"),
+        (embedding, (_meta(2, 2, dtype=INT), _meta(8, 8)), r"ids has shape \[2, 2\]"),
+        (rope_angles, (_meta(2, 2, dtype=INT), _meta(4)), r"positions has shape \[2, 2\]"),
+        (rope, (_meta(2, 16), _meta(2, 4), _meta(2, 4), False), r"x has shape \[2, 16\]"),
+        (
+            kv_write,
+            (_meta(2, 1, 8), _meta(2, 1, 8), *[_meta(2, 1, 4, 8, dtype=torch.int8)] * 2, _meta(2, dtype=INT)),
+            "k_cache is torch.int8",
+        ),
+        (
+            rope_kv_write,
+            (
+                _meta(2, 1, 8, dtype=HALF),
+                *[_meta(2, 1, 8)] * 2,
+                *[_meta(2, 4)] * 2,
+                *[_meta(2, 1, 4, 8)] * 2,
+                _meta(2, dtype=INT),
+                False,
+            ),
+            "q is torch.float16, k is torch.bfloat16",
+        ),
+        (linear, (_meta(2, 8), _meta(4, 8, dtype=torch.float32), None), "storing it as that would lose digits"),
+        (lm_head, (_meta(2, 2, 8), _meta(4, 8), None), r"x has shape \[2, 2, 8\]"),
+        (
+            fused_linear,
+            (_meta(2, 8), _meta(4, 8), None, _meta(2, 4, dtype=HALF), "silu", 1.0),
+            "residual is torch.float16",
+        ),
+    ],
+)
+def test_refusals(template: KernelTemplate, arguments: tuple[Any, ...], reason: str) -> None:
+    refusal = template.supports(_node(template, arguments), H100)
+    assert refusal is not None
+    assert re.search(reason, refusal.reason), refusal.reason
+
+
+def _node(template: KernelTemplate, arguments: tuple[Any, ...]) -> fx.Node:
+    """A call of the op in a graph of its own."""
+    graph = fx.Graph()
+    operands: list[Any] = []
+    for i, argument in enumerate(arguments):
+        if isinstance(argument, Tensor):
+            placeholder = graph.placeholder(f"a{i}")
+            placeholder.meta["val"] = argument
+            operands.append(placeholder)
+        else:
+            operands.append(argument)
+    return graph.call_function(template.op, tuple(operands))
