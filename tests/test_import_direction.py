@@ -29,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "debug": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "runtime"},
 }
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
+ALLOWED["tuner"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["__init__"] = {*ALLOWED}
 ALLOWED["__main__"] = {"cli"}

@@ -81,7 +81,8 @@ class HfModel:
         cache.early_initialization(
             work.batch, config.num_key_value_heads, config.head_dim, torch.bfloat16, torch.device(self._device)
         )
-        for layer in cache.layers:
+        layers: list[Any] = cache.layers
+        for layer in layers:
             layer.keys.normal_()
             layer.values.normal_()
             layer.cumulative_length.fill_(work.context)

@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,7 +16,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from triton.testing import do_bench_cudagraph
 
 from benchmarks.gpu.measurement import Measurement, report
-from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernel_table import KERNELS
 from llmc.errors import LlmcError
 from llmc.targets import GpuTarget, device_target
@@ -76,11 +77,15 @@ def _candidates(template: KernelTemplate, call: TensorCall, target: GpuTarget) -
         for launch in template.candidates(call, target)
         if launch.min_tokens <= call.tokens and (launch.max_tokens is None or call.tokens <= launch.max_tokens)
     ]
-    runs: dict[str, Callable[[], object]] = {}
-    for index, launch in enumerate(serving):
-        steps = (launch, *launch.then)
-        runs[f"llmc candidate {index}" if index else "llmc"] = lambda steps=steps: [call.run(step) for step in steps]
-    return runs
+    return {
+        f"llmc candidate {index}" if index else "llmc": partial(_run_all, call, (launch, *launch.then))
+        for index, launch in enumerate(serving)
+    }
+
+
+def _run_all(call: TensorCall, launches: Sequence[DeviceLaunch]) -> None:
+    for launch in launches:
+        call.run(launch)
 
 
 def norms() -> Iterator[Case]:
@@ -105,7 +110,7 @@ def products() -> Iterator[Case]:
         result = torch.empty(tokens, outputs, device="cuda", dtype=torch.bfloat16)
         yield Case(
             "product", f"{tokens} × {channels} by {channels} × {outputs}", torch.ops.llmc.linear.default,
-            (x, weight, None), (result,), {"cuBLAS": lambda x=x, w=weight, r=result: torch.mm(x, w.T, out=r)},
+            (x, weight, None), (result,), {"cuBLAS": partial(torch.mm, x, weight.T, out=result)},
             bytes=float(x.nbytes + weight.nbytes + result.nbytes), flops=2.0 * tokens * outputs * channels,
         )  # fmt: skip
 

@@ -49,7 +49,7 @@ def matrix_elements(config: dict[str, Any]) -> int:
 def decode_bytes(config: dict[str, Any], work: Decode) -> int:
     """Of bf16 weights read once and of the KV cache read once, a step."""
     cache = 2 * config["num_hidden_layers"] * config["num_key_value_heads"] * config["head_dim"]
-    return 2 * (matrix_elements(config) + cache * work.batch * work.context)
+    return int(2 * (matrix_elements(config) + cache * work.batch * work.context))
 
 
 def prefill_flops(config: dict[str, Any], work: Prefill) -> int:

@@ -14,6 +14,7 @@ from llmc.cli.inspect import inspect
 from llmc.cli.passes import passes
 from llmc.cli.run import run
 from llmc.cli.targets import targets
+from llmc.cli.tune import tune
 from llmc.cli.verify import verify
 from llmc.errors import LlmcError
 
@@ -28,7 +29,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, passes, targets, env):
+for verb in (build, run, verify, inspect, tune, passes, targets, env):
     app.command(verb.__name__)(verb)
 
 

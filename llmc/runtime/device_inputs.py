@@ -114,6 +114,27 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) ->
     )
 
 
+def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
+    """A step of that shape whose requests share its tokens evenly and have max_model_len of context each.
+
+    Their blocks are spread over the cache and may coincide: for measuring only.
+    """
+    starts = np.linspace(0, shape.tokens, shape.requests + 1).astype(np.int32)
+    tables = np.arange(shape.requests * shape.max_blocks, dtype=np.int32).reshape(shape.requests, -1) % blocks
+    owners = np.repeat(np.arange(shape.requests), np.diff(starts))
+    positions = (limits.max_model_len - (starts[1:][owners] - np.arange(shape.tokens))).astype(np.int32)
+    slots = tables[owners, positions // limits.block_size] * limits.block_size + positions % limits.block_size
+    return Step(
+        input_ids=np.zeros(shape.tokens, np.int32),
+        positions=positions,
+        slot_mapping=slots.astype(np.int32),
+        query_starts=starts,
+        context_lens=np.full(shape.requests, limits.max_model_len, np.int32),
+        block_tables=tables,
+        logit_rows=np.arange(shape.tokens - shape.logit_rows, shape.tokens, dtype=np.int32),
+    )
+
+
 def _extended(values: Ints, extra: int, fill: int) -> Ints:
     return np.concatenate([values, np.full(extra, fill, np.int32)])
 

@@ -77,7 +77,8 @@ def test_a_spent_budget_ends_what_runs_and_skips_the_rest() -> None:
 
 
 def test_tables_give_ratios_and_shares_of_the_measured_ceilings() -> None:
-    console = Console(file=io.StringIO(), width=200)
+    output = io.StringIO()
+    console = Console(file=output, width=200)
     measured = [
         Measurement("probe", "copy", "torch", (2.0,), bytes=8e12),
         Measurement("probe", "bf16 product", "cuBLAS", (1.0,), flops=800e12),
@@ -87,7 +88,7 @@ def test_tables_give_ratios_and_shares_of_the_measured_ceilings() -> None:
     ]
     for table in tables(measured):
         console.print(table)
-    text = console.file.getvalue()
+    text = output.getvalue()
     assert "4.00x" in text
     assert "75%" in text, "3 TB/s of 4"
     assert "50%" in text, "400 TFLOP/s of 800"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -20,9 +21,9 @@ def test_decode_and_prefill_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     model = hf_model.HfModel(str(tmp_path), compiled=False, device="cpu")
     step = model._step
 
-    def counted(*arguments: torch.Tensor) -> torch.Tensor:
-        lengths.append(int(arguments[1][0, 0]))
-        return step(*arguments)
+    def counted(ids: torch.Tensor, positions: torch.Tensor, cache: Any) -> torch.Tensor:
+        lengths.append(int(positions[0, 0]))
+        return step(ids, positions, cache)
 
     monkeypatch.setattr(model, "_step", counted)
     assert len(model.decode(Decode(2, 20))) == ROUNDS

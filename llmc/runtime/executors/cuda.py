@@ -15,10 +15,11 @@ from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
+from llmc.program import Limits
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
-from llmc.runtime.device_inputs import StepShape, decode_bucket, largest_shape, pack_inputs, padded
+from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
 from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
 from llmc.runtime.device_program import ARENA, PlannedCall, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
@@ -160,6 +161,21 @@ class CudaExecutor:
         extra = extra_pointers(kernel.binary, self._scratch_address(wanted, kernel.binary.scratch_alignment))
         arguments = PackedArguments(argument_values(call, shape, self._address_in(shape), extra))
         kernel.launch(grid, stream, arguments.address)
+
+    @property
+    def limits(self) -> Limits:
+        """The largest step's counts."""
+        return self._limits
+
+    def kernel(self, name: str) -> LoadedKernel:
+        """The loaded kernel of that name."""
+        return self._kernels[name]
+
+    def load_example(self, shape: StepShape) -> None:
+        """Put the inputs of a step of that shape on the device, whose requests are at their longest, for measuring."""
+        example = example_step(shape, self._limits, self.blocks)
+        nbytes = pack_inputs(example, shape, self._staged_inputs.numpy())
+        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes])
 
     def _address_in(self, shape: StepShape) -> Callable[[str, str], int]:
         inputs, base = shape.input_offsets(), self._inputs.data_ptr()

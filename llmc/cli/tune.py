@@ -1,0 +1,40 @@
+"""`llmc tune`: measure an engine's kernels on this machine's GPU and keep the fastest variants."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmc.cli.units import in_seconds
+
+if TYPE_CHECKING:
+    from llmc.tuner import Tuned
+
+
+def tune(
+    engine: Annotated[Path, typer.Argument(help="engine directory, built for a GPU")],
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="where the tuned engine goes; default: in place")
+    ] = None,
+) -> None:
+    """Measure variants of every kernel on this GPU and record the fastest in the engine."""
+    from llmc.tuner import tune as tune_engine
+
+    console = Console(stderr=True)
+    results = tune_engine(engine, engine if output is None else output, lambda line: console.print(line, markup=False))
+    Console().print(tuned_table(results))
+
+
+def tuned_table(results: tuple[Tuned, ...]) -> Table:
+    """Time before and after, a kernel a row."""
+    table = Table(title="kernels, seconds a launch", title_justify="left")
+    for column in ("kernel", "before", "after", "gain", "warps", "stages"):
+        table.add_column(column, justify="left" if column == "kernel" else "right")
+    for r in results:
+        gain = f"{r.before / r.after:.2f}x" if r.after < r.before else ""
+        table.add_row(r.kernel, in_seconds(r.before), in_seconds(r.after), gain, str(r.num_warps), str(r.num_stages))
+    return table

@@ -1,0 +1,86 @@
+"""Tuning without a GPU: which variants there are, which wins, and the engine that is written."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.engine_format import EngineDirectory, EngineWriter, Manifest, ModelRecord, TargetRecord, read_engine
+from llmc.errors import EngineFormatError, TargetError
+from llmc.program_json import program_to_json
+from llmc.runtime.device_inputs import StepShape, example_step
+from llmc.tuner import fastest, tune, variants, write_tuned
+from tests.runtime.device_program import LIMITS, binary, kernel, program
+
+
+def written_engine(path: Path, *archs: str) -> EngineDirectory:
+    model = ModelRecord("m", "module", 1000, None, "bfloat16", None, (), 1)
+    manifest = Manifest("0", model, TargetRecord("h100", None, ()), {}, LIMITS, {}, {}, ())
+    with EngineWriter(path) as writer:
+        writer.write_text("program.json", program_to_json(program(*archs)))
+        writer.write_text("kernels/k.py", "source\n")
+        for arch in archs:
+            writer.write_bytes(f"kernels/k.0.{arch}.cubin", b"untuned")
+        slots = program(*archs).weights
+        writer.write_weights([(slot, lambda slot=slot: bytes(slot.nbytes)) for slot in slots])
+        writer.finish(manifest)
+    return read_engine(path)
+
+
+def test_variants_differ_in_warps_and_stages_only() -> None:
+    own = kernel("sm_90")
+    found = variants(own)
+    assert {(v.num_warps, v.num_stages) for v in found} == {
+        (w, s) for w in (2, 4, 8) for s in (1, 2, 3) if (w, s) != (own.num_warps, own.num_stages)
+    }
+    for v in found:
+        assert replace(v, name=own.name, num_warps=4, num_stages=2, binaries=own.binaries) == own
+    assert len({v.name for v in found}) == len(found)
+
+
+def test_a_variant_must_win_by_more_than_noise() -> None:
+    assert fastest({"own": 1.0, "a": 0.98, "b": 1.2}, "own") == "own"
+    assert fastest({"own": 1.0, "a": 0.9, "b": 0.8}, "own") == "b"
+
+
+@pytest.mark.parametrize("in_place", [True, False])
+def test_the_tuned_engine_has_the_chosen_binary(tmp_path: Path, in_place: bool) -> None:
+    engine = written_engine(tmp_path / "e.llmc", "sm_80", "sm_90")
+    variant = variants(engine.program.kernels[0])[0]
+    fast = replace(binary("sm_90"), file=f"kernels/{variant.name}.sm_90.cubin", threads=64)
+    (tmp_path / "scratch/kernels").mkdir(parents=True)
+    (tmp_path / "scratch" / fast.file).write_bytes(b"tuned")
+    output = engine.path if in_place else tmp_path / "tuned.llmc"
+    write_tuned(engine, {"k.0": replace(variant, binaries={"sm_90": fast})}, tmp_path / "scratch", output)
+    tuned = read_engine(output)
+    (found,) = tuned.program.kernels
+    assert (found.name, found.num_warps, found.num_stages) == ("k.0", variant.num_warps, variant.num_stages)
+    assert found.binaries["sm_90"] == replace(fast, file="kernels/k.0.sm_90.cubin")
+    assert (output / "kernels/k.0.sm_90.cubin").read_bytes() == b"tuned"
+    assert (output / "kernels/k.0.sm_80.cubin").read_bytes() == b"untuned"
+    assert tuned.program.launches == engine.program.launches
+
+
+def test_example_steps_stay_within_the_cache() -> None:
+    columns = LIMITS.max_model_len // LIMITS.block_size
+    for shape in (StepShape(1, 1, 1, columns), StepShape(24, 24, 24, columns), StepShape(512, 1, 1, columns)):
+        step = example_step(shape, LIMITS, 300)
+        assert StepShape.of(step) == shape
+        assert step.positions.max() == LIMITS.max_model_len - 1
+        assert step.slot_mapping.min() >= 0 and step.slot_mapping.max() < 300 * LIMITS.block_size
+        assert (np.diff(step.query_starts) == shape.tokens // shape.requests).all()
+
+
+def test_only_a_gpu_engine_on_a_gpu_is_tuned(tmp_path: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        engine = written_engine(tmp_path / "e.llmc", "sm_90")
+        with pytest.raises(TargetError, match="there is none to run it on"):
+            tune(engine.path, tmp_path / "out.llmc", print)
+    assert not (tmp_path / "out.llmc").exists()
+    with pytest.raises(EngineFormatError):
+        tune(tmp_path / "missing.llmc", tmp_path / "out.llmc", print)
