@@ -33,12 +33,12 @@ def gemv_kernel(
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
 ) -> None:
-    """Outputs [j·OUT_BLOCK, (j + 1)·OUT_BLOCK) of at most TOKENS tokens. Sums in fp32."""
-    first_out = tl.program_id(0).to(tl.int64) * OUT_BLOCK
+    """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32."""
+    first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
     # Rows past the end repeat the last one, so that no load needs a mask for them.
     weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[None, :, None] * IN
-    x_row = x_ptr + tl.minimum(token, tokens - 1).to(tl.int64)[:, None, None] * x_row_stride
+    x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[:, None, None] * x_row_stride
     channel = tl.arange(0, IN_BLOCK)[None, None, :]
     product = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
     up = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
@@ -60,7 +60,7 @@ def gemv_kernel(
     store_product(
         tl.sum(product, axis=2),
         tl.sum(up, axis=2),
-        tl.zeros([], dtype=tl.int64),
+        first_token,
         first_out,
         token[:, None],
         out[None, :],
