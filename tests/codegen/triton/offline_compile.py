@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,7 +40,9 @@ def compile_without_spills(
     """The assemblies, in the kernels' order. Fails on a spill; too much shared memory raises LoweringError."""
     (directory / "kernels").mkdir(exist_ok=True)
     assemblies = []
-    compiled = workers.compile_all([(kernel, target) for kernel in kernels], directory)
+    # Kernels of several nodes may share a name, which is that of the files that they are written to.
+    jobs = [(replace(kernel, name=f"{kernel.name}.{i}"), target) for i, kernel in enumerate(kernels)]
+    compiled = workers.compile_all(jobs, directory)
     for kernel, result in zip(kernels, compiled, strict=True):
         spilled = result.binary.spill_bytes
         assert spilled == 0, f"{kernel.function} {kernel.constants} spills {spilled} bytes for {target.arch_name}"
