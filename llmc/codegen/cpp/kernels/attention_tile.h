@@ -23,10 +23,6 @@ struct RowTile {
   int64_t first_row, rows;    // of the request's tokens × query heads of one KV head; kv_heads · rows <= kAttentionRows
 };
 
-struct Keys {
-  int64_t first, last;  // positions [first, last)
-};
-
 // One thread's memory for a tile.
 struct TileMemory {
   float* q;              // [rows, head_dim padded]
@@ -161,7 +157,7 @@ class TileAttention {
     const int64_t keys_of_head = a_.block_size * a_.head_dim, values_of_head = a_.block_size * a_.value_dim;
     pack_keys<Steps>(CachedRows<K>{now.keys, head * keys_of_head}, CachedRows<K>{next.keys, next_head * keys_of_head},
                      a_.head_dim, memory_.keys);
-    const CachedValues<K> values{{now.values, head * values_of_head}, {next.values, next_head * values_of_head}};
+    const CachedValues<Steps, K> values{{now.values, head * values_of_head}, {next.values, next_head * values_of_head}};
     constexpr int64_t kFewRows = 8;
     if (tile_.rows <= kFewRows && a_.value_dim % kLanes == 0) {
       add_tile(base, seen, head * tile_.rows, values, to);
@@ -184,11 +180,11 @@ class TileAttention {
       for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
         score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key,
                                  steps_of<Steps>(a_.head_dim), scores + key);
+      Keys seen_by[ROWS];
+      for (int r = 0; r < ROWS; r++) seen_by[r] = {visible(row + r).first - base, visible(row + r).last - base};
       float decay[ROWS];
-      for (int r = 0; r < ROWS; r++)
-        decay[r] = add_scores({a_.scale, a_.softcap}, visible(row + r).first - base, visible(row + r).last - base,
-                              scores + r * kAttentionKeys, to.maximum[row + r], to.sum[row + r]);
-      add_values<ROWS>(scores, first, last, values, decay, to.values + row * to.stride, to.stride);
+      add_scores<Steps>({a_.scale, a_.softcap}, seen_by, scores, to.maximum + row, to.sum + row, decay);
+      add_values<Steps, ROWS>(scores, first, last, values, decay, to.values + row * to.stride, to.stride);
     });
   }
 
