@@ -84,6 +84,11 @@ class OpenEngine:
 
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         """Logits [chunk's tokens, vocabulary] of each chunk."""
+        count = sum(len(chunk.tokens) for chunk in chunks)
+        return list(self.logits(chunks, range(count)).split([len(chunk.tokens) for chunk in chunks]))
+
+    def logits(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> Tensor:
+        """Logits [rows, vocabulary] of the step's tokens at `rows`."""
         size, lengths = self._program.limits.block_size, [len(chunk.tokens) for chunk in chunks]
         tables = [self._table(chunk.sequence) for chunk in chunks]
         positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.tokens))]
@@ -95,15 +100,15 @@ class OpenEngine:
             [sum(lengths[:i]) for i in range(len(lengths) + 1)],
             [chunk.start + len(chunk.tokens) for chunk in chunks],
             [block for table in tables for block in table],
-            list(range(len(positions))),
+            list(rows),
         ]
         held = [(ctypes.c_int32 * len(a))(*a) for a in arrays]
-        logits = torch.full((len(positions), self._program.vocab_size), float("nan"))
+        logits = torch.full((len(rows), self._program.vocab_size), float("nan"))
         self._arena.fill_(float("nan"))
-        counts = (len(positions), len(chunks), len(positions), self._blocks)
+        counts = (len(positions), len(chunks), len(rows), self._blocks)
         step = Step(*counts, *(ctypes.cast(a, ctypes.c_void_p) for a in held), logits.data_ptr())
         self.call_step(self.step_function, self._engine, ctypes.byref(step))
-        return list(logits.split(lengths))
+        return logits
 
     def _table(self, sequence: int) -> list[int]:
         first = sequence * self._blocks
