@@ -1,0 +1,53 @@
+"""An engine is whole or absent, and the same inputs give the same bytes."""
+
+from __future__ import annotations
+
+import hashlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+import llmc
+from llmc.errors import EngineFormatError
+
+MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
+
+
+def digests(engine: Path) -> dict[str, str]:
+    """SHA-256 of every file, by relative path."""
+    files = sorted(path for path in engine.rglob("*") if path.is_file())
+    return {str(path.relative_to(engine)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+@pytest.mark.parametrize("target", ["cpu", "cpu-portable", "reference"])
+def test_same_inputs_give_the_same_bytes(target: str, tmp_path: Path) -> None:
+    llmc.build(MODEL, tmp_path / "first" / "a.llmc", target=target)
+    # From another process too: nothing may hang on hash seeds, addresses or the order of a set.
+    command = [sys.executable, "-m", "llmc", "build", str(MODEL), "-o", str(tmp_path / "b.llmc"), "--target", target]
+    subprocess.run(command, check=True, capture_output=True)
+    first, second = digests(tmp_path / "first" / "a.llmc"), digests(tmp_path / "b.llmc")
+    assert first == second
+
+
+def test_a_build_killed_at_any_moment_leaves_no_engine(tmp_path: Path) -> None:
+    output = tmp_path / "engine.llmc"
+    command = [sys.executable, "-m", "llmc", "build", str(MODEL), "-o", str(output)]
+    start = time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    whole = time.perf_counter() - start
+    llmc.load(output).close()
+    for share in (0.5, 0.8, 0.95):
+        subprocess.run(["rm", "-rf", str(output)], check=True)
+        process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        time.sleep(share * whole)
+        process.kill()
+        process.wait()
+        for left in tmp_path.iterdir():
+            if left == output:
+                llmc.load(left).close()  # the build had finished: then it is whole
+            else:
+                with pytest.raises(EngineFormatError):
+                    llmc.load(left)
