@@ -21,7 +21,7 @@ from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost, node_cost
 from llmc.graph.model_graph import ModelGraph
-from llmc.program import Buffer, Launch, Layout, Operand, parse_operand
+from llmc.program import Buffer, Launch, Layout, Operand, RowCount, parse_operand
 
 CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
 
