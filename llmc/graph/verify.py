@@ -17,6 +17,7 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 
 aten = torch.ops.aten
@@ -216,7 +217,7 @@ def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 
 
 def _illegal(node: fx.Node, problem: str) -> PassError:
-    return PassError(f"node {node.name}: {problem}", at=node.meta.get("stack_trace") or node.format_node())
+    return PassError(f"node {node.name}: {problem}", at=source_line(node.meta.get("stack_trace")) or node.format_node())
 
 
 def _shape(node: fx.Node, index: int) -> list[Any]:

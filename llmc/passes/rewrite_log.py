@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from llmc.graph.refusal import Refusal
+from llmc.graph.source_line import source_line
 from llmc.passes.recorded_graph import RecordedGraph
 from llmc.passes.report import RefusalRecord, RewriteRecord
 
@@ -72,16 +73,3 @@ class RewriteLog:
         return tuple(
             RefusalRecord(r.reason, r.node.name, source_line(r.node.meta.get("stack_trace"))) for r in self._refusals
         )
-
-
-def source_line(stack_trace: str | None) -> str | None:
-    """The innermost frame of a stack trace as `file.py:12: code`; None without one."""
-    if not stack_trace:
-        return None
-    lines = [line.strip() for line in stack_trace.strip().splitlines()]
-    at = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith("File ")), None)
-    if at is None:
-        return None
-    path, _, rest = lines[at].removeprefix("File ").partition(", line ")
-    code = lines[at + 1] if at + 1 < len(lines) else ""
-    return f"{path.strip(chr(34))}:{rest.split(',')[0]}: {code}".removesuffix(": ")

@@ -14,13 +14,13 @@ from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import render
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
 from llmc.passes.pipeline import canonical
 from llmc.passes.report import PassRecord, record_from_json
 from llmc.passes.rewrite import Numerics, Rewrite
-from llmc.passes.rewrite_log import source_line
 from llmc.passes.runner import run_pipeline
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph
 

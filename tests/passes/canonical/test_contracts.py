@@ -62,7 +62,17 @@ def test_logits_of_something_else_are_an_error() -> None:
         (
             "layout",
             lambda x: aten.transpose.int(aten.exp.default(aten.transpose.int(x, 0, 1)), 0, 1),
-            r"does not have its token axis first",
+            r"does not have all tokens as its first axis",
+        ),
+        (
+            "layout",
+            lambda x: aten.cat.default([aten.slice.Tensor(x, 0, 1, 99), aten.slice.Tensor(x, 0, 0, 1)], 0),
+            r"does not have all tokens as its first axis",
+        ),
+        (
+            "layout",
+            lambda x: aten.add.Tensor(x, aten.sum.dim_IntList(x, [0], True)),
+            r"float32\[1, 8\] does not have all tokens as its first axis",
         ),
     ],
 )
