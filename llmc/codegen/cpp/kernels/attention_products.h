@@ -26,11 +26,11 @@ struct FloatSteps {
   }
   // One step across rows.
   template <class T, class Lanes>
-  static Vec load_across(const T* const (&rows)[1], int64_t channel, Lanes lanes) {
+  static Vec load_across(const T* (&rows)[1], int64_t channel, Lanes lanes) {
     return load(rows[0] + channel, lanes);
   }
   template <class T, int VECTORS>
-  static void load_across(const T* const (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
+  static void load_across(const T* (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
     for (int v = 0; v < VECTORS; v++) to[v] = load(rows[0] + channel + v * kLanes);
   }
   // Writes probabilities as steps and returns what they became.
@@ -53,11 +53,11 @@ struct PairSteps {
     return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << channels) - 1), from));
   }
   template <class Lanes>
-  static Vec load_across(const bf16* const (&rows)[2], int64_t channel, Lanes lanes) {
+  static Vec load_across(const bf16* (&rows)[2], int64_t channel, Lanes lanes) {
     return from_bits(bits_of(load(rows[0] + channel, lanes)) >> 16 | bits_of(load(rows[1] + channel, lanes)));
   }
   template <int VECTORS>
-  static void load_across(const bf16* const (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
+  static void load_across(const bf16* (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
     if constexpr (VECTORS % 2 == 0) {
       const __m512i low = interleaved(0), high = interleaved(16);
       for (int v = 0; v < VECTORS; v += 2) {
@@ -113,13 +113,6 @@ inline void pack_query(const T* q, int64_t channels, float* packed) {
   });
 }
 
-// Starts to fetch the line at a pointer when a walk in vectors of T comes to a new one.
-template <class T>
-inline void prefetch_at(const T* from, int64_t channel) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  if (channel % kLine == 0) __builtin_prefetch(from + channel);
-}
-
 // Rows of the cache, one for each key of a tile: they lie block by block, and for one head after the other.
 template <class T>
 struct CachedRows {
@@ -128,16 +121,36 @@ struct CachedRows {
   const T* row(int64_t key) const { return first_head[key] + offset; }
 };
 
-// packed[step][key]. Fetches `next` meanwhile.
+// Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
+// not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
+// 26 GB/s on one core of a Zen 5). So each stage of the work asks for a quarter of the keys, line by line.
+template <class T>
+struct FetchNext {
+  CachedRows<T> keys, values;
+  int64_t head_dim, value_dim;  // zero: fetch nothing
+
+  // Always inline: GCC drops calls of a function that does nothing but prefetch.
+  __attribute__((always_inline)) void line(int64_t key, int64_t index) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if (index * kLine < head_dim) __builtin_prefetch(keys.row(key) + index * kLine);
+    if (index * kLine < value_dim) __builtin_prefetch(values.row(key) + index * kLine);
+  }
+  __attribute__((always_inline)) void row(int64_t key) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    for (int64_t c = 0; c < head_dim; c += kLine) __builtin_prefetch(keys.row(key) + c);
+    for (int64_t c = 0; c < value_dim; c += kLine) __builtin_prefetch(values.row(key) + c);
+  }
+};
+
+constexpr int64_t kFetchQuarter = kAttentionKeys / 4;
+
+// packed[step][key]. Fetches the first quarter.
 template <class Steps, class T>
-inline void pack_keys(CachedRows<T> keys, CachedRows<T> next, int64_t channels, float* packed) {
+inline void pack_keys(CachedRows<T> keys, int64_t channels, const FetchNext<T>& fetch, float* packed) {
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
       Vec square[kLanes];
-      for (int i = 0; i < kLanes; i++) {
-        square[i] = Steps::load_steps(keys.row(key + i) + channel, lanes);
-        prefetch_at(next.row(key + i), channel);
-      }
+      for (int i = 0; i < kLanes; i++) square[i] = Steps::load_steps(keys.row(key + i) + channel, lanes);
       transpose(square);
       float* to = packed + channel / Steps::kWidth * kAttentionKeys + key;
       const int64_t steps = steps_of<Steps>(channels - channel);
@@ -147,34 +160,31 @@ inline void pack_keys(CachedRows<T> keys, CachedRows<T> next, int64_t channels, 
         for (int i = 0; i < steps; i++) store(to + i * kAttentionKeys, square[i]);
       }
     });
+    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.row(next);
   }
 }
 
-// Values of a tile where they lie in the cache, and those to fetch meanwhile.
+// Values of a tile where they lie in the cache.
 template <class Steps, class T>
 struct CachedValues {
-  CachedRows<T> now, next;
+  CachedRows<T> values;
 
   template <class Lanes>
   Vec load(int64_t step, int64_t channel, Lanes lanes) const {
-    prefetch(step, channel);
-    return with_rows(step, [&](auto& rows) { return Steps::load_across(rows, channel, lanes); });
+    const T* rows[Steps::kWidth];
+    find(step, rows);
+    return Steps::load_across(rows, channel, lanes);
   }
   template <int VECTORS>
   void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
-    for (int v = 0; v < VECTORS; v++) prefetch(step, channel + v * kLanes);
-    with_rows(step, [&](auto& rows) { Steps::load_across(rows, channel, to); });
+    const T* rows[Steps::kWidth];
+    find(step, rows);
+    Steps::load_across(rows, channel, to);
   }
 
  private:
-  template <class Body>
-  auto with_rows(int64_t step, const Body& body) const {
-    const T* rows[Steps::kWidth];
-    for (int i = 0; i < Steps::kWidth; i++) rows[i] = now.row(step * Steps::kWidth + i);
-    return body(rows);
-  }
-  void prefetch(int64_t step, int64_t channel) const {
-    for (int i = 0; i < Steps::kWidth; i++) prefetch_at(next.row(step * Steps::kWidth + i), channel);
+  void find(int64_t step, const T* (&rows)[Steps::kWidth]) const {
+    for (int i = 0; i < Steps::kWidth; i++) rows[i] = values.row(step * Steps::kWidth + i);
   }
 };
 
@@ -210,13 +220,16 @@ inline void for_row_blocks(int64_t rows, const Body& body) {
 constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
 constexpr int kBlockKeys = kBlockVectors * kLanes;
 
-// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart.
-template <class Steps, int ROWS>
-inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, float* scores) {
+// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart. Fetches the second
+// quarter: a row has about as many steps as 16 lines.
+template <class Steps, int ROWS, class T>
+inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, const FetchNext<T>& fetch,
+                        float* scores) {
   Vec sums[ROWS][kBlockVectors] = {};
   for (int64_t step = 0; step < steps; step++) {
     Vec k[kBlockVectors];
     for (int v = 0; v < kBlockVectors; v++) k[v] = load(keys + step * kAttentionKeys + v * kLanes);
+    fetch.line(kFetchQuarter + step % kFetchQuarter, step / kFetchQuarter);
     for (int r = 0; r < ROWS; r++) {
       typename Steps::Step x;
       std::memcpy(&x, q + r * q_stride + step, sizeof x);
@@ -228,16 +241,18 @@ inline void score_block(const float* q, int64_t q_stride, const float* keys, int
 }
 
 // sums[row] = sums[row]·decay[row] + probabilities[row] · values, over steps first to last, for VECTORS vectors from
-// `channel` on; rows of sums are `stride` apart.
-template <class Steps, int ROWS, int VECTORS, class Values>
+// `channel` on; rows of sums are `stride` apart. Fetches the last quarter.
+template <class Steps, int ROWS, int VECTORS, class Values, class T>
 inline void value_block(const float* probabilities, int64_t first, int64_t last, const Values& values, int64_t channel,
-                        const float* decay, float* to, int64_t stride) {
+                        const FetchNext<T>& fetch, const float* decay, float* to, int64_t stride) {
+  constexpr int64_t kLineChannels = 16 * Steps::kWidth;
   Vec sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to + r * stride + channel + v * kLanes) * decay[r];
   for (int64_t step = first; step < last; step++) {
     Vec x[VECTORS];
     values.load(step, channel, x);
+    fetch.line(3 * kFetchQuarter + step % kFetchQuarter, channel / kLineChannels + step / kFetchQuarter);
     for (int r = 0; r < ROWS; r++) {
       typename Steps::Step p;
       std::memcpy(&p, probabilities + r * kAttentionKeys + step, sizeof p);
@@ -249,15 +264,15 @@ inline void value_block(const float* probabilities, int64_t first, int64_t last,
 }
 
 // The same over keys first to last and for all `stride` channels, a multiple of kLanes.
-template <class Steps, int ROWS, class Values>
+template <class Steps, int ROWS, class Values, class T>
 inline void add_values(const float* probabilities, int64_t first, int64_t last, const Values& values,
-                       const float* decay, float* to, int64_t stride) {
+                       const FetchNext<T>& fetch, const float* decay, float* to, int64_t stride) {
   const int64_t begin = first / Steps::kWidth, end = steps_of<Steps>(last);
   int64_t c = 0;
   for (; c + kBlockVectors * kLanes <= stride; c += kBlockVectors * kLanes)
-    value_block<Steps, ROWS, kBlockVectors>(probabilities, begin, end, values, c, decay, to, stride);
+    value_block<Steps, ROWS, kBlockVectors>(probabilities, begin, end, values, c, fetch, decay, to, stride);
   for (; c < stride; c += kLanes)
-    value_block<Steps, ROWS, 1>(probabilities, begin, end, values, c, decay, to, stride);
+    value_block<Steps, ROWS, 1>(probabilities, begin, end, values, c, fetch, decay, to, stride);
 }
 
 }  // namespace llmc

@@ -76,10 +76,10 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, Keys seen, 
 }
 
 // Turns a tile of scores, of which each row sees some, into steps of e^(score - m), and brings m and sum up to date.
-// decay: the factors that what was summed before must shrink by.
-template <class Steps, int ROWS>
-inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], float* scores, float* maximum, float* sum,
-                       float (&decay)[ROWS]) {
+// decay: the factors that what was summed before must shrink by. Fetches the third quarter.
+template <class Steps, int ROWS, class T>
+inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const FetchNext<T>& fetch, float* scores,
+                       float* maximum, float* sum, float (&decay)[ROWS]) {
   const bool scaled_later = by.softcap == 0.0f && by.scale > 0.0f;
   const float scale = scaled_later ? by.scale : 1.0f;
   float origin[ROWS];
@@ -93,8 +93,12 @@ inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], float* sc
   Vec total[ROWS] = {};
   for (int r = 0; r < ROWS; r++) {
     float* row = scores + r * kAttentionKeys;
-    for (int i = 0; i < kAttentionKeys; i += kLanes)
+    for (int i = 0; i < kAttentionKeys; i += kLanes) {
       total[r] += Steps::store_steps(row, i, exp(fma(load(row + i), broadcast(scale), broadcast(-origin[r]))));
+      const int64_t done = r * kAttentionKeys + i;
+      for (int64_t key = done / (4 * ROWS); key < (done + kLanes) / (4 * ROWS); key++)
+        fetch.row(2 * kFetchQuarter + key);
+    }
   }
   for (int r = 0; r < ROWS; r++) sum[r] = sum[r] * decay[r] + sum_of(total[r]);
 }
