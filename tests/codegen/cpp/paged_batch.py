@@ -114,7 +114,7 @@ def paged_batch(
     shuffled: bool = True,
     seed: int = 0,
 ) -> PagedBatch:
-    """Random data for (context length, query tokens) requests; their blocks lie shuffled among unused ones, or in order.
+    """Random data for (context length, query tokens) requests, whose blocks lie shuffled among unused ones or in order.
 
     What no request may read is NaN: unused blocks, and the rest of each last block. q is a slice of wider rows.
     """
