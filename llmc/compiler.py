@@ -24,6 +24,7 @@ from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
+from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
@@ -187,7 +188,10 @@ def compile_for(target: Target, engine: Lowered | ReferenceEngine, writer: Engin
         writer.write_text(GRAPH_NAME, engine.graph_text)
         return
     assert isinstance(target, CpuTarget)
-    library = compile_engine(engine, target, writer.path)
+    try:
+        library = compile_engine(engine, target, writer.path)
+    except OSError as error:
+        raise storage_error(error, writer.path) from None
     for file in sorted(library.parent.iterdir()):
         writer.add_file(f"kernels/{file.name}")
 

@@ -47,6 +47,10 @@ def corrupt(path: Path) -> None:
     path.write_bytes(data)
 
 
+def library(engine: Path) -> Path:
+    return next((engine / "kernels").glob("*.so"))
+
+
 BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config.json missing": (lambda m: (m / "config.json").unlink(), "config.json"),
     "config.json not JSON": (lambda m: (m / "config.json").write_text("{"), "config.json"),
@@ -84,6 +88,7 @@ def test_unknown_targets_and_options(tmp_path: Path) -> None:
     assert_user_error(llmc("build", MODEL, "-o", output, "--block-size", "7"), "block_size", "7")
     assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "fuse_rmsnorm"), "fuse_rms_norm")
     assert_user_error(llmc("build", MODEL, "-o", output, "--max-model-len", "9999"), "9999", "2048")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--allow-fallback", "speed"), "allow_fallback", "speed")
     assert llmc("build", MODEL, "-o", output, "--max-sequnces", "3").code == 2
     assert not output.exists()
 
@@ -110,8 +115,8 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 BROKEN_ENGINES: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest missing": (lambda e: (e / "manifest.json").unlink(), "manifest.json"),
     "program missing": (lambda e: (e / "program.json").unlink(), "program.json"),
-    "library truncated": (lambda e: truncate(e / "kernels/engine.so"), "truncated"),
-    "library corrupt": (lambda e: corrupt(e / "kernels/engine.so"), "engine.so"),
+    "library truncated": (lambda e: truncate(library(e)), "truncated"),
+    "library corrupt": (lambda e: corrupt(library(e)), "kernels/engine-"),
     "weights missing": (lambda e: next((e / "weights").iterdir()).unlink(), "missing"),
     "weights truncated": (lambda e: truncate(next((e / "weights").iterdir())), "truncated"),
     "weights corrupt": (lambda e: corrupt(next((e / "weights").iterdir())), "safetensors"),

@@ -32,6 +32,20 @@ def test_same_inputs_give_the_same_bytes(target: str, tmp_path: Path) -> None:
     assert first == second
 
 
+def test_an_engine_rebuilt_while_the_old_one_is_open(tmp_path: Path) -> None:
+    """The dynamic loader knows libraries by their paths; the new engine must not run the old one's code."""
+    path = tmp_path / "engine.llmc"
+    tokens = [5, 9, 2, 7]
+    with llmc.compile(MODEL, output=path, dtype="float32") as old:
+        before = old.logits(tokens)
+        with llmc.compile(MODEL.parent / "bard-6m", output=path, dtype="float32") as new:
+            assert new.info.parameters > old.info.parameters
+            renewed = new.logits(tokens)
+        assert (old.logits(tokens) == before).all()
+    with llmc.compile(MODEL.parent / "bard-6m", output=tmp_path / "elsewhere.llmc", dtype="float32") as alone:
+        assert (alone.logits(tokens) == renewed).all()
+
+
 def test_a_build_killed_at_any_moment_leaves_no_engine(tmp_path: Path) -> None:
     output = tmp_path / "engine.llmc"
     command = [sys.executable, "-m", "llmc", "build", str(MODEL), "-o", str(output)]

@@ -7,7 +7,6 @@ from torch import Tensor, fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import GRAPH_NAME
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
 from llmc.graph.serialize import deserialize_graph
@@ -34,7 +33,7 @@ class ReferenceExecutor:
 
     def __init__(self, engine: EngineDirectory, blocks: int) -> None:
         program = engine.program
-        path = engine.path / GRAPH_NAME
+        path = engine.executable
         graph = deserialize_graph(path.read_text(encoding="utf-8"), path)
         self._tensors = _weights(engine)
         size = program.limits.block_size
