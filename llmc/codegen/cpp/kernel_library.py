@@ -110,7 +110,14 @@ def _compile(target: CpuTarget, toolchain: Toolchain, build: Path) -> None:
         for done in [workers.submit(compile_one, *pair) for pair in zip(sources, objects, strict=True)]:
             done.result()
     run_tool([toolchain.archiver, "rcsD", build / _ARCHIVE, *objects], source=kernel_include_dir())
-    shared: list[str | Path] = [*toolchain.compiler, *_LINK_FLAGS, *objects, "-Wl,--no-undefined", "-o", build / _SHARED]
+    shared: list[str | Path] = [
+        *toolchain.compiler,
+        *_LINK_FLAGS,
+        *objects,
+        "-Wl,--no-undefined",
+        "-o",
+        build / _SHARED,
+    ]
     run_tool(shared, source=kernel_include_dir())
     for compiled in objects:
         compiled.unlink()
