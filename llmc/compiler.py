@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -28,6 +27,7 @@ from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
@@ -43,7 +43,6 @@ from llmc.runtime.engine import Engine, load
 from llmc.targets import CpuTarget, Target, resolve_target
 
 Model = str | Path | nn.Module | ExportedProgram
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 class Progress(Protocol):

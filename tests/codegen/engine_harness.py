@@ -13,13 +13,13 @@ from torch import Tensor
 from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.program import Program
 from llmc.targets import CpuTarget
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 class Step(ctypes.Structure):
@@ -62,7 +62,7 @@ class OpenEngine:
         self.call_step: Callable[..., object] = lambda function, engine, step: function(engine, step)
         size = program.limits.block_size
         self.caches = [
-            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=DTYPES[c.dtype])
+            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=TORCH_DTYPES[c.dtype])
             for c in program.caches
             for dim in (c.head_dim, c.value_dim)
         ]
@@ -136,7 +136,7 @@ def run_engine(
 def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:
     """Each weight as the kernels read it."""
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = [pack(evaluate(recipe, source), slot.layout, DTYPES[slot.dtype]) for slot, recipe in pairs]
+    weights = [pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype]) for slot, recipe in pairs]
     for slot, weight in zip(lowered.program.weights, weights, strict=True):
         assert weight.nbytes == slot.nbytes
     return weights

@@ -9,23 +9,11 @@ import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.serialize import deserialize_graph
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import Bytes, mapped_file
 from llmc.runtime.step_inputs import Step
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class ReferenceExecutor:
@@ -40,7 +28,7 @@ class ReferenceExecutor:
         for i, cache in enumerate(program.caches):
             for part, dim in (("k", cache.head_dim), ("v", cache.value_dim)):
                 shape = (blocks, cache.kv_heads, size, dim)
-                self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=_DTYPES[cache.dtype])
+                self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
         self._interpreter = _Interpreter(graph)
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
         unknown = sorted(set(self._step_inputs) - set(Step.__dataclass_fields__))
@@ -71,7 +59,7 @@ def _weights(engine: EngineDirectory) -> dict[str, Tensor]:
 def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
     # A copy, because torch has no read-only tensors.
     data = torch.from_numpy(file[stored.begin : stored.end].copy())
-    return data.view(_DTYPES[stored.dtype]).view(stored.shape)
+    return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
 
 
 class _Interpreter(fx.Interpreter):
