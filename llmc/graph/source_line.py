@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import PurePath
 
-def source_line(stack_trace: str | None) -> str | None:
-    """The innermost frame of a stack trace as `file.py:12: code`; None without one."""
-    if not stack_trace:
+from torch import fx
+
+_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n?\s*(?P<code>[^\n]*)')
+
+
+def source_line(node: fx.Node) -> str | None:
+    """The innermost line of the model's source that made the node, as `llama/modeling_llama.py:62 in forward: code`.
+
+    None for a node that no line made. Only the last two parts of the path are kept, so that engines and their reports
+    do not differ by where a package is installed.
+    """
+    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
+    if not frames:
         return None
-    lines = [line.strip() for line in stack_trace.strip().splitlines()]
-    at = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith("File ")), None)
-    if at is None:
-        return None
-    path, _, rest = lines[at].removeprefix("File ").partition(", line ")
-    code = lines[at + 1] if at + 1 < len(lines) else ""
-    return f"{path.strip(chr(34))}:{rest.split(',')[0]}: {code}".removesuffix(": ")
+    frame = frames[-1]
+    where = "/".join(PurePath(frame["file"]).parts[-2:]).lstrip("/")
+    code = f": {frame['code'].strip()}" if frame["code"].strip() else ""
+    return f"{where}:{frame['line']} in {frame['function']}{code}"

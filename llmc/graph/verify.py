@@ -217,7 +217,7 @@ def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 
 
 def _illegal(node: fx.Node, problem: str) -> PassError:
-    return PassError(f"node {node.name}: {problem}", at=source_line(node.meta.get("stack_trace")) or node.format_node())
+    return PassError(f"node {node.name}: {problem}", at=source_line(node) or node.format_node())
 
 
 def _shape(node: fx.Node, index: int) -> list[Any]:

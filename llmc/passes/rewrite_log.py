@@ -46,10 +46,10 @@ class RewriteLog:
         if self._stop_after is not None and self._count >= self._stop_after:
             raise PipelineCut
         self._count += 1
-        source = next((t for n in nodes if (t := n.meta.get("stack_trace"))), None)
+        source = next((n for n in nodes if n.meta.get("stack_trace")), None)
         names = tuple(n.name for n in nodes)
-        self._rewrites.append(RewriteRecord(self._count, description, names, source_line(source)))
-        self._graph.record(f"#{self._count} {self._pass_name}", source)
+        self._rewrites.append(RewriteRecord(self._count, description, names, source_line(source) if source else None))
+        self._graph.record(f"#{self._count} {self._pass_name}", source.meta["stack_trace"] if source else None)
 
     def refuse(self, refusal: Refusal) -> None:
         """Record a near-miss; the same reason at the same node is recorded once."""
@@ -70,6 +70,4 @@ class RewriteLog:
 
     def refusals(self) -> tuple[RefusalRecord, ...]:
         """The near-misses of the pass under way, in the order in which they were found."""
-        return tuple(
-            RefusalRecord(r.reason, r.node.name, source_line(r.node.meta.get("stack_trace"))) for r in self._refusals
-        )
+        return tuple(RefusalRecord(r.reason, r.node.name, source_line(r.node)) for r in self._refusals)

@@ -65,7 +65,7 @@ def test_the_message_names_the_op_the_stage_and_the_source_line() -> None:
     node.meta["stack_trace"] = 'File "model.py", line 3, in forward'
     with pytest.raises(PassError, match=r"softmax_int: aten\.softmax\.int is not legal at stage canonical") as error:
         verify(graph)
-    assert error.value.at == "model.py:3"
+    assert error.value.at == "model.py:3 in forward"
 
 
 def test_ops_that_write_are_never_captured() -> None:

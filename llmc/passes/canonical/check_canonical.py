@@ -87,7 +87,7 @@ def _is_token_major(value: torch.Tensor, tokens: SymInt) -> bool:
 
 
 def _missed(contract: str, node: fx.Node, problem: str, count: int, log: RewriteLog) -> PassError:
-    source = source_line(node.meta.get("stack_trace"))
+    source = source_line(node)
     history = log.history()
     reasons = [r for r in history if r.source is not None and r.source == source] or list(history)
     because = "".join(f"\n  refused: {r.reason} (at {r.node})" for r in reasons[:4])

@@ -37,7 +37,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if node.target is not _OPS.linear.default:
         raise PassError(
             f"the logits come from {node.target}, expected a linear followed by pointwise ops with constants",
-            at=source_line(node.meta.get("stack_trace")) or node.format_node(),
+            at=source_line(node) or node.format_node(),
             fix="return the logits of the output projection",
         )
     log.step(f"logits from {node.name}", node)
