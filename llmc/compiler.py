@@ -166,8 +166,10 @@ def run_passes(
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
-            at=f"stop_after={options.stop_after}",
-            fix="cut later, or look at the graph with: llmc passes MODEL --stop-after N --graph",
+            at=f"stop_after={options.stop_after}" if result.was_cut else "passes",
+            fix="cut later, or look at the graph with: llmc passes MODEL --stop-after N --graph"
+            if result.was_cut
+            else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
     records = [record.to_json() for record in result.records]
     writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")

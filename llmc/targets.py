@@ -75,6 +75,8 @@ def resolve_target(name: str) -> Target:
     """The target of that name; `cpu` means this machine. Raises TargetError for an unknown one."""
     if name == "cpu":
         return host_target()
+    if not isinstance(name, str):
+        raise TargetError(f"a target is named by a string, not {name!r}", at="target", fix="see `llmc targets`")
     for target in known_targets():
         if target.name == name:
             return target

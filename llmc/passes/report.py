@@ -1,4 +1,4 @@
-"""What the pipeline did, as data: the records that passes.json holds and `llmc explain` prints."""
+"""What the pipeline did, as data: the records that passes.json holds and `llmc passes` prints."""
 
 from __future__ import annotations
 
