@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import Bytes, mapped_file
@@ -29,7 +30,7 @@ class ReferenceExecutor:
             for part, dim in (("k", cache.head_dim), ("v", cache.value_dim)):
                 shape = (blocks, cache.kv_heads, size, dim)
                 self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
-        self._interpreter = _Interpreter(graph)
+        self._interpreter = GraphInterpreter(graph)
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
         unknown = sorted(set(self._step_inputs) - set(Step.__dataclass_fields__))
         if unknown:
@@ -42,7 +43,7 @@ class ReferenceExecutor:
     def step(self, step: Step) -> Logits:
         """Every node in turn, in inference mode."""
         inputs = {name: torch.from_numpy(getattr(step, name)) for name in self._step_inputs}
-        logits: Logits = self._interpreter.logits(self._tensors | inputs).float().contiguous().numpy()
+        logits: Logits = self._interpreter.outputs(self._tensors | inputs).float().contiguous().numpy()
         return logits
 
     def close(self) -> None:
@@ -60,20 +61,3 @@ def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
     # A copy, because torch has no read-only tensors.
     data = torch.from_numpy(file[stored.begin : stored.end].copy())
     return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
-
-
-class _Interpreter(fx.Interpreter):
-    """Runs a bare fx.Graph; placeholders are taken by name, intermediates dropped after their last use."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        super().__init__(torch.nn.Module(), graph=graph)
-        self._values: dict[str, Tensor] = {}
-
-    def logits(self, values: dict[str, Tensor]) -> Tensor:
-        self._values = values
-        with torch.inference_mode():
-            result: Tensor = self.run()
-        return result
-
-    def run_node(self, n: fx.Node) -> object:
-        return self._values[n.name] if n.op == "placeholder" else super().run_node(n)
