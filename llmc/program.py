@@ -139,7 +139,7 @@ class Launch:
     """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
 
     A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
-    bytes_moved and flops are sympy expressions in T, L and C (cached positions read, summed over requests), as text.
+    bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text (graph/cost_expression.py).
     """
 
     kernel: str

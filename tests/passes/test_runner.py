@@ -18,7 +18,7 @@ from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
 from llmc.passes.pipeline import canonical
-from llmc.passes.report import PassRecord, record_from_json
+from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Numerics, Rewrite
 from llmc.passes.runner import run_pipeline
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph
@@ -153,12 +153,12 @@ def test_near_misses_are_those_of_the_last_look() -> None:
     assert [r.reason for r in record.refusals] == ["x has 2 users"]
 
 
-def test_records_survive_json() -> None:
-    result = run_pipeline(PatternGraph(_body).graph, (ADD_TO_MUL, DROP_NEGATIONS), BuildOptions())
-    for record in result.records:
-        text = json.dumps(record.to_json(timings=True))
-        assert record_from_json(json.loads(text)) == record
-        assert "seconds" not in record.to_json()
+def test_records_are_plain_data() -> None:
+    (record,) = run_pipeline(PatternGraph(_body).graph, (ADD_TO_MUL,), BuildOptions()).records
+    data = json.loads(json.dumps(record.to_json(timings=True)))
+    assert (data["name"], data["stage"], data["seconds"]) == ("add_to_mul", record.stage.value, record.seconds)
+    assert [r["number"] for r in data["rewrites"]] == [r.number for r in record.rewrites]
+    assert "seconds" not in record.to_json()
 
 
 def test_the_same_input_gives_the_same_records_and_graph() -> None:
