@@ -150,6 +150,30 @@ _DOWNLOAD_AGAIN = "download the checkpoint again"
 
 
 def _read_header(file: Path) -> dict[str, TensorEntry]:
+    try:
+        raw, size = _header_bytes(file)
+    except OSError as error:
+        raise CheckpointError(f"cannot read it: {error.strerror}", at=file, fix="check its permissions") from None
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique_keys)
+    except ValueError as error:
+        raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
+    if not isinstance(header, dict):
+        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
+    header.pop("__metadata__", None)
+    entries = {name: _check_entry(name, value, file) for name, value in header.items()}
+    end = max((value["data_offsets"][1] for value in header.values()), default=0)
+    described = 8 + len(raw) + end
+    if described != size:
+        seen = "truncated" if described > size else "has trailing bytes"
+        raise CheckpointError(
+            f"{seen}: the file has {size} bytes, its header describes {described}", at=file, fix=_DOWNLOAD_AGAIN
+        )
+    return entries
+
+
+def _header_bytes(file: Path) -> tuple[bytes, int]:
+    """The header's JSON text, and the file's size."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -162,24 +186,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             )
         if length > _MAX_HEADER_BYTES:
             raise CheckpointError(f"not a safetensors file: its header claims {length} bytes", at=file)
-        raw = stream.read(length)
-    try:
-        header = json.loads(raw, object_pairs_hook=_unique_keys)
-    except ValueError as error:
-        raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
-    if not isinstance(header, dict):
-        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
-    header.pop("__metadata__", None)
-    entries = {name: _check_entry(name, value, file) for name, value in header.items()}
-    end = max((value["data_offsets"][1] for value in header.values()), default=0)
-    if 8 + length + end != size:
-        seen = "truncated" if 8 + length + end > size else "has trailing bytes"
-        raise CheckpointError(
-            f"{seen}: the file has {size} bytes, its header describes {8 + length + end}",
-            at=file,
-            fix=_DOWNLOAD_AGAIN,
-        )
-    return entries
+        return stream.read(length), size
 
 
 def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
