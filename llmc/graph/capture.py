@@ -12,7 +12,7 @@ from pathlib import Path
 from torch import nn
 from torch.export import ExportedProgram
 
-from llmc.errors import CaptureError
+from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
@@ -61,7 +61,24 @@ def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOpti
         )
     directory = Path(model)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
+    _check_tokenizer(directory / "tokenizer.json")
     return Captured(*capture_directory(directory, options), files)
+
+
+def _check_tokenizer(file: Path) -> None:
+    """Raise CheckpointError now for a tokenizer that the engine could not read later."""
+    if not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # The library raises a bare Exception for a file that it cannot parse.
+        raise CheckpointError(
+            f"the tokenizer cannot be read: {error}",
+            at=file,
+            fix="download the checkpoint again, or remove the file: without it prompts are token ids",
+        ) from None
 
 
 @contextmanager

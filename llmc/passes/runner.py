@@ -67,11 +67,14 @@ def run_pipeline(
         except PipelineCut:
             was_cut = True
         except PassError as error:
-            raise PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=error.fix) from error
+            raise _of_pass(each, error, options) from error
         remove_dead_code(result)
         if not was_cut:
             result.stage = each.stage or stage
-        verify(result, also=(each.stage or stage, stage) if was_cut else (), allow_fallback=options.allow_fallback)
+        try:
+            verify(result, also=(each.stage or stage, stage) if was_cut else (), allow_fallback=options.allow_fallback)
+        except PassError as error:
+            raise _of_pass(each, error, options) from error
         seconds = time.perf_counter() - started
         record = PassRecord(
             each.name,
@@ -89,6 +92,13 @@ def run_pipeline(
         if was_cut:
             break
     return PipelineResult(result.copy(), tuple(records), was_cut)
+
+
+def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
+    fix = error.fix
+    if fix is None and options.disable_passes:
+        fix = f"it may need a pass that was disabled: {', '.join(options.disable_passes)}"
+    return PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=fix)
 
 
 def _check_types(passes: Sequence[Pass]) -> None:

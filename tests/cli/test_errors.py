@@ -59,6 +59,11 @@ BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights' header corrupt": (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
     "unknown architecture": (lambda m: change_config(m, model_type="martian"), "martian"),
     "encoder-decoder": (lambda m: change_config(m, model_type="t5", architectures=["T5Model"]), "t5"),
+    "tokenizer corrupt": (lambda m: truncate(m / "tokenizer.json"), "tokenizer.json"),
+    "frequencies that follow the length": (
+        lambda m: change_config(m, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}),
+        "longrope",
+    ),
     "shapes of another model": (lambda m: change_config(m, intermediate_size=100), "gate_proj"),
 }
 
@@ -87,6 +92,7 @@ def test_unknown_targets_and_options(tmp_path: Path) -> None:
     assert_user_error(llmc("build", MODEL, "-o", output, "--dtype", "float8"), "float8", "dtype")
     assert_user_error(llmc("build", MODEL, "-o", output, "--block-size", "7"), "block_size", "7")
     assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "fuse_rmsnorm"), "fuse_rms_norm")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "page_kv_cache"), "page_kv_cache")
     assert_user_error(llmc("build", MODEL, "-o", output, "--max-model-len", "9999"), "9999", "2048")
     assert_user_error(llmc("build", MODEL, "-o", output, "--allow-fallback", "speed"), "allow_fallback", "speed")
     assert llmc("build", MODEL, "-o", output, "--max-sequnces", "3").code == 2

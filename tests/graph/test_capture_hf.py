@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from llmc.errors import CaptureError, CheckpointError
+from llmc.errors import CaptureError, CheckpointError, PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
+from llmc.graph.verify import verify
 from llmc.graph.weights import Constant, Stored
 from llmc.options import BuildOptions
 from tests.graph.checkpoints import edit_json, edit_weights, split_into_shards
@@ -124,7 +127,7 @@ def test_token_ids_come_from_the_generation_config_first(tmp_path: Path) -> None
 
 def test_tokenizer_files_are_found(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
+    Tokenizer(BPE()).save(str(tmp_path / "tokenizer.json"))
     files = capture(tmp_path, BuildOptions()).tokenizer_files
     assert [file.name for file in files] == ["tokenizer.json", "generation_config.json"]
 
@@ -179,6 +182,11 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, CheckpointError, r"quantized \(gptq\)"),
         ({"hidden_size": "wide"}, CheckpointError, "does not make a llama model: .*'hidden_size'"),
         ({"hidden_act": "sillu"}, CheckpointError, "does not make a llama model: .*sillu"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+            CaptureError,
+            "rope_type 'dynamic' is not supported",
+        ),
     ],
 )
 def test_configs_that_cannot_be_built(
@@ -232,3 +240,10 @@ def test_attention_options_that_change_the_result_are_refused() -> None:
 def test_models_with_their_own_attention_keep_their_masks() -> None:
     model = tiny_model("bloom")
     assert_equals_eager(capture(model, BuildOptions()), model)
+
+
+def test_experts_are_refused_with_the_op_the_line_and_the_fix() -> None:
+    with pytest.raises(PassError, match=r"transformers\.grouped_mm_fallback\.default is not legal") as caught:
+        verify(capture(tiny_model("mixtral"), BuildOptions()).graph)
+    assert "moe.py" in str(caught.value.at)
+    assert "experts are not supported" in str(caught.value.fix)

@@ -2,7 +2,7 @@
 
     attention, norm, embedding, linear, pointwise: every op is one of the stage's
     rope: every cosine and sine of rotary angles goes into llmc.rope
-    layout: the token axis comes first and stays whole: nothing is cut, joined or summed along it, since a step holds
+    layout: the token axis comes first and stays whole: nothing is cut, joined or summed up along it, since a step holds
         the tokens of many requests
 Changes nothing; raises PassError for what is left over, with the source line and the refusals that explain it. The
 contracts rope, linear and pointwise may be given up by that name in allow_fallback: the graph still runs, slower.
@@ -75,6 +75,8 @@ def _check_layout(graph: ModelGraph, calls: list[fx.Node], log: RewriteLog) -> N
         if of_step.isdisjoint(node.all_input_nodes):
             continue
         of_step.add(node)
+        if node.target is aten.cumsum.default and node.args[1] % node.meta["val"].dim() == 0:
+            raise _missed("layout", node, f"{op_name(node.target)} works across tokens", 1, log)
         value = node.meta["val"]
         for each in value if isinstance(value, tuple | list) else (value,):
             if not isinstance(each, torch.Tensor) or not _is_token_major(each, tokens):
@@ -92,7 +94,8 @@ def _missed(contract: str, node: fx.Node, problem: str, count: int, log: Rewrite
     reasons = [r for r in history if r.source is not None and r.source == source] or list(history)
     because = "".join(f"\n  refused: {r.reason} (at {r.node})" for r in reasons[:4])
     more = f" ({count} such ops)" if count > 1 else ""
-    can = f", or build with allow_fallback=({contract!r},)" if contract in ("rope", *FALLBACK_OPS) else ""
+    may_stay = contract == "rope" or is_legal(node, FALLBACK_OPS.get(contract, ()))
+    can = f", or build with allow_fallback=({contract!r},)" if may_stay else ""
     return PassError(
         f"the contract {contract!r} is missed: {problem}{more}{because}",
         at=source or node.format_node(),
