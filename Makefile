@@ -19,7 +19,7 @@ $(STAMP): pyproject.toml constraints.txt
 
 demo: $(STAMP)
 	$(BIN)/llmc build examples/models/bard-6m --target cpu -o $(DEMO)
-	$(BIN)/llmc run $(DEMO) --prompt "The king said to his" --max-tokens 120
+	$(BIN)/llmc run $(DEMO) --prompt "KING RICHARD:" --max-tokens 90 --temperature 0.7 --top-k 20 --seed 5
 
 test: $(STAMP)
 	$(BIN)/python -m pytest

@@ -1,8 +1,10 @@
 """Paged attention beside torch's SDPA: decode in GB/s of keys and values read, prefill in GFLOP/s.
 
 Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--json]. The shape is Llama-3.2-1B's: 32 query heads
-on 8 KV heads of 64 channels. As many layers' caches are read in turn as a model has, so that none is still in the
-processor's cache. SDPA reads contiguous keys and values, which a server does not have: it is the easier task.
+on 8 KV heads of 64 channels, in blocks of 16 positions. Caches of many layers are read in turn, 256 MB in all, so that
+none is still in the processor's cache; blocks lie in order, as a fresh server hands them out, or shuffled, as an old
+one does. SDPA gets the form that suits it best: contiguous keys and values; in decode the queries of a KV head as its
+tokens, in prefill a copy of the keys and values for each query head.
 """
 
 from __future__ import annotations
@@ -12,6 +14,7 @@ import ctypes
 import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import chain
 from time import perf_counter
 
 import torch
@@ -24,6 +27,7 @@ from tests.codegen.cpp.row_abi import function, library, thread_pool
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 64, 16
 DECODES = ((1, 512), (1, 4096), (1, 8192), (8, 4096), (32, 1024))  # batch, context
+ORDERS = {"in order": False, "shuffled": True}
 PREFILLS = (128, 512, 2048)
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 
@@ -47,7 +51,8 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
     results: list[dict[str, float | str]] = []
-    for case in (*(decode(*shape, dtype) for shape in DECODES), *(prefill(n, dtype) for n in PREFILLS)):
+    decodes = (decode(batch, context, order, dtype) for order in ORDERS for batch, context in DECODES)
+    for case in chain(decodes, (prefill(n, dtype) for n in PREFILLS)):
         results.append(measure(case, options.threads))
         if not options.json:
             print(
@@ -60,7 +65,7 @@ def main() -> None:
         print(json.dumps({"target": host_target().name, "threads": options.threads, "cases": results}))
 
 
-def decode(batch: int, context: int, dtype: torch.dtype) -> Case:
+def decode(batch: int, context: int, order: str, dtype: torch.dtype) -> Case:
     """One token of each request in every layer."""
     shared = paged_batch(
         [(context, 1)] * batch * _layers(batch * context),
@@ -68,6 +73,7 @@ def decode(batch: int, context: int, dtype: torch.dtype) -> Case:
         kv_heads=KV_HEADS,
         head_dim=HEAD_DIM,
         dtype=dtype,
+        shuffled=ORDERS[order],
     )
     starts = torch.arange(batch + 1, dtype=torch.int32)
     layers = tuple(
@@ -80,7 +86,8 @@ def decode(batch: int, context: int, dtype: torch.dtype) -> Case:
         )
         for i in range(0, len(shared.context_lens), batch)
     )
-    return Case(f"decode {batch}×{context}", _cache_bytes(batch * context, dtype) * len(layers), "GB/s", layers)
+    work = _cache_bytes(batch * context, dtype) * len(layers)
+    return Case(f"decode {batch}×{context}, blocks {order}", work, "GB/s", layers)
 
 
 def prefill(tokens: int, dtype: torch.dtype) -> Case:
@@ -132,11 +139,10 @@ def _sdpa(case: Case) -> Callable[[], float]:
     first = case.layers[0]
     batch, tokens = len(first.context_lens), first.q.shape[0] // len(first.context_lens)
     context = int(first.context_lens[0])
+    decoding = tokens == 1
+    heads, queries = (KV_HEADS, HEADS // KV_HEADS) if decoding else (HEADS, tokens)
     inputs = [
-        [
-            torch.randn(batch, heads, length, HEAD_DIM).to(first.q.dtype)
-            for heads, length in ((HEADS, tokens), (KV_HEADS, context), (KV_HEADS, context))
-        ]
+        [torch.randn(batch, heads, length, HEAD_DIM).to(first.q.dtype) for length in (queries, context, context)]
         for _ in dict.fromkeys(id(layer) for layer in case.layers)
     ]
 
@@ -144,7 +150,7 @@ def _sdpa(case: Case) -> Callable[[], float]:
         start = perf_counter()
         for i in range(len(case.layers)):
             q, k, v = inputs[i % len(inputs)]
-            scaled_dot_product_attention(q, k, v, is_causal=tokens > 1, enable_gqa=True)
+            scaled_dot_product_attention(q, k, v, is_causal=not decoding)
         return perf_counter() - start
 
     return run
@@ -167,8 +173,8 @@ def _cache_bytes(positions: int, dtype: torch.dtype) -> float:
 
 
 def _layers(positions: int) -> int:
-    """Enough for 256 MB in all, and no more than the model has."""
-    return min(LAYERS, -(-(1 << 28) // int(_cache_bytes(positions, torch.bfloat16))))
+    """Enough for 256 MB in all."""
+    return -(-(1 << 28) // int(_cache_bytes(positions, torch.bfloat16)))
 
 
 if __name__ == "__main__":

@@ -71,13 +71,14 @@ def main() -> None:
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         target = host_target()
-        roofline = Roofline(read_bandwidth(target, threads), multiply_rate(target, threads, arguments.dtype))
-        if not arguments.json:
-            print(
-                f"{target.name}, {arguments.dtype}, {threads} threads: "
-                f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.rate / 1e9:.0f} GFLOP/s measured"
-            )
         for tokens in arguments.tokens:
+            # Measured again each time: on a shared host the bandwidth changes by the minute.
+            roofline = Roofline(read_bandwidth(target, threads), multiply_rate(target, threads, arguments.dtype))
+            if not arguments.json:
+                print(
+                    f"{target.name}, {arguments.dtype}, {threads} threads: "
+                    f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.rate / 1e9:.0f} GFLOP/s measured"
+                )
             step = {"llmc": 0.0, "torch": 0.0, "bound": 0.0}
             for shape in SHAPES:
                 # Only the last token of a prompt wants logits.

@@ -13,7 +13,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -27,9 +26,11 @@ from llmc.codegen.triton.lowering import DeviceLowered, lower_device
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
+from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
@@ -46,7 +47,6 @@ from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
 
 LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
-TORCH_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 class Progress(Protocol):
@@ -171,8 +171,10 @@ def run_passes(
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
-            at=f"stop_after={options.stop_after}",
-            fix="cut later, or look at the graph with: llmc passes MODEL --stop-after N --graph",
+            at=f"stop_after={options.stop_after}" if result.was_cut else "passes",
+            fix="cut later, or look at the graph with: llmc passes MODEL --stop-after N --graph"
+            if result.was_cut
+            else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
     records = [record.to_json() for record in result.records]
     writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")
@@ -206,7 +208,10 @@ def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, sta
         return replace(engine, program=replace(engine.program, kernels=kernels))
     else:
         assert isinstance(target, CpuTarget)
-        library = compile_engine(engine, target, writer.path)
+        try:
+            library = compile_engine(engine, target, writer.path)
+        except OSError as error:
+            raise storage_error(error, writer.path) from None
         for file in sorted(library.parent.iterdir()):
             writer.add_file(f"kernels/{file.name}")
     return engine

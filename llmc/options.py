@@ -9,6 +9,9 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from llmc.errors import OptionError
 
+# What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
+Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows"]
+
 
 class BuildOptions(BaseModel):
     """How to build an engine.
@@ -17,7 +20,7 @@ class BuildOptions(BaseModel):
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number.
-    allow_fallback: names of contracts that may be missed with a warning instead of failing the build.
+    allow_fallback: contracts that may be missed instead of failing the build; such a graph runs, slower.
     check_passes: run the graph before and after each pass on real inputs, against the pass's numerics class.
     """
 
@@ -32,7 +35,7 @@ class BuildOptions(BaseModel):
     block_size: Literal[8, 16, 32, 64, 128] = 16
     disable_passes: tuple[str, ...] = ()
     stop_after: int | None = Field(default=None, ge=0)
-    allow_fallback: tuple[str, ...] = ()
+    allow_fallback: tuple[Contract, ...] = ()
     check_passes: bool = False
 
 

@@ -155,7 +155,7 @@ class Launch:
     A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
     On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
     expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them.
-    bytes_moved and flops are sympy expressions in T, L and C (cached positions read, summed over requests), as text.
+    bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text (graph/cost_expression.py).
     """
 
     kernel: str

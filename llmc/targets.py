@@ -160,6 +160,8 @@ def resolve_target(name: str) -> Target:
     """The target of that name; `cpu` means this machine, `auto` its GPU or else its CPU. Raises TargetError."""
     if name == "cpu":
         return host_target()
+    if not isinstance(name, str):
+        raise TargetError(f"a target is named by a string, not {name!r}", at="target", fix="see `llmc targets`")
     if name == "auto":
         return device_target() or host_target()
     for target in known_targets():

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
+from tests.family_captures import FamilyCaptures, family_captures
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -32,6 +33,12 @@ def pytest_configure(config: pytest.Config) -> None:
 def one_torch_thread() -> None:
     """A spinning OpenMP pool next to a busy process is ten times slower than one thread."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session")
+def captured_family(tmp_path_factory: pytest.TempPathFactory) -> FamilyCaptures:
+    """`captured_family(name)`: a tiny model of the family and its capture, made once."""
+    return family_captures(tmp_path_factory)
 
 
 @pytest.fixture

@@ -6,6 +6,8 @@ This file and a contestant's own are all that its environment needs beside the p
 from __future__ import annotations
 
 import json
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -52,6 +54,7 @@ class ContestantProcess:
             text=True,
             cwd=ROOT,
             env=environment,
+            start_new_session=True,
         )
         self._answer()
 
@@ -61,7 +64,8 @@ class ContestantProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._process.kill()
+        # Some peers start workers of their own, which would go on holding memory and cores.
+        os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def prefill(self, tokens: int) -> float:

@@ -64,7 +64,7 @@ def pass_list() -> Table:
     for column in ("pass", "numerics", "leaves", "what it does"):
         table.add_column(column)
     for each in default():
-        table.add_row(each.name, each.numerics.value, each.stage.value, summary(each))
+        table.add_row(each.name, each.numerics.value, each.stage.value if each.stage else "as before", summary(each))
     return table
 
 

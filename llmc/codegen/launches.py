@@ -4,19 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from llmc.codegen.backend import Backend, KernelCall
-from llmc.codegen.call import arguments_of
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.kernel_ir import Apply, Loop, Reduce
 from llmc.codegen.loop_builder import Place, build_copy, build_loop, contiguous_strides, dtype_name
 from llmc.codegen.loop_space import dims_of, strides_over
 from llmc.codegen.memory_plan import Lifetime, MemoryPlan, plan_memory
+from llmc.codegen.node_call import NodeCall
 from llmc.codegen.origin import origin_of, unsupported
 from llmc.codegen.placement import Placement, Unit, place_values, row_stride_only, unit_nodes, unit_reads
 from llmc.codegen.views import Value, View, Views
@@ -30,7 +28,6 @@ CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.def
 # Copies that a launch needs are numbered from here on as results of its node, past any real ones.
 _FIRST_COPY = 100
 _KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
-_FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
 
 
 class LaunchBuilder:
@@ -194,97 +191,6 @@ class LaunchBuilder:
             start += size
 
 
-class NodeCall:
-    """How one node's arguments become text: what call.Call describes. Asked twice, it answers alike."""
-
-    def __init__(self, builder: LaunchBuilder, node: fx.Node) -> None:
-        self._builder, self._node = builder, node
-        self._arguments = arguments_of(node)
-        self._given: dict[tuple[str, str], str] = {}
-
-    def shape(self, name: str) -> tuple[int, ...]:
-        fake: Tensor = self._arguments[name].meta["val"]
-        return tuple(size for size in fake.shape if isinstance(size, int))
-
-    def count(self, name: str) -> str | int:
-        return _count(self._view(name).rows)
-
-    def plain(self, name: str) -> Any:
-        return self._arguments[name]
-
-    def rows(self, name: str) -> str | None:
-        if self._arguments[name] is None:
-            return None
-        if ("rows", name) not in self._given:
-            view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
-            operand, stride = self._builder.operand(view)
-            row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
-            self._given["rows", name] = str(replace(operand, stride=stride if row else 0))
-        return self._given["rows", name]
-
-    def result(self, index: int = 0) -> str:
-        views = self._builder.views[self._node]
-        view = views if isinstance(views, View) else views[index]
-        operand, stride = self._builder.operand(view)
-        return str(replace(operand, stride=stride))
-
-    def vector(self, name: str) -> str | None:
-        if self._arguments[name] is None:
-            return None
-        if ("vector", name) not in self._given:
-            self._given["vector", name] = self._vector(name)
-        return self._given["vector", name]
-
-    def _vector(self, name: str) -> str:
-        view = self._view(name)
-        if view.value.node.name in self._builder.graph.weights:
-            if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
-                raise unsupported(self._node, f"{name} is a part of a weight", _FOLD)
-            slot = self._builder.weights.request(view.value.node, Layout.VECTOR_F32, torch.float32)
-            return str(Operand("weight", slot.name))
-        if view.value.node.op == "placeholder":
-            return str(Operand("input", view.value.node.name, view.offset))
-        dtype = torch.int32 if not view.value.dtype.is_floating_point else torch.float32
-        operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._node, packed=True))
-        return str(operand)
-
-    def weight(self, name: str, layout: Layout) -> str:
-        view = self._view(name)
-        node = view.value.node
-        if node.name not in self._builder.graph.weights or view != view.value.whole():
-            raise unsupported(self._node, f"its {name} is computed in the step", _FOLD)
-        x = self._arguments.get("x")
-        dtype = node.meta["val"].dtype if x is None else x.meta["val"].dtype
-        return str(Operand("weight", self._builder.weights.request(node, layout, dtype).name))
-
-    def table(self, name: str) -> Layout:
-        weight = self._view(name).value.node
-        in_panels = self._builder.weights.is_in_panels(weight, weight.meta["val"].dtype)
-        return Layout.PANELS if in_panels else Layout.ROWS
-
-    def dtype(self, name: str) -> torch.dtype:
-        dtype: torch.dtype = self._arguments[name].meta["val"].dtype
-        return dtype
-
-    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
-        return str(self._builder.workspace(self._node, name, rows, columns, dtype))
-
-    def cache(self, name: str) -> str:
-        placeholder = self._view(name).value.node.name
-        return str(Operand("cache", placeholder.removeprefix("kv_cache_").replace("_", ".")))
-
-    def block_size(self) -> int:
-        return self.shape("k_cache")[1]
-
-    def limits(self) -> Limits:
-        return self._builder.limits
-
-    def _view(self, name: str) -> View:
-        view = self._builder.views[self._arguments[name]]
-        assert isinstance(view, View), f"{name} of {self._node.name} is a tuple"
-        return view
-
-
 def _written(units: Sequence[Unit], output: View, views: Views) -> dict[Unit, tuple[Value, ...]]:
     """The values that each unit must leave in memory: a kernel all of its own, a loop those that others read."""
     read = {view.value for unit in units for view in unit_reads(unit, views)} | {output.value}
@@ -311,10 +217,6 @@ def _loop_title(loop: Loop) -> str:
         s.function if isinstance(s, Apply) else s.reduction for s in loop.statements if isinstance(s, Apply | Reduce)
     ]
     return "_".join(n for n in dict.fromkeys(names) if not n.startswith("to_"))[:40].rstrip("_") or "copy"
-
-
-def _count(rows: RowCount) -> str | int:
-    return 1 if rows is RowCount.ONE else rows.value
 
 
 def _dtype_of(value: Value) -> str:

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
-from pathlib import PurePath
 
 from torch import fx
 
 from llmc.errors import LoweringError
+from llmc.graph.source_line import source_line
 from llmc.program import Origin
-
-_FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+), in (?P<function>\S+)\n?\s*(?P<code>[^\n]*)')
 
 
 def origin_of(nodes: Sequence[fx.Node]) -> Origin:
@@ -19,20 +16,6 @@ def origin_of(nodes: Sequence[fx.Node]) -> Origin:
     rewrites = [str(n.meta["rewrite"]) for n in nodes if n.meta.get("rewrite")]
     sources = [s for s in (source_line(n) for n in nodes) if s]
     return Origin(tuple(n.name for n in nodes), rewrites[-1] if rewrites else None, sources[-1] if sources else None)
-
-
-def source_line(node: fx.Node) -> str | None:
-    """The innermost line of the model's source that made the node, as `llama/modeling_llama.py:62 in forward: code`.
-
-    Only the last two parts of the path are kept, so that engines do not differ by where a package is installed.
-    """
-    frames = list(_FRAME.finditer(node.meta.get("stack_trace") or ""))
-    if not frames:
-        return None
-    frame = frames[-1]
-    where = "/".join(PurePath(frame["file"]).parts[-2:]).lstrip("/")
-    code = f": {frame['code'].strip()}" if frame["code"].strip() else ""
-    return f"{where}:{frame['line']} in {frame['function']}{code}"
 
 
 def unsupported(node: fx.Node, problem: str, fix: str) -> LoweringError:

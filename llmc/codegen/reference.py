@@ -4,28 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
-
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
+from llmc.codegen.origin import unsupported
+from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.serialize import serialize_graph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import Affine, CacheSlot, Layout, Program, WeightSlot
-
-_DTYPE_NAMES = {
-    torch.float64: "F64",
-    torch.float32: "F32",
-    torch.float16: "F16",
-    torch.bfloat16: "BF16",
-    torch.int64: "I64",
-    torch.int32: "I32",
-    torch.int16: "I16",
-    torch.int8: "I8",
-    torch.uint8: "U8",
-    torch.bool: "BOOL",
-}
 
 
 @dataclass(frozen=True)
@@ -43,9 +30,11 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
     slots: list[WeightSlot] = []
     for node in graph.weight_nodes():
         value = node.meta["val"]
+        if value.dtype not in DTYPE_NAMES:
+            raise unsupported(node, f"a weight is {value.dtype}", "store it as a type that safetensors knows")
         shape = tuple(int(size) for size in value.shape)
         nbytes = value.dtype.itemsize * int(value.numel())
-        slots.append(WeightSlot(node.name, _DTYPE_NAMES[value.dtype], shape, Layout.ROWS, nbytes))
+        slots.append(WeightSlot(node.name, DTYPE_NAMES[value.dtype], shape, Layout.ROWS, nbytes))
     program = Program(
         limits=engine_limits(graph.info, options),
         vocab_size=graph.info.vocab_size,
@@ -53,6 +42,6 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         unplanned_arena=Affine(),
         buffers=(),
         weights=tuple(slots),
-        caches=tuple(CacheSlot(c.kv_heads, c.head_dim, c.value_dim, _DTYPE_NAMES[c.dtype]) for c in graph.caches),
+        caches=tuple(CacheSlot(c.kv_heads, c.head_dim, c.value_dim, DTYPE_NAMES[c.dtype]) for c in graph.caches),
     )
     return ReferenceEngine(program, serialize_graph(graph), tuple(graph.weights[slot.name] for slot in slots))

@@ -231,8 +231,10 @@ def _row_symbols(graph: ModelGraph) -> Mapping[Any, RowCount]:
         if node.name in axes:
             rows, axis = axes[node.name]
             size = node.meta["val"].shape[axis]
-            if isinstance(size, torch.SymInt):
-                symbols[size.node.expr] = rows
+            if not isinstance(size, torch.SymInt):
+                fix = "capture it with a symbolic number of tokens: no control flow may depend on the length"
+                raise unsupported(node, f"its length is fixed to {size}", fix)
+            symbols[size.node.expr] = rows
     return symbols
 
 

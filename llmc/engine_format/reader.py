@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,18 +18,22 @@ from llmc.targets import CpuTarget, is_gpu_target, missing_features
 from llmc.typed_json import REBUILD
 
 PROGRAM_NAME = "program.json"
-LIBRARY_NAME = "kernels/engine.so"
+# Named after its content: a process that still holds an older library must not be given that one for a new engine,
+# and the dynamic loader knows libraries by their paths.
+LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
 GRAPH_NAME = "graph.json"
 REFERENCE_TARGET = "reference"
 
 
 @dataclass(frozen=True)
 class EngineDirectory:
-    """A checked engine. tensors: where each of program.weights lies, in the same order."""
+    """A checked engine. executable: the library, graph or program that an executor opens. tensors: where each of
+    program.weights lies, in the same order."""
 
     path: Path
     manifest: Manifest
     program: Program
+    executable: Path
     tensors: tuple[StoredTensor, ...]
 
 
@@ -36,14 +41,14 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
     """Check an engine directory and describe it; nothing of it is executed.
 
     check_weights: compare the weights' hashes too (their sizes always are). check_machine: refuse an engine that this
-    machine cannot run; False is for looking only. Raises EngineFormatError for a directory
-    that is not a whole, unchanged engine of this format version, TargetError if this machine lacks instructions.
+    machine cannot run; False is for looking only. Raises EngineFormatError for a directory that is not a whole,
+    unchanged engine of this format version, TargetError if this machine lacks instructions.
     """
     try:
         check_directory(path)
         manifest = read_manifest(path)
         check_files(path, manifest, check_weights)
-        check_required(path, manifest)
+        executable = path / check_required(path, manifest)
         program = read_program(path / PROGRAM_NAME)
         check_agreement(path, manifest, program)
         tensors = find_weights(path, manifest, program)
@@ -55,7 +60,7 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
         ) from None
     if check_machine:
         check_target(path, manifest.target)
-    return EngineDirectory(path, manifest, program, tensors)
+    return EngineDirectory(path, manifest, program, executable, tensors)
 
 
 def check_directory(path: Path) -> None:
@@ -107,14 +112,25 @@ def check_files(path: Path, manifest: Manifest, check_weights: bool) -> None:
     check_hashes(checked, threads=len(os.sched_getaffinity(0)))
 
 
-def check_required(path: Path, manifest: Manifest) -> None:
-    """The files that no engine can do without are in the manifest."""
-    executable = {REFERENCE_TARGET: (GRAPH_NAME,)}.get(manifest.target.name, (LIBRARY_NAME,))
+def check_required(path: Path, manifest: Manifest) -> str:
+    """The files that no engine can do without are in the manifest; the name of the one that is executed.
+
+    For a GPU engine that is its program, which names the binaries: check_agreement looks for them.
+    """
+    if PROGRAM_NAME not in manifest.files:
+        raise EngineFormatError(f"the manifest lists no {PROGRAM_NAME}", at=path / MANIFEST_NAME, fix=REBUILD)
     if is_gpu_target(manifest.target.name):
-        executable = ()  # check_agreement looks for the binaries that the program names.
-    for name in (PROGRAM_NAME, *executable):
-        if name not in manifest.files:
-            raise EngineFormatError(f"the manifest lists no {name}", at=path / MANIFEST_NAME, fix=REBUILD)
+        return PROGRAM_NAME
+    executables = [name for name in manifest.files if LIBRARY_NAME.fullmatch(name)]
+    if manifest.target.name == REFERENCE_TARGET:
+        executables = [name for name in manifest.files if name == GRAPH_NAME]
+    if len(executables) != 1:
+        raise EngineFormatError(
+            f"the manifest lists {len(executables)} files to execute, an engine has one",
+            at=path / MANIFEST_NAME,
+            fix=REBUILD,
+        )
+    return executables[0]
 
 
 def read_program(path: Path) -> Program:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -9,7 +12,7 @@ from pathlib import Path
 from torch import nn
 from torch.export import ExportedProgram
 
-from llmc.errors import CaptureError
+from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
@@ -42,6 +45,11 @@ def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptio
     Weight data is not read. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be
     traced or is not a decoder language model.
     """
+    with _without_garbage_collection():
+        return _capture(model, options)
+
+
+def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptions) -> Captured:
     if isinstance(model, ExportedProgram):
         return Captured(*capture_program(model, options))
     if isinstance(model, nn.Module):
@@ -53,7 +61,37 @@ def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptio
         )
     directory = Path(model)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
+    _check_tokenizer(directory / "tokenizer.json")
     return Captured(*capture_directory(directory, options), files)
+
+
+def _check_tokenizer(file: Path) -> None:
+    """Raise CheckpointError now for a tokenizer that the engine could not read later."""
+    if not file.is_file():
+        return
+    from tokenizers import Tokenizer
+
+    try:
+        Tokenizer.from_file(str(file))
+    except Exception as error:  # The library raises a bare Exception for a file that it cannot parse.
+        raise CheckpointError(
+            f"the tokenizer cannot be read: {error}",
+            at=file,
+            fix="download the checkpoint again, or remove the file: without it prompts are token ids",
+        ) from None
+
+
+@contextmanager
+def _without_garbage_collection() -> Iterator[None]:
+    """Pause the cycle collector: importing transformers and tracing make a million objects that stay, and walking
+    them again and again took a quarter of the time (3.4 s for 4.4 s of a 6-layer model, imports included)."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was_enabled:
+            gc.enable()
 
 
 def _is_pretrained(module: nn.Module) -> bool:

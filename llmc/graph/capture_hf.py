@@ -15,6 +15,7 @@ from llmc.graph.checkpoint import SafetensorsSource
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
 from llmc.graph.hf_config import (
     check_directory,
+    check_rope,
     generation_defaults,
     load_config,
     model_info,
@@ -24,7 +25,7 @@ from llmc.graph.hf_config import (
 from llmc.graph.hf_names import stored_recipes
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.trace import trace
+from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
 
@@ -33,6 +34,7 @@ def capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGrap
     """Capture a directory with config.json and safetensors weights; reads headers, never weight data."""
     check_directory(directory)
     config, model_class = load_config(directory)
+    check_rope(config, directory / "config.json")
     source = SafetensorsSource(directory)
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     config._attn_implementation = hf_hooks.implementation_for(model_class)
@@ -52,6 +54,7 @@ def capture_pretrained(model: Any, options: BuildOptions) -> tuple[ModelGraph, W
             f"{type(model).__name__} is an encoder-decoder model",
             fix="llmc compiles decoder language models: ids to logits",
         )
+    check_rope(model.config, "model.config")
     dtype = resolve_dtype(options, model.dtype)
     recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(model).items()}
     fake = fake_copy(model, dtype, cast_buffers=False)
@@ -72,7 +75,8 @@ class LogitsOnly(nn.Module):
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids, positions: [1, T]; returns [1, T, vocab]."""
-        logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, use_cache=False).logits
+        with explained_at_once():
+            logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, use_cache=False).logits
         return logits
 
 

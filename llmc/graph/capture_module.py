@@ -13,7 +13,7 @@ from llmc.graph.fake_copy import fake_copy
 from llmc.graph.hf_config import resolve_dtype
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.trace import trace
+from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
 
@@ -43,7 +43,8 @@ class FirstLogits(nn.Module):
 
     def forward(self, input_ids: Tensor) -> Tensor:
         """input_ids: [1, T]."""
-        return _logits(self.module(input_ids), type(self.module).__name__)
+        with explained_at_once():
+            return _logits(self.module(input_ids), type(self.module).__name__)
 
 
 def _logits(output: Any, name: str) -> Tensor:

@@ -12,13 +12,11 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
+from llmc.graph.dtype_names import TORCH_DTYPES
 
 SINGLE_FILE = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 
-_DTYPES = {"F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-# Buffers such as causal masks are sometimes saved as integers or booleans; they may be present but not be weights.
-_OTHER_BYTES = {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1, "U64": 8, "U32": 4, "U16": 2}
 # The format's own limit on the header, and the size that a corrupt length field would easily exceed.
 _MAX_HEADER_BYTES = 100_000_000
 
@@ -60,7 +58,7 @@ class SafetensorsSource:
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
         entry = self.entry(name)
-        if floating and entry.dtype not in _DTYPES:
+        if floating and not _is_floating(entry.dtype):
             raise CheckpointError(
                 f"tensor {name!r} is stored as {entry.dtype}, where the model has a floating-point one",
                 at=entry.file,
@@ -87,9 +85,9 @@ class SafetensorsSource:
         """The floating-point dtype that most elements are stored in."""
         elements: dict[torch.dtype, int] = {}
         for entry in self._entries.values():
-            if entry.dtype in _DTYPES:
-                count = torch.Size(entry.shape).numel()
-                elements[_DTYPES[entry.dtype]] = elements.get(_DTYPES[entry.dtype], 0) + count
+            if _is_floating(entry.dtype):
+                dtype = TORCH_DTYPES[entry.dtype]
+                elements[dtype] = elements.get(dtype, 0) + torch.Size(entry.shape).numel()
         if not elements:
             raise CheckpointError(
                 "the checkpoint holds no floating-point tensor",
@@ -152,6 +150,30 @@ _DOWNLOAD_AGAIN = "download the checkpoint again"
 
 
 def _read_header(file: Path) -> dict[str, TensorEntry]:
+    try:
+        raw, size = _header_bytes(file)
+    except OSError as error:
+        raise CheckpointError(f"cannot read it: {error.strerror}", at=file, fix="check its permissions") from None
+    try:
+        header = json.loads(raw, object_pairs_hook=_unique_keys)
+    except ValueError as error:
+        raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
+    if not isinstance(header, dict):
+        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
+    header.pop("__metadata__", None)
+    entries = {name: _check_entry(name, value, file) for name, value in header.items()}
+    end = max((value["data_offsets"][1] for value in header.values()), default=0)
+    described = 8 + len(raw) + end
+    if described != size:
+        seen = "truncated" if described > size else "has trailing bytes"
+        raise CheckpointError(
+            f"{seen}: the file has {size} bytes, its header describes {described}", at=file, fix=_DOWNLOAD_AGAIN
+        )
+    return entries
+
+
+def _header_bytes(file: Path) -> tuple[bytes, int]:
+    """The header's JSON text, and the file's size."""
     size = file.stat().st_size
     with file.open("rb") as stream:
         prefix = stream.read(8)
@@ -164,24 +186,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
             )
         if length > _MAX_HEADER_BYTES:
             raise CheckpointError(f"not a safetensors file: its header claims {length} bytes", at=file)
-        raw = stream.read(length)
-    try:
-        header = json.loads(raw, object_pairs_hook=_unique_keys)
-    except ValueError as error:
-        raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
-    if not isinstance(header, dict):
-        raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
-    header.pop("__metadata__", None)
-    entries = {name: _check_entry(name, value, file) for name, value in header.items()}
-    end = max((value["data_offsets"][1] for value in header.values()), default=0)
-    if 8 + length + end != size:
-        seen = "truncated" if 8 + length + end > size else "has trailing bytes"
-        raise CheckpointError(
-            f"{seen}: the file has {size} bytes, its header describes {8 + length + end}",
-            at=file,
-            fix=_DOWNLOAD_AGAIN,
-        )
-    return entries
+        return stream.read(length), size
 
 
 def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
@@ -192,8 +197,8 @@ def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
         valid = False
     if not valid:
         raise CheckpointError(f"corrupt header entry for {name!r}: {value!r}"[:200], at=file, fix=_DOWNLOAD_AGAIN)
-    element_bytes = _DTYPES[dtype].itemsize if dtype in _DTYPES else _OTHER_BYTES.get(dtype)
-    expected = None if element_bytes is None else torch.Size(shape).numel() * element_bytes
+    known = TORCH_DTYPES.get(dtype)  # a type that torch lacks may be there, but cannot be a weight
+    expected = None if known is None else torch.Size(shape).numel() * known.itemsize
     if expected is not None and end - start != expected:
         raise CheckpointError(
             f"corrupt header: {name!r} of {dtype} {list(shape)} needs {expected} bytes but has {end - start}",
@@ -201,6 +206,10 @@ def _check_entry(name: str, value: Any, file: Path) -> TensorEntry:
             fix=_DOWNLOAD_AGAIN,
         )
     return TensorEntry(file, dtype, shape)
+
+
+def _is_floating(dtype: str) -> bool:
+    return dtype in TORCH_DTYPES and TORCH_DTYPES[dtype].is_floating_point
 
 
 def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

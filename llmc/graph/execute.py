@@ -6,9 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 from llmc.errors import RequestError
+from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource, evaluate
 
@@ -59,7 +60,7 @@ def run_steps(
 
 def interpret(graph: ModelGraph, inputs: dict[str, Tensor]) -> Tensor:
     """The graph's output, given every placeholder by node name."""
-    return _Interpreter(graph.graph).logits(inputs)
+    return GraphInterpreter(graph.graph).outputs(inputs)
 
 
 def _run_whole(graph: ModelGraph, weights: dict[str, Tensor], chunk: Chunk) -> Tensor:
@@ -112,22 +113,3 @@ def _run_step(graph: ModelGraph, tensors: dict[str, Tensor], caches: _Caches, st
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
     logits = interpret(graph, tensors | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs})
     return list(logits.float().split(lengths))
-
-
-class _Interpreter(fx.Interpreter):
-    """Runs a bare fx.Graph; placeholders are taken by name."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        super().__init__(torch.nn.Module(), graph=graph)
-        self._inputs: dict[str, Tensor] = {}
-
-    def logits(self, inputs: dict[str, Tensor]) -> Tensor:
-        self._inputs = inputs
-        with torch.no_grad():
-            result: Tensor = self.run()
-        return result
-
-    def run_node(self, n: fx.Node) -> object:
-        if n.op == "placeholder":
-            return self._inputs[n.name]
-        return super().run_node(n)

@@ -47,14 +47,27 @@ def explained() -> Iterator[None]:
 
 
 @contextmanager
+def explained_at_once() -> Iterator[None]:
+    """Explain what depends on tensor values where it is met: torch.export prints its graph so far if it sees those."""
+    try:
+        yield
+    except RuntimeError as error:
+        if "data-dependent" not in str(error):
+            raise
+        raise explain(error) from error
+
+
+@contextmanager
 def _quiet() -> Iterator[None]:
-    """Without torch's log of fake-tensor errors, which are raised and explained anyway, and its own deprecations."""
-    logger = logging.getLogger("torch._subclasses.fake_tensor")
-    level = logger.level
-    logger.setLevel(logging.CRITICAL)
+    """Without torch's log of what is raised and explained anyway, and its own deprecations."""
+    names = ("torch._subclasses.fake_tensor", "torch.fx.experimental.symbolic_shapes")
+    levels = {logger: logger.level for logger in map(logging.getLogger, names)}
+    for logger in levels:
+        logger.setLevel(logging.CRITICAL)
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", category=FutureWarning)
             yield
     finally:
-        logger.setLevel(level)
+        for logger, level in levels.items():
+            logger.setLevel(level)

@@ -15,7 +15,7 @@ from llmc.errors import CaptureError
 
 _NOT_THE_MODEL = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]), str(Path(re.__file__).parents[1]))
 
-_TRANSFORMERS = "/transformers/models/"
+_TRANSFORMERS = "/transformers/"
 
 
 def explain(error: Exception) -> CaptureError:

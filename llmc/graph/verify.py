@@ -17,6 +17,7 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 
 aten = torch.ops.aten
@@ -164,7 +165,8 @@ def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Col
 def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: tuple[Stage, ...]) -> None:
     if not is_legal(node, legal) and not (is_captured and _is_captured(node)):
         names = " or ".join(s.value for s in stages)
-        raise _illegal(node, f"{node.target} is not legal at stage {names}")
+        fix = "write it with torch's own operations; mixtures of experts are not supported" if is_captured else None
+        raise _illegal(node, f"{node.target} is not legal at stage {names}", fix)
     check = _SHAPE_CHECKS.get(str(node.target))
     problem = check(node) if check is not None else None
     if problem is not None:
@@ -215,8 +217,8 @@ def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         raise PassError(f"the graph returns {describe(value)}, expected float32 logits [rows, vocabulary]")
 
 
-def _illegal(node: fx.Node, problem: str) -> PassError:
-    return PassError(f"node {node.name}: {problem}", at=node.meta.get("stack_trace") or node.format_node())
+def _illegal(node: fx.Node, problem: str, fix: str | None = None) -> PassError:
+    return PassError(f"node {node.name}: {problem}", at=source_line(node) or node.format_node(), fix=fix)
 
 
 def _shape(node: fx.Node, index: int) -> list[Any]:

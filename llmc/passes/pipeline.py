@@ -11,6 +11,7 @@ from llmc.passes.canonical.fold_constants import fold_constants
 from llmc.passes.canonical.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
 from llmc.passes.canonical.fuse_layer_norm import (
     fuse_layer_norm,
+    fuse_layer_norm_casts,
     fuse_layer_norm_without_bias,
     fuse_layer_norm_without_weight,
 )
@@ -25,6 +26,7 @@ from llmc.passes.canonical.positions_input import positions_input
 from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
 from llmc.passes.canonical.simplify_layout import simplify_layout
+from llmc.passes.canonical.simplify_repeats import simplify_repeats
 from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
 from llmc.passes.fusion.fuse_gated_linear import fuse_gated_linear
 from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
@@ -54,9 +56,11 @@ def canonical() -> tuple[Pass, ...]:
         fuse_layer_norm,
         fuse_layer_norm_without_bias,
         fuse_layer_norm_without_weight,
+        fuse_layer_norm_casts,
         fuse_rms_norm,
         fuse_rms_norm_without_weight,
         fuse_rope_angles,
+        simplify_repeats,
         fuse_rope,
         fuse_silu,
         fuse_tanh_gelu,

@@ -1,4 +1,4 @@
-"""What the pipeline did, as data: the records that passes.json holds and `llmc explain` prints."""
+"""What the pipeline did, as data: the records that passes.json holds and `llmc passes` prints."""
 
 from __future__ import annotations
 
@@ -46,17 +46,3 @@ class PassRecord:
         if not timings:
             del data["seconds"]
         return data
-
-
-def record_from_json(data: dict[str, Any]) -> PassRecord:
-    """The inverse of PassRecord.to_json; seconds are 0 where they were left out."""
-    return PassRecord(
-        name=data["name"],
-        numerics=data["numerics"],
-        stage=Stage(data["stage"]),
-        rewrites=tuple(RewriteRecord(**r | {"nodes": tuple(r["nodes"])}) for r in data["rewrites"]),
-        refusals=tuple(RefusalRecord(**r) for r in data["refusals"]),
-        seconds=data.get("seconds", 0.0),
-        nodes_before=data["nodes_before"],
-        nodes_after=data["nodes_after"],
-    )

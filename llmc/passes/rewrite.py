@@ -42,7 +42,7 @@ class Rewrite:
     precondition: sees a match before it is rewritten; a Refusal leaves the candidate alone and is recorded.
     shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
-    stage: the stage of the graph that comes out.
+    stage: the stage of the graph that comes out; None is that of the graph that goes in.
     """
 
     name: str
@@ -50,7 +50,7 @@ class Rewrite:
     replacement: Callable[..., Any]
     precondition: Callable[[Match], Refusal | None] | None = None
     numerics: Numerics = Numerics.REORDER
-    stage: Stage = Stage.CANONICAL
+    stage: Stage | None = None
     shares_interior: bool = False
 
 
@@ -60,13 +60,13 @@ class GraphPass:
 
     Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
-    runner.
+    runner. stage: as in Rewrite.
     """
 
     name: str
     run: Callable[[ModelGraph, BuildOptions, RewriteLog], None]
-    numerics: Numerics
-    stage: Stage
+    numerics: Numerics = Numerics.REORDER
+    stage: Stage | None = None
 
 
 Pass = Rewrite | GraphPass

@@ -5,6 +5,7 @@ from __future__ import annotations
 from torch import fx
 
 from llmc.graph.refusal import Refusal
+from llmc.graph.source_line import source_line
 from llmc.passes.recorded_graph import RecordedGraph
 from llmc.passes.report import RefusalRecord, RewriteRecord
 
@@ -45,10 +46,10 @@ class RewriteLog:
         if self._stop_after is not None and self._count >= self._stop_after:
             raise PipelineCut
         self._count += 1
-        source = next((t for n in nodes if (t := n.meta.get("stack_trace"))), None)
+        source = next((n for n in nodes if n.meta.get("stack_trace")), None)
         names = tuple(n.name for n in nodes)
-        self._rewrites.append(RewriteRecord(self._count, description, names, source_line(source)))
-        self._graph.record(f"#{self._count} {self._pass_name}", source)
+        self._rewrites.append(RewriteRecord(self._count, description, names, source_line(source) if source else None))
+        self._graph.record(f"#{self._count} {self._pass_name}", source.meta["stack_trace"] if source else None)
 
     def refuse(self, refusal: Refusal) -> None:
         """Record a near-miss; the same reason at the same node is recorded once."""
@@ -69,19 +70,4 @@ class RewriteLog:
 
     def refusals(self) -> tuple[RefusalRecord, ...]:
         """The near-misses of the pass under way, in the order in which they were found."""
-        return tuple(
-            RefusalRecord(r.reason, r.node.name, source_line(r.node.meta.get("stack_trace"))) for r in self._refusals
-        )
-
-
-def source_line(stack_trace: str | None) -> str | None:
-    """The innermost frame of a stack trace as `file.py:12: code`; None without one."""
-    if not stack_trace:
-        return None
-    lines = [line.strip() for line in stack_trace.strip().splitlines()]
-    at = next((i for i in range(len(lines) - 1, -1, -1) if lines[i].startswith("File ")), None)
-    if at is None:
-        return None
-    path, _, rest = lines[at].removeprefix("File ").partition(", line ")
-    code = lines[at + 1] if at + 1 < len(lines) else ""
-    return f"{path.strip(chr(34))}:{rest.split(',')[0]}: {code}".removesuffix(": ")
+        return tuple(RefusalRecord(r.reason, r.node.name, source_line(r.node)) for r in self._refusals)

@@ -48,9 +48,10 @@ def run_pipeline(
 
     observer: called after each pass with its record and the graph, which it must not change. Cut by
     options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one after.
-    Raises OptionError for an unknown name in options.disable_passes, PassError where a pass breaks the graph or a
-    contract is missed.
+    Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
+    breaks the graph or a contract is missed.
     """
+    _check_types(passes)
     _check_names(passes, options)
     result, nodes = recorded_copy(graph)
     log = RewriteLog(nodes, options.stop_after)
@@ -66,11 +67,14 @@ def run_pipeline(
         except PipelineCut:
             was_cut = True
         except PassError as error:
-            raise PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=error.fix) from error
+            raise _of_pass(each, error, options) from error
         remove_dead_code(result)
         if not was_cut:
-            result.stage = each.stage
-        verify(result, also=(each.stage, stage) if was_cut else (), allow_fallback=options.allow_fallback)
+            result.stage = each.stage or stage
+        try:
+            verify(result, also=(each.stage or stage, stage) if was_cut else (), allow_fallback=options.allow_fallback)
+        except PassError as error:
+            raise _of_pass(each, error, options) from error
         seconds = time.perf_counter() - started
         record = PassRecord(
             each.name,
@@ -88,6 +92,23 @@ def run_pipeline(
         if was_cut:
             break
     return PipelineResult(result.copy(), tuple(records), was_cut)
+
+
+def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
+    fix = error.fix
+    if fix is None and options.disable_passes:
+        fix = f"it may need a pass that was disabled: {', '.join(options.disable_passes)}"
+    return PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=fix)
+
+
+def _check_types(passes: Sequence[Pass]) -> None:
+    for index, each in enumerate(passes):
+        if not isinstance(each, Rewrite | GraphPass):
+            raise OptionError(
+                f"a pass must be a Rewrite or a GraphPass, not {each!r} ({type(each).__name__})",
+                at=f"passes[{index}]",
+                fix="add your own to the default ones: passes=[*llmc.passes.default(), my_pass]",
+            )
 
 
 def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:

@@ -230,6 +230,12 @@ class Engine:
                 f"{len(prompts)} prompts came with {len(params)} sampling parameters",
                 fix="give one SamplingParams for all prompts, or one for each",
             )
+        for each in params:
+            if not isinstance(each, SamplingParams):
+                raise RequestError(
+                    f"{each!r:.80} ({type(each).__name__}) is not a SamplingParams",
+                    fix="give llmc.SamplingParams(name=value, ...)",
+                )
         return list(params)
 
     def _generation(self, index: int, tokens: list[int], params: SamplingParams, streamed: bool) -> Generation:

@@ -118,6 +118,5 @@ class SamplingParams:
 
     def _refuse(self, name: str, allowed: str) -> None:
         value = getattr(self, name)
-        raise RequestError(
-            f"sampling parameter {name} cannot be {value!r}", at=f"{name}={value!r}", fix=f"give {allowed}"
-        )
+        seen = f"{value!r:.80}"
+        raise RequestError(f"sampling parameter {name} cannot be {seen}", at=f"{name}={seen}", fix=f"give {allowed}")

@@ -47,6 +47,10 @@ def corrupt(path: Path) -> None:
     path.write_bytes(data)
 
 
+def library(engine: Path) -> Path:
+    return next((engine / "kernels").glob("*.so"))
+
+
 BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "config.json missing": (lambda m: (m / "config.json").unlink(), "config.json"),
     "config.json not JSON": (lambda m: (m / "config.json").write_text("{"), "config.json"),
@@ -55,6 +59,11 @@ BROKEN_MODELS: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights' header corrupt": (lambda m: (m / "model.safetensors").write_bytes(b"\xff" * 64), "model.safetensors"),
     "unknown architecture": (lambda m: change_config(m, model_type="martian"), "martian"),
     "encoder-decoder": (lambda m: change_config(m, model_type="t5", architectures=["T5Model"]), "t5"),
+    "tokenizer corrupt": (lambda m: truncate(m / "tokenizer.json"), "tokenizer.json"),
+    "frequencies that follow the length": (
+        lambda m: change_config(m, rope_parameters={"rope_type": "longrope", "rope_theta": 1e4}),
+        "longrope",
+    ),
     "shapes of another model": (lambda m: change_config(m, intermediate_size=100), "gate_proj"),
 }
 
@@ -83,7 +92,9 @@ def test_unknown_targets_and_options(tmp_path: Path) -> None:
     assert_user_error(llmc("build", MODEL, "-o", output, "--dtype", "float8"), "float8", "dtype")
     assert_user_error(llmc("build", MODEL, "-o", output, "--block-size", "7"), "block_size", "7")
     assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "fuse_rmsnorm"), "fuse_rms_norm")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--disable-pass", "page_kv_cache"), "page_kv_cache")
     assert_user_error(llmc("build", MODEL, "-o", output, "--max-model-len", "9999"), "9999", "2048")
+    assert_user_error(llmc("build", MODEL, "-o", output, "--allow-fallback", "speed"), "allow_fallback", "speed")
     assert llmc("build", MODEL, "-o", output, "--max-sequnces", "3").code == 2
     assert not output.exists()
 
@@ -110,8 +121,8 @@ def test_no_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 BROKEN_ENGINES: dict[str, tuple[Callable[[Path], object], str]] = {
     "manifest missing": (lambda e: (e / "manifest.json").unlink(), "manifest.json"),
     "program missing": (lambda e: (e / "program.json").unlink(), "program.json"),
-    "library truncated": (lambda e: truncate(e / "kernels/engine.so"), "truncated"),
-    "library corrupt": (lambda e: corrupt(e / "kernels/engine.so"), "engine.so"),
+    "library truncated": (lambda e: truncate(library(e)), "truncated"),
+    "library corrupt": (lambda e: corrupt(library(e)), "kernels/engine-"),
     "weights missing": (lambda e: next((e / "weights").iterdir()).unlink(), "missing"),
     "weights truncated": (lambda e: truncate(next((e / "weights").iterdir())), "truncated"),
     "weights corrupt": (lambda e: corrupt(next((e / "weights").iterdir())), "safetensors"),

@@ -13,13 +13,13 @@ from torch import Tensor
 from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.program import Program
 from llmc.targets import CpuTarget
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16}
 
 
 class Step(ctypes.Structure):
@@ -62,7 +62,7 @@ class OpenEngine:
         self.call_step: Callable[..., object] = lambda function, engine, step: function(engine, step)
         size = program.limits.block_size
         self.caches = [
-            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=DTYPES[c.dtype])
+            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=TORCH_DTYPES[c.dtype])
             for c in program.caches
             for dim in (c.head_dim, c.value_dim)
         ]
@@ -84,6 +84,11 @@ class OpenEngine:
 
     def step(self, chunks: Sequence[Chunk]) -> list[Tensor]:
         """Logits [chunk's tokens, vocabulary] of each chunk."""
+        count = sum(len(chunk.tokens) for chunk in chunks)
+        return list(self.logits(chunks, range(count)).split([len(chunk.tokens) for chunk in chunks]))
+
+    def logits(self, chunks: Sequence[Chunk], rows: Sequence[int]) -> Tensor:
+        """Logits [rows, vocabulary] of the step's tokens at `rows`."""
         size, lengths = self._program.limits.block_size, [len(chunk.tokens) for chunk in chunks]
         tables = [self._table(chunk.sequence) for chunk in chunks]
         positions = [chunk.start + i for chunk in chunks for i in range(len(chunk.tokens))]
@@ -95,15 +100,15 @@ class OpenEngine:
             [sum(lengths[:i]) for i in range(len(lengths) + 1)],
             [chunk.start + len(chunk.tokens) for chunk in chunks],
             [block for table in tables for block in table],
-            list(range(len(positions))),
+            list(rows),
         ]
         held = [(ctypes.c_int32 * len(a))(*a) for a in arrays]
-        logits = torch.full((len(positions), self._program.vocab_size), float("nan"))
+        logits = torch.full((len(rows), self._program.vocab_size), float("nan"))
         self._arena.fill_(float("nan"))
-        counts = (len(positions), len(chunks), len(positions), self._blocks)
+        counts = (len(positions), len(chunks), len(rows), self._blocks)
         step = Step(*counts, *(ctypes.cast(a, ctypes.c_void_p) for a in held), logits.data_ptr())
         self.call_step(self.step_function, self._engine, ctypes.byref(step))
-        return list(logits.split(lengths))
+        return logits
 
     def _table(self, sequence: int) -> list[int]:
         first = sequence * self._blocks
@@ -131,7 +136,7 @@ def run_engine(
 def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:
     """Each weight as the kernels read it."""
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = [pack(evaluate(recipe, source), slot.layout, DTYPES[slot.dtype]) for slot, recipe in pairs]
+    weights = [pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype]) for slot, recipe in pairs]
     for slot, weight in zip(lowered.program.weights, weights, strict=True):
         assert weight.nbytes == slot.nbytes
     return weights

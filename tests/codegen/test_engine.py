@@ -20,7 +20,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program_json import program_from_json, program_to_json
 from llmc.targets import CPU_TARGETS, CpuTarget, host_target, missing_features
-from tests.codegen.engine_harness import run_engine
+from tests.codegen.engine_harness import OpenEngine, packed_weights, run_engine
 from tests.codegen.tiny_models import VOCABULARY, gemma2, gpt2, llama
 
 Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
@@ -33,8 +33,8 @@ MIXED_STEPS = (
     (Chunk(0, 21, TOKENS[21:22]), Chunk(1, 15, TOKENS[20:21])),
     (Chunk(1, 16, TOKENS[21:40]),),
 )
-# bf16: the eager reference rounds where a loop keeps fp32.
-TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 3e-2}
+# Of the root-mean-square difference. bf16: sums in another order round to the neighbouring bf16 here and there.
+TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
 
 
 def assert_equal_logits(
@@ -46,8 +46,8 @@ def assert_equal_logits(
     want = run_steps(graph, source, MIXED_STEPS)
     for got_step, want_step in zip(got, want, strict=True):
         for ours, reference in zip(got_step, want_step, strict=True):
-            worst = (ours - reference).abs().max().item()
-            assert worst <= tolerance * reference.std().item(), f"max |Δ| {worst}"
+            difference = (ours - reference).square().mean().sqrt().item()
+            assert difference <= tolerance * reference.std().item()
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
@@ -57,14 +57,25 @@ def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> N
 
 
 def test_equals_the_graph_on_two_threads(tmp_path: Path) -> None:
-    assert_equal_logits(*gemma2(torch.float32), host_target(), tmp_path, 1e-5, threads=2)
+    assert_equal_logits(*gemma2(torch.float32), host_target(), tmp_path, TOLERANCE[torch.float32], threads=2)
 
 
 @pytest.mark.parametrize("target", [t for t in CPU_TARGETS if t is not host_target()], ids=lambda t: t.name)
 def test_equals_the_graph_on_other_targets(target: CpuTarget, tmp_path: Path) -> None:
     if missing_features(target):
         pytest.skip(f"this machine lacks {', '.join(missing_features(target))}")
-    assert_equal_logits(*gemma2(torch.float32), target, tmp_path, 1e-5)
+    assert_equal_logits(*gemma2(torch.float32), target, tmp_path, TOLERANCE[torch.float32])
+
+
+def test_only_requested_rows_get_logits(tmp_path: Path) -> None:
+    graph, source = gemma2()
+    lowered = lower(graph, host_target(), BuildOptions())
+    library = compile_engine(lowered, host_target(), tmp_path)
+    chunks = (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8]))
+    want = torch.cat(run_steps(graph, source, [chunks])[0])
+    with OpenEngine(library, lowered.program, packed_weights(lowered, source), 2, 4, threads=1) as engine:
+        assert engine.logits(chunks, ()).shape == (0, VOCABULARY)
+        torch.testing.assert_close(engine.logits(chunks, (22, 3)), want[[22, 3]], rtol=1e-5, atol=1e-5)
 
 
 def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:

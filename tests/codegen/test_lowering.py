@@ -11,6 +11,8 @@ from torch import fx
 
 from llmc.codegen.lowering import Lowered, lower
 from llmc.errors import LlmcError, LoweringError
+from llmc.graph.cost import StepShape
+from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, RowCount, parse_operand
@@ -126,6 +128,24 @@ def test_buffers_span_their_launches() -> None:
             if isinstance(a, str) and ":" in a and parse_operand(a).name == buffer.name
         ]
         assert (buffer.first_launch, buffer.last_launch) == (min(used), max(used))
+
+
+@pytest.mark.parametrize("model", [llama, gpt2, gemma2], ids=lambda m: m.__name__)
+def test_costs_can_be_evaluated(model: Callable[[], tuple[ModelGraph, object]]) -> None:
+    small, large = StepShape.decode(1, 8).values(), StepShape.prefill(64).values()
+    for launch in lowered(model()[0]).program.launches:
+        assert 0 < evaluate_expression(launch.bytes_moved, small) < evaluate_expression(launch.bytes_moved, large) or (
+            "L" in launch.bytes_moved
+        )
+        assert evaluate_expression(launch.flops, small) <= evaluate_expression(launch.flops, large)
+
+
+def test_a_fixed_length_is_refused() -> None:
+    graph, _ = gemma2()
+    positions = next(n for n in graph.inputs() if n.name == "positions")
+    positions.meta["val"] = torch.zeros(5, dtype=torch.int32)
+    with pytest.raises(LoweringError, match="its length is fixed to 5"):
+        lowered(graph)
 
 
 def test_launches_say_where_they_come_from() -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, fx
 
+import llmc.ops  # noqa: F401  (captured graphs call these ops)
 from llmc.graph.capture import Captured
 from llmc.graph.weights import evaluate
 

@@ -7,13 +7,17 @@ from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import BPE
 
-from llmc.errors import CaptureError, CheckpointError
+from llmc.errors import CaptureError, CheckpointError, PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
+from llmc.graph.verify import verify
 from llmc.graph.weights import Constant, Stored
 from llmc.options import BuildOptions
+from tests.family_captures import FamilyCaptures
 from tests.graph.checkpoints import edit_json, edit_weights, split_into_shards
 from tests.graph.graph_execution import run_captured
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model, tiny_tokens
@@ -39,17 +43,15 @@ def assert_equals_eager(captured: Captured, model: Any) -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_directory_equals_eager(family: str, tmp_path: Path) -> None:
-    model = tiny_model(family)
-    model.save_pretrained(tmp_path)
-    captured = capture(tmp_path, BuildOptions())
-    graph = captured.graph
+def test_directory_equals_eager(family: str, captured_family: FamilyCaptures) -> None:
+    made = captured_family(family)
+    graph = made.captured.graph
     assert graph.stage is Stage.CAPTURED
     assert [node.name for node in graph.inputs()] == ["input_ids", "positions"]
     assert len(attentions(graph)) == 2
     assert (graph.info.family, graph.info.vocab_size, graph.info.max_positions) == (family, 160, 320)
     assert graph.info.dtype == torch.float32
-    assert_equals_eager(captured, model)
+    assert_equals_eager(made.captured, made.model)
 
 
 @pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
@@ -75,10 +77,10 @@ def test_tied_weights_are_one_placeholder(tied: bool, tmp_path: Path) -> None:
         assert_equals_eager(captured, model)
 
 
-def test_windows_softcap_and_scale_are_passed_on(tmp_path: Path) -> None:
-    gemma2 = capture(tiny_checkpoint("gemma2", tmp_path / "gemma2"), BuildOptions()).graph
+def test_windows_softcap_and_scale_are_passed_on(captured_family: FamilyCaptures) -> None:
+    gemma2 = captured_family("gemma2").captured.graph
     assert attentions(gemma2) == [(20**-0.5, 6, 50.0), (20**-0.5, None, 50.0)]
-    granite = capture(tiny_checkpoint("granite", tmp_path / "granite"), BuildOptions()).graph
+    granite = captured_family("granite").captured.graph
     assert attentions(granite) == [(0.2, None, None)] * 2
 
 
@@ -104,8 +106,8 @@ def test_weights_are_named_by_the_checkpoint_and_computed_buffers_are_constants(
     assert graph.info.dtype == torch.bfloat16
 
 
-def test_nodes_know_the_models_own_lines(tmp_path: Path) -> None:
-    graph = capture(tiny_checkpoint("llama", tmp_path), BuildOptions()).graph
+def test_nodes_know_the_models_own_lines(captured_family: FamilyCaptures) -> None:
+    graph = captured_family("llama").captured.graph
     (node, _) = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
     last = node.meta["stack_trace"].strip().splitlines()[-2:]
     assert "modeling_llama.py" in last[0]
@@ -124,7 +126,7 @@ def test_token_ids_come_from_the_generation_config_first(tmp_path: Path) -> None
 
 def test_tokenizer_files_are_found(tmp_path: Path) -> None:
     tiny_checkpoint("llama", tmp_path)
-    (tmp_path / "tokenizer.json").write_text("{}")
+    Tokenizer(BPE()).save(str(tmp_path / "tokenizer.json"))
     files = capture(tmp_path, BuildOptions()).tokenizer_files
     assert [file.name for file in files] == ["tokenizer.json", "generation_config.json"]
 
@@ -179,6 +181,11 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
         ({"quantization_config": {"quant_method": "gptq"}}, CheckpointError, r"quantized \(gptq\)"),
         ({"hidden_size": "wide"}, CheckpointError, "does not make a llama model: .*'hidden_size'"),
         ({"hidden_act": "sillu"}, CheckpointError, "does not make a llama model: .*sillu"),
+        (
+            {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}},
+            CaptureError,
+            "rope_type 'dynamic' is not supported",
+        ),
     ],
 )
 def test_configs_that_cannot_be_built(
@@ -232,3 +239,10 @@ def test_attention_options_that_change_the_result_are_refused() -> None:
 def test_models_with_their_own_attention_keep_their_masks() -> None:
     model = tiny_model("bloom")
     assert_equals_eager(capture(model, BuildOptions()), model)
+
+
+def test_experts_are_refused_with_the_op_the_line_and_the_fix() -> None:
+    with pytest.raises(PassError, match=r"transformers\.grouped_mm_fallback\.default is not legal") as caught:
+        verify(capture(tiny_model("mixtral"), BuildOptions()).graph)
+    assert "moe.py" in str(caught.value.at)
+    assert "experts are not supported" in str(caught.value.fix)

@@ -174,6 +174,16 @@ def test_failures_name_the_users_line(wrong: type[nn.Module], problem: str, line
         assert line in Path(__file__).read_text().splitlines()[int(number) - 1]
 
 
+def test_torch_prints_no_graph_beside_the_error(
+    capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    for wrong in (BranchesOnValues, DependsOnValues):
+        with pytest.raises(CaptureError, match="depends on tensor values"):
+            capture(wrong(), BuildOptions())
+    assert capfd.readouterr().err == ""
+    assert not caplog.records
+
+
 def test_outputs_that_hold_logits() -> None:
     class ReturnsDict(Wrong):
         def forward(self, ids: Tensor) -> Any:

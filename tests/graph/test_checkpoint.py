@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
@@ -150,6 +151,12 @@ def test_a_file_that_breaks_after_it_was_opened(directory: Path) -> None:
     (directory / "model.safetensors").write_bytes(b"short")
     with pytest.raises(CheckpointError, match=r"cannot read 'a\.weight'"):
         source.load("a.weight")
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="needs a file that exists and cannot be read")
+def test_a_file_that_cannot_be_read(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").symlink_to("/proc/self/mem")
+    assert refused(tmp_path).problem.startswith("cannot read it: ")
 
 
 def test_header_length_beyond_the_formats_limit(tmp_path: Path) -> None:

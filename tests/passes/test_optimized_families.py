@@ -8,15 +8,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from llmc.graph.capture import capture
+from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
+from tests.family_captures import FamilyCaptures
 from tests.passes.pass_checks import histogram
 from tests.plain_modules import VOCAB, eager_decoder, sdpa_decoder
-from tests.tiny_models import FAMILIES, tiny_model, tiny_tokens
+from tests.tiny_models import FAMILIES, tiny_tokens
 
 LAYERS = 2
 # Largest |Δlogit| over the logits' standard deviation in fp32.
@@ -93,19 +94,18 @@ def test_every_family_has_an_expectation() -> None:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_a_family_is_optimized_and_computes_the_same(family: str) -> None:
-    model = tiny_model(family)
-    _check(model, EXPECTED[family], tiny_tokens(20), lambda ids: model(ids).logits)
+def test_a_family_is_optimized_and_computes_the_same(family: str, captured_family: FamilyCaptures) -> None:
+    made = captured_family(family)
+    _check(made.captured, EXPECTED[family], tiny_tokens(20), lambda ids: made.model(ids).logits)
 
 
 @pytest.mark.parametrize("decoder", [sdpa_decoder, eager_decoder])
 def test_a_plain_module_is_optimized_and_computes_the_same(decoder: Callable[[], nn.Module]) -> None:
     model = decoder()
-    _check(model, _PLAIN, tiny_tokens(20, VOCAB), lambda ids: model(ids)[0])
+    _check(capture(model, BuildOptions()), _PLAIN, tiny_tokens(20, VOCAB), lambda ids: model(ids)[0])
 
 
-def _check(model: nn.Module, expected: dict[str, int], tokens: list[int], logits: Callable[[Tensor], Tensor]) -> None:
-    captured = capture(model, BuildOptions())
+def _check(captured: Captured, expected: dict[str, int], tokens: list[int], logits: Callable[[Tensor], Tensor]) -> None:
     graph = run_pipeline(captured.graph, default(), BuildOptions()).graph
     assert graph.stage is Stage.OPTIMIZED
     assert histogram(graph) == dict(sorted(expected.items()))

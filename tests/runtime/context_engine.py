@@ -5,6 +5,7 @@ It reads each token back from the paged cache, so a wrong slot, table, length or
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -84,7 +85,7 @@ def write_context_engine(path: Path, library: Path) -> Path:
     program = Program(LIMITS, VOCAB, Affine(tokens=4), Affine(tokens=4), (), (slot,), (CacheSlot(1, 1, 2, "F32"),))
     with EngineWriter(path) as writer:
         writer.write_text("program.json", program_to_json(program))
-        writer.copy_file("kernels/engine.so", library)
+        writer.copy_file(f"kernels/engine-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so", library)
         writer.write_weights([(slot, lambda: weight)])
         writer.finish(
             Manifest(

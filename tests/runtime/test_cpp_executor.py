@@ -83,7 +83,7 @@ def test_libraries_of_another_interface(tmp_path: Path, old: str, new: str, prob
     engine = write_context_engine(tmp_path / "e.llmc", tmp_path / "engine.so")
     with pytest.raises(EngineFormatError, match=problem) as caught:
         load(engine)
-    assert caught.value.at is not None and caught.value.at.endswith("kernels/engine.so")
+    assert caught.value.at is not None and "kernels/engine-" in caught.value.at
 
 
 def test_a_file_that_is_no_library(tmp_path: Path) -> None:

@@ -213,6 +213,7 @@ def test_a_closed_engine_says_so(path: Path, tmp_path: Path) -> None:
         ([1], SamplingParams(stop_token_ids=(97,)), "token id 97 is out of range"),
         ([1], SamplingParams(logit_bias={500: 1.0}), "token id 500 is out of range"),
         ([[1], [2]], [GREEDY], "2 prompts came with 1 sampling parameters"),
+        ([1], [{"top_k": 1}], r"\{'top_k': 1\} \(dict\) is not a SamplingParams"),
     ],
 )
 def test_requests_that_cannot_be_served(engine: Engine, prompts: Any, params: Any, problem: str) -> None:

@@ -1,0 +1,1 @@
+"""The C++ backend: printer, hand-written kernels and how both are compiled."""

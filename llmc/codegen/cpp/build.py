@@ -6,6 +6,8 @@ engine's own interface is visible from outside.
 
 from __future__ import annotations
 
+import hashlib
+import shutil
 import tempfile
 from pathlib import Path
 
@@ -21,14 +23,15 @@ _EXPORTS = "{ global: llmc_engine_*; local: *; };\n"
 
 
 def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path:
-    """Write kernels/engine.cpp and kernels/engine.so under `directory`; returns the path of the library.
+    """Write kernels/engine.cpp and kernels/engine-HASH.so under `directory`; returns the path of the library.
+
+    The name is of the content, so that a process that has an older library of this engine open gets the new one.
 
     Raises ToolchainError when there is no compiler, or when it does not accept the code.
     """
     kernels = directory / "kernels"
     kernels.mkdir(parents=True, exist_ok=True)
-    source, library = kernels / "engine.cpp", kernels / "engine.so"
-    library.unlink(missing_ok=True)  # a process that has an older one open keeps it
+    source = kernels / "engine.cpp"
     source.write_text(lowered.source, encoding="utf-8")
     archive, toolchain = kernel_archive(target), find_toolchain()
     with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:
@@ -40,6 +43,10 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
         compiling: list[str | Path] = [*flags, "-c", source, "-o", compiled]
         run_tool([*toolchain.compiler, *compiling], source=source)
         hiding = [f"-Wl,--version-script={exports}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,--strip-all"]
-        linking: list[str | Path] = [*link_flags(), *hiding, compiled, archive, "-o", library]
+        linked = Path(temporary) / "engine.so"
+        linking: list[str | Path] = [*link_flags(), *hiding, compiled, archive, "-o", linked]
         run_tool([*toolchain.compiler, *linking], source=source)
+        digest = hashlib.sha256(linked.read_bytes()).hexdigest()
+        library = kernels / f"engine-{digest[:16]}.so"
+        shutil.copyfile(linked, library)
     return library

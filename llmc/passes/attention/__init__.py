@@ -1,0 +1,1 @@
+"""Passes that recognise attention and put its keys and values into a paged cache."""

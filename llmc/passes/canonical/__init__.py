@@ -1,0 +1,1 @@
+"""Passes from the captured graph to llmc:: ops over tokens."""

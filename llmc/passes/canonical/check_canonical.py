@@ -2,7 +2,8 @@
 
     attention, norm, embedding, linear, pointwise: every op is one of the stage's
     rope: every cosine and sine of rotary angles goes into llmc.rope
-    layout: the token axis comes first, and no sizes are computed
+    layout: the token axis comes first and stays whole: nothing is cut, joined or summed up along it, since a step holds
+        the tokens of many requests
 Changes nothing; raises PassError for what is left over, with the source line and the refusals that explain it. The
 contracts rope, linear and pointwise may be given up by that name in allow_fallback: the graph still runs, slower.
 """
@@ -17,12 +18,15 @@ from torch import SymInt, fx
 from llmc.errors import PassError
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.propagate import token_count
 from llmc.graph.render import op_name
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.verify import FALLBACK_OPS, LEGAL_OPS, is_legal
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog, source_line
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_size
 
 aten = torch.ops.aten
 
@@ -53,9 +57,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         raise _missed(name, node, f"{op_name(node.target)} is not part of a form that llmc knows", len(left), log)
     if "rope" not in options.allow_fallback:
         _check_rope(calls, log)
-    for node in calls:
-        if not _is_token_major(node.meta["val"]):
-            raise _missed("layout", node, f"{describe(node.meta['val'])} does not have its token axis first", 1, log)
+    _check_layout(graph, calls, log)
 
 
 def _check_rope(calls: list[fx.Node], log: RewriteLog) -> None:
@@ -66,19 +68,34 @@ def _check_rope(calls: list[fx.Node], log: RewriteLog) -> None:
         raise _missed("rope", loose[0], f"{op_name(loose[0].target)} uses rotary angles by itself", len(loose), log)
 
 
-def _is_token_major(value: Any) -> bool:
-    if isinstance(value, tuple | list):
-        return all(_is_token_major(v) for v in value)
-    return isinstance(value, torch.Tensor) and not any(isinstance(s, SymInt) for s in value.shape[1:])
+def _check_layout(graph: ModelGraph, calls: list[fx.Node], log: RewriteLog) -> None:
+    tokens = token_count(graph)
+    of_step = set(graph.inputs())
+    for node in calls:
+        if of_step.isdisjoint(node.all_input_nodes):
+            continue
+        of_step.add(node)
+        if node.target is aten.cumsum.default and node.args[1] % node.meta["val"].dim() == 0:
+            raise _missed("layout", node, f"{op_name(node.target)} works across tokens", 1, log)
+        value = node.meta["val"]
+        for each in value if isinstance(value, tuple | list) else (value,):
+            if not isinstance(each, torch.Tensor) or not _is_token_major(each, tokens):
+                raise _missed("layout", node, f"{describe(each)} does not have all tokens as its first axis", 1, log)
+
+
+def _is_token_major(value: torch.Tensor, tokens: SymInt) -> bool:
+    first, *rest = value.shape or (1,)
+    return same_size(first, tokens) and not any(isinstance(s, SymInt) for s in rest)
 
 
 def _missed(contract: str, node: fx.Node, problem: str, count: int, log: RewriteLog) -> PassError:
-    source = source_line(node.meta.get("stack_trace"))
+    source = source_line(node)
     history = log.history()
     reasons = [r for r in history if r.source is not None and r.source == source] or list(history)
     because = "".join(f"\n  refused: {r.reason} (at {r.node})" for r in reasons[:4])
     more = f" ({count} such ops)" if count > 1 else ""
-    can = f", or build with allow_fallback=({contract!r},)" if contract in ("rope", *FALLBACK_OPS) else ""
+    may_stay = contract == "rope" or is_legal(node, FALLBACK_OPS.get(contract, ()))
+    can = f", or build with allow_fallback=({contract!r},)" if may_stay else ""
     return PassError(
         f"the contract {contract!r} is missed: {problem}{more}{because}",
         at=source or node.format_node(),

@@ -124,6 +124,11 @@ def _precondition(match: Match) -> Refusal | None:
     return None
 
 
+def _layer_norm_in_fp32(x: Any, weight: Any, bias: Any, eps: Any, dtype: Any) -> Any:
+    wide = aten._to_copy.default(x, dtype=torch.float32)
+    return aten._to_copy.default(torch.ops.llmc.layer_norm.default(wide, weight, bias, eps), dtype=dtype)
+
+
 def _full(x: fx.Proxy, weight: fx.Proxy | None, bias: fx.Proxy | None, eps: float) -> Any:
     return torch.ops.llmc.layer_norm.default(x, weight, bias, eps)
 
@@ -145,3 +150,5 @@ fuse_layer_norm = _rewrite("fuse_layer_norm", _FULL_PATTERNS, _full)
 # From the largest to the smallest, since each form holds the next one inside.
 fuse_layer_norm_without_bias = _rewrite("fuse_layer_norm_without_bias", _both(_with_weight, ("weight",)), _weighted)
 fuse_layer_norm_without_weight = _rewrite("fuse_layer_norm_without_weight", _both(_without_weight, ()), _plain)
+# llmc.layer_norm computes in fp32 whatever x is.
+fuse_layer_norm_casts = _rewrite("fuse_layer_norm_casts", (_layer_norm_in_fp32,), _full)

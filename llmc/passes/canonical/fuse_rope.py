@@ -14,6 +14,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import fx
 
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
@@ -47,11 +48,12 @@ def _unsqueezed(angles: Any, axis: Any) -> Any:
 
 def _rotate_half(spread: Pattern) -> Pattern:
     def rotate_half(
-        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, start: Any, middle: Any, end: Any
+        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, wide: Any, start: Any, middle: Any, end: Any
     ) -> Any:
         c, s = (spread(_twice(a, dtype, width), axis) for a in (cos, sin))
         back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
         turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
+        x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
         return aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
 
     return rotate_half
@@ -59,11 +61,12 @@ def _rotate_half(spread: Pattern) -> Pattern:
 
 def _rotate_pairs(spread: Pattern) -> Pattern:
     def rotate_pairs(
-        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, flat: Any, end: Any, last: Any
+        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, wide: Any, flat: Any, end: Any, last: Any
     ) -> Any:
         c, s = (spread(_pairs(a, dtype, width), axis) for a in (cos, sin))
         odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
         turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
+        x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
         return aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
 
     return rotate_pairs
@@ -117,6 +120,7 @@ def _is_end(seen: Any, wanted: int, name: str) -> bool:
 
 def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match: Match) -> Any:
     interleaved = flat is not None
+    cos, sin = _before_cast(cos), _before_cast(sin)
     result = match.root.meta["val"].dtype
     if match.tensor("x").dtype is not result:
         # bf16 channels times fp32 cosines are fp32; see fuse_rope_casts.
@@ -125,6 +129,12 @@ def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match:
         return torch.ops.llmc.rope.default(x, cos, sin, interleaved)
     by_token = aten.transpose.int(x, 0, 1)
     return aten.transpose.int(torch.ops.llmc.rope.default(by_token, cos, sin, interleaved), 0, 1)
+
+
+def _before_cast(angles: fx.Proxy) -> fx.Proxy:
+    """Cosines in fp32, where the model rounds them to bf16 before it repeats them."""
+    source = angles.node.args[0] if angles.node.target is aten._to_copy.default else angles.node
+    return fx.Proxy(source, angles.tracer) if isinstance(source, fx.Node) else angles
 
 
 def _part_turned(x: Any, cos: Any, sin: Any, interleaved: Any, start: Any, rotary: Any, end: Any) -> Any:

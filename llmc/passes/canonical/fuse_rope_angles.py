@@ -60,7 +60,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         key = (angles.frequencies.numpy().tobytes(), scale)
         if key not in made:
             log.step(f"rotary angles of {len(angles.frequencies)} frequencies, scale {scale}", node)
-            made[key] = _make_angles(graph, positions, angles.frequencies, scale, source)
+            made[key] = _make_angles(graph, positions, angles.frequencies, scale)
         log.step(f"{root.name} from the rotary angles", root)
         half = made[key][0 if node.target is aten.cos.default else 1]
         substitute(graph.graph, root, _repeated(half, angles.repeats, root.meta["val"]))
@@ -104,9 +104,7 @@ def _scaled(node: fx.Node) -> tuple[fx.Node, float]:
     return node, 1.0
 
 
-def _make_angles(
-    graph: ModelGraph, positions: fx.Node, frequencies: Tensor, scale: float, before: fx.Node
-) -> tuple[fx.Node, fx.Node]:
+def _make_angles(graph: ModelGraph, positions: fx.Node, frequencies: Tensor, scale: float) -> tuple[fx.Node, fx.Node]:
     weight = _frequency_weight(graph, frequencies)
     last = graph.graph.find_nodes(op="placeholder")[-1]
     with graph.graph.inserting_after(last):

@@ -13,12 +13,13 @@ from torch import fx
 
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog, source_line
+from llmc.passes.rewrite_log import RewriteLog
 
 _OPS = torch.ops.llmc
 _CAST = torch.ops.aten._to_copy.default
@@ -36,7 +37,7 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if node.target is not _OPS.linear.default:
         raise PassError(
             f"the logits come from {node.target}, expected a linear followed by pointwise ops with constants",
-            at=source_line(node.meta.get("stack_trace")) or node.format_node(),
+            at=source_line(node) or node.format_node(),
             fix="return the logits of the output projection",
         )
     log.step(f"logits from {node.name}", node)

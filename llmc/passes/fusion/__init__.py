@@ -1,0 +1,1 @@
+"""Passes that merge neighbouring ops of a serving graph into fused ones."""

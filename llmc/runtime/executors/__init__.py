@@ -1,0 +1,1 @@
+"""What computes a step: compiled code, or the graph itself."""

@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import LIBRARY_NAME
 from llmc.errors import EngineFormatError
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import Bytes, mapped_file, zeros
@@ -55,7 +54,7 @@ class CppExecutor:
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int) -> None:
         program = engine.program
         limits = program.limits
-        self._library = open_library(engine.path / LIBRARY_NAME)
+        self._library = open_library(engine.executable)
         self._files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
         self._caches: list[Bytes] = []
         for cache in program.caches:
@@ -71,7 +70,7 @@ class CppExecutor:
         if self._engine is None:
             raise EngineFormatError(
                 f"the engine's library could not start with {threads} threads",
-                at=engine.path / LIBRARY_NAME,
+                at=engine.executable,
                 fix="load it with fewer threads, or free some memory",
             )
         # Also when this object is forgotten instead of closed: the engine's threads would outlive it.

@@ -3,30 +3,18 @@
 from __future__ import annotations
 
 import torch
-from torch import Tensor, fx
+from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import GRAPH_NAME
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import Bytes, mapped_file
 from llmc.runtime.step_inputs import Step
-
-_DTYPES = {
-    "F64": torch.float64,
-    "F32": torch.float32,
-    "F16": torch.float16,
-    "BF16": torch.bfloat16,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-}
 
 
 class ReferenceExecutor:
@@ -34,15 +22,15 @@ class ReferenceExecutor:
 
     def __init__(self, engine: EngineDirectory, blocks: int) -> None:
         program = engine.program
-        path = engine.path / GRAPH_NAME
+        path = engine.executable
         graph = deserialize_graph(path.read_text(encoding="utf-8"), path)
         self._tensors = _weights(engine)
         size = program.limits.block_size
         for i, cache in enumerate(program.caches):
             for part, dim in (("k", cache.head_dim), ("v", cache.value_dim)):
                 shape = (blocks, cache.kv_heads, size, dim)
-                self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=_DTYPES[cache.dtype])
-        self._interpreter = _Interpreter(graph)
+                self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
+        self._interpreter = GraphInterpreter(graph)
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
         unknown = sorted(set(self._step_inputs) - set(Step.__dataclass_fields__))
         if unknown:
@@ -55,7 +43,7 @@ class ReferenceExecutor:
     def step(self, step: Step) -> Logits:
         """Every node in turn, in inference mode."""
         inputs = {name: torch.from_numpy(getattr(step, name)) for name in self._step_inputs}
-        logits: Logits = self._interpreter.logits(self._tensors | inputs).float().contiguous().numpy()
+        logits: Logits = self._interpreter.outputs(self._tensors | inputs).float().contiguous().numpy()
         return logits
 
     def close(self) -> None:
@@ -72,21 +60,4 @@ def _weights(engine: EngineDirectory) -> dict[str, Tensor]:
 def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
     # A copy, because torch has no read-only tensors.
     data = torch.from_numpy(file[stored.begin : stored.end].copy())
-    return data.view(_DTYPES[stored.dtype]).view(stored.shape)
-
-
-class _Interpreter(fx.Interpreter):
-    """Runs a bare fx.Graph; placeholders are taken by name, intermediates dropped after their last use."""
-
-    def __init__(self, graph: fx.Graph) -> None:
-        super().__init__(torch.nn.Module(), graph=graph)
-        self._values: dict[str, Tensor] = {}
-
-    def logits(self, values: dict[str, Tensor]) -> Tensor:
-        self._values = values
-        with torch.inference_mode():
-            result: Tensor = self.run()
-        return result
-
-    def run_node(self, n: fx.Node) -> object:
-        return self._values[n.name] if n.op == "placeholder" else super().run_node(n)
+    return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)

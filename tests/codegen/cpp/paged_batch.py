@@ -111,16 +111,18 @@ def paged_batch(
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
+    shuffled: bool = True,
     seed: int = 0,
 ) -> PagedBatch:
-    """Random data for (context length, query tokens) requests, whose blocks lie shuffled among unused ones.
+    """Random data for (context length, query tokens) requests, whose blocks lie shuffled among unused ones or in order.
 
     What no request may read is NaN: unused blocks, and the rest of each last block. q is a slice of wider rows.
     """
     generator = torch.Generator().manual_seed(seed)
     value_dim = head_dim if value_dim is None else value_dim
     needed = [-(-context // block_size) for context, _ in requests]
-    order = torch.randperm(sum(needed) + 3, generator=generator)
+    blocks = sum(needed) + 3
+    order = torch.randperm(blocks, generator=generator) if shuffled else torch.arange(blocks)
     tables = torch.full((len(requests), max(needed) + 1), -(2**30), dtype=torch.int32)
     caches = [
         torch.randn(len(order), kv_heads, block_size, dim, generator=generator).to(cache_dtype or dtype)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -9,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from llmc.codegen.cpp import kernel_library
-from llmc.codegen.cpp.kernel_library import kernel_archive, kernel_shared_library
+from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_include_dir, kernel_shared_library
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.errors import ToolchainError
-from llmc.targets import CPU_TARGETS
+from llmc.targets import CPU_TARGETS, CpuTarget
 
 TARGET = CPU_TARGETS[-1]
 TINY = 'extern "C" int answer() { return 42; }\n'
@@ -30,6 +31,16 @@ def sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def entries(cache: Path) -> list[str]:
     return sorted(path.name for path in (cache / "kernels").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", CPU_TARGETS, ids=lambda t: t.name)
+def test_kernels_compile_without_a_warning(target: CpuTarget, tmp_path: Path) -> None:
+    if target.machine not in (None, platform.machine()):
+        pytest.skip(f"flags for {target.machine}")
+    for source in sorted(kernel_include_dir().glob("*.cpp")):
+        command = [*find_toolchain().compiler, *compile_flags(target), "-Werror", "-c", str(source)]
+        run_tool([*command, "-o", str(tmp_path / "kernel.o")], source=source)
 
 
 def test_a_second_call_compiles_nothing(sources: Path, tmp_path: Path) -> None:

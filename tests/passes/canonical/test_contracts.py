@@ -62,13 +62,38 @@ def test_logits_of_something_else_are_an_error() -> None:
         (
             "layout",
             lambda x: aten.transpose.int(aten.exp.default(aten.transpose.int(x, 0, 1)), 0, 1),
-            r"does not have its token axis first",
+            r"does not have all tokens as its first axis",
+        ),
+        (
+            "layout",
+            lambda x: aten.cat.default([aten.slice.Tensor(x, 0, 1, 99), aten.slice.Tensor(x, 0, 0, 1)], 0),
+            r"does not have all tokens as its first axis",
+        ),
+        (
+            "layout",
+            lambda x: aten.add.Tensor(x, aten.sum.dim_IntList(x, [0], True)),
+            r"float32\[1, 8\] does not have all tokens as its first axis",
         ),
     ],
 )
 def test_missed_contracts_name_the_op(contract: str, body: Callable[..., Any], problem: str) -> None:
     with pytest.raises(PassError, match=f"the contract '{contract}' is missed: .*{problem}"):
         run_pipeline(PatternGraph(body).graph, (check_canonical,), BuildOptions())
+
+
+def test_a_fallback_is_offered_only_where_it_helps() -> None:
+    for body, helps in ((aten.erfinv.default, False), (lambda x: aten.cumsum.default(x, 1), True)):
+        with pytest.raises(PassError) as missed:
+            run_pipeline(PatternGraph(body).graph, (check_canonical,), BuildOptions())
+        assert ("allow_fallback=('pointwise',)" in str(missed.value.fix)) is helps
+
+
+@pytest.mark.parametrize("axis", [0, -2])
+def test_sums_along_the_tokens_are_refused_even_as_a_fallback(axis: int) -> None:
+    """A step holds the tokens of many requests, which would be summed together."""
+    made = PatternGraph(lambda x: aten.cumsum.default(x, axis))
+    with pytest.raises(PassError, match=r"'layout' is missed: aten\.cumsum works across tokens"):
+        run_pipeline(made.graph, (check_canonical,), BuildOptions(allow_fallback=("pointwise",)))
 
 
 def _loose_angles(x: Any, positions: Any, inv_freq: Any) -> Any:

@@ -10,6 +10,7 @@ import torch
 
 from llmc.passes.canonical.fuse_layer_norm import (
     fuse_layer_norm,
+    fuse_layer_norm_casts,
     fuse_layer_norm_without_bias,
     fuse_layer_norm_without_weight,
 )
@@ -17,7 +18,7 @@ from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals,
 
 aten = torch.ops.aten
 Golden = Callable[[str, str], None]
-PASSES = (fuse_layer_norm, fuse_layer_norm_without_bias, fuse_layer_norm_without_weight)
+PASSES = (fuse_layer_norm, fuse_layer_norm_without_bias, fuse_layer_norm_without_weight, fuse_layer_norm_casts)
 
 
 def functional(x: Any, weight: Any, bias: Any) -> Any:
@@ -47,10 +48,16 @@ def plain(x: Any) -> Any:
     return _normalized(x)
 
 
+def functional_in_fp32(x: Any, weight: Any, bias: Any) -> Any:
+    wide, weight, bias = (aten._to_copy.default(t, dtype=torch.float32) for t in (x, weight, bias))
+    return aten._to_copy.default(aten.layer_norm.default(wide, [WIDTH], weight, bias), dtype=torch.bfloat16)
+
+
 @pytest.mark.parametrize(
     ("body", "dtype", "weights", "tolerance"),
     [
         (functional, torch.float32, ("weight", "bias"), 1e-5),
+        (functional_in_fp32, torch.bfloat16, ("weight", "bias"), 0.05),
         (with_bias, torch.float32, ("weight", "bias"), 1e-5),
         (cohere, torch.bfloat16, ("weight",), 0.05),
         (plain, torch.float32, (), 1e-5),

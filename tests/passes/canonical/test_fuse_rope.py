@@ -12,13 +12,22 @@ from llmc.passes.canonical.fuse_rope import fuse_partial_rope, fuse_rope, fuse_r
 from llmc.passes.canonical.fuse_rope_angles import fuse_rope_angles
 from llmc.passes.canonical.merge_duplicates import merge_duplicates
 from llmc.passes.canonical.simplify_layout import simplify_layout
+from llmc.passes.canonical.simplify_repeats import simplify_repeats
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
 aten = torch.ops.aten
 Golden = Callable[[str, str], None]
 HALF = WIDTH // 4
 INV_FREQ = torch.tensor([1.0, 0.25])
-PASSES = (merge_duplicates, fuse_rope_angles, fuse_rope, simplify_layout, fuse_rope_casts, fuse_partial_rope)
+PASSES = (
+    merge_duplicates,
+    fuse_rope_angles,
+    simplify_repeats,
+    fuse_rope,
+    simplify_layout,
+    fuse_rope_casts,
+    fuse_partial_rope,
+)
 
 
 def _angles(positions: Any, inv_freq: Any) -> Any:
@@ -64,6 +73,17 @@ def pairs(x: Any, positions: Any, inv_freq: Any) -> Any:
     return aten.reshape.default(aten.add.Tensor(aten.mul.Tensor(heads, cos), aten.mul.Tensor(turned, sin)), [-1, WIDTH])
 
 
+def pairs_of_halves(x: Any, positions: Any, inv_freq: Any) -> Any:
+    angles = _angles(positions, inv_freq)
+    both = aten.cat.default([angles, angles], -1)
+    cos, sin = (aten.unsqueeze.default(aten._to_copy.default(f(both), dtype=torch.float32), 0) for f in _COS_SIN)
+    cos, sin = (aten.repeat_interleave.self_int(aten.slice.Tensor(a, -1, 0, HALF), 2, -1) for a in (cos, sin))
+    heads = _heads(x)
+    odd, even = (aten.slice.Tensor(heads, -1, i, WIDTH // 2, 2) for i in (1, 0))
+    turned = aten.reshape.default(aten.stack.default([aten.neg.default(odd), even], -1), [2, -1, WIDTH // 2])
+    return _flat(aten.add.Tensor(aten.mul.Tensor(heads, cos), aten.mul.Tensor(turned, sin)))
+
+
 def split(x: Any, positions: Any, inv_freq: Any) -> Any:
     angles = _angles(positions, inv_freq)
     cos, sin = (aten.unsqueeze.default(f(angles), 1) for f in (aten.cos.default, aten.sin.default))
@@ -83,7 +103,7 @@ def partial(x: Any, positions: Any, inv_freq: Any) -> Any:
     return _flat(aten.cat.default([turned, aten.slice.Tensor(head, 2, 4, WIDTH)], -1))
 
 
-@pytest.mark.parametrize("body", [halves, scaled, pairs, split, partial])
+@pytest.mark.parametrize("body", [halves, scaled, pairs, pairs_of_halves, split, partial])
 def test_fuses(body: Callable[..., Any], golden: Golden) -> None:
     golden(f"passes/fuse_rope_{body.__name__}.txt", rewritten(PatternGraph(body, inv_freq=INV_FREQ), *PASSES))
 
@@ -96,6 +116,22 @@ def test_fuses_bf16_heads_turned_by_fp32_angles(golden: Golden) -> None:
 
     made = PatternGraph(body, torch.bfloat16, inv_freq=INV_FREQ)
     golden("passes/fuse_rope_bf16.txt", rewritten(made, *PASSES, tolerance=0.05))
+
+
+def test_fuses_heads_that_are_widened_after_they_are_turned() -> None:
+    def body(x: Any, positions: Any, inv_freq: Any) -> Any:
+        angles = _angles(positions, inv_freq)
+        cos, sin = (aten.unsqueeze.default(f(aten.cat.default([angles, angles], -1)), 0) for f in _COS_SIN)
+        heads = _heads(x)
+        back = aten.neg.default(aten.slice.Tensor(heads, -1, HALF, 2 * HALF))
+        turned = aten.cat.default([back, aten.slice.Tensor(heads, -1, 0, HALF)], -1)
+        wide, wide_turned = (aten._to_copy.default(t, dtype=torch.float32) for t in (heads, turned))
+        y = aten.add.Tensor(aten.mul.Tensor(wide, cos), aten.mul.Tensor(wide_turned, sin))
+        return _flat(aten._to_copy.default(y, dtype=torch.bfloat16))
+
+    text = rewritten(PatternGraph(body, torch.bfloat16, inv_freq=INV_FREQ), *PASSES, tolerance=0.05)
+    assert text.count("llmc.rope(") == 1
+    assert "aten._to_copy" not in text
 
 
 def test_angles_that_do_not_grow_with_the_position_are_refused() -> None:

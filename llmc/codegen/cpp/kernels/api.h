@@ -161,7 +161,9 @@ void llmc_kv_write_f32_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_bf16_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_bf16_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
 
-// llmc::paged_attention; prefill chunks and decodes mixed.
+// llmc::paged_attention; prefill chunks and decodes mixed. The bits of a request's rows depend neither on its neighbours
+// nor on where its prefill is cut nor on the number of threads. With bf16 activations and caches, on processors that
+// multiply bf16, probabilities too are rounded to bf16 before they multiply values.
 typedef struct {
   int64_t tokens, requests, heads, kv_heads, head_dim, value_dim, block_size;
   LlmcRows q;  // [tokens, heads * head_dim]

@@ -12,32 +12,76 @@ namespace llmc {
 
 constexpr int kAttentionKeys = 64;  // keys in a tile
 
-// What one step along the channels multiplies: one channel in fp32, or two in bf16 where the processor has that.
+// What one step of a product multiplies: one number in fp32, or two in bf16 where the processor has that. Steps go
+// along the channels for scores, along the keys for values; then a probability is rounded to bf16 as a key is.
 struct FloatSteps {
   using Step = float;
-  static constexpr int kChannels = 1;
-  template <class T>
-  static Vec load_steps(const T* from, AllLanes) {
-    return load(from);
-  }
-  template <class T>
-  static Vec load_steps(const T* from, int64_t channels) {
+  static constexpr int kWidth = 1;
+  static Vec multiply_add(float a, Vec b, Vec sum) { return fma(broadcast(a), b, sum); }
+
+  // The steps of one row.
+  template <class T, class Lanes>
+  static Vec load_steps(const T* from, Lanes channels) {
     return load(from, channels);
   }
-  static Vec multiply_add(float q, Vec keys, Vec sum) { return fma(broadcast(q), keys, sum); }
+  // One step across rows.
+  template <class T, class Lanes>
+  static Vec load_across(const T* (&rows)[1], int64_t channel, Lanes lanes) {
+    return load(rows[0] + channel, lanes);
+  }
+  template <class T, int VECTORS>
+  static void load_across(const T* (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
+    for (int v = 0; v < VECTORS; v++) to[v] = load(rows[0] + channel + v * kLanes);
+  }
+  // Writes probabilities as steps and returns what they became.
+  static Vec store_steps(float* row, int key, Vec probabilities) {
+    store(row + key, probabilities);
+    return probabilities;
+  }
 };
 
 #if defined(__AVX512BF16__)
 struct PairSteps {
   using Step = uint32_t;
-  static constexpr int kChannels = 2;
+  static constexpr int kWidth = 2;
+  static Vec multiply_add(uint32_t a, Vec b, Vec sum) {
+    const __m512i pair = _mm512_set1_epi32(static_cast<int>(a));
+    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pair), reinterpret_cast<__m512bh>(b));
+  }
   static Vec load_steps(const bf16* from, AllLanes) { return reinterpret_cast<Vec>(_mm512_loadu_si512(from)); }
   static Vec load_steps(const bf16* from, int64_t channels) {
     return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << channels) - 1), from));
   }
-  static Vec multiply_add(uint32_t q, Vec keys, Vec sum) {
-    const __m512i pair = _mm512_set1_epi32(static_cast<int>(q));
-    return _mm512_dpbf16_ps(sum, reinterpret_cast<__m512bh>(pair), reinterpret_cast<__m512bh>(keys));
+  template <class Lanes>
+  static Vec load_across(const bf16* (&rows)[2], int64_t channel, Lanes lanes) {
+    return from_bits(bits_of(load(rows[0] + channel, lanes)) >> 16 | bits_of(load(rows[1] + channel, lanes)));
+  }
+  template <int VECTORS>
+  static void load_across(const bf16* (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
+    if constexpr (VECTORS % 2 == 0) {
+      const __m512i low = interleaved(0), high = interleaved(16);
+      for (int v = 0; v < VECTORS; v += 2) {
+        const __m512i even = _mm512_loadu_si512(rows[0] + channel + v * kLanes);
+        const __m512i odd = _mm512_loadu_si512(rows[1] + channel + v * kLanes);
+        to[v] = reinterpret_cast<Vec>(_mm512_permutex2var_epi16(even, low, odd));
+        to[v + 1] = reinterpret_cast<Vec>(_mm512_permutex2var_epi16(even, high, odd));
+      }
+    } else {
+      for (int v = 0; v < VECTORS; v++) to[v] = load_across(rows, channel + v * kLanes, AllLanes{});
+    }
+  }
+  static Vec store_steps(float* row, int key, Vec probabilities) {
+    const VecHalves rounded = narrow(probabilities);
+    std::memcpy(row + key / 2, &rounded, sizeof rounded);
+    return widen(rounded);
+  }
+
+ private:
+  // (first, 32 + first, first + 1, 33 + first, …): which 16 bits of two registers follow each other.
+  static __m512i interleaved(int first) {
+    VecBits pairs = {};
+    for (unsigned i = 0; i < kLanes; i++) pairs[i] = (first + i) | (32 + first + i) << 16;
+    return reinterpret_cast<__m512i>(pairs);
   }
 };
 template <class Q, class K>
@@ -48,14 +92,14 @@ using StepsOf = FloatSteps;
 #endif
 
 template <class Steps>
-inline int64_t steps_of(int64_t channels) {
-  return (channels + Steps::kChannels - 1) / Steps::kChannels;
+inline int64_t steps_of(int64_t count) {
+  return (count + Steps::kWidth - 1) / Steps::kWidth;
 }
 
 // Calls body(first channel, lanes or channels left) for each vector of steps.
 template <class Steps, class Body>
 inline void for_step_vectors(int64_t channels, const Body& body) {
-  constexpr int64_t kChannels = kLanes * Steps::kChannels;
+  constexpr int64_t kChannels = kLanes * Steps::kWidth;
   int64_t channel = 0;
   for (; channel + kChannels <= channels; channel += kChannels) body(channel, AllLanes{});
   if (channel < channels) body(channel, channels - channel);
@@ -65,15 +109,8 @@ inline void for_step_vectors(int64_t channels, const Body& body) {
 template <class Steps, class T>
 inline void pack_query(const T* q, int64_t channels, float* packed) {
   for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
-    store(packed + channel / Steps::kChannels, Steps::load_steps(q + channel, lanes));
+    store(packed + channel / Steps::kWidth, Steps::load_steps(q + channel, lanes));
   });
-}
-
-// Starts to fetch the line at a pointer when a walk in vectors of T comes to a new one.
-template <class T>
-inline void prefetch_at(const T* from, int64_t channel) {
-  constexpr int64_t kLine = 64 / sizeof(T);
-  if (channel % kLine == 0) __builtin_prefetch(from + channel);
 }
 
 // Rows of the cache, one for each key of a tile: they lie block by block, and for one head after the other.
@@ -84,46 +121,88 @@ struct CachedRows {
   const T* row(int64_t key) const { return first_head[key] + offset; }
 };
 
-// packed[step][key]. Fetches `next` meanwhile.
+// Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
+// not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
+// 26 GB/s on one core of a Zen 5). So each stage of the work asks for a quarter of the keys, line by line.
+template <class T>
+struct FetchNext {
+  CachedRows<T> keys, values;
+  int64_t head_dim, value_dim;  // zero: fetch nothing
+
+  // Always inline: GCC drops calls of a function that does nothing but prefetch.
+  __attribute__((always_inline)) void line(int64_t key, int64_t index) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    if (index * kLine < head_dim) __builtin_prefetch(keys.row(key) + index * kLine);
+    if (index * kLine < value_dim) __builtin_prefetch(values.row(key) + index * kLine);
+  }
+  __attribute__((always_inline)) void row(int64_t key) const {
+    constexpr int64_t kLine = 64 / sizeof(T);
+    for (int64_t c = 0; c < head_dim; c += kLine) __builtin_prefetch(keys.row(key) + c);
+    for (int64_t c = 0; c < value_dim; c += kLine) __builtin_prefetch(values.row(key) + c);
+  }
+};
+
+constexpr int64_t kFetchQuarter = kAttentionKeys / 4;
+
+// packed[step][key]. Fetches the first quarter.
 template <class Steps, class T>
-inline void pack_keys(CachedRows<T> keys, CachedRows<T> next, int64_t channels, float* packed) {
+inline void pack_keys(CachedRows<T> keys, int64_t channels, const FetchNext<T>& fetch, float* packed) {
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
       Vec square[kLanes];
-      for (int i = 0; i < kLanes; i++) {
-        square[i] = Steps::load_steps(keys.row(key + i) + channel, lanes);
-        prefetch_at(next.row(key + i), channel);
-      }
+      for (int i = 0; i < kLanes; i++) square[i] = Steps::load_steps(keys.row(key + i) + channel, lanes);
       transpose(square);
-      const int64_t step = channel / Steps::kChannels;
-      const int64_t left = steps_of<Steps>(channels) - step;
-      for (int i = 0; i < kLanes && i < left; i++) store(packed + (step + i) * kAttentionKeys + key, square[i]);
+      float* to = packed + channel / Steps::kWidth * kAttentionKeys + key;
+      const int64_t steps = steps_of<Steps>(channels - channel);
+      if (steps >= kLanes) {
+        for (int i = 0; i < kLanes; i++) store(to + i * kAttentionKeys, square[i]);
+      } else {
+        for (int i = 0; i < steps; i++) store(to + i * kAttentionKeys, square[i]);
+      }
     });
+    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.row(next);
   }
 }
 
-// Values of a tile where they lie in the cache, and those to fetch meanwhile.
-template <class T>
+// Values of a tile where they lie in the cache.
+template <class Steps, class T>
 struct CachedValues {
-  CachedRows<T> now, next;
-  const T* row(int64_t key) const { return now.row(key); }
-  void prefetch(int64_t key, int64_t channel) const { prefetch_at(next.row(key), channel); }
+  CachedRows<T> values;
+
+  template <class Lanes>
+  Vec load(int64_t step, int64_t channel, Lanes lanes) const {
+    const T* rows[Steps::kWidth];
+    find(step, rows);
+    return Steps::load_across(rows, channel, lanes);
+  }
+  template <int VECTORS>
+  void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
+    const T* rows[Steps::kWidth];
+    find(step, rows);
+    Steps::load_across(rows, channel, to);
+  }
+
+ private:
+  void find(int64_t step, const T* (&rows)[Steps::kWidth]) const {
+    for (int i = 0; i < Steps::kWidth; i++) rows[i] = values.row(step * Steps::kWidth + i);
+  }
 };
 
-// The same in fp32, in rows padded with zeros to whole vectors: worth its cost when many queries share them.
+// The same as steps, in rows padded with zeros to whole vectors: worth its cost when many queries share them.
 struct PackedValues {
   const float* data;
   int64_t stride;
-  const float* row(int64_t key) const { return data + key * stride; }
-  void prefetch(int64_t, int64_t) const {}
+  template <int VECTORS>
+  void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
+    for (int v = 0; v < VECTORS; v++) to[v] = llmc::load(data + step * stride + channel + v * kLanes);
+  }
 };
 
-template <class T>
-inline void pack_values(const CachedValues<T>& values, int64_t channels, int64_t stride, float* packed) {
-  for (int64_t key = 0; key < kAttentionKeys; key++)
+template <class Steps, class T>
+inline void pack_values(const CachedValues<Steps, T>& values, int64_t channels, int64_t stride, float* packed) {
+  for (int64_t step = 0; step < steps_of<Steps>(kAttentionKeys); step++)
     for_vectors(channels, [&](int64_t c, auto lanes) {
-      store(packed + key * stride + c, load(values.row(key) + c, lanes));
-      values.prefetch(key, c);
+      store(packed + step * stride + c, values.load(step, c, lanes));
     });
 }
 
@@ -141,54 +220,59 @@ inline void for_row_blocks(int64_t rows, const Body& body) {
 constexpr int kBlockVectors = kLanes == 16 ? 4 : 2;
 constexpr int kBlockKeys = kBlockVectors * kLanes;
 
-// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart.
-template <class Steps, int ROWS>
-inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, float* scores) {
+// scores[row][key] = q[row] · keys for kBlockKeys keys; rows of scores are kAttentionKeys apart. Fetches the second
+// quarter: a row has about as many steps as 16 lines.
+template <class Steps, int ROWS, class T>
+inline void score_block(const float* q, int64_t q_stride, const float* keys, int64_t steps, const FetchNext<T>& fetch,
+                        float* scores) {
   Vec sums[ROWS][kBlockVectors] = {};
   for (int64_t step = 0; step < steps; step++) {
     Vec k[kBlockVectors];
     for (int v = 0; v < kBlockVectors; v++) k[v] = load(keys + step * kAttentionKeys + v * kLanes);
+    fetch.line(kFetchQuarter + step % kFetchQuarter, step / kFetchQuarter);
     for (int r = 0; r < ROWS; r++) {
-      typename Steps::Step pair;
-      std::memcpy(&pair, q + r * q_stride + step, sizeof pair);
-      for (int v = 0; v < kBlockVectors; v++) sums[r][v] = Steps::multiply_add(pair, k[v], sums[r][v]);
+      typename Steps::Step x;
+      std::memcpy(&x, q + r * q_stride + step, sizeof x);
+      for (int v = 0; v < kBlockVectors; v++) sums[r][v] = Steps::multiply_add(x, k[v], sums[r][v]);
     }
   }
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < kBlockVectors; v++) store(scores + r * kAttentionKeys + v * kLanes, sums[r][v]);
 }
 
-// sums[row] = sums[row]·decay[row] + probabilities[row][key] · values[key], over keys first to last, for VECTORS
-// vectors from `channel` on; rows of sums are `stride` apart.
-template <int ROWS, int VECTORS, class Values>
+// sums[row] = sums[row]·decay[row] + probabilities[row] · values, over steps first to last, for VECTORS vectors from
+// `channel` on; rows of sums are `stride` apart. Fetches the last quarter.
+template <class Steps, int ROWS, int VECTORS, class Values, class T>
 inline void value_block(const float* probabilities, int64_t first, int64_t last, const Values& values, int64_t channel,
-                        const float* decay, float* to, int64_t stride) {
+                        const FetchNext<T>& fetch, const float* decay, float* to, int64_t stride) {
+  constexpr int64_t kLineChannels = 16 * Steps::kWidth;
   Vec sums[ROWS][VECTORS];
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) sums[r][v] = load(to + r * stride + channel + v * kLanes) * decay[r];
-  for (int64_t key = first; key < last; key++) {
+  for (int64_t step = first; step < last; step++) {
     Vec x[VECTORS];
-    for (int v = 0; v < VECTORS; v++) {
-      x[v] = load(values.row(key) + channel + v * kLanes);
-      values.prefetch(key, channel + v * kLanes);
-    }
+    values.load(step, channel, x);
+    fetch.line(3 * kFetchQuarter + step % kFetchQuarter, channel / kLineChannels + step / kFetchQuarter);
     for (int r = 0; r < ROWS; r++) {
-      const Vec p = broadcast(probabilities[r * kAttentionKeys + key]);
-      for (int v = 0; v < VECTORS; v++) sums[r][v] = fma(p, x[v], sums[r][v]);
+      typename Steps::Step p;
+      std::memcpy(&p, probabilities + r * kAttentionKeys + step, sizeof p);
+      for (int v = 0; v < VECTORS; v++) sums[r][v] = Steps::multiply_add(p, x[v], sums[r][v]);
     }
   }
   for (int r = 0; r < ROWS; r++)
     for (int v = 0; v < VECTORS; v++) store(to + r * stride + channel + v * kLanes, sums[r][v]);
 }
 
-// The same for all `stride` channels, a multiple of kLanes.
-template <int ROWS, class Values>
+// The same over keys first to last and for all `stride` channels, a multiple of kLanes.
+template <class Steps, int ROWS, class Values, class T>
 inline void add_values(const float* probabilities, int64_t first, int64_t last, const Values& values,
-                       const float* decay, float* to, int64_t stride) {
+                       const FetchNext<T>& fetch, const float* decay, float* to, int64_t stride) {
+  const int64_t begin = first / Steps::kWidth, end = steps_of<Steps>(last);
   int64_t c = 0;
   for (; c + kBlockVectors * kLanes <= stride; c += kBlockVectors * kLanes)
-    value_block<ROWS, kBlockVectors>(probabilities, first, last, values, c, decay, to, stride);
-  for (; c < stride; c += kLanes) value_block<ROWS, 1>(probabilities, first, last, values, c, decay, to, stride);
+    value_block<Steps, ROWS, kBlockVectors>(probabilities, begin, end, values, c, fetch, decay, to, stride);
+  for (; c < stride; c += kLanes)
+    value_block<Steps, ROWS, 1>(probabilities, begin, end, values, c, fetch, decay, to, stride);
 }
 
 }  // namespace llmc

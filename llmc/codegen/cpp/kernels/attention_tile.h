@@ -23,10 +23,6 @@ struct RowTile {
   int64_t first_row, rows;    // of the request's tokens × query heads of one KV head; kv_heads · rows <= kAttentionRows
 };
 
-struct Keys {
-  int64_t first, last;  // positions [first, last)
-};
-
 // One thread's memory for a tile.
 struct TileMemory {
   float* q;              // [rows, head_dim padded]
@@ -154,42 +150,49 @@ class TileAttention {
     fill(last - base, kAttentionKeys);
   }
 
-  // One tile of keys of one head, from position `base` on, of which some row sees `seen`. What comes next is fetched
-  // meanwhile: blocks lie anywhere, so the processor does not see it coming.
+  // One tile of keys of one head, from position `base` on, of which some row sees `seen`.
   void attend_keys(int64_t base, Keys seen, int64_t head, const CachedKeys& now, const CachedKeys& next,
                    int64_t next_head, const SoftmaxPart& to) const {
     const int64_t keys_of_head = a_.block_size * a_.head_dim, values_of_head = a_.block_size * a_.value_dim;
-    pack_keys<Steps>(CachedRows<K>{now.keys, head * keys_of_head}, CachedRows<K>{next.keys, next_head * keys_of_head},
-                     a_.head_dim, memory_.keys);
-    const CachedValues<K> values{{now.values, head * values_of_head}, {next.values, next_head * values_of_head}};
+    const CachedRows<K> keys{now.keys, head * keys_of_head}, values{now.values, head * values_of_head};
+    const FetchNext<K> fetch{
+        {next.keys, next_head * keys_of_head}, {next.values, next_head * values_of_head}, a_.head_dim, a_.value_dim};
+    pack_keys<Steps>(keys, a_.head_dim, fetch, memory_.keys);
+    const CachedValues<Steps, K> cached{values};
     constexpr int64_t kFewRows = 8;
     if (tile_.rows <= kFewRows && a_.value_dim % kLanes == 0) {
-      add_tile(base, seen, head * tile_.rows, values, to);
+      add_tile(base, seen, head * tile_.rows, cached, fetch, to);
     } else {
-      pack_values(values, a_.value_dim, to.stride, memory_.values);
-      add_tile(base, seen, head * tile_.rows, PackedValues{memory_.values, to.stride}, to);
+      pack_values(cached, a_.value_dim, to.stride, memory_.values);
+      add_tile(base, seen, head * tile_.rows, PackedValues{memory_.values, to.stride}, fetch, to);
     }
   }
 
   // The head's rows, from `first_row` on, over the packed keys.
   template <class Values>
-  void add_tile(int64_t base, Keys seen, int64_t first_row, const Values& values, const SoftmaxPart& to) const {
-    for_row_blocks(tile_.rows, [&](int64_t row_of_head, auto rows) {
-      constexpr int ROWS = decltype(rows)::value;
-      const int64_t row = first_row + row_of_head;
-      const int64_t first = std::max(visible(row).first, seen.first) - base;
-      const int64_t last = std::min(visible(row + ROWS - 1).last, seen.last) - base;
-      if (first >= last) return;
-      float* scores = memory_.scores + row * kAttentionKeys;
-      for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
-        score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key,
-                                 steps_of<Steps>(a_.head_dim), scores + key);
-      float decay[ROWS];
-      for (int r = 0; r < ROWS; r++)
-        decay[r] = add_scores({a_.scale, a_.softcap}, visible(row + r).first - base, visible(row + r).last - base,
-                              scores + r * kAttentionKeys, to.maximum[row + r], to.sum[row + r]);
-      add_values<ROWS>(scores, first, last, values, decay, to.values + row * to.stride, to.stride);
+  void add_tile(int64_t base, Keys seen, int64_t first_row, const Values& values, const FetchNext<K>& fetch,
+                const SoftmaxPart& to) const {
+    for_row_blocks(tile_.rows, [&](int64_t row, auto rows) {
+      const FetchNext<K> nothing{fetch.keys, fetch.values, 0, 0};
+      add_rows<decltype(rows)::value>(base, seen, first_row + row, values, row == 0 ? fetch : nothing, to);
     });
+  }
+
+  template <int ROWS, class Values>
+  void add_rows(int64_t base, Keys seen, int64_t row, const Values& values, const FetchNext<K>& fetch,
+                const SoftmaxPart& to) const {
+    const int64_t first = std::max(visible(row).first, seen.first) - base;
+    const int64_t last = std::min(visible(row + ROWS - 1).last, seen.last) - base;
+    if (first >= last) return;
+    float* scores = memory_.scores + row * kAttentionKeys;
+    for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
+      score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key, steps_of<Steps>(a_.head_dim),
+                               fetch, scores + key);
+    Keys seen_by[ROWS];
+    for (int r = 0; r < ROWS; r++) seen_by[r] = {visible(row + r).first - base, visible(row + r).last - base};
+    float decay[ROWS];
+    add_scores<Steps>({a_.scale, a_.softcap}, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
+    add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, to.values + row * to.stride, to.stride);
   }
 
   const LlmcPagedAttention& a_;

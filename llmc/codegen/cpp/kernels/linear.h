@@ -15,6 +15,8 @@ namespace llmc {
 
 // Tokens whose packed x and sums are held in scratch at a time; weights are read again for each such block.
 constexpr int64_t kBlockTokens = 512;
+// Packing fewer elements of x than this takes less time than sharing them among threads.
+constexpr int64_t kSerialPack = 16384;
 // k per panel block: half a level-1 cache of 48 KiB, which leaves room for a tile of x. Storing the sums in between
 // costs 2%; a block that does not fit costs 4%.
 template <class T>
@@ -89,8 +91,9 @@ struct LogitsEpilogue {
     const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
     for (int64_t lane = 0; lane < end; lane += kLanes) {
       const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
-      const Vec sum = load(sums + lane);
-      store(static_cast<float*>(a.y.data) + token * a.y.stride + o, a.bias ? sum + load(a.bias + o, count) : sum, count);
+      Vec y = load(sums + lane);
+      if (a.bias != nullptr) y = y + load(a.bias + o, count);
+      store(static_cast<float*>(a.y.data) + token * a.y.stride + o, y, count);
     }
   }
 };
@@ -134,21 +137,32 @@ void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
   using X = typename Product::X;
   static constexpr auto kMultiply = tile_table<T>(std::make_integer_sequence<int, Product::kTokens>());
   const int64_t steps = (a.in + Product::kStep - 1) / Product::kStep, block_steps = kBlockIn<T> / Product::kStep;
-  const int64_t row = LLMC_PANEL * Product::kStep, panel_elements = steps * row, x_values = steps * Product::kXPerStep;
+  const int64_t row = LLMC_PANEL * Product::kStep, panel_elements = steps * row;
   const int64_t panels = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
   const auto* weight = static_cast<const T*>(a.weight);
-  const auto* x = static_cast<const T*>(a.x.data);
 
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
-    const Tiles tiles(std::min(kBlockTokens, a.tokens - start), Product::kTokens);
+    const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
+    const Tiles tiles(tokens, Product::kTokens);
+    const auto* x = static_cast<const T*>(a.x.data) + start * a.x.stride;
+    // The tiles of one block of k lie together: that is the order in which they are read.
     X* packed = static_cast<X*>(pool->scratch(0));
-    const auto pack = [&](int64_t tile, void*) {
-      const int64_t t = tiles.start(tile);
-      pack_tile<T>(x + (start + t) * a.x.stride, a.x.stride, a.in, tiles.height_of(tile), packed + t * x_values);
+    const auto pack = [&](int64_t block, void*) {
+      const int64_t k = block * kBlockIn<T>, in = std::min(kBlockIn<T>, a.in - k);
+      X* to = packed + block * block_steps * tokens * Product::kXPerStep;
+      for (int64_t tile = 0; tile < tiles.count; tile++) {
+        const int64_t height = tiles.height_of(tile);
+        pack_tile<T>(x + tiles.start(tile) * a.x.stride + k, a.x.stride, in, height, to);
+        to += (in + Product::kStep - 1) / Product::kStep * Product::kXPerStep * height;
+      }
     };
-    parallel_for(pool, tiles.count, pack);
+    const int64_t blocks = (steps + block_steps - 1) / block_steps;
+    if (tokens * a.in < kSerialPack)
+      for (int64_t block = 0; block < blocks; block++) pack(block, nullptr);
+    else
+      parallel_for(pool, blocks, pack);
 
-    const int64_t sums_offset = tiles.start(tiles.count) * x_values * static_cast<int64_t>(sizeof(X));
+    const int64_t sums_offset = tokens * steps * Product::kXPerStep * static_cast<int64_t>(sizeof(X));
     parallel_for(pool, panels, [&](int64_t panel, void* scratch) {
       auto* sums = reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + sums_offset);
       for (int64_t step = 0; step < steps; step += block_steps) {
@@ -156,14 +170,16 @@ void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
         const T* block = weight + panel * panel_elements + step * row;
         const T* next = block + count * row;
         const int64_t next_stride = (row + tiles.count - 1) / tiles.count;
+        const X* values = packed + step * tokens * Product::kXPerStep;
         for (int64_t tile = 0; tile < tiles.count; tile++) {
-          const int64_t t = tiles.start(tile), height = tiles.height_of(tile);
-          const X* values = packed + t * x_values + step * Product::kXPerStep * height;
-          kMultiply[height - 1](block, values, count, sums + t * LLMC_PANEL, step == 0, next, next_stride);
+          const int64_t height = tiles.height_of(tile);
+          float* tile_sums = sums + tiles.start(tile) * LLMC_PANEL;
+          kMultiply[height - 1](block, values, count, tile_sums, step == 0, next, next_stride);
+          values += count * Product::kXPerStep * height;
           next += count * next_stride;
         }
       }
-      for (int64_t t = 0; t < tiles.start(tiles.count); t++) epilogue(start + t, panel, sums + t * LLMC_PANEL);
+      for (int64_t t = 0; t < tokens; t++) epilogue(start + t, panel, sums + t * LLMC_PANEL);
     });
   }
 }

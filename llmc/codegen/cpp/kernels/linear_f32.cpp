@@ -13,4 +13,6 @@ void llmc_lm_head_f32(LlmcPool* pool, const LlmcLinear* arguments) {
   llmc::linear<float>(pool, *arguments, llmc::LogitsEpilogue{*arguments});
 }
 
-int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in) { return llmc::linear_scratch_bytes(max_tokens, max_in); }
+int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in) {
+  return llmc::linear_scratch_bytes(max_tokens, max_in);
+}

@@ -1,40 +1,22 @@
 // What generated loops call: element types and elementary functions, free of branches so that compilers vectorize them.
 //
+// On scalars, unlike activation.h: a loop mixes element types and strides, and the compiler chooses how wide it is.
 // exp and tanh follow Cephes' expf and tanhf (Moshier); erf is formula 7.1.26 of Abramowitz and Stegun, of absolute
 // error 1.5e-7. Arithmetic is fp32.
 #pragma once
 #include <math.h>
 #include <stdint.h>
-#include <string.h>
 
 #include "api.h"
+#include "bf16.h"
 #include "thread_pool.h"
 
 namespace llmc::loops {
 
-inline float from_bits(uint32_t bits) {
-  float x;
-  memcpy(&x, &bits, sizeof x);
-  return x;
-}
-inline uint32_t to_bits(float x) {
-  uint32_t bits;
-  memcpy(&bits, &x, sizeof bits);
-  return bits;
-}
-
-struct bf16 {
-  uint16_t bits;
-};
-// To nearest, ties to even; a NaN stays one.
-inline bf16 to_bf16(float x) {
-  const uint32_t bits = to_bits(x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  return {static_cast<uint16_t>(x != x ? (bits >> 16) | 0x40u : rounded)};
-}
+using llmc::bf16;
 
 inline float load(const float& x) { return x; }
-inline float load(const bf16& x) { return from_bits(static_cast<uint32_t>(x.bits) << 16); }
+inline float load(const bf16& x) { return to_float(x); }
 inline int32_t load(const int32_t& x) { return x; }
 inline void store(float& to, float x) { to = x; }
 inline void store(bf16& to, float x) { to = to_bf16(x); }

@@ -82,8 +82,8 @@ struct PanelProduct<float> {
   }
 };
 
-// Adds `steps` steps of k to sums [kHeight][LLMC_PANEL], or sets them if `first`. Meanwhile fetches the weights that are
-// wanted next into cache: two lines at `next`, which moves on by next_stride elements a step. With 16 tokens that
+// Adds `steps` steps of k to sums [kHeight][LLMC_PANEL], or sets them if `first`. Meanwhile fetches the weights that
+// are wanted next into cache: two lines at `next`, which moves on by next_stride elements a step. With 16 tokens that
 // takes a third off the time, because memory is then read at an even pace and not only by the first tile of a block.
 template <class T, int kHeight>
 void multiply_panel(const T* weight, const typename PanelProduct<T>::X* x, int64_t steps, float* sums, bool first,

@@ -42,43 +42,65 @@ struct ScoreScale {
   float softcap;  // 0: none
 };
 
-inline Vec scaled(const ScoreScale& by, Vec score) {
-  const Vec x = score * by.scale;
-  return by.softcap == 0.0f ? x : by.softcap * tanh(x / by.softcap);
-}
+// Positions [first, last).
+struct Keys {
+  int64_t first, last;
+};
 
-// Lanes whose index from `index` on lies in [first, last) keep x; the others become -inf.
-inline Vec masked(Vec x, int index, int64_t first, int64_t last) {
-  VecInt key = {};
-  for (int i = 0; i < kLanes; i++) key[i] = index + i;
-  const VecInt visible = (key >= static_cast<int32_t>(first)) & (key < static_cast<int32_t>(last));
+// Lanes whose index from `index` on is not one of `seen` become -inf.
+inline Vec masked(Vec x, int index, Keys seen) {
+  static constexpr int32_t kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  VecInt key;
+  std::memcpy(&key, kCount, sizeof key);
+  key += index;
+  const VecInt visible = (key >= static_cast<int32_t>(seen.first)) & (key < static_cast<int32_t>(seen.last));
   return visible ? x : broadcast(kMinusInfinity);
 }
 
-// Turns a tile of one row's scores, of which it sees [first, last), into e^(score - m), and brings m and sum up to
-// date. Returns the factor that what was summed before must shrink by.
-inline float add_scores(const ScoreScale& scale, int64_t first, int64_t last, float* scores, float& maximum,
-                        float& sum) {
-  const bool all = first <= 0 && last >= kAttentionKeys;
+// Scales, caps and masks one row's scores of a tile and returns the greatest. Where nothing but a positive factor is
+// asked for, the scores stay as they are, and the factor is left for later.
+inline float prepare_scores(const ScoreScale& by, bool scaled_later, Keys seen, float* scores) {
   Vec greatest = broadcast(kMinusInfinity);
+  const bool all = seen.first <= 0 && seen.last >= kAttentionKeys;
   for (int i = 0; i < kAttentionKeys; i += kLanes) {
-    Vec x = scaled(scale, load(scores + i));
-    if (!all) x = masked(x, i, first, last);
+    Vec x = load(scores + i);
+    if (!scaled_later) {
+      x *= by.scale;
+      if (by.softcap != 0.0f) x = by.softcap * tanh(x / by.softcap);
+    }
+    if (!all) x = masked(x, i, seen);
+    if (!all || !scaled_later) store(scores + i, x);
     greatest = llmc::maximum(greatest, x);
-    store(scores + i, x);
   }
-  const float before = maximum;
-  maximum = greater(before, maximum_of(greatest));
-  const float origin = softmax_origin(maximum);
-  Vec total = {};
-  for (int i = 0; i < kAttentionKeys; i += kLanes) {
-    const Vec p = exp(load(scores + i) - origin);
-    store(scores + i, p);
-    total += p;
+  return maximum_of(greatest);
+}
+
+// Turns a tile of scores, of which each row sees some, into steps of e^(score - m), and brings m and sum up to date.
+// decay: the factors that what was summed before must shrink by. Fetches the third quarter.
+template <class Steps, int ROWS, class T>
+inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const FetchNext<T>& fetch, float* scores,
+                       float* maximum, float* sum, float (&decay)[ROWS]) {
+  const bool scaled_later = by.softcap == 0.0f && by.scale > 0.0f;
+  const float scale = scaled_later ? by.scale : 1.0f;
+  float origin[ROWS];
+  for (int r = 0; r < ROWS; r++) {
+    const float before = maximum[r];
+    maximum[r] = greater(before, scale * prepare_scores(by, scaled_later, seen[r], scores + r * kAttentionKeys));
+    origin[r] = softmax_origin(maximum[r]);
+    decay[r] = before == maximum[r] ? 1.0f : exp_of(before - origin[r]);
   }
-  const float decay = before == maximum ? 1.0f : exp_of(before - origin);
-  sum = sum * decay + sum_of(total);
-  return decay;
+  // Rows one after the other would each wait for the sum of the one before.
+  Vec total[ROWS] = {};
+  for (int r = 0; r < ROWS; r++) {
+    float* row = scores + r * kAttentionKeys;
+    for (int i = 0; i < kAttentionKeys; i += kLanes) {
+      total[r] += Steps::store_steps(row, i, exp(fma(load(row + i), broadcast(scale), broadcast(-origin[r]))));
+      const int64_t done = r * kAttentionKeys + i;
+      for (int64_t key = done / (4 * ROWS); key < (done + kLanes) / (4 * ROWS); key++)
+        fetch.row(2 * kFetchQuarter + key);
+    }
+  }
+  for (int r = 0; r < ROWS; r++) sum[r] = sum[r] * decay[r] + sum_of(total[r]);
 }
 
 // to becomes what it would be had it seen the keys of `part` too.

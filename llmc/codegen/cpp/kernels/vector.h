@@ -10,12 +10,9 @@
 #include <immintrin.h>
 #endif
 
-namespace llmc {
+#include "bf16.h"
 
-// The upper half of an fp32.
-struct bf16 {
-  uint16_t bits;
-};
+namespace llmc {
 
 #if defined(__AVX512F__)
 constexpr int kLanes = 16;
@@ -29,29 +26,6 @@ typedef float Vec __attribute__((vector_size(kLanes * 4)));
 typedef int32_t VecInt __attribute__((vector_size(kLanes * 4)));  // also the result of comparing two Vec
 typedef uint32_t VecBits __attribute__((vector_size(kLanes * 4)));
 typedef uint16_t VecHalves __attribute__((vector_size(kLanes * 2)));
-
-// ---- scalars ---------------------------------------------------------------------------------------------------
-inline float to_float(float x) { return x; }
-inline float to_float(bf16 x) {
-  const uint32_t bits = static_cast<uint32_t>(x.bits) << 16;
-  float value;
-  std::memcpy(&value, &bits, 4);
-  return value;
-}
-
-template <class T>
-T from_float(float x);
-template <>
-inline float from_float<float>(float x) {
-  return x;
-}
-template <>
-inline bf16 from_float<bf16>(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, 4);
-  if (x != x) return bf16{static_cast<uint16_t>((bits >> 16) | 0x40)};
-  return bf16{static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
-}
 
 // ---- vectors ---------------------------------------------------------------------------------------------------
 inline Vec broadcast(float x) { return x - Vec{}; }

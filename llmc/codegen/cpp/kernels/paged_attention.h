@@ -3,22 +3,16 @@
 // An item is a tile of rows. Where one item would outlast the others (a long context in a small batch), its ranges of
 // keys become items of their own: their results are kept side by side in the threads' scratch and joined in order
 // afterwards, as one thread would have joined them.
+#pragma once
 #include "attention_tile.h"
 
-namespace {
-
-using llmc::kAttentionRange;
-using llmc::kAttentionRows;
-using llmc::Keys;
-using llmc::RowTile;
-using llmc::SoftmaxPart;
-using llmc::TileMemory;
+namespace llmc::attention {
 
 constexpr int64_t kPartFloats = 1 << 17;      // of each thread, for parts of split tiles
 constexpr int64_t kSerialWork = 1 << 16;      // products of a query and a key channel that one thread does sooner
 constexpr int64_t kItemsPerThread = 2;        // that a split aims at
 
-int64_t ranges_of(const Keys& keys) {
+inline int64_t ranges_of(const Keys& keys) {
   return (keys.last + kAttentionRange - 1) / kAttentionRange - keys.first / kAttentionRange;
 }
 
@@ -79,13 +73,18 @@ struct ThreadMemory {
         tile(parts + kPartFloats, a.head_dim, a.value_dim) {}
 };
 
-SoftmaxPart Plan::part(LlmcPool* pool, int64_t index) const {
+inline int64_t scratch_bytes(int64_t head_dim, int64_t value_dim) {
+  const int64_t floats = ThreadMemory::kCursorFloats + kPartFloats + TileMemory::floats(head_dim, value_dim);
+  return floats * static_cast<int64_t>(sizeof(float));
+}
+
+inline SoftmaxPart Plan::part(LlmcPool* pool, int64_t index) const {
   const ThreadMemory owner(pool->scratch(static_cast<int32_t>(index / parts_per_thread)), a);
-  const int64_t stride = llmc::padded_to_lanes(a.value_dim);
+  const int64_t stride = padded_to_lanes(a.value_dim);
   return {owner.parts + index % parts_per_thread * SoftmaxPart::floats(part_rows, stride), part_rows, stride};
 }
 
-Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
+inline Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
   constexpr int64_t kNever = INT64_MAX;
   const int64_t items = kItemsPerThread * pool->threads();
   Plan plan{a, std::max<int64_t>(1, a.requests * a.kv_heads / items), kNever, 0, 0};
@@ -98,7 +97,7 @@ Plan make_plan(LlmcPool* pool, const LlmcPagedAttention& a) {
     if (plan.split(r)) plan.part_rows = std::max(plan.part_rows, plan.heads(r) * plan.rows(r));
   }
   if (parts > 0) {
-    plan.parts_per_thread = kPartFloats / SoftmaxPart::floats(plan.part_rows, llmc::padded_to_lanes(a.value_dim));
+    plan.parts_per_thread = kPartFloats / SoftmaxPart::floats(plan.part_rows, padded_to_lanes(a.value_dim));
     if (parts > plan.parts_per_thread * pool->threads()) plan.split_keys = kNever;
   }
   return plan;
@@ -134,13 +133,13 @@ void for_items(LlmcPool* pool, const Plan& plan, const Items& items, const Body&
   if (work < kSerialWork) {
     for (int64_t index = 0; index < count; index++) run(index, pool->scratch(0));
   } else {
-    llmc::parallel_for(pool, count, run);
+    parallel_for(pool, count, run);
   }
 }
 
 template <class Q, class K>
 void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
-  using Tile = llmc::TileAttention<Q, K>;
+  using Tile = TileAttention<Q, K>;
   const Plan plan = make_plan(pool, a);
   int64_t parts = 0;
   for (int64_t r = 0; r < a.requests; r++) parts += plan.parts(r);
@@ -161,7 +160,7 @@ void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
     tile.attend_range(first_range, memory.total);
     for (int64_t i = 1; i < ranges_of(tile.keys()); i++) {
       tile.attend_range(first_range + i, memory.part);
-      llmc::join(memory.total, memory.part, tile.rows());
+      join(memory.total, memory.part, tile.rows());
     }
     tile.write(memory.total);
   });
@@ -173,28 +172,9 @@ void attend(LlmcPool* pool, const LlmcPagedAttention& a) {
     const Tile tile(a, plan.tile(cursor.request, item), memory);
     const SoftmaxPart total = plan.part(pool, cursor.first_part + item * ranges);
     for (int64_t i = 1; i < ranges; i++)
-      llmc::join(total, plan.part(pool, cursor.first_part + item * ranges + i), tile.rows());
+      join(total, plan.part(pool, cursor.first_part + item * ranges + i), tile.rows());
     tile.write(total);
   });
 }
 
-}  // namespace
-
-int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim) {
-  (void)heads, (void)kv_heads;  // a tile has the same number of rows for any grouping
-  const int64_t floats = ThreadMemory::kCursorFloats + kPartFloats + TileMemory::floats(head_dim, value_dim);
-  return floats * static_cast<int64_t>(sizeof(float));
-}
-
-void llmc_paged_attention_f32_f32(LlmcPool* pool, const LlmcPagedAttention* arguments) {
-  attend<float, float>(pool, *arguments);
-}
-void llmc_paged_attention_f32_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments) {
-  attend<float, llmc::bf16>(pool, *arguments);
-}
-void llmc_paged_attention_bf16_f32(LlmcPool* pool, const LlmcPagedAttention* arguments) {
-  attend<llmc::bf16, float>(pool, *arguments);
-}
-void llmc_paged_attention_bf16_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments) {
-  attend<llmc::bf16, llmc::bf16>(pool, *arguments);
-}
+}  // namespace llmc::attention

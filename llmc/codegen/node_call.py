@@ -1,0 +1,121 @@
+"""How one node's arguments become the text of a kernel call."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, fx
+
+from llmc.codegen.call import arguments_of
+from llmc.codegen.loop_space import dims_of
+from llmc.codegen.origin import unsupported
+from llmc.codegen.placement import row_stride_only
+from llmc.codegen.views import View
+from llmc.program import Layout, Limits, Operand, RowCount
+
+if TYPE_CHECKING:
+    from llmc.codegen.launches import LaunchBuilder
+
+_FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
+
+
+class NodeCall:
+    """What call.Call describes; asked twice, it answers alike.
+
+    Asking for rows or a vector may append a copying launch to the builder's.
+    """
+
+    def __init__(self, builder: LaunchBuilder, node: fx.Node) -> None:
+        self._builder, self._node = builder, node
+        self._arguments = arguments_of(node)
+        self._given: dict[tuple[str, str], str] = {}
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        fake: Tensor = self._arguments[name].meta["val"]
+        return tuple(size for size in fake.shape if isinstance(size, int))
+
+    def count(self, name: str) -> str | int:
+        return count_text(self._view(name).rows)
+
+    def plain(self, name: str) -> Any:
+        return self._arguments[name]
+
+    def rows(self, name: str) -> str | None:
+        if self._arguments[name] is None:
+            return None
+        if ("rows", name) not in self._given:
+            view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
+            operand, stride = self._builder.operand(view)
+            row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
+            self._given["rows", name] = str(replace(operand, stride=stride if row else 0))
+        return self._given["rows", name]
+
+    def result(self, index: int = 0) -> str:
+        views = self._builder.views[self._node]
+        view = views if isinstance(views, View) else views[index]
+        operand, stride = self._builder.operand(view)
+        return str(replace(operand, stride=stride))
+
+    def vector(self, name: str) -> str | None:
+        if self._arguments[name] is None:
+            return None
+        if ("vector", name) not in self._given:
+            self._given["vector", name] = self._vector(name)
+        return self._given["vector", name]
+
+    def _vector(self, name: str) -> str:
+        view = self._view(name)
+        if view.value.node.name in self._builder.graph.weights:
+            if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
+                raise unsupported(self._node, f"{name} is a part of a weight", _FOLD)
+            slot = self._builder.weights.request(view.value.node, Layout.VECTOR_F32, torch.float32)
+            return str(Operand("weight", slot.name))
+        if view.value.node.op == "placeholder":
+            return str(Operand("input", view.value.node.name, view.offset))
+        dtype = torch.int32 if not view.value.dtype.is_floating_point else torch.float32
+        operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._node, packed=True))
+        return str(operand)
+
+    def weight(self, name: str, layout: Layout) -> str:
+        view = self._view(name)
+        node = view.value.node
+        if node.name not in self._builder.graph.weights or view != view.value.whole():
+            raise unsupported(self._node, f"its {name} is computed in the step", _FOLD)
+        x = self._arguments.get("x")
+        dtype = node.meta["val"].dtype if x is None else x.meta["val"].dtype
+        return str(Operand("weight", self._builder.weights.request(node, layout, dtype).name))
+
+    def table(self, name: str) -> Layout:
+        weight = self._view(name).value.node
+        in_panels = self._builder.weights.is_in_panels(weight, weight.meta["val"].dtype)
+        return Layout.PANELS if in_panels else Layout.ROWS
+
+    def dtype(self, name: str) -> torch.dtype:
+        dtype: torch.dtype = self._arguments[name].meta["val"].dtype
+        return dtype
+
+    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
+        return str(self._builder.workspace(self._node, name, rows, columns, dtype))
+
+    def cache(self, name: str) -> str:
+        placeholder = self._view(name).value.node.name
+        return str(Operand("cache", placeholder.removeprefix("kv_cache_").replace("_", ".")))
+
+    def block_size(self) -> int:
+        return self.shape("k_cache")[1]
+
+    def limits(self) -> Limits:
+        return self._builder.limits
+
+    def _view(self, name: str) -> View:
+        view = self._builder.views[self._arguments[name]]
+        assert isinstance(view, View), f"{name} of {self._node.name} is a tuple"
+        return view
+
+
+def count_text(rows: RowCount) -> str | int:
+    """A row count as a launch's argument."""
+    return 1 if rows is RowCount.ONE else rows.value

@@ -1,0 +1,26 @@
+"""Run a bare fx.Graph eagerly, with what its placeholders stand for given by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor, fx
+
+
+class GraphInterpreter(fx.Interpreter):
+    """Intermediates are dropped after their last use. llmc.ops must have been imported."""
+
+    def __init__(self, graph: fx.Graph) -> None:
+        super().__init__(torch.nn.Module(), graph=graph)
+        self._inputs: Mapping[str, Tensor] = {}
+
+    def outputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
+        """What the graph returns; every placeholder's value is in `inputs`, under its name."""
+        self._inputs = inputs
+        with torch.inference_mode():
+            result: Tensor = self.run()
+        return result
+
+    def run_node(self, n: fx.Node) -> object:
+        return self._inputs[n.name] if n.op == "placeholder" else super().run_node(n)

@@ -1,0 +1,76 @@
+"""Bring repeated rotary angles to the form that fuse_rope knows: repeated first, unsqueezed after.
+
+    cat([x, y], -1)[…, :len(x)]                    →  x
+    unsqueeze(x, d)[…, a:b], cast(x)[…, a:b]        →  the slice inside
+    repeat_interleave(x, 2, -1)                    →  reshape(stack([x, x], -1))
+    repeat_interleave(unsqueeze(x, d), 2, -1)       →  unsqueeze(repeat_interleave(x, 2, -1), d)
+Must have: the last axis; a slice in steps of 1 whose ends are those of one part.
+"""
+
+from __future__ import annotations
+
+from itertools import accumulate
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, sizes_with_inferred, tensor_of
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    apply_rules(graph, _RULES, log)
+
+
+def _slice(node: fx.Node) -> Call | fx.Node | None:
+    arguments = call_arguments(node)
+    source, value = arguments["self"], tensor_of(node)
+    if value is None or front_dim(arguments["dim"], value.dim()) != value.dim() - 1 or arguments["step"] != 1:
+        return None
+    ends = (arguments["start"] or 0, arguments["end"])
+    if source.target is aten.cat.default and front_dim(call_arguments(source)["dim"], value.dim()) == value.dim() - 1:
+        return _part(source, ends)
+    if source.target is aten.unsqueeze.default and source.args[1] != value.dim() - 1:
+        inner = Call(aten.slice.Tensor, (source.args[0], value.dim() - 2, *ends))
+        return Call(aten.unsqueeze.default, (inner, source.args[1]))
+    if source.target is aten._to_copy.default:
+        inner = Call(aten.slice.Tensor, (source.args[0], value.dim() - 1, *ends))
+        return Call(aten._to_copy.default, (inner,), dict(source.kwargs))
+    return None
+
+
+def _part(cat: fx.Node, ends: tuple[Any, Any]) -> fx.Node | None:
+    parts: Any = cat.args[0]
+    stops = list(accumulate(int(p.meta["val"].shape[-1]) for p in parts))
+    starts = [0, *stops[:-1]]
+    return next((p for p, *own in zip(parts, starts, stops, strict=True) if tuple(own) == ends), None)
+
+
+def _repeat(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    source, value = arguments["self"], tensor_of(node)
+    if value is None or arguments["dim"] is None or arguments["repeats"] != 2:
+        return None
+    last = value.dim() - 1
+    if front_dim(arguments["dim"], value.dim()) != last:
+        return None
+    if source.target is aten.unsqueeze.default and source.args[1] != last:
+        inner = Call(aten.repeat_interleave.self_int, (source.args[0], 2, last - 1))
+        return Call(aten.unsqueeze.default, (inner, source.args[1]))
+    sizes = sizes_with_inferred(value.shape)
+    pairs = Call(aten.stack.default, ([source, source], last + 1))
+    return None if sizes is None else Call(aten.reshape.default, (pairs, sizes))
+
+
+_RULES: dict[Any, Rule] = {aten.repeat_interleave.self_int: _repeat, aten.slice.Tensor: _slice}
+
+simplify_repeats = GraphPass("simplify_repeats", _run, Numerics.EXACT, Stage.CAPTURED)

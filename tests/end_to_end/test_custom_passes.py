@@ -1,0 +1,56 @@
+"""A user's own passes after the default ones, and what is no pipeline."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import llmc
+from llmc.errors import OptionError
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes import GraphPass, Rewrite
+from llmc.passes.rewrite_log import RewriteLog
+from tests.end_to_end.logits import assert_close, random_tokens, torch_logits
+from tests.tiny_models import tiny_model
+
+aten = torch.ops.aten
+
+
+def _scaled(x: Any, scale: Any) -> Any:
+    return aten.mul.Tensor(x, scale)
+
+
+def _divided(x: Any, scale: Any) -> Any:
+    return aten.div.Tensor(x, 1.0 / scale) if isinstance(scale, float) else aten.mul.Tensor(scale, x)
+
+
+def test_passes_of_a_user_run_after_the_default_ones() -> None:
+    seen: list[str] = []
+
+    def look(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+        seen.append(graph.stage.value)
+
+    def constant(match: Any) -> Any:
+        return None if isinstance(match.bound["scale"], float) else llmc.passes.Refusal("not a number", match.root)
+
+    divide = Rewrite("divide", (_scaled,), _divided, constant)
+    passes = [*llmc.passes.default(), divide, GraphPass("look", look)]
+    model = tiny_model("granite")
+    with llmc.compile(model, passes=passes, check_passes=True) as engine:
+        tokens = random_tokens(engine.info.vocab_size, 40)
+        assert_close(engine.logits(tokens), torch_logits(model, tokens))
+        assert "aten.div.Tensor" in next((engine.path / "report" / "graphs").glob("*-divide.txt")).read_text()
+    assert seen == ["optimized"]
+
+
+@pytest.mark.parametrize(("passes", "part"), [(["fuse_rope"], "'fuse_rope' (str)"), ([], "stage captured")])
+def test_what_is_no_pipeline_is_refused(passes: Any, part: str, tmp_path: Path) -> None:
+    with pytest.raises(OptionError) as caught:
+        llmc.build(tiny_model("llama"), tmp_path / "engine.llmc", passes=passes)
+    assert part in caught.value.problem
+    assert "llmc.passes.default()" in str(caught.value.fix)
+    assert not any(tmp_path.iterdir())

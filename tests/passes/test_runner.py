@@ -1,0 +1,172 @@
+"""The runner: numbering, cutting, disabling, provenance, dead code, and passes that break the rules."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from llmc.errors import OptionError, PassError
+from llmc.graph.execute import run_tokens
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.render import render
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.match import Match
+from llmc.passes.pipeline import canonical
+from llmc.passes.report import PassRecord
+from llmc.passes.rewrite import Numerics, Rewrite
+from llmc.passes.runner import run_pipeline
+from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph
+
+aten = torch.ops.aten
+
+
+def _double_negation(x: Any) -> Any:
+    return aten.neg.default(aten.neg.default(x))
+
+
+def _twice(x: Any) -> Any:
+    return aten.add.Tensor(x, x)
+
+
+def _doubled(x: Any) -> Any:
+    return aten.mul.Tensor(x, 2.0)
+
+
+ADD_TO_MUL = Rewrite("add_to_mul", (_twice,), _doubled, None, Numerics.EXACT, Stage.CAPTURED)
+DROP_NEGATIONS = Rewrite("drop_negations", (_double_negation,), lambda x: x, None, Numerics.EXACT, Stage.CAPTURED)
+
+
+def _body(x: Any) -> Any:
+    for _ in range(3):
+        x = aten.exp.default(aten.neg.default(aten.neg.default(aten.add.Tensor(x, x))))
+        x = aten.clamp.default(x, 0.5, 2.0)
+    return x
+
+
+def test_rewrites_are_numbered_over_all_passes() -> None:
+    made = PatternGraph(_body)
+    result = run_pipeline(made.graph, (ADD_TO_MUL, DROP_NEGATIONS), BuildOptions())
+    assert [[r.number for r in record.rewrites] for record in result.records] == [[1, 2, 3], [4, 5, 6]]
+    assert result.records[0].rewrites[0].description == "add_tensor"
+    assert result.records[1].nodes_before - result.records[1].nodes_after == 6
+    assert "aten.add.Tensor" in render(made.graph), "the input graph is left alone"
+
+
+def test_new_nodes_know_their_rewrite_and_source_line() -> None:
+    made = PatternGraph(_body)
+    trace = '  File "/home/user/model.py", line 12, in forward\n    return x + x'
+    for node in made.graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        node.meta["stack_trace"] = trace
+    result = run_pipeline(made.graph, (ADD_TO_MUL,), BuildOptions())
+    (first, second, third) = result.graph.graph.find_nodes(op="call_function", target=aten.mul.Tensor)
+    assert [n.meta["rewrite"] for n in (first, second, third)] == ["#1 add_to_mul", "#2 add_to_mul", "#3 add_to_mul"]
+    assert first.meta["stack_trace"] == trace
+    assert result.records[0].rewrites[0].source == "user/model.py:12 in forward: return x + x"
+
+
+@pytest.mark.parametrize("stop_after", range(8))
+def test_the_pipeline_is_cut_after_any_rewrite(stop_after: int) -> None:
+    made = PatternGraph(_body)
+    result = run_pipeline(made.graph, (ADD_TO_MUL, DROP_NEGATIONS), BuildOptions(stop_after=stop_after))
+    assert sum(len(r.rewrites) for r in result.records) == min(stop_after, 6)
+    assert result.was_cut is (stop_after < 6)
+    assert render(result.graph).count("aten.mul.Tensor") == min(stop_after, 3)
+    tokens = [1, 5, 9]
+    wanted = run_tokens(made.graph, made.source, tokens)
+    torch.testing.assert_close(run_tokens(result.graph, made.source, tokens), wanted)
+
+
+def test_passes_can_be_disabled_by_name() -> None:
+    made = PatternGraph(_body)
+    result = run_pipeline(made.graph, (ADD_TO_MUL, DROP_NEGATIONS), BuildOptions(disable_passes=("add_to_mul",)))
+    assert [r.name for r in result.records] == ["drop_negations"]
+    with pytest.raises(OptionError, match="there is no pass 'add_to_mull' to disable") as error:
+        run_pipeline(made.graph, (ADD_TO_MUL,), BuildOptions(disable_passes=("add_to_mull",)))
+    assert error.value.fix == "did you mean 'add_to_mul'? passes: add_to_mul"
+
+
+def test_an_observer_sees_every_pass() -> None:
+    seen: list[tuple[str, int, str]] = []
+
+    def observe(record: PassRecord, graph: ModelGraph) -> None:
+        seen.append((record.name, len(record.rewrites), graph.stage.value))
+
+    run_pipeline(PatternGraph(_body).graph, (ADD_TO_MUL, DROP_NEGATIONS), BuildOptions(), observe)
+    assert seen == [("add_to_mul", 3, "captured"), ("drop_negations", 3, "captured")]
+
+
+def test_a_replacement_of_another_shape_is_an_error() -> None:
+    wrong = dataclasses.replace(ADD_TO_MUL, replacement=lambda x: aten.sum.dim_IntList(x, [1], True))
+    with pytest.raises(PassError, match=r"pass add_to_mul: the replacement of float32\[\w+, 8\] is float32\[\w+, 1\]"):
+        run_pipeline(PatternGraph(_body).graph, (wrong,), BuildOptions())
+
+
+def test_a_replacement_that_the_op_does_not_accept_is_an_error() -> None:
+    wrong = dataclasses.replace(ADD_TO_MUL, replacement=lambda x: aten.matmul.default(x, x))
+    with pytest.raises(PassError, match=r"pass add_to_mul: aten\.matmul\.default does not accept"):
+        run_pipeline(PatternGraph(_body).graph, (wrong,), BuildOptions())
+
+
+def test_a_rewrite_that_feeds_itself_is_an_error() -> None:
+    endless = dataclasses.replace(ADD_TO_MUL, replacement=lambda x: aten.add.Tensor(x, x))
+    with pytest.raises(PassError, match="still finds candidates after 64 rounds"):
+        run_pipeline(PatternGraph(_body).graph, (endless,), BuildOptions())
+
+
+def test_a_pass_that_leaves_an_illegal_graph_is_an_error() -> None:
+    claims = dataclasses.replace(ADD_TO_MUL, stage=Stage.CANONICAL)
+    body_with_tril = PatternGraph(lambda x: aten.tril.default(aten.add.Tensor(x, x)))
+    with pytest.raises(PassError, match=r"node tril_default: aten\.tril\.default is not legal at stage canonical"):
+        run_pipeline(body_with_tril.graph, (claims,), BuildOptions())
+
+
+def test_writes_to_memory_are_not_dead_code_and_unused_weights_are() -> None:
+    def body(x: Any, weight: Any) -> Any:
+        aten.mul.Tensor(x, weight)
+        return aten.add.Tensor(x, x)
+
+    result = run_pipeline(PatternGraph(body, weight=(WIDTH,)).graph, (ADD_TO_MUL,), BuildOptions())
+    assert "weight" not in result.graph.weights
+    assert [n.name for n in result.graph.weight_nodes()] == ["embed"]
+
+
+def test_near_misses_are_those_of_the_last_look() -> None:
+    def one_user(match: Match) -> Refusal | None:
+        users = len(match.bound["x"].users)
+        return None if users == 1 else Refusal(f"x has {users} users", match.root)
+
+    def body(x: Any) -> Any:
+        y = aten.exp.default(x)
+        first = aten.neg.default(aten.neg.default(y))
+        return aten.mul.Tensor(first, aten.neg.default(aten.neg.default(first)))
+
+    drop = dataclasses.replace(DROP_NEGATIONS, precondition=one_user)
+    (record,) = run_pipeline(PatternGraph(body).graph, (drop,), BuildOptions()).records
+    # The second pair is refused in both rounds, for `first` and then for y, and recorded for the last one.
+    assert len(record.rewrites) == 1
+    assert [r.reason for r in record.refusals] == ["x has 2 users"]
+
+
+def test_records_are_plain_data() -> None:
+    (record,) = run_pipeline(PatternGraph(_body).graph, (ADD_TO_MUL,), BuildOptions()).records
+    data = json.loads(json.dumps(record.to_json(timings=True)))
+    assert (data["name"], data["stage"], data["seconds"]) == ("add_to_mul", record.stage.value, record.seconds)
+    assert [r["number"] for r in data["rewrites"]] == [r.number for r in record.rewrites]
+    assert "seconds" not in record.to_json()
+
+
+def test_the_same_input_gives_the_same_records_and_graph() -> None:
+    first, second = (run_pipeline(PatternGraph(_body).graph, (ADD_TO_MUL,), BuildOptions()) for _ in range(2))
+    assert render(first.graph) == render(second.graph)
+    assert [r.to_json() for r in first.records] == [r.to_json() for r in second.records]
+
+
+def test_pass_names_are_unique() -> None:
+    names = [p.name for p in canonical()]
+    assert len(names) == len(set(names))
