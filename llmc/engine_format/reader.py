@@ -109,10 +109,10 @@ def check_files(path: Path, manifest: Manifest, check_weights: bool) -> None:
 
 def check_required(path: Path, manifest: Manifest) -> None:
     """The files that no engine can do without are in the manifest."""
-    executable = {REFERENCE_TARGET: (GRAPH_NAME,)}.get(manifest.target.name, (LIBRARY_NAME,))
-    if is_gpu_target(manifest.target.name):
-        executable = ()  # check_agreement looks for the binaries that the program names.
-    for name in (PROGRAM_NAME, *executable):
+    required = [PROGRAM_NAME]
+    if not is_gpu_target(manifest.target.name):  # check_agreement looks for the binaries that the program names.
+        required.append(GRAPH_NAME if manifest.target.name == REFERENCE_TARGET else LIBRARY_NAME)
+    for name in required:
         if name not in manifest.files:
             raise EngineFormatError(f"the manifest lists no {name}", at=path / MANIFEST_NAME, fix=REBUILD)
 
