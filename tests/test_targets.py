@@ -32,7 +32,7 @@ def test_what_cannot_share_an_engine(names: str) -> None:
 
 
 def test_an_unknown_name_lists_the_known_ones() -> None:
-    with pytest.raises(TargetError, match="did you mean 'h100'.*h200.*mi300x"):
+    with pytest.raises(TargetError, match=r"did you mean 'h100'.*h200.*mi300x"):
         resolve_target("h10")
 
 

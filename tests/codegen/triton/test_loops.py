@@ -88,6 +88,5 @@ def test_every_operation_compiles(name: str, tmp_path: Path) -> None:
         (tmp_path / file).write_text(text, encoding="utf-8")
     kernels = compile_kernels(lowered.program.kernels, tmp_path, [target])
     binaries = [kernel.binaries[target.arch_name] for kernel in kernels]
-    assert len(binaries) > 10
     assert all(b.spill_bytes == 0 and b.registers > 0 for b in binaries)
     assert all((tmp_path / b.file).stat().st_size > 0 for b in binaries)
