@@ -96,7 +96,7 @@ def main() -> None:
     arguments.directory.mkdir(parents=True, exist_ok=True)
     if arguments.wheels is not None:
         install_wheels(arguments.wheels, arguments.directory / "packages")
-    missing = [name for name in NEEDED if importlib.util.find_spec(name) is None]
+    missing = [name for name in NEEDED if not is_installed(name)]
     if missing:
         sys.exit(
             f"this Python lacks {', '.join(missing)}; where there is a package index: pip download --only-binary=:all: "
@@ -129,6 +129,14 @@ def gpu_name() -> str | None:
     code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip() or None
+
+
+def is_installed(name: str) -> bool:
+    """Whether a module can be found; it is not imported."""
+    try:
+        return importlib.util.find_spec(name) is not None
+    except ModuleNotFoundError:  # The package that it would be in.
+        return False
 
 
 def install_wheels(wheels: Path, packages: Path) -> None:

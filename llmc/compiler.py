@@ -126,6 +126,7 @@ def _build(
     stages: Stages,
 ) -> BuildReport:
     pipeline = default() if passes is None else tuple(passes)
+    check_dtypes(target, options)
     with EngineWriter(output) as writer:
         with stages("capture"):
             captured = capture(model, options)
@@ -134,7 +135,7 @@ def _build(
         with stages("lower"):
             engine = lower_for(target, result.graph, options)
             check_memory(engine.program, target)
-        with stages("compile", kernel_count(engine)):
+        with stages("compile", binary_count(engine, target)):
             engine = compile_for(target, engine, writer, stages)
             writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
         weights = engine.program.weights
@@ -149,6 +150,17 @@ def _build(
                 writer.copy_file(f"tokenizer/{file.name}", file)
             manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
     return build_report(output, target, result.records, engine.program, manifest, stages.seconds)
+
+
+def check_dtypes(target: Target, options: BuildOptions) -> None:
+    """Raise OptionError for a dtype that the target has no kernels for, before anything is read."""
+    for name in ("dtype", "kv_dtype"):
+        if isinstance(target, CpuTarget) and getattr(options, name) == "float16":
+            raise OptionError(
+                f"{target.name} has no kernels for float16",
+                at=f"{name}=float16",
+                fix="choose bfloat16, which takes as much memory, or float32; or build for a GPU",
+            )
 
 
 def run_passes(
@@ -201,7 +213,7 @@ def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, sta
         assert isinstance(target, GpuTarget)
         for name, text in engine.sources.items():
             writer.write_text(name, text)
-        kernels = compile_kernels(engine.program.kernels, writer.path, [target], stages.advance)
+        kernels = compile_kernels(engine.program.kernels, writer.path, target.compiled, stages.advance)
         for kernel in kernels:
             for binary in kernel.binaries.values():
                 writer.add_file(binary.file)
@@ -217,9 +229,11 @@ def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, sta
     return engine
 
 
-def kernel_count(engine: LoweredEngine) -> int | None:
-    """How many steps compiling takes, where that is known."""
-    return len(engine.program.kernels) if isinstance(engine, DeviceLowered) else None
+def binary_count(engine: LoweredEngine, target: Target) -> int | None:
+    """How many GPU binaries are compiled; None for a CPU."""
+    if not isinstance(target, GpuTarget):
+        return None
+    return len(engine.program.kernels) * len({member.arch_name for member in target.compiled})
 
 
 def packed(slot: WeightSlot, recipe: Recipe, source: WeightSource) -> Tensor:

@@ -16,7 +16,8 @@ Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows
 class BuildOptions(BaseModel):
     """How to build an engine.
 
-    dtype: of weights and activations; auto keeps the checkpoint's. kv_dtype: of the KV cache; auto is dtype.
+    dtype: of weights and activations; auto keeps the checkpoint's; float16 is for GPUs.
+    kv_dtype: of the KV cache; auto is dtype.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number.
@@ -26,8 +27,8 @@ class BuildOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    dtype: Literal["auto", "float32", "bfloat16"] = "auto"
-    kv_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     max_model_len: int | None = Field(default=None, ge=1)
     max_batch_tokens: int = Field(default=512, ge=1, le=65536)
     max_sequences: int = Field(default=64, ge=1, le=4096)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import platform
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -41,7 +41,8 @@ class GpuTarget:
     backend, arch, warp_size: what Triton's compiler asks for; arch is a compute capability (90) or a gfx name.
     memory_bytes, shared_memory_per_block: bytes. bandwidth: bytes a second. Rates: FLOP a second of matrix
     instructions that accumulate in fp32 (fp32_rate: of plain fp32 arithmetic); fp8_rate is None without fp8 units.
-    has_tma: whether tensor descriptors become bulk copies.
+    has_tma: whether tensor descriptors become bulk copies. members: of a target that stands for several GPUs, which
+    promises no more than each of them has.
     """
 
     name: str
@@ -58,6 +59,12 @@ class GpuTarget:
     shared_memory_per_block: int
     has_tma: bool
     summary: str
+    members: tuple[GpuTarget, ...] = ()
+
+    @property
+    def compiled(self) -> tuple[GpuTarget, ...]:
+        """The GPUs that kernels are compiled for: the members of several at once, or this one."""
+        return self.members or (self,)
 
     @property
     def binary_kind(self) -> str:
@@ -164,6 +171,8 @@ def resolve_target(name: str) -> Target:
         raise TargetError(f"a target is named by a string, not {name!r}", at="target", fix="see `llmc targets`")
     if name == "auto":
         return device_target() or host_target()
+    if "," in name:
+        return _common_target(name)
     for target in known_targets():
         if target.name == name:
             return target
@@ -173,9 +182,31 @@ def resolve_target(name: str) -> Target:
     raise TargetError(f"unknown target {name!r}", at=f"target={name!r}", fix=f"{hint}known targets: {', '.join(names)}")
 
 
+def _common_target(names: str) -> GpuTarget:
+    """One target for several GPUs of a vendor: the least of what they have."""
+    found = [resolve_target(name.strip()) for name in names.split(",")]
+    members = tuple(target for target in found if isinstance(target, GpuTarget))
+    if len(members) < len(found) or len({target.backend for target in members}) > 1:
+        raise TargetError(
+            f"{names} cannot share an engine: only GPUs of one vendor can",
+            at=f"target={names!r}",
+            fix="build one engine for each",
+        )
+    least = min(members, key=lambda target: (int(str(target.arch).removeprefix("gfx")), target.shared_memory_per_block))
+    return replace(
+        least,
+        name=",".join(target.name for target in members),
+        memory_bytes=min(target.memory_bytes for target in members),
+        shared_memory_per_block=min(target.shared_memory_per_block for target in members),
+        has_tma=all(target.has_tma for target in members),
+        summary="; ".join(target.summary for target in members),
+        members=members,
+    )
+
+
 def is_gpu_target(name: str) -> bool:
-    """Whether a target's name is that of a GPU."""
-    return any(target.name == name for target in GPU_TARGETS)
+    """Whether a target's name is that of a GPU, or of several."""
+    return set(name.split(",")) <= {target.name for target in GPU_TARGETS}
 
 
 def host_target() -> CpuTarget:

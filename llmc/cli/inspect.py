@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from llmc.cli.units import in_bytes
+from llmc.cli.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
@@ -31,6 +31,8 @@ def inspect(
     console.print(overview(directory))
     if directory.program.launches:
         console.print(kernel_costs(directory, context))
+        if directory.program.kernels:
+            console.print(device_kernels(directory, context))
     if launches:
         print_launches(console, directory.program.launches)
     if weights:
@@ -69,6 +71,8 @@ def kernel_costs(directory: EngineDirectory, context: int) -> Table:
     step = {"T": 1, "L": 1, "R": 1, "C": context, "A": context}
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for launch in directory.program.launches:
+        if not launch.runs(tokens=1, logit_rows=1):
+            continue
         total = totals[launch.kernel]
         total[0] += 1
         total[1] += evaluate_expression(launch.bytes_moved, step)
@@ -82,6 +86,30 @@ def kernel_costs(directory: EngineDirectory, context: int) -> Table:
     table.add_section()
     launches = sum(int(total[0]) for total in totals.values())
     table.add_row("all", str(launches), in_bytes(whole), "100%", f"{sum(t[2] for t in totals.values()):.3g}")
+    return table
+
+
+def device_kernels(directory: EngineDirectory, context: int) -> Table:
+    """Registers, spills and shared memory of every GPU kernel, and what its launches of a decode step should take."""
+    from llmc.graph.cost import StepShape, predict_seconds
+    from llmc.targets import GpuTarget, resolve_target
+
+    target = resolve_target(directory.manifest.target.name)
+    assert isinstance(target, GpuTarget)
+    first = target.compiled[0]
+    step, seconds = StepShape.decode(requests=1, context=context), defaultdict[str, float](float)
+    for launch in directory.program.launches:
+        if launch.runs(tokens=1, logit_rows=1):
+            rates = {"bandwidth": first.bandwidth, "rate": first.fp16_rate}
+            seconds[launch.kernel] += predict_seconds(launch.bytes_moved, launch.flops, step, **rates)
+    table = Table(title=f"GPU kernels; predicted: a decode step on {first.name}", title_justify="left")
+    for column in ("kernel", "for", "threads", "registers", "spills", "shared", "predicted"):
+        table.add_column(column, justify="left" if column in ("kernel", "for") else "right", overflow="fold")
+    for kernel in directory.program.kernels:
+        for arch, binary in kernel.binaries.items():
+            sizes = (binary.threads, binary.registers, binary.spill_bytes)
+            predicted = in_seconds(seconds[kernel.name]) if kernel.name in seconds else "other steps"
+            table.add_row(kernel.name, arch, *map(str, sizes), in_bytes(binary.shared_bytes), predicted)
     return table
 
 

@@ -19,10 +19,13 @@ from llmc.passes.rewrite import Numerics
 BUDGETS: dict[tuple[Numerics, torch.dtype], float] = {
     (Numerics.EXACT, torch.float32): 1e-5,
     (Numerics.EXACT, torch.bfloat16): 0.05,
+    (Numerics.EXACT, torch.float16): 0.01,
     (Numerics.REORDER, torch.float32): 1e-4,
     (Numerics.REORDER, torch.bfloat16): 0.3,
+    (Numerics.REORDER, torch.float16): 0.1,
     (Numerics.LOSSY, torch.float32): 0.5,
     (Numerics.LOSSY, torch.bfloat16): 0.5,
+    (Numerics.LOSSY, torch.float16): 0.5,
 }
 _LENGTH = 24
 

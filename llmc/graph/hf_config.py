@@ -125,12 +125,12 @@ def valid_values(model_type: str, file: Path) -> Iterator[None]:
 def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = None) -> torch.dtype:
     """The dtype to build in: the option's, or the model's own where an engine can compute in it."""
     if options.dtype != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16}[options.dtype]
+        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[options.dtype]
     if stored not in (torch.float32, torch.bfloat16):
         raise CheckpointError(
-            f"the model is {str(stored).removeprefix('torch.')}, which engines do not compute in",
+            f"the model is {str(stored).removeprefix('torch.')}, which engines do not compute in unasked",
             at=at,
-            fix="choose dtype=float32 (keeps every bit) or dtype=bfloat16 (half the memory)",
+            fix="choose dtype=float32 (keeps every bit), dtype=bfloat16 (half the memory), or dtype=float16 for a GPU",
         )
     return stored
 

@@ -14,7 +14,7 @@ from rich.console import Console
 
 from benchmarks.gpu.measurement import Measurement, parse
 from benchmarks.gpu.workloads import Decode, Prefill, decode_bytes, matrix_elements, prefill_flops
-from benchmarks.gpu_suite import ROOT, SHAPES, Job, Outcome, jobs, run_jobs, tables, write_results
+from benchmarks.gpu_suite import ROOT, SHAPES, Job, Outcome, is_installed, jobs, run_jobs, tables, write_results
 from benchmarks.random_checkpoint import SHAPES as CONFIGS
 from benchmarks.random_checkpoint import layer_tensors, outer_tensors
 
@@ -42,6 +42,11 @@ def test_without_a_gpu_it_says_so() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_suite"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1
     assert "--dry-run" in done.stderr
+
+
+def test_what_is_missing_is_found_out_without_importing() -> None:
+    assert is_installed("torch")
+    assert not is_installed("no_such_package.module")
 
 
 def test_one_failure_loses_nothing_else() -> None:

@@ -11,9 +11,11 @@ import pytest
 import llmc
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
+from llmc.runtime.device_binaries import binaries_for
 from llmc.runtime.device_inputs import StepShape, padded
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.triton_interpreter import interpret_engine
+from llmc.settings import settings
 from tests.runtime.test_device_inputs import decodes
 
 MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-draft"
@@ -27,6 +29,7 @@ def directory(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     return read_engine(path)
 
 
+@pytest.mark.slow
 def test_padding_changes_no_real_row(directory: EngineDirectory) -> None:
     size, blocks = directory.program.limits.block_size, 12
     step = decodes([1, 3], size)
@@ -37,6 +40,23 @@ def test_padding_changes_no_real_row(directory: EngineDirectory) -> None:
     together = interpret_engine(directory, blocks + 1).step(full)
     assert np.isfinite(together).all()
     np.testing.assert_allclose(together[:2], alone, rtol=0, atol=1e-5)
+
+
+@pytest.mark.slow
+def test_kernels_are_compiled_once_for_a_device_that_none_fits(
+    directory: EngineDirectory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
+    settings.cache_clear()
+    told: list[str] = []
+    first = binaries_for(directory, (9, 0), 227 * 1024, told.append)
+    assert len(told) == 1
+    assert first.arch == "sm_90"
+    for kernel in first.kernels:
+        assert (first.directory / kernel.binaries["sm_90"].file).read_bytes().startswith(b"\x7fELF")
+    assert binaries_for(directory, (9, 0), 227 * 1024, told.append) == first
+    assert len(told) == 1
+    settings.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +100,6 @@ def test_a_request_does_not_depend_on_its_neighbours(gpu: Engine) -> None:
 def test_an_engine_without_fitting_binaries_compiles_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], gpu: Engine
 ) -> None:
-    from llmc.settings import settings
-
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()
     path = tmp_path / "other.llmc"

@@ -52,7 +52,7 @@ def made_up_engine(path: Path, *archs: str) -> EngineDirectory:
     (path / "kernels/k.py").write_text("source\n")
     model = ModelRecord("m", "module", 1000, None, "bfloat16", None, (), 1)
     manifest = Manifest("0", model, TargetRecord("h100", None, ()), {}, LIMITS, {}, {}, ())
-    return EngineDirectory(path, manifest, program(*archs), ())
+    return EngineDirectory(path, manifest, program(*archs), path / "program.json", ())
 
 
 def test_the_engines_own_binaries_come_first(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -25,7 +26,7 @@ def written_engine(path: Path, *archs: str) -> EngineDirectory:
         for arch in archs:
             writer.write_bytes(f"kernels/k.0.{arch}.cubin", b"untuned")
         slots = program(*archs).weights
-        writer.write_weights([(slot, lambda slot=slot: bytes(slot.nbytes)) for slot in slots])
+        writer.write_weights([(slot, partial(bytes, slot.nbytes)) for slot in slots])
         writer.finish(manifest)
     return read_engine(path)
 

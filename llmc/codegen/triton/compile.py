@@ -77,7 +77,7 @@ class Workers:
 
     def compile_all(self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path) -> Any:
         """An iterator over the jobs' CompiledKernels, in order. Raises as `compile_kernels` does."""
-        return self._threads.map(lambda job: self.compile(*job, directory), jobs)
+        return self._threads.map(lambda job: self.compile(job[0], job[1], directory), jobs)
 
     def compile(self, kernel: DeviceKernel, target: GpuTarget, directory: Path) -> CompiledKernel:
         """Compile one kernel for one target."""

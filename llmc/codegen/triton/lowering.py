@@ -39,11 +39,11 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
     """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
     backend = TritonBackend(target)
     plan = plan_step(graph, backend, options)
-    modules = {kernel.module for kernel in backend.kernels.values()} - {None}
-    files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(filter(None, modules))}
-    program = specialize(plan.program, backend.kernels, {**files, None: LOOPS_SOURCE})
-    imported = {name: f"kernels/{name.rpartition('.')[2]}.py" for name in _imported(files)}
-    sources = {file: _source(importlib.import_module(name)) for name, file in sorted((files | imported).items())}
+    modules = {kernel.module for kernel in backend.kernels.values() if kernel.module is not None}
+    files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
+    by_module: dict[str | None, str] = {None: LOOPS_SOURCE, **files}
+    program = specialize(plan.program, backend.kernels, by_module)
+    sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
     return DeviceLowered(program, sources, plan.recipes)

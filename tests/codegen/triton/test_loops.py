@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from llmc.codegen.triton.compile import compile_kernels
 from llmc.codegen.triton.lowering import lower_device
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
@@ -39,3 +40,52 @@ def worst_difference(graph: ModelGraph, source: MemorySource, directory: Path) -
 @pytest.mark.parametrize("seed", range(4))
 def test_random_graphs(seed: int, tmp_path: Path) -> None:
     assert worst_difference(*random_graph(seed, 40), tmp_path) < 1e-5
+
+
+def every_operation() -> tuple[ModelGraph, MemorySource]:
+    b = GraphBuilder()
+    x = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("x", VOCABULARY, CHANNELS, scale=1.0))
+    y = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("y", VOCABULARY, CHANNELS, scale=1.0))
+    joined = b.call(aten.cat.default, [build(b, x, y) for build in OPERATIONS.values()], 1)
+    return b.finish(b.call(ops.select_rows.default, joined, b.inputs["logit_rows"]))
+
+
+def test_every_operation(tmp_path: Path) -> None:
+    graph, source = every_operation()
+    lowered = lower_device(graph, h100(), BuildOptions())
+    got = torch.cat([rows for step in interpret_steps(lowered, source, STEPS, tmp_path) for rows in step])
+    want = torch.cat([rows for step in run_steps(graph, source, STEPS) for rows in step])
+    for i, name in enumerate(OPERATIONS):
+        columns = slice(i * CHANNELS, (i + 1) * CHANNELS)
+        difference = (got[:, columns] - want[:, columns]).abs() / (1 + want[:, columns].abs())
+        # The interpreter cuts bf16 off where a device rounds to the nearest.
+        assert difference.max() < (2**-7 if name == "rounding" else 2e-6), name
+
+
+def test_rows_wider_than_a_block(tmp_path: Path) -> None:
+    """A reduction sweeps over the columns, once for each phase; the softmax has three."""
+    b = GraphBuilder()
+    x = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("x", VOCABULARY, 9001, scale=1.0))
+    normal = b.call(aten.mul.Tensor, b.call(aten._softmax.default, x, -1, False), 100.0)
+    centred = b.call(aten.sub.Tensor, normal, b.call(aten.mean.dim, x, [-1], True))
+    graph, source = b.finish(b.call(ops.select_rows.default, centred, b.inputs["logit_rows"]))
+    lowered = lower_device(graph, h100(), BuildOptions())
+    assert "for start in range(0, 9001, 8192):" in lowered.sources["kernels/loops.py"]
+    ((got,),) = interpret_steps(lowered, source, STEPS[:1], tmp_path)
+    ((want,),) = run_steps(graph, source, STEPS[:1])
+    torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["h100", "mi300x"])
+def test_every_operation_compiles(name: str, tmp_path: Path) -> None:
+    """Without a GPU, and without spills."""
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    lowered = lower_device(every_operation()[0], target, BuildOptions())
+    for file, text in lowered.sources.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    kernels = compile_kernels(lowered.program.kernels, tmp_path, [target])
+    binaries = [kernel.binaries[target.arch_name] for kernel in kernels]
+    assert all(b.spill_bytes == 0 and b.registers > 0 for b in binaries)
+    assert all((tmp_path / b.file).stat().st_size > 0 for b in binaries)

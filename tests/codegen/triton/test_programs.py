@@ -1,8 +1,9 @@
-"""Whole steps of GPU programs, run by the interpreter: the eager graph's logits in mixed batches, and Hugging Face's."""
+"""Whole steps of GPU programs, interpreted: the eager graph's logits in mixed batches, and Hugging Face's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -53,7 +54,7 @@ def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
     lowered = lower_device(graph, H100, options)
     tokens = tiny_tokens(29)
     cuts = (0, 20, 27, 28, 29)
-    steps = tuple((Chunk(0, a, tuple(tokens[a:b])),) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
+    steps = tuple((Chunk(0, a, tuple(tokens[a:b])),) for a, b in pairwise(cuts))
     got = torch.cat([part for step in interpret_steps(lowered, captured.source, steps, tmp_path) for part in step])
     assert_close(got.numpy(), torch_logits(tiny_model(family), tokens))
 

@@ -1,0 +1,30 @@
+"""An engine that its GPU cannot hold is refused before anything is compiled, with the arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+import torch
+
+from llmc.codegen.triton.lowering import lower_device
+from llmc.codegen.triton.memory_fit import check_memory
+from llmc.errors import OptionError
+from llmc.options import BuildOptions
+from llmc.targets import GpuTarget, host_target, resolve_target
+from tests.codegen.tiny_models import llama
+
+
+def test_too_little_memory_is_named_with_its_parts() -> None:
+    target = resolve_target("l4")
+    assert isinstance(target, GpuTarget)
+    program = lower_device(llama(torch.float32)[0], target, BuildOptions()).program
+    check_memory(program, target)
+    check_memory(program, host_target())
+    with pytest.raises(
+        OptionError, match=r"needs 1\.\d+ GB, and l4 has 1\.00 GB: weights .* KV cache .* arena .* logits"
+    ):
+        check_memory(program, replace(target, memory_bytes=10**9))
+    huge = replace(program, limits=replace(program.limits, max_model_len=10**9))
+    with pytest.raises(OptionError, match="one sequence of 1000000000 tokens"):
+        check_memory(huge, target)

@@ -1,0 +1,56 @@
+"""Targets by name: one, several GPUs at once, the device that is there, and unknown ones."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmc.errors import TargetError
+from llmc.targets import GPU_TARGETS, GpuTarget, is_gpu_target, match_device, resolve_target
+
+
+def test_every_gpu_is_found_by_its_name() -> None:
+    for target in GPU_TARGETS:
+        assert resolve_target(target.name) is target
+        assert is_gpu_target(target.name)
+        assert target.compiled == (target,)
+
+
+def test_several_gpus_share_the_least_of_what_they_have() -> None:
+    both = resolve_target("h100, a100")
+    assert isinstance(both, GpuTarget)
+    assert both.name == "h100,a100" and is_gpu_target(both.name)
+    assert [target.name for target in both.compiled] == ["h100", "a100"]
+    a100 = resolve_target("a100")
+    assert isinstance(a100, GpuTarget)
+    assert (both.arch, both.has_tma, both.shared_memory_per_block) == (80, False, a100.shared_memory_per_block)
+
+
+@pytest.mark.parametrize("names", ["h100,cpu-portable", "h100,mi300x", "h100,reference"])
+def test_what_cannot_share_an_engine(names: str) -> None:
+    with pytest.raises(TargetError, match="cannot share an engine"):
+        resolve_target(names)
+
+
+def test_an_unknown_name_lists_the_known_ones() -> None:
+    with pytest.raises(TargetError, match=r"did you mean 'h100'.*h200.*mi300x"):
+        resolve_target("h10")
+
+
+@pytest.mark.parametrize(
+    ("name", "capability", "is_hip", "found"),
+    [
+        ("NVIDIA H100 80GB HBM3", (9, 0), False, "h100"),
+        ("NVIDIA H200", (9, 0), False, "h200"),
+        ("NVIDIA GeForce RTX 4090", (8, 9), False, "rtx4090"),
+        ("NVIDIA L40S", (8, 9), False, "l40s"),
+        ("NVIDIA L4", (8, 9), False, "l4"),
+        ("NVIDIA A100-SXM4-80GB", (8, 0), False, "a100"),
+        ("NVIDIA GH200 480GB", (9, 0), False, "h200"),
+        ("NVIDIA RTX 6000 Ada Generation", (8, 9), False, "l4"),
+        ("AMD Instinct MI300X", (9, 4), True, "mi300x"),
+        ("NVIDIA T4", (7, 5), False, None),
+    ],
+)
+def test_devices(name: str, capability: tuple[int, int], is_hip: bool, found: str | None) -> None:
+    target = match_device(name, capability, is_hip=is_hip)
+    assert (None if target is None else target.name) == found
