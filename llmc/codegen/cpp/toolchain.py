@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shlex
 import shutil
@@ -47,13 +48,16 @@ def run_tool(command: Sequence[str | Path], *, source: Path) -> None:
     done = subprocess.run([str(part) for part in command], capture_output=True, text=True, errors="replace")
     if done.returncode == 0:
         return
-    lines = (done.stderr or done.stdout).splitlines()
+    output = done.stderr or done.stdout
+    lines = output.splitlines()
     first = next((i for i, line in enumerate(lines) if "error" in line), 0)
     shown = "\n    ".join(lines[first : first + 8]) or f"exit status {done.returncode}, no message"
+    no_room = any(os.strerror(number) in output for number in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG))
+    room = "free some space, or set LLMC_CACHE_DIR and TMPDIR to folders on another disk; " if no_room else ""
     raise ToolchainError(
         f"{Path(command[0]).name} failed:\n    {shown}",
         at=source,
-        fix=f"the command was: {shlex.join(str(part) for part in command)}",
+        fix=f"{room}the command was: {shlex.join(str(part) for part in command)}",
     )
 
 

@@ -126,3 +126,11 @@ def test_a_failed_command_shows_its_first_error_and_the_source(tmp_path: Path) -
     with pytest.raises(ToolchainError, match=r"error: .*missing") as caught:
         run_tool([*find_toolchain().compiler, "-c", source, "-o", tmp_path / "broken.o"], source=source)
     assert caught.value.at == str(source) and source.is_file()
+
+
+def test_a_full_disk_is_named_as_what_to_change(tmp_path: Path) -> None:
+    source = tmp_path / "fine.cpp"
+    source.write_text("int value = 1;\n", encoding="utf-8")
+    with pytest.raises(ToolchainError, match="No space left on device") as caught:
+        run_tool([*find_toolchain().compiler, "-S", source, "-o", "/dev/full"], source=source)
+    assert "free some space" in str(caught.value.fix)
