@@ -41,7 +41,8 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
     plan = plan_step(graph, backend, options)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module is not None}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
-    by_module: dict[str | None, str] = {None: LOOPS_SOURCE, **files}
+    by_module: dict[str | None, str] = {None: LOOPS_SOURCE}
+    by_module.update((module, file) for module, file in files.items())
     program = specialize(plan.program, backend.kernels, by_module)
     sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:

@@ -15,7 +15,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.random_graphs import random_graph
-from tests.codegen.tiny_models import VOCABULARY
+from tests.codegen.test_loops import OPERATIONS
+from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
 from tests.codegen.triton.device_harness import interpret_steps
 
 # One token, and a prime number of them that is more than a tile.
