@@ -21,8 +21,8 @@ from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.reference import ReferenceEngine, lower_reference
-from llmc.codegen.triton.compile import compile_kernels
-from llmc.codegen.triton.lowering import DeviceLowered, lower_device
+from llmc.codegen.triton.compile import compile_kernels, require_triton
+from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
@@ -127,6 +127,8 @@ def _build(
 ) -> BuildReport:
     pipeline = default() if passes is None else tuple(passes)
     check_dtypes(target, options)
+    if isinstance(target, GpuTarget):
+        require_triton()
     with EngineWriter(output) as writer:
         with stages("capture"):
             captured = capture(model, options)
@@ -198,6 +200,8 @@ def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> Lower
     if isinstance(target, CpuTarget):
         return lower(graph, target, options)
     if isinstance(target, GpuTarget):
+        from llmc.codegen.triton.lowering import lower_device  # imports Triton, which CPU builds do without
+
         return lower_device(graph, target, options)
     return lower_reference(graph, options)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import subprocess
@@ -18,6 +19,16 @@ from llmc.errors import LoweringError, ToolchainError
 from llmc.program import DeviceBinary, DeviceKernel
 from llmc.settings import settings
 from llmc.targets import GpuTarget
+
+
+def require_triton() -> None:
+    """Raise ToolchainError if Triton is not installed."""
+    if importlib.util.find_spec("triton") is None:
+        raise ToolchainError(
+            "Triton is not installed; GPU engines are built with it, on a machine with or without a GPU",
+            at="import triton",
+            fix="install it: pip install 'llmc-compiler[gpu]'",
+        )
 
 
 @dataclass(frozen=True)
