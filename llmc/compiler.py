@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import tempfile
 import time
@@ -23,12 +24,12 @@ from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.codegen.triton.compile import compile_kernels
-from llmc.codegen.triton.lowering import DeviceLowered, lower_device
+from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
-from llmc.errors import OptionError
+from llmc.errors import OptionError, ToolchainError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
@@ -196,6 +197,14 @@ def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> Lower
     if isinstance(target, CpuTarget):
         return lower(graph, target, options)
     if isinstance(target, GpuTarget):
+        if importlib.util.find_spec("triton") is None:
+            raise ToolchainError(
+                "Triton is not installed, and it compiles the kernels for GPUs",
+                at=f"target={target.name}",
+                fix="install it: pip install llmc-compiler[gpu]",
+            )
+        from llmc.codegen.triton.lowering import lower_device
+
         return lower_device(graph, target, options)
     return lower_reference(graph, options)
 

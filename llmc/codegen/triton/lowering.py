@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -14,25 +13,16 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.lowering import plan_step
 from llmc.codegen.origin import describe, one_line
 from llmc.codegen.triton.backend import TritonBackend
+from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.codegen.triton.specialize import specialize
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import Origin, Program
 from llmc.targets import GpuTarget
 
 LOOPS_SOURCE = "kernels/loops.py"
 _KERNELS = "llmc.codegen.triton.kernels"
-
-
-@dataclass(frozen=True)
-class DeviceLowered:
-    """What the engine is made of. sources: Python text of each file that kernels are in. recipes: of the weights."""
-
-    program: Program
-    sources: dict[str, str]
-    recipes: tuple[Recipe, ...]
 
 
 def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.pack import pack
-from llmc.codegen.triton.lowering import DeviceLowered
+from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.graph.execute import Chunk
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
