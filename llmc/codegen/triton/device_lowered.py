@@ -1,4 +1,4 @@
-"""What lowering for GPUs makes. Apart from lowering itself, so that CPU builds need no Triton."""
+"""What lowering for a GPU gives. This file needs no Triton; the kernels and lowering.py do."""
 
 from __future__ import annotations
 

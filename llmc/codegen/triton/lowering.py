@@ -31,9 +31,7 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
     plan = plan_step(graph, backend, options)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module is not None}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
-    by_module: dict[str | None, str] = {None: LOOPS_SOURCE}
-    by_module.update((module, file) for module, file in files.items())
-    program = specialize(plan.program, backend.kernels, by_module)
+    program = specialize(plan.program, backend.kernels, files, LOOPS_SOURCE)
     sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)

@@ -19,8 +19,13 @@ _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32"}
 _BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 
 
-def specialize(program: Program, kernels: Mapping[str, Unspecialized], sources: Mapping[str | None, str]) -> Program:
-    """The program with its kernels, and launches that name them. sources: the engine's file of each module."""
+def specialize(
+    program: Program, kernels: Mapping[str, Unspecialized], sources: Mapping[str, str], loops: str
+) -> Program:
+    """The program with its kernels, and launches that name them.
+
+    sources: the engine's file of each module. loops: its file of generated loops.
+    """
     names: dict[tuple[Unspecialized, tuple[DeviceParameter, ...]], str] = {}
     counts: Counter[str] = Counter()
     launches = []
@@ -34,7 +39,7 @@ def specialize(program: Program, kernels: Mapping[str, Unspecialized], sources: 
     found = tuple(
         DeviceKernel(
             name=name,
-            source=sources[kernel.module],
+            source=loops if kernel.module is None else sources[kernel.module],
             function=kernel.function,
             parameters=parameters,
             constants=dict(kernel.constants),
