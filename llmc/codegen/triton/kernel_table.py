@@ -6,7 +6,7 @@ from typing import Any
 
 import llmc.ops  # noqa: F401  (registers the ops that the kernels name)
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.argmax_rows import argmax_rows
+from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
 from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
@@ -17,6 +17,7 @@ from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.select_rows import select_rows
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
@@ -39,7 +40,9 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     paged_attention,
     select_rows,
     argmax_rows,
+    draw_rows,
     top_k_rows,
+    row_masses,
     sample_candidates,
 )
 
