@@ -27,6 +27,7 @@ from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
+from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
@@ -94,7 +95,8 @@ def build(
     **options: Any,
 ) -> BuildReport:
     """Compile a model into an engine directory at `output`, whole or not at all. Arguments as in `compile`."""
-    return _build(model, Path(output), resolve_target(target), parse_options(options), passes, Stages(progress))
+    place = path_argument("output", output)
+    return _build(model, place, resolve_target(target), parse_options(options), passes, Stages(progress))
 
 
 @dataclass
@@ -125,7 +127,7 @@ def _build(
     passes: Sequence[Pass] | None,
     stages: Stages,
 ) -> BuildReport:
-    pipeline = default() if passes is None else tuple(passes)
+    pipeline = default() if passes is None else _checked(passes)
     check_dtypes(target, options)
     if isinstance(target, GpuTarget):
         require_triton()
@@ -152,6 +154,16 @@ def _build(
                 writer.copy_file(f"tokenizer/{file.name}", file)
             manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
     return build_report(output, target, result.records, engine.program, manifest, stages.seconds)
+
+
+def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
+    if not isinstance(passes, Sequence):
+        raise OptionError(
+            f"passes cannot be {passes!r:.80} ({type(passes).__name__})",
+            at="passes",
+            fix="give a list: passes=[*llmc.passes.default(), my_pass]",
+        )
+    return tuple(passes)
 
 
 def check_dtypes(target: Target, options: BuildOptions) -> None:

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, read_engine
 from llmc.engine_format.copy import copy_engine
+from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import REFERENCE_TARGET
 from llmc.errors import OptionError, RequestError
 from llmc.program import Limits
@@ -21,7 +22,8 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.generation import FinishReason, Generation, Scoring
 from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_ids, token_sequences
+from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_sequences
+from llmc.runtime.prompts import token_ids as ids_of
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
@@ -78,7 +80,7 @@ def load(
     than the engine was built for. check_weights: compare the weights' hashes. owned: a temporary directory to delete
     when the engine is closed. Raises EngineFormatError, TargetError, OptionError.
     """
-    directory = read_engine(Path(path), check_weights=check_weights)
+    directory = read_engine(path_argument("path", path), check_weights=check_weights)
     most = directory.program.limits.max_batch_tokens
     if max_step_tokens is not None and (type(max_step_tokens) is not int or not 1 <= max_step_tokens <= most):
         raise OptionError(
@@ -152,11 +154,15 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a prompt. Raises RequestError if the engine has no tokenizer."""
+        if not isinstance(text, str):
+            raise RequestError(f"a text cannot be {text!r:.80} ({type(text).__name__})", fix="give a str")
         return self._tokenizer.encode(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens; empty if the engine has no tokenizer."""
-        return self._tokenizer.decode(token_ids)
+        ids = ids_of(token_ids, self._tokenizer)
+        check_ids("token_ids", ids, self.info.vocab_size)
+        return self._tokenizer.decode(ids)
 
     def generate(
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -177,8 +183,9 @@ class Engine:
 
         Raises RequestError at once for what `generate` refuses. Stopping early frees the request.
         """
-        tokens = token_ids(prompt, self._tokenizer)
-        return self._pieces(self._generation(0, tokens, params or SamplingParams(), True))
+        tokens = ids_of(prompt, self._tokenizer)
+        (chosen,) = self._params_for([tokens], params)
+        return self._pieces(self._generation(0, tokens, chosen, True))
 
     @overload
     def logits(self, tokens: Sequence[int]) -> Logits: ...
@@ -196,7 +203,7 @@ class Engine:
 
     def save(self, path: str | Path) -> Path:
         """Copy the engine to another place, whole or not at all; returns that place."""
-        return copy_engine(self._directory.path, self._directory.manifest, Path(path))
+        return copy_engine(self._directory.path, self._directory.manifest, path_argument("path", path))
 
     def close(self) -> None:
         """Stop the threads, free the memory, delete a temporary engine directory."""
@@ -225,6 +232,8 @@ class Engine:
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, Sequence):
+            raise _no_params(params)
         if len(params) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(params)} sampling parameters",
@@ -232,10 +241,7 @@ class Engine:
             )
         for each in params:
             if not isinstance(each, SamplingParams):
-                raise RequestError(
-                    f"{each!r:.80} ({type(each).__name__}) is not a SamplingParams",
-                    fix="give llmc.SamplingParams(name=value, ...)",
-                )
+                raise _no_params(each)
         return list(params)
 
     def _generation(self, index: int, tokens: list[int], params: SamplingParams, streamed: bool) -> Generation:
@@ -295,3 +301,10 @@ class Engine:
                     told = len(output)
         finally:
             loop.remove(request)
+
+
+def _no_params(value: object) -> RequestError:
+    return RequestError(
+        f"{value!r:.80} ({type(value).__name__}) is not a SamplingParams",
+        fix="give llmc.SamplingParams(name=value, ...)",
+    )
