@@ -152,7 +152,8 @@ def check_agreement(path: Path, manifest: Manifest, program: Program) -> None:
             fix=REBUILD,
         )
     for kernel in program.kernels:
-        for file in (kernel.source, *(binary.file for binary in kernel.binaries.values())):
+        source = () if kernel.is_library else (kernel.source,)
+        for file in (*source, *(binary.file for binary in kernel.binaries.values())):
             if file not in manifest.files:
                 raise EngineFormatError(
                     f"the manifest lists no {file} of kernel {kernel.name}", at=path / MANIFEST_NAME, fix=REBUILD

@@ -11,6 +11,7 @@ import numpy.typing as npt
 from llmc.errors import RequestError
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Request
+from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
 
 FinishReason = Literal["stop", "length"]
@@ -52,13 +53,13 @@ class Generation(Request):
         self._append(lambda: self._sampler.sample(logits[0]))
 
     @property
-    def greedy(self) -> bool:
-        """Whether the sampler takes the likeliest token as it is."""
-        return self._sampler.is_argmax
+    def choice(self) -> RowChoice | None:
+        """The sampler's, for the next token."""
+        return self._sampler.choice()
 
-    def receive_best(self, token: int, logit: float) -> None:
-        """Take the likeliest token, and see whether it is the last."""
-        self._append(lambda: self._sampler.accept(token, logit))
+    def receive_token(self, token: int, score: float) -> None:
+        """Take a token chosen elsewhere, and see whether it is the last."""
+        self._append(lambda: self._sampler.accept(token, score))
 
     def _append(self, choose: Callable[[], int]) -> None:
         try:

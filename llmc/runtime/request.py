@@ -8,6 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
+from llmc.runtime.row_choice import RowChoice
+
 
 class Request(ABC):
     """Tokens to be read by the model, and what is done with the logits that it gives for them.
@@ -29,13 +31,13 @@ class Request(ABC):
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
 
     @property
-    def greedy(self) -> bool:
-        """Whether `receive_best` will do: the request wants the likeliest token and nothing else of its logits."""
-        return False
+    def choice(self) -> RowChoice | None:
+        """How its next token can be chosen without it, so that `receive_token` will do; None if it needs the logits."""
+        return None
 
-    def receive_best(self, token: int, logit: float) -> None:
-        """Take the likeliest token after the last one, and its logit. Only for a request that is greedy."""
-        raise NotImplementedError(f"{type(self).__name__} is not greedy")
+    def receive_token(self, token: int, score: float) -> None:
+        """Take the token after the last one, chosen as `choice` says. score: not finite if the logits are unusable."""
+        raise NotImplementedError(f"{type(self).__name__} has no choice")
 
     @property
     def pending(self) -> int:

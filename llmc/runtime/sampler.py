@@ -14,6 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.runtime.row_choice import EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
 
 Row = npt.NDArray[np.float32]
@@ -30,6 +31,7 @@ class Sampler:
         self._params = params
         self._forbidden_early = forbidden_early
         self._generator = None if params.temperature == 0 else np.random.Generator(np.random.PCG64(params.seed))
+        self._device_seed = int(np.random.SeedSequence(params.seed).generate_state(1).view(np.int32)[0])
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._changes = params.changes_logits()
@@ -51,14 +53,20 @@ class Sampler:
             self._counts[token] += 1
         return token
 
-    @property
-    def is_argmax(self) -> bool:
-        """Whether the token is always the one with the largest logit."""
-        return self._generator is None and not self._changes
+    def choice(self) -> RowChoice | None:
+        """How a device can choose the next token from the same distribution; None if only `sample` can.
 
-    def accept(self, token: int, logit: float) -> int:
-        """The token with the largest logit, found elsewhere; for `is_argmax` only. Raises RequestError for NaN."""
-        _check_finite(token, logit)
+        Its draws are other ones than those of `sample`, and as repeatable.
+        """
+        params = self._params
+        if self._changes:
+            return None
+        top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
+        return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._device_seed, self._generated)
+
+    def accept(self, token: int, score: float) -> int:
+        """The token that was chosen as `choice` says. score: of the choice; RequestError if it is not finite."""
+        _check_finite(token, score)
         self._generated += 1
         return token
 

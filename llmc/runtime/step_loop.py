@@ -6,9 +6,10 @@ from collections.abc import Sequence
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
-from llmc.runtime.executors.executor import Best, Executor, GreedyExecutor, Logits
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.publish import run_and_publish
 from llmc.runtime.request import Request
-from llmc.runtime.scheduler import Chunk, Scheduler
+from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step_inputs import StepInputs
 
 
@@ -39,23 +40,7 @@ class StepLoop:
     def step(self) -> None:
         """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them."""
         chunks = self._scheduler.schedule()
-        step = self._inputs.fill(chunks)
-        executor = self._executor
-        is_greedy = all(chunk.request.greedy for chunk in chunks if chunk.logit_rows)
-        if is_greedy and isinstance(executor, GreedyExecutor):
-            self._publish(chunks, executor.best(step))
-        else:
-            self._publish(chunks, executor.step(step))
-
-    def _publish(self, chunks: Sequence[Chunk], results: Logits | Best) -> None:
-        row = 0
+        run_and_publish(self._executor, self._inputs.fill(chunks), chunks)
         for chunk in chunks:
-            request, first = chunk.request, row
-            row += chunk.logit_rows
-            request.computed += chunk.count
-            if chunk.logit_rows and isinstance(results, Best):
-                request.receive_best(int(results.tokens[first]), float(results.logits[first]))
-            elif chunk.logit_rows and not isinstance(results, Best):
-                request.receive(request.computed - chunk.logit_rows, results[first:row])
-            if request.finished:
-                self._scheduler.remove(request)
+            if chunk.request.finished:
+                self._scheduler.remove(chunk.request)

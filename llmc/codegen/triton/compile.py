@@ -47,11 +47,12 @@ def compile_kernels(
 ) -> tuple[DeviceKernel, ...]:
     """The kernels with a binary for each target's instruction set, written beside their sources.
 
-    directory: the engine's, which kernels' sources are relative to. progress: told 1 for each kernel compiled. Raises
-    LoweringError for a kernel that does not compile or does not fit the target's shared memory.
+    Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to. progress: told
+    1 for each kernel compiled. Raises LoweringError for a kernel that does not compile or does not fit the target's
+    shared memory.
     """
     archs = {target.arch_name: target for target in reversed(targets)}
-    jobs = [(kernel, target) for target in archs.values() for kernel in kernels]
+    jobs = [(kernel, target) for target in archs.values() for kernel in kernels if not kernel.is_library]
     binaries: dict[str, dict[str, DeviceBinary]] = {kernel.name: {} for kernel in kernels}
     if jobs:
         with Workers(min(len(jobs), len(os.sched_getaffinity(0)))) as workers:

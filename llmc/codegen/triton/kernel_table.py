@@ -11,7 +11,14 @@ from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.linear import (
+    fused_linear,
+    gated_linear,
+    linear,
+    lm_head,
+    norm_gated_linear,
+    norm_linear,
+)
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
@@ -37,6 +44,8 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     fused_linear,
     gated_linear,
     lm_head,
+    norm_linear,
+    norm_gated_linear,
     paged_attention,
     select_rows,
     argmax_rows,

@@ -84,7 +84,7 @@ def join_chunks_kernel(
 
 @triton.jit
 def largest_of(scores: tl.tensor, inside: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
-    """The largest of a vector of scores and its lowest index. NaN counts as infinite; what is not inside, as nothing."""
+    """The largest of a vector of scores and its lowest index. NaN counts as infinite; only what is inside counts."""
     scores = tl.where(inside, tl.where(scores != scores, float("inf"), scores), float("-inf"))
     return tl.max(scores, axis=0, return_indices=True)
 
@@ -117,7 +117,8 @@ def draw_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 def _launch(call: Call, noise: dict[str, Argument]) -> DeviceLaunch:
     (vocabulary,), count = call.shape("logits"), str(call.count("logits"))
-    chunks = triton.cdiv(vocabulary, _CHUNK)
+    chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
+    chunks = triton.cdiv(vocabulary, chunk)
     found = {}
     for name, dtype in (("maxima", torch.float32), ("places", torch.int32)):
         workspace = rows(name, call.workspace(name, RowCount(count), chunks, dtype))
@@ -125,7 +126,7 @@ def _launch(call: Call, noise: dict[str, Argument]) -> DeviceLaunch:
     return DeviceLaunch(
         draw_chunks_kernel,
         {**rows("logits", call.rows("logits")), **noise, **found},
-        {"VOCABULARY": vocabulary, "CHUNK": _CHUNK, "CHUNKS": chunks},
+        {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
         (str(chunks), count),
         num_warps=8,
         then=(join_launch(found, rows("tokens", call.result(0)) | rows("scores", call.result(1)), chunks, count),),

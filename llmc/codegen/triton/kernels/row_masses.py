@@ -65,7 +65,8 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way."""
     (vocabulary,), count = call.shape("logits"), str(call.count("logits"))
-    chunks = triton.cdiv(vocabulary, _CHUNK)
+    chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
+    chunks = triton.cdiv(vocabulary, chunk)
     parts = rows("parts", call.workspace("parts", RowCount(count), chunks, torch.float32))["parts_ptr"]
     join = DeviceLaunch(
         add_masses_kernel,
@@ -79,7 +80,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         DeviceLaunch(
             mass_chunks_kernel,
             {**arguments, "temperature_ptr": call.vector("temperature"), "parts_ptr": parts},
-            {"VOCABULARY": vocabulary, "CHUNK": _CHUNK, "CHUNKS": chunks},
+            {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
             (str(chunks), count),
             num_warps=8,
             then=(join,),
