@@ -23,7 +23,7 @@ from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, l
 from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
 from llmc.runtime.device_program import ARENA, PlannedCall, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
-from llmc.runtime.executors.executor import Best, Logits
+from llmc.runtime.executors.executor import Best, LaunchTime, Logits
 from llmc.runtime.graph_cache import GraphCache
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.step_inputs import Step
@@ -101,6 +101,27 @@ class CudaExecutor:
         self._host_best_logits[:rows].copy_(self._best_logits[:rows], non_blocking=True)
         torch.cuda.current_stream(self._device).synchronize()
         return Best(self._host_best[:rows].numpy(), self._host_best_logits[:rows].numpy())
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
+        shape = StepShape.of(step)
+        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
+        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+        stream = torch.cuda.current_stream(self._device)
+        present = [
+            (index, call, grid)
+            for index, call in enumerate(self._calls)
+            if call.runs(tokens=shape.tokens, logit_rows=shape.logit_rows)
+            and all(grid := call.programs(shape.counts()))
+        ]
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(present) + 1)]
+        events[0].record(stream)
+        for (_, call, grid), event in zip(present, events[1:], strict=True):
+            self.launch(call, grid, shape, stream.cuda_stream)
+            event.record(stream)
+        stream.synchronize()
+        ends = [events[0].elapsed_time(event) / 1e3 for event in events]
+        return tuple(LaunchTime(index, ends[i], ends[i + 1]) for i, (index, _, _) in enumerate(present))
 
     def close(self) -> None:
         """Free the device's memory."""

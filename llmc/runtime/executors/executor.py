@@ -21,6 +21,20 @@ class Best:
     logits: npt.NDArray[np.float32]
 
 
+@dataclass(frozen=True)
+class LaunchTime:
+    """When a launch of the program ran within its step. launch: its index; start, end: seconds since the step began."""
+
+    launch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.end - self.start
+
+
 class Executor(Protocol):
     """An engine's weights, KV cache and code, ready to run."""
 
@@ -42,4 +56,13 @@ class GreedyExecutor(Executor, Protocol):
 
     def best(self, step: Step) -> Best:
         """Run one step like `step`, for the best tokens only."""
+        ...
+
+
+@runtime_checkable
+class TimedExecutor(Executor, Protocol):
+    """An executor that can say how long each launch of a step takes."""
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """Run one step; the times of its launches in order. Launches that the step does not have are left out."""
         ...

@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import torch
@@ -20,7 +21,7 @@ from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.program import Program
 from llmc.runtime.device_program import ARENA, Count, PlannedCall, Pointer, plan_calls
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import LaunchTime, Logits
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.step_inputs import Step
 
@@ -66,17 +67,25 @@ class TritonInterpreterExecutor:
 
     def step(self, step: Step) -> Logits:
         """Every launch in turn. The arena starts as NaNs, so that nothing is read that the step has not written."""
+        self.step_timed(step)
+        logits: Logits = self._logits[: len(step.logit_rows)].numpy()
+        return logits
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """As `step`; how long the interpreter took for each launch, which says nothing about a GPU."""
         self._memory[ARENA, ""].fill_(0xFF)
         tokens, rows = len(step.input_ids), len(step.logit_rows)
         counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
         for name in Step.__dataclass_fields__:
             self._memory["input", name] = torch.from_numpy(getattr(step, name).copy()).reshape(-1)
-        for call in self._calls:
+        begin, times = perf_counter(), []
+        for launch, call in enumerate(self._calls):
             grid = call.programs(counts)
             if call.runs(tokens=tokens, logit_rows=rows) and all(grid):
+                start = perf_counter() - begin
                 self._run(call, grid, counts)
-        logits: Logits = self._logits[:rows].numpy()
-        return logits
+                times.append(LaunchTime(launch, start, perf_counter() - begin))
+        return tuple(times)
 
     def close(self) -> None:
         """Drop the memory."""
