@@ -10,8 +10,10 @@ from rich.console import Console
 
 from llmc.cli.build import build
 from llmc.cli.env import env
+from llmc.cli.explain import explain
 from llmc.cli.inspect import inspect
 from llmc.cli.passes import passes
+from llmc.cli.profile import profile
 from llmc.cli.run import run
 from llmc.cli.targets import targets
 from llmc.cli.tune import tune
@@ -29,7 +31,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, tune, passes, targets, env):
+for verb in (build, run, verify, inspect, profile, tune, passes, explain, targets, env):
     app.command(verb.__name__)(verb)
 
 

@@ -197,9 +197,6 @@ uint64_t llmc_read_all(LlmcPool* pool, const void* data, int64_t bytes);
 // threads; returns the floating-point operations done.
 int64_t llmc_multiply_in_cache_f32(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_bf16(LlmcPool* pool, int64_t repeats);
-// The matrix products' packing of x, on rows in cache; returns the elements packed.
-int64_t llmc_pack_in_cache_f32(LlmcPool* pool, int64_t repeats);
-int64_t llmc_pack_in_cache_bf16(LlmcPool* pool, int64_t repeats);
 // `repeats` parallel loops of a few empty chunks.
 void llmc_empty_regions(LlmcPool* pool, int64_t repeats);
 
