@@ -25,6 +25,9 @@ from llmc.codegen.triton.compile import compile_kernels, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
+from llmc.debug.coverage import CoverageObserver, check_complete
+from llmc.debug.dump import dump_observers
+from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
@@ -36,14 +39,15 @@ from llmc.graph.render import render
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
-from llmc.passes.pipeline import default
+from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
-from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
+from llmc.typed_json import to_json
 
 LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
@@ -169,7 +173,11 @@ def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
-    check = PassChecker(captured.graph, captured.source) if options.check_passes else None
+    watchers: list[Observer] = [*dump_observers(captured.graph)]
+    if options.check_passes:
+        watchers.append(PassChecker(captured.graph, captured.source))
+    covered = CoverageObserver({p.name for p in built_in()})
+    watchers.append(covered)
     writer.write_text("report/graphs/00-captured.txt", render(captured.graph))
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
@@ -177,11 +185,11 @@ def run_passes(
         number = next(numbers)
         if record.rewrites:
             writer.write_text(f"report/graphs/{number:02d}-{record.name}.txt", render(graph))
-        if check is not None:
-            check(record, graph)
+        for watcher in watchers:
+            watcher(record, graph)
 
     numbers = count(1)
-    result = run_pipeline(captured.graph, passes, options, observe)
+    result = run_pipeline(captured.graph, passes, options, observe, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
@@ -191,7 +199,11 @@ def run_passes(
             else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
     records = [record.to_json() for record in result.records]
-    writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    writer.write_text(PASSES_NAME, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    coverage = covered.coverage()
+    writer.write_text(COVERAGE_NAME, json.dumps(to_json(coverage), indent=1, ensure_ascii=False) + "\n")
+    if options.strict:
+        check_complete(coverage)
     return result
 
 
