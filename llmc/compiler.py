@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,6 +27,7 @@ from llmc.debug.check_passes import PassChecker
 from llmc.debug.coverage import CoverageObserver, check_complete
 from llmc.debug.dump import dump_observers
 from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
+from llmc.debug.graph_record import NODES_NAME, GraphRecord
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
@@ -35,7 +35,6 @@ from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.render import render
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
@@ -173,22 +172,18 @@ def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
-    watchers: list[Observer] = [*dump_observers(captured.graph)]
+    kept = GraphRecord(captured.graph)
+    watchers: list[Observer] = [kept, *dump_observers(captured.graph)]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     covered = CoverageObserver({p.name for p in built_in()})
     watchers.append(covered)
-    writer.write_text("report/graphs/00-captured.txt", render(captured.graph))
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
         stages.advance(1)
-        number = next(numbers)
-        if record.rewrites:
-            writer.write_text(f"report/graphs/{number:02d}-{record.name}.txt", render(graph))
         for watcher in watchers:
             watcher(record, graph)
 
-    numbers = count(1)
     result = run_pipeline(captured.graph, passes, options, observe, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
@@ -198,6 +193,8 @@ def run_passes(
             if result.was_cut
             else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
+    for name, text in (*kept.files.items(), (NODES_NAME, kept.nodes_text())):
+        writer.write_text(name, text)
     records = [record.to_json() for record in result.records]
     writer.write_text(PASSES_NAME, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     coverage = covered.coverage()
