@@ -21,14 +21,14 @@ class PipelineCut(BaseException):
 class RewriteLog:
     """Numbers every rewrite of a pipeline, from 1 on, and cuts the pipeline before number stop_after + 1.
 
-    announce: called with each rewrite's record before anything is changed for it.
+    announce: called with the pass's name and each rewrite's record before anything is changed for it.
     """
 
     def __init__(
         self,
         graph: RecordedGraph,
         stop_after: int | None,
-        announce: Callable[[RewriteRecord], None] | None = None,
+        announce: Callable[[str, RewriteRecord], None] | None = None,
     ) -> None:
         self._graph = graph
         self._stop_after = stop_after
@@ -64,7 +64,7 @@ class RewriteLog:
         names = tuple(n.name for n in nodes)
         record = RewriteRecord(self._count + 1, description, names, source_line(source) if source else None)
         if self._announce is not None:
-            self._announce(record)
+            self._announce(self._pass_name, record)
         self._count += 1
         self._rewrites.append(record)
         self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None)

@@ -31,7 +31,7 @@ from llmc.passes.shapes import same_value
 _MAX_ROUNDS = 64
 
 Observer = Callable[[PassRecord, ModelGraph], None]
-RewriteObserver = Callable[[RewriteRecord, ModelGraph], None]
+RewriteObserver = Callable[[str, RewriteRecord, ModelGraph], None]
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ def run_pipeline(
     """Run passes in order on a copy of the graph.
 
     observer: called after each pass with its record and the graph, which it must not change. before_rewrite: likewise
-    before each single rewrite, with its record and the graph without it, which runs (dead code may still be in it).
+    before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may still be in it).
     Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one
     after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential` run as if
     there were none, the others make no further rewrites.
@@ -67,9 +67,9 @@ def run_pipeline(
     _check_names(passes, options)
     result, nodes = recorded_copy(graph)
 
-    def announce(record: RewriteRecord) -> None:
+    def announce(name: str, record: RewriteRecord) -> None:
         if before_rewrite is not None:
-            before_rewrite(record, result)
+            before_rewrite(name, record, result)
 
     log = RewriteLog(nodes, options.stop_after, announce)
     records: list[PassRecord] = []
