@@ -136,6 +136,22 @@ def read_profile(path: Path) -> Profile:
     return from_json(Profile, content, str(path))
 
 
+def check_profile(profile: Profile, directory: EngineDirectory, at: Path) -> None:
+    """Raise EngineFormatError for a profile of another engine."""
+    launches = directory.program.launches
+    fits = all(
+        each.launch < len(launches) and launches[each.launch].kernel == each.kernel
+        for step in profile.steps
+        for each in step.launches
+    )
+    if not fits or profile.target != directory.manifest.target.name:
+        raise EngineFormatError(
+            f"the profile is of another engine ({profile.model} for {profile.target}) than {directory.path}",
+            at=at,
+            fix=f"profile this one: llmc profile {directory.path} --json FILE",
+        )
+
+
 class Profiler:
     """An open engine that is stepped by hand."""
 
@@ -203,7 +219,9 @@ class Profiler:
             seconds = statistics.median(run[i].seconds for run in runs)
             predicted = predict_launch(self._costs[time_of.launch], shape, rates)
             launches.append(
-                LaunchProfile(time_of.launch, program.launches[time_of.launch].kernel, time_of.start, seconds, predicted)
+                LaunchProfile(
+                    time_of.launch, program.launches[time_of.launch].kernel, time_of.start, seconds, predicted
+                )
             )
         seconds = statistics.median(whole)
         predicted = sum(each.predicted for each in launches)
