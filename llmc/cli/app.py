@@ -8,6 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
+from llmc.cli.bisect import bisect
 from llmc.cli.build import build
 from llmc.cli.diff import diff
 from llmc.cli.env import env
@@ -33,7 +34,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, report, profile, tune, passes, explain, diff, targets, env):
+for verb in (build, run, verify, inspect, report, profile, tune, passes, explain, diff, bisect, targets, env):
     app.command(verb.__name__)(verb)
 
 

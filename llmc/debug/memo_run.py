@@ -66,7 +66,7 @@ class MemoRun:
         self.tokens = tuple(tokens)
         self._source = source
         self._chunk_sizes = tuple(chunk_sizes)
-        self._block_size = block_size
+        self.block_size = block_size
         self._memo: dict[str, _Call] = {}
         self._recipe_keys: dict[int, tuple[Recipe, str]] = {}
         self._logits: tuple[str, Tensor] | None = None
@@ -85,7 +85,7 @@ class MemoRun:
         # Where some attention is not paged yet, it sees no more than its own step.
         is_paged = not graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
         sizes = self._chunk_sizes if is_paged else (len(self.tokens),)
-        steps = sequence_inputs(graph, self.tokens, chunk_sizes=sizes, block_size=self._block_size)
+        steps = sequence_inputs(graph, self.tokens, chunk_sizes=sizes, block_size=self.block_size)
         kept: dict[str, _Call] = {}
         found: list[StepValues] = []
         carried: dict[str, Value] = {}
