@@ -28,6 +28,8 @@ from llmc.debug.coverage import CoverageObserver, check_complete
 from llmc.debug.dump import dump_observers
 from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
 from llmc.debug.graph_record import NODES_NAME, GraphRecord
+from llmc.debug.report.contents import read_contents
+from llmc.debug.report.page import REPORT_NAME, report_page
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
@@ -153,7 +155,9 @@ def _build(
         with stages("finish"):
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
-            manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
+            manifest = manifest_of(captured.graph.info, target, options, engine.program, result.records)
+            writer.write_text(REPORT_NAME, report_page(read_contents(writer.path, manifest, engine.program)))
+            manifest = writer.finish(manifest)
     return build_report(output, target, result.records, engine.program, manifest, stages.seconds)
 
 

@@ -42,7 +42,9 @@ def report(
     try:
         path.write_text(page, encoding="utf-8")
     except OSError as error:
-        raise OptionError(f"cannot write the page: {error.strerror}", at=path, fix="name another place: -o FILE") from None
+        raise OptionError(
+            f"cannot write the page: {error.strerror}", at=path, fix="name another place: -o FILE"
+        ) from None
     Console().print(f"{path} ({in_bytes(len(page.encode()))}): open it in a browser", highlight=False, soft_wrap=True)
 
 

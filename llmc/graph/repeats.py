@@ -53,7 +53,7 @@ def node_token(node: NodeText, computed: Container[str]) -> tuple[str, ...]:
 
 
 def repeats_of(tokens: Sequence[int], inputs: Sequence[tuple[int, ...]]) -> tuple[Repeat, ...]:
-    """`find_repeats` for nodes given by a number each, equal for equal `node_token`, and the indices of their inputs."""
+    """`find_repeats` for nodes given as numbers, equal for equal `node_token`, and the indices of their inputs."""
     found: list[Repeat] = []
     _search(tokens, inputs, 0, len(tokens), found)
     return tuple(sorted(found, key=lambda repeat: repeat.start))
@@ -86,9 +86,7 @@ def _periods(tokens: Sequence[int], begin: int, end: int) -> list[int]:
     return [gap for gap, _ in gaps.most_common(_CANDIDATES * 4) if gap >= _SHORTEST][:_CANDIDATES]
 
 
-def _longest(
-    tokens: Sequence[int], inputs: Sequence[tuple[int, ...]], begin: int, end: int, period: int
-) -> Repeat:
+def _longest(tokens: Sequence[int], inputs: Sequence[tuple[int, ...]], begin: int, end: int, period: int) -> Repeat:
     """The longest run of stretches of that length; one of count 1 or less if there is none."""
     best, start = Repeat(begin, period, 1), begin
     while start + 2 * period <= end:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from itertools import pairwise
 from typing import Any
 
 from llmc.codegen.cpp.kernel_library import kernel_include_dir
@@ -56,7 +57,7 @@ def _snippets(code: dict[str, str]) -> tuple[dict[int, str], dict[str, str]]:
     for text in (text for name, text in code.items() if name.endswith("engine.cpp")):
         loops |= {match[1]: match[0].strip() for match in _LOOP.finditer(text)}
         marks = list(_MARK.finditer(text))
-        for before, after in zip(marks, marks[1:], strict=False):
+        for before, after in pairwise(marks):
             lines = text[before.end() : after.start()].strip("\n").splitlines()
             calls[int(after[1]) - 1] = "\n".join(line.removeprefix("  ") for line in lines)
     return calls, loops

@@ -40,7 +40,9 @@ _NOMINAL = Rates(
     bandwidth=50e9, multiply={"F32": 500e9, "BF16": 1000e9}, pack=None, launch=0.0, serial=0.0, measured=False
 )
 _ASSETS = Path(__file__).parent / "assets"
-_IMPORT = re.compile(r"^import .*?;\n", re.MULTILINE | re.DOTALL)
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:const|function) (\w+)", re.MULTILINE)
+_EXPORT_WORD = re.compile(r"^export (?=const |function )", re.MULTILINE)
 
 
 def report_page(contents: EngineContents, rates: Rates | None = None, profile: Profile | None = None) -> str:
@@ -69,10 +71,16 @@ def report_page(contents: EngineContents, rates: Rates | None = None, profile: P
 
 
 def script() -> str:
-    """All modules in one scope: `export` and `import` are for tools that read them one by one."""
-    texts = [(_ASSETS / f"{name}.js").read_text(encoding="utf-8") for name in MODULES]
-    joined = "\n".join(re.sub(r"^export ", "", _IMPORT.sub("", text), flags=re.MULTILINE) for text in texts)
-    return f'(() => {{\n"use strict";\n{joined}\n}})();'
+    """The modules as one script: each a function that is given what it imports and returns what it exports."""
+    texts = (_as_function(name, (_ASSETS / f"{name}.js").read_text(encoding="utf-8")) for name in MODULES)
+    return '(() => {\n"use strict";\n' + "\n".join(texts) + "\n})();"
+
+
+def _as_function(name: str, text: str) -> str:
+    imports = [f"const {{{names}}} = {module}_js;" for names, module in _IMPORT.findall(text)]
+    exports = ", ".join(_EXPORT.findall(text))
+    body = _EXPORT_WORD.sub("", _IMPORT.sub("", text))
+    return f"const {name}_js = (() => {{\n" + "\n".join(imports) + f"\n{body}\nreturn {{{exports}}};\n}})();"
 
 
 def script_json(data: Any) -> str:

@@ -38,8 +38,8 @@ export function classCosts() {
     row.bytes += cost.bytes;
     row.flops += cost.flops;
     row.seconds += cost.seconds;
-    row.bound = cost.bound;
-    row.dtype = launch.dtype;
+    // Launches of a class can differ in their rows: the one that takes longest speaks for all.
+    if (!(cost.seconds <= row.longest)) Object.assign(row, { longest: cost.seconds, bound: cost.bound, dtype: launch.dtype });
     if (measured) row.measured += seconds.get(i) ?? 0;
   });
   return rows.filter((row) => row.count).sort((a, b) => (b.measured ?? b.seconds) - (a.measured ?? a.seconds));

@@ -15,8 +15,7 @@ const working = (graph) => nodesOf(graph).working.length;
 export function pipeline() {
   if (!data.graphs.length) return [el("h2", {}, "Pipeline"), el("p", { class: "empty" }, "This engine keeps no graphs: a newer llmc build writes them.")];
   const strip = el("div", { class: "timeline" }), detail = el("div", {});
-  const first = data.passes.findIndex((each) => each.rewrites.length);
-  view.pass = Math.max(0, first);
+  view.pass = mostTelling();
   const select = (pass, focus = false) => {
     view.pass = Math.min(data.passes.length - 1, Math.max(0, pass));
     view.list = null;
@@ -32,6 +31,12 @@ export function pipeline() {
       el("span", { class: "hint" }, el("kbd", {}, "←"), " ", el("kbd", {}, "→"), " step through the passes that changed something.")),
     strip, detail,
   ];
+}
+
+// Where to begin: the fusion that saves the most operations says the most about a pipeline.
+function mostTelling() {
+  const saved = (i) => working(graphAfter(i)) - working(graphAfter(i + 1));
+  return data.passes.reduce((best, each, i) => (/^fuse/.test(each.name) && saved(i) > saved(best) ? i : best), Math.max(0, data.passes.findIndex((each) => each.rewrites.length)));
 }
 
 function nextChanged(by) {

@@ -5,7 +5,7 @@ import { el, replace, svg, tip } from "./dom.js";
 import { change, chosen, data, onChange } from "./state.js";
 import { inBandwidth, inRate, inSeconds } from "./units.js";
 
-const WIDTH = 860, HEIGHT = 400, LEFT = 74, RIGHT = 20, TOP = 18, BOTTOM = 46;
+const WIDTH = 860, HEIGHT = 400, LEFT = 88, RIGHT = 20, TOP = 18, BOTTOM = 46;
 
 export function roofline() {
   if (!data.kernels.launches.length) return null;
@@ -31,14 +31,14 @@ function drawing() {
   const bandwidth = chosen.rates.bandwidth, peak = Math.max(...roofs.map((roof) => roof.rate), 1);
   const x = scale([...points.map((p) => p.x), peak / bandwidth], LEFT, WIDTH - RIGHT);
   const y = scale([...points.map((p) => p.y), peak * 1.6], HEIGHT - BOTTOM, TOP);
+  const lowest = Math.max(x.low, y.low / bandwidth), slope = lowest * ((peak / bandwidth / lowest) ** 0.2);
   const lines = roofs.map(({ dtype, rate }) => {
     const knee = rate / bandwidth;
     return [
-      svg("path", { class: "roof", d: `M${x(x.low)} ${y(x.low * bandwidth)}L${x(knee)} ${y(rate)}H${WIDTH - RIGHT}` }),
+      svg("path", { class: "roof", d: `M${x(lowest)} ${y(lowest * bandwidth)}L${x(knee)} ${y(rate)}H${WIDTH - RIGHT}` }),
       svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: y(rate) - 7, "text-anchor": "end" }, `${dtype} ${inRate(rate)}`),
     ];
   });
-  const slope = Math.sqrt(x.low * (peak / bandwidth));
   const angle = (Math.atan2(y(slope * bandwidth) - y(slope * 2 * bandwidth), x(slope * 2) - x(slope)) * 180) / Math.PI;
   const marks = points.map(({ row, x: px, y: py, share }) => tip(svg("circle", {
     class: `point ${row.bound} ${row.index === chosen.kernel ? "picked" : ""}`, cx: x(px), cy: y(py), r: 5 + 20 * Math.sqrt(share),
@@ -51,11 +51,17 @@ function drawing() {
     marks, labels(points, x, y));
 }
 
-// Names of the few kernels that take most of the time.
+// Names of the few kernels that take most of the time, moved down where they would cover each other.
 function labels(points, x, y) {
-  return [...points].sort((a, b) => b.share - a.share).slice(0, 4).map(({ row, x: px, y: py, share }, i) => svg("text", {
-    class: "point-label", x: x(px) + 9 + 20 * Math.sqrt(share), y: y(py) + 4 + i * 13,
-  }, row.kernel.name.replace(/^llmc_/, "")));
+  const most = [...points].sort((a, b) => b.share - a.share).slice(0, 5);
+  const placed = [];
+  for (const { row, x: px, y: py, share } of most.sort((a, b) => b.y - a.y)) {
+    const side = x(px) > 0.62 * WIDTH ? -1 : 1, left = x(px) + side * (10 + 20 * Math.sqrt(share));
+    const label = { left, side, top: y(py) + 4, text: row.kernel.name.replace(/^llmc_/, "") };
+    for (const other of placed) if (Math.abs(other.left - label.left) < 220 && label.top < other.top + 14) label.top = other.top + 14;
+    placed.push(label);
+  }
+  return placed.map(({ left, side, top, text }) => svg("text", { class: "point-label", x: left, y: top, "text-anchor": side < 0 ? "end" : "start" }, text));
 }
 
 function scale(values, from, to) {
@@ -70,7 +76,7 @@ function grid(x, y) {
     parts.push(svg("path", { class: "grid", d: `M${x(value)} ${TOP}V${HEIGHT - BOTTOM}` }), svg("text", { x: x(value), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, `${+value.toPrecision(1)}`));
   }
   for (let value = y.low; value <= y.high * 1.01; value *= 10) {
-    parts.push(svg("path", { class: "grid", d: `M${LEFT} ${y(value)}H${WIDTH - RIGHT}` }), svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, inRate(value).replace(/\.00? /, " ").replace("OP/s", "/s")));
+    parts.push(svg("path", { class: "grid", d: `M${LEFT} ${y(value)}H${WIDTH - RIGHT}` }), svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, inRate(value).replace(/\.0+ /, " ")));
   }
   parts.push(svg("text", { class: "axis", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "operations per byte moved"));
   return parts;
