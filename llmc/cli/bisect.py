@@ -87,7 +87,11 @@ def bisect(
         raise OptionError("the directory is not empty", at=directory, fix="name another with --output, or remove it")
     console = Console(highlight=False, emoji=False, stderr=json)
     bars = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
     with bars, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
         task = bars.add_task("capture", total=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json as json_text
 import math
+import sys
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -65,7 +66,7 @@ def diff(
     if json:
         print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
     else:
-        print_model(Console(highlight=False, emoji=False), str(model), found, nodes)
+        print_model(wide_console(), str(model), found, nodes)
     if found.error is not None:
         raise found.error
     if found.first_over is not None:
@@ -90,7 +91,11 @@ def _diff_model(
         )
     parsed = parse_options(options)
     bars = Progress(
-        SpinnerColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=Console(stderr=True)
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
     )
     with bars:
         task = bars.add_task("capture", total=None)
@@ -125,6 +130,11 @@ def _diff_model(
         )
 
 
+def wide_console() -> Console:
+    """Standard output; in a file or pipe, tables may be wider than a terminal."""
+    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
+
+
 def parse_range(passes: str | None) -> tuple[str | None, str | None]:
     """The ends of A..B, A.., ..B, or A for one pass."""
     if passes is None:
@@ -135,36 +145,28 @@ def parse_range(passes: str | None) -> tuple[str | None, str | None]:
 
 def print_model(console: Console, name: str, found: ModelDifference, nodes: bool) -> None:
     """A row a pass; with nodes, under each the rewrites that changed a bit; then the verdict."""
-    table = Table(title=f"{name}, {found.dtype}, on {len(found.tokens)} tokens", title_justify="left")
-    for column in (
-        "pass",
-        "numerics",
-        "rewrites",
-        "max |Δ|",
-        "mean |Δ|",
-        "relative",
-        "allowed",
-        "top-1",
-        "since capture",
-    ):
-        table.add_column(column, justify="left" if column in ("pass", "numerics") else "right", no_wrap=True)
-    table.add_column("")
+    dtype = str(found.dtype).removeprefix("torch.")
+    table = Table(
+        title=f"{name}, {dtype}, on {len(found.tokens)} tokens", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    for column in ("", "pass", "numerics", "n", "max |Δ|", "mean |Δ|", "relative", "allowed", "top-1"):
+        table.add_column(column, justify="left" if column in ("", "pass", "numerics") else "right", no_wrap=True)
     for each in found.passes:
-        mark = Text("")
-        if each.is_over:
-            mark = Text("← first over its budget" if each is found.first_over else "over its budget", style="bold red")
-        since = "" if each.since_capture is None else _short(each.since_capture.relative)
-        cells = (*_cells(each.difference)[:3], f"{each.budget:.0e}", _cells(each.difference)[3])
-        table.add_row(each.name, each.numerics, str(each.count), *cells, since, mark)
+        *figures, top1 = _cells(each.difference)
+        cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)
+        table.add_row("✗" if each.is_over else "", *cells, style="bold red" if each.is_over else "")
     console.print(table)
     for each in found.passes:
         if each.error is not None:
             console.print(Text(f"after {each.name}: {each.error}", style="red"), soft_wrap=True)
         if nodes:
             print_rewrites(console, each)
+    last = found.passes[-1].since_capture if found.passes else None
+    if last is not None:
+        console.print(f"from the captured graph to here: relative {_short(last.relative)}, top-1 {last.top1:.1%}")
     first = found.first_over
     if first is not None:
-        console.print(Text(f"{first.name} is the first pass over its budget", style="bold red"))
+        console.print(Text(f"✗ {first.name} is the first pass over its budget", style="bold red"))
     elif found.error is None:
         console.print(Text("every pass stays within its numerics class", style="green"))
         if "float32" not in str(found.dtype):
@@ -253,7 +255,7 @@ def _diff_engines(first: Path, second: Path, sample: dict[str, Any], json: bool)
     if json:
         print(json_text.dumps(engine_json(found), indent=1, ensure_ascii=False))
     else:
-        print_engines(Console(highlight=False, emoji=False), first, second, found)
+        print_engines(wide_console(), first, second, found)
 
 
 def print_engines(console: Console, first: Path, second: Path, found: EngineDifference) -> None:
