@@ -64,8 +64,12 @@ def find_match(
     root: fx.Node,
     precondition: Callable[[Match], Refusal | None] | None,
     shares_interior: bool,
+    applies: Callable[[Match], bool] | None = None,
 ) -> Match | Refusal | None:
-    """The first pattern that holds at root and is not refused; else the Refusal that came closest; else None."""
+    """The first pattern that holds at root and is not refused; else the Refusal that came closest; else None.
+
+    applies: as in Rewrite.
+    """
     refusal: Refusal | None = None
     closest = 0.0
     for function in patterns:
@@ -80,6 +84,8 @@ def find_match(
                 refusal, closest = attempt.failure, share
             continue
         match = Match(root, state.bound, tuple(dict.fromkeys(state.nodes.values())))
+        if applies is not None and not applies(match):
+            continue
         problem = (None if shares_interior else _extra_user(match)) or (precondition(match) if precondition else None)
         if problem is None:
             return match

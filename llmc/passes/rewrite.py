@@ -43,6 +43,7 @@ class Rewrite:
     shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
+    applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
     after: where llmc.passes.extended puts it: behind the pass of this name; None is the end.
     """
 
@@ -53,6 +54,7 @@ class Rewrite:
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
     shares_interior: bool = False
+    applies: Callable[[Match], bool] | None = None
     after: str | None = None
 
 

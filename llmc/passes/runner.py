@@ -189,7 +189,7 @@ def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: Rewrit
     for root in candidates:
         if not root.users:
             continue
-        found = find_match(each.patterns, root, each.precondition, each.shares_interior)
+        found = find_match(each.patterns, root, each.precondition, each.shares_interior, each.applies)
         if isinstance(found, Refusal):
             log.refuse(found)
         elif found is not None:
