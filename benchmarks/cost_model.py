@@ -114,8 +114,8 @@ def class_table(workload: Workload, rounds: list[StepProfile], directory: Engine
         table.add_row(name, *milliseconds, f"{statistics.median(each):.2f}", f"{spread:.0%}")
 
     for name in sorted(measured, key=lambda name: -statistics.median(measured[name])):
-        each = [a / b for a, b in zip(measured[name], predicted[name], strict=True)]
-        add(name, measured[name], predicted[name], each)
+        quotients = [a / b for a, b in zip(measured[name], predicted[name], strict=True)]
+        add(name, measured[name], predicted[name], quotients)
     table.add_section()
     add("the whole step", [s.seconds for s in rounds], [s.predicted for s in rounds], ratios(rounds))
     return table

@@ -21,6 +21,7 @@ from llmc.cli.run import run
 from llmc.cli.targets import targets
 from llmc.cli.tune import tune
 from llmc.cli.verify import verify
+from llmc.cli.viz import viz
 from llmc.errors import LlmcError
 
 USER_ERROR = 2
@@ -34,7 +35,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, report, profile, tune, passes, explain, diff, bisect, targets, env):
+for verb in (build, run, verify, inspect, report, viz, profile, tune, passes, explain, diff, bisect, targets, env):
     app.command(verb.__name__)(verb)
 
 

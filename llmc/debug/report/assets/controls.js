@@ -49,7 +49,7 @@ function slider(name, label, most) {
 
 function machine() {
   const rates = chosen.rates;
-  const note = data.engine.kind === "gpu" ? "data sheet" : rates.measured ? "measured" : "nominal, not measured: run llmc report on the machine";
+  const note = data.engine.kind === "gpu" ? "data sheet; gaps between launches are not counted" : rates.measured ? "measured" : "nominal, not measured: run llmc report on the machine";
   const field = (label, value, unit, set) => {
     const input = el("input", { type: "number", min: 0.1, step: "any", value: +(value / 1e9).toPrecision(4), "aria-label": `${label} in ${unit}` });
     input.addEventListener("change", () => {
