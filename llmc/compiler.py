@@ -9,7 +9,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -25,6 +24,12 @@ from llmc.codegen.triton.compile import compile_kernels, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
+from llmc.debug.coverage import CoverageObserver, check_complete
+from llmc.debug.dump import dump_observers
+from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
+from llmc.debug.graph_record import NODES_NAME, GraphRecord
+from llmc.debug.report.contents import read_contents
+from llmc.debug.report.page import REPORT_NAME, report_page
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.path_argument import path_argument
@@ -33,18 +38,18 @@ from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.render import render
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
-from llmc.passes.pipeline import default
+from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
-from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
+from llmc.typed_json import to_json
 
 LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
@@ -152,7 +157,9 @@ def _build(
         with stages("finish"):
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
-            manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
+            manifest = manifest_of(captured.graph.info, target, options, engine.program, result.records)
+            writer.write_text(REPORT_NAME, report_page(read_contents(writer.path, manifest, engine.program)))
+            manifest = writer.finish(manifest)
     return build_report(output, target, result.records, engine.program, manifest, stages.seconds)
 
 
@@ -181,19 +188,19 @@ def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
-    check = PassChecker(captured.graph, captured.source) if options.check_passes else None
-    writer.write_text("report/graphs/00-captured.txt", render(captured.graph))
+    kept = GraphRecord(captured.graph)
+    watchers: list[Observer] = [kept, *dump_observers(captured.graph)]
+    if options.check_passes:
+        watchers.append(PassChecker(captured.graph, captured.source))
+    covered = CoverageObserver({p.name for p in built_in()})
+    watchers.append(covered)
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
         stages.advance(1)
-        number = next(numbers)
-        if record.rewrites:
-            writer.write_text(f"report/graphs/{number:02d}-{record.name}.txt", render(graph))
-        if check is not None:
-            check(record, graph)
+        for watcher in watchers:
+            watcher(record, graph)
 
-    numbers = count(1)
-    result = run_pipeline(captured.graph, passes, options, observe)
+    result = run_pipeline(captured.graph, passes, options, observe, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
@@ -202,8 +209,14 @@ def run_passes(
             if result.was_cut
             else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
+    for name, text in (*kept.files.items(), (NODES_NAME, kept.nodes_text())):
+        writer.write_text(name, text)
     records = [record.to_json() for record in result.records]
-    writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    writer.write_text(PASSES_NAME, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    coverage = covered.coverage()
+    writer.write_text(COVERAGE_NAME, json.dumps(to_json(coverage), indent=1, ensure_ascii=False) + "\n")
+    if options.strict:
+        check_complete(coverage)
     return result
 
 

@@ -21,6 +21,7 @@ from llmc.targets import CpuTarget, GpuTarget, missing_features
 
 if TYPE_CHECKING:
     from llmc.build_report import BuildReport
+    from llmc.passes.rewrite import Pass
 
 _DEFAULTS = BuildOptions()
 
@@ -39,9 +40,16 @@ def build(
     disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
+    finish_cut: Annotated[
+        bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
+    ] = False,
     check_passes: Annotated[
         bool, typer.Option("--check-passes", help="run the graph before and after each pass")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False,
+    passes_from: Annotated[
+        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
+    ] = None,
 ) -> None:
     """Compile a model into an engine directory that runs without the model's source."""
     with _collector_paused():
@@ -58,14 +66,27 @@ def build(
             "disable_passes": tuple(disable_pass or ()),
             "stop_after": stop_after,
             "allow_fallback": tuple(allow_fallback or ()),
+            "finish_cut": finish_cut,
             "check_passes": check_passes,
+            "strict": strict,
         }
+        more = added_passes(passes_from)
         with StageBars() as shown:
-            report = build_engine(model, output, target=target, progress=shown, **options)
+            report = build_engine(model, output, target=target, passes=more, progress=shown, **options)
     console = Console()
     console.print(passes_table(report))
     console.print(kernels_table(report))
     console.print(summary_table(report))
+
+
+def added_passes(references: list[str] | None) -> tuple[Pass, ...] | None:
+    """The default passes with those that --passes-from names; None if it names none."""
+    if not references:
+        return None
+    from llmc.passes.custom import load_passes
+    from llmc.passes.pipeline import extended
+
+    return extended(*(each for reference in references for each in load_passes(reference)))
 
 
 @contextmanager
@@ -175,7 +196,7 @@ def summary_table(report: BuildReport) -> Table:
 
 def predicted_decode(report: BuildReport) -> str:
     """Bytes of a decode step over this machine's read bandwidth, if it can run the target."""
-    from llmc.codegen.cpp.bandwidth import read_bandwidth
+    from llmc.codegen.cpp.probes import read_bandwidth
 
     moved = in_bytes(report.decode_bytes)
     if isinstance(report.target, GpuTarget):

@@ -171,9 +171,16 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """Bytes of a tensor; of an embedding table only the rows that are looked up."""
-    lookups = [u for u in node.users if u in members and _name(u) == "llmc.embedding" and u.args[1] is node]
+    """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows."""
+    lookups = [u for u in node.users if u in members and _is_lookup(u, node)]
     return sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+
+
+def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
+    name = _name(user)
+    return (name == "llmc.embedding" and user.args[1] is table) or (
+        name == "llmc.select_rows" and user.args[0] is table
+    )
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:

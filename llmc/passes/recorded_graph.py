@@ -14,10 +14,14 @@ from llmc.graph.weights import Recipe
 
 
 class RecordedGraph(fx.Graph):
-    """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied."""
+    """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied.
+
+    made: the names of the nodes that each rewrite created.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.made: dict[str, list[str]] = {}
         self._rewrite: str | None = None
         self._source: str | None = None
         self._values: FakeValues | None = None
@@ -42,6 +46,7 @@ class RecordedGraph(fx.Graph):
         node = super().create_node(op, target, args, kwargs, name, type_expr)
         if self._rewrite is not None:
             node.meta["rewrite"] = self._rewrite
+            self.made.setdefault(self._rewrite, []).append(node.name)
             if self._source is not None:
                 node.meta["stack_trace"] = self._source
             if op == "call_function":

@@ -43,6 +43,8 @@ class Rewrite:
     shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
+    applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
+    after: where llmc.passes.extended puts it: behind the pass of this name; None is the end.
     """
 
     name: str
@@ -52,6 +54,8 @@ class Rewrite:
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
     shares_interior: bool = False
+    applies: Callable[[Match], bool] | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -60,13 +64,14 @@ class GraphPass:
 
     Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
-    runner. stage: as in Rewrite.
+    runner. stage, after: as in Rewrite.
     """
 
     name: str
     run: Callable[[ModelGraph, BuildOptions, RewriteLog], None]
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
+    after: str | None = None
 
 
 Pass = Rewrite | GraphPass

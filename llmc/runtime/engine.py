@@ -88,11 +88,11 @@ def load(
             at=f"max_step_tokens={max_step_tokens!r}",
             fix=f"give a whole number 1 to {most}, the engine's max_batch_tokens",
         )
-    executor, blocks = _open_executor(directory, kv_cache_bytes, thread_count(threads))
+    executor, blocks = open_executor(directory, kv_cache_bytes, thread_count(threads))
     return Engine(directory, executor, StepLoop(executor, directory.program.limits, blocks, max_step_tokens), owned)
 
 
-def _open_executor(directory: EngineDirectory, kv_cache_bytes: int | None, threads: int) -> tuple[Executor, int]:
+def open_executor(directory: EngineDirectory, kv_cache_bytes: int | None, threads: int) -> tuple[Executor, int]:
     """The executor for the engine's target, and how many blocks its KV cache has."""
     if directory.program.kernels and os.environ.get("TRITON_INTERPRET") != "1":
         from llmc.runtime.executors.cuda import open_cuda

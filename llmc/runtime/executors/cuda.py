@@ -28,7 +28,7 @@ from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, l
 from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
-from llmc.runtime.executors.executor import Chosen, Logits
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.graph_cache import GraphCache
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
@@ -118,6 +118,23 @@ class CudaExecutor:
         torch.cuda.current_stream(self._device).synchronize()
         logits: Logits = self._host_logits[:count].numpy()
         return logits
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
+        shape = StepShape.of(step)
+        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
+        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+        stream = torch.cuda.current_stream(self._device)
+        launches = self.launches(shape)
+        indices = {id(call): index for index, call in enumerate(self._calls)}
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
+        events[0].record(stream)
+        for (call, grid), event in zip(launches, events[1:], strict=True):
+            self.launch(call, grid, shape, stream.cuda_stream)
+            event.record(stream)
+        stream.synchronize()
+        ends = [events[0].elapsed_time(event) / 1e3 for event in events]
+        return tuple(LaunchTime(indices[id(call)], ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
 
     def close(self) -> None:
         """Free the device's memory."""

@@ -27,6 +27,20 @@ class Chosen:
     covered: npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class LaunchTime:
+    """When a launch of the program ran within its step. launch: its index; start, end: seconds since the step began."""
+
+    launch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.end - self.start
+
+
 class Executor(Protocol):
     """An engine's weights, KV cache and code, ready to run."""
 
@@ -52,4 +66,13 @@ class ChoosingExecutor(Executor, Protocol):
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call."""
+        ...
+
+
+@runtime_checkable
+class TimedExecutor(Executor, Protocol):
+    """An executor that can say how long each launch of a step takes."""
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """Run one step; the times of its launches in order. Launches that the step does not have are left out."""
         ...

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.codegen.cpp.bandwidth import multiply_rate, read_bandwidth
+from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.errors import LlmcError
 from llmc.targets import host_target
 
