@@ -56,9 +56,9 @@ def run_pipeline(
     """Run passes in order on a copy of the graph.
 
     observer: called after each pass with its record and the graph, which it must not change. before_rewrite: likewise
-    before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may still be in it).
-    Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one
-    after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential` run as if
+    before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may
+    still be in it). Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or
+    for the one after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential` run as if
     there were none, the others make no further rewrites.
     Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
     fails, breaks the graph or misses a contract.
