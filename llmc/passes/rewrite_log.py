@@ -36,6 +36,7 @@ class RewriteLog:
         self._count = 0
         self._pass_name = ""
         self._may_cut = True
+        self._prefix = ""
         self._rewrites: list[RewriteRecord] = []
         self._refusals: dict[Refusal, RefusalRecord] = {}
         self._history: list[RefusalRecord] = []
@@ -45,11 +46,15 @@ class RewriteLog:
         """How many rewrites were made so far."""
         return self._count
 
-    def begin_pass(self, name: str, *, may_cut: bool = True) -> None:
-        """Start the record of a pass. may_cut: False for one that is to run to its end whatever stop_after says."""
+    def begin_pass(self, name: str, *, may_cut: bool = True, is_added: bool = False) -> None:
+        """Start the record of a pass.
+
+        may_cut: False for one that is to run to its end whatever stop_after says. is_added: it is none of llmc's own.
+        """
         self._history.extend(self.refusals())
         self._pass_name = name
         self._may_cut = may_cut
+        self._prefix = f"{name}_" if is_added else ""
         self._rewrites = []
         self._refusals = {}
 
@@ -67,7 +72,7 @@ class RewriteLog:
             self._announce(self._pass_name, record)
         self._count += 1
         self._rewrites.append(record)
-        self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None)
+        self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None, self._prefix)
 
     def refuse(self, refusal: Refusal) -> None:
         """Record a near-miss; the same reason at the same node is recorded once."""
