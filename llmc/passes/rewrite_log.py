@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -101,19 +102,25 @@ class RewriteLog:
 
 
 def _refusal_record(refusal: Refusal) -> RefusalRecord:
-    """The refusal with what the node is at this moment, since later rewrites may change or erase it."""
+    """The refusal with what the node is at this moment, since later rewrites may change or erase it.
+
+    Where it does not say so itself, both sides of "…, expected …" and the users in the way are read off its reason.
+    """
     node = refusal.node
+    found, says_expected, expected = refusal.reason.partition(", expected ")
+    named = set(re.findall(r"\w+", refusal.reason))
+    extra = refusal.users or tuple(user for user in node.users if user.name in named)
     return RefusalRecord(
         reason=refusal.reason,
         node=node.name,
         source=source_line(node),
-        expected=refusal.expected,
-        found=refusal.found,
+        expected=refusal.expected or (expected if says_expected else None),
+        found=refusal.found or (found if says_expected else None),
         op=op_name(node.target) if node.op == "call_function" else node.op,
         type=render_type(node),
         operands=tuple(_node_record(n) for n in node.all_input_nodes),
         users=tuple(_node_record(n) for n in node.users),
-        extra_users=tuple(n.name for n in refusal.users),
+        extra_users=tuple(n.name for n in extra),
     )
 
 

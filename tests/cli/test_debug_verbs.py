@@ -133,6 +133,14 @@ def test_bad_input(model: Path, engine: Path, arguments: tuple[str, ...], parts:
     assert_user_error(llmc(*(places.get(a, a) if isinstance(a, str) else a for a in arguments)), *parts)
 
 
+def test_passes_of_a_file_are_built_into_an_engine(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "engine.llmc"
+    outcome = llmc("build", model, "-o", path, "--target", "reference", "--passes-from", WRONG)
+    assert outcome.code == 0 and "wrong_epsilon" in outcome.out, outcome.err
+    assert "wrong_epsilon_rms_norm" in llmc("explain", path, "--pass", "wrong_epsilon").out
+    assert "wrong_epsilon" in llmc("passes", "--passes-from", WRONG).out
+
+
 def test_a_dump_is_asked_for_by_the_environment(model: Path, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "llmc", "explain", model],
