@@ -75,7 +75,7 @@ def test_passes_are_stepped_through(page: Page) -> None:
         names.add(page.locator(".pass-head h3").inner_text())
         page.keyboard.press("ArrowRight")
     assert {"fuse_rms_norm", "page_kv_cache", "fuse_rope_kv_write"} <= names
-    page.locator('.bar[aria-label*="fuse_rms_norm"]').click()
+    page.locator('.bar[aria-label*=", fuse_rms_norm:"]').click()
     before, after = (page.locator(".side-pane").nth(i) for i in (0, 1))
     assert before.locator(".row.removed .op").first.inner_text() == "_to_copy"
     assert set(after.locator(".row.added .op").all_inner_texts()) == {"rms_norm"}
@@ -83,12 +83,12 @@ def test_passes_are_stepped_through(page: Page) -> None:
     info = page.locator(".node-info").inner_text()
     assert "fuse_rms_norm" in info
     assert "modeling_llama.py" in info
-    page.get_by_role("button", name="5 rewrites").click()
+    page.locator(".tab", has_text="5 rewrites").click()
     assert "alike" in page.locator(".records").first.inner_text()
 
 
 def test_identical_layers_are_drawn_once_or_one_by_one(page: Page) -> None:
-    page.locator('.bar[aria-label*="make_lm_head"]').click()
+    page.locator('.bar[aria-label*=", make_lm_head:"]').click()
     after = page.locator(".side-pane").nth(1)
     assert "2 × identical" in after.locator(".layer-head").first.inner_text()
     together = after.locator(".row").count()
