@@ -25,8 +25,8 @@ class BuildReport:
     """What a build did, for its closing table. Sizes in bytes; times in seconds.
 
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
-    decode_bytes, decode_flops: of one step with a single token at context 1. unplanned_bytes: what the
-    intermediates would take without sharing one arena.
+    decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
+    without sharing one arena. program: what a step runs.
     """
 
     path: Path
@@ -39,7 +39,7 @@ class BuildReport:
     arena_bytes: int
     unplanned_bytes: int
     decode_bytes: float
-    decode_flops: float
+    program: Program
     seconds: dict[str, float]
 
 
@@ -63,7 +63,7 @@ def build_report(
         arena_bytes=manifest.memory["arena"],
         unplanned_bytes=manifest.memory["arena_unplanned"],
         decode_bytes=manifest.cost["decode_bytes"],
-        decode_flops=manifest.cost["decode_flops"],
+        program=program,
         seconds=seconds,
     )
 

@@ -277,7 +277,11 @@ def _check_at(session: Session, number: int, shown: Any) -> None:
         outcomes.append(session.check(each))
         shown(Probe(each, outcomes[-1]))
     if not (outcomes[0].is_good and not outcomes[1].is_good):
-        raise LlmcError(f"rewrite #{number} does not turn the check from good to bad", at=f"--at {number}")
+        raise LlmcError(
+            f"rewrite #{number} does not turn the check from good to bad",
+            at=f"--at {number}",
+            fix="search for the one that does: the same command without --at",
+        )
 
 
 def _reproduce(session: Session, culprit: Culprit, directory: Path, command: list[str]) -> tuple[Culprit, Reproduction]:

@@ -195,17 +195,19 @@ def summary_table(report: BuildReport) -> Table:
 
 
 def predicted_decode(report: BuildReport) -> str:
-    """Bytes of a decode step over this machine's read bandwidth, if it can run the target."""
-    from llmc.codegen.cpp.probes import read_bandwidth
+    """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
+    from llmc.codegen.cpp.measured_rates import measured_rates
+    from llmc.graph.cost import StepShape
+    from llmc.graph.predict import gpu_rates, predict_step
 
-    moved = in_bytes(report.decode_bytes)
+    moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
     if isinstance(report.target, GpuTarget):
-        target = report.target
-        seconds = max(report.decode_bytes / target.bandwidth, report.decode_flops / target.fp16_rate)
-        return f"{in_seconds(seconds)} ({moved} at {target.bandwidth / 1e9:.0f} GB/s, launches not counted)"
+        rates = gpu_rates(report.target)
+        seconds = predict_step(report.program, step, rates)
+        return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s, launches not counted)"
     if not isinstance(report.target, CpuTarget) or missing_features(report.target):
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
-    # As much as the step reads, within what is measurable: first touching 256 MB takes longer than reading it.
-    megabytes = min(max(int(report.decode_bytes) >> 20, 64), 256)
-    bandwidth = read_bandwidth(report.target, thread_count(None), megabytes=megabytes)
-    return f"{in_seconds(report.decode_bytes / bandwidth)} ({moved} at {bandwidth / 1e9:.0f} GB/s)"
+    has_bf16 = any(slot.dtype == "BF16" for slot in report.program.weights)
+    rates = measured_rates(report.target, thread_count(None), "BF16" if has_bf16 else "F32")
+    seconds = predict_step(report.program, step, rates)
+    return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s)"

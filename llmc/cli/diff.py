@@ -99,12 +99,14 @@ def _diff_model(
     )
     with bars:
         task = bars.add_task("capture", total=None)
-        from llmc.debug.pass_diff import diff_passes
+        from llmc.debug.pass_diff import diff_passes, pass_range
         from llmc.debug.sample_tokens import sample_tokens
         from llmc.graph.capture import capture
         from llmc.passes.pipeline import default
 
         pipeline = added_passes(passes_from) or default()
+        first, last = parse_range(passes)
+        pass_range(pipeline, first, last)  # A mistake in it is told before the model is read.
         captured = capture(model, parsed)
         text, tokens, length, seed = sample
         info = captured.graph.info
@@ -117,7 +119,6 @@ def _diff_model(
             seed=seed,
             max_length=info.max_positions,
         )
-        first, last = parse_range(passes)
         return diff_passes(
             captured,
             pipeline,

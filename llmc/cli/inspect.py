@@ -91,17 +91,17 @@ def kernel_costs(directory: EngineDirectory, context: int) -> Table:
 
 def device_kernels(directory: EngineDirectory, context: int) -> Table:
     """Registers, spills and shared memory of every GPU kernel, and what its launches of a decode step should take."""
-    from llmc.graph.cost import StepShape, predict_seconds
+    from llmc.graph.cost import StepShape
+    from llmc.graph.predict import gpu_rates, launch_costs, predict_launch
     from llmc.targets import GpuTarget, resolve_target
 
     target = resolve_target(directory.manifest.target.name)
     assert isinstance(target, GpuTarget)
     first = target.compiled[0]
     step, seconds = StepShape.decode(requests=1, context=context), defaultdict[str, float](float)
-    for launch in directory.program.launches:
+    for launch, cost in zip(directory.program.launches, launch_costs(directory.program), strict=True):
         if launch.runs(tokens=1, logit_rows=1):
-            rates = {"bandwidth": first.bandwidth, "rate": first.fp16_rate}
-            seconds[launch.kernel] += predict_seconds(launch.bytes_moved, launch.flops, step, **rates)
+            seconds[launch.kernel] += predict_launch(cost, step, gpu_rates(first))
     table = Table(title=f"GPU kernels; predicted: a decode step on {first.name}", title_justify="left")
     for column in ("kernel", "for", "threads", "registers", "spills", "shared", "predicted"):
         table.add_column(column, justify="left" if column in ("kernel", "for") else "right", overflow="fold")

@@ -109,9 +109,10 @@ def check_complete(coverage: Sequence[Coverage]) -> None:
         return
     summary = "; ".join(f"{each} ({'; '.join(each.reasons(each.left[0]))})" for each in short)
     first = short[0].left[0]
+    sources = (*(r.source for r in first.refusals), first.source)
     raise PassError(
         f"not everything is covered: {summary}",
-        at=first.source or first.node,
+        at=next((s for s in sources if s is not None), first.node),
         fix="llmc explain MODEL shows each place; change the model, or build without strict",
     )
 

@@ -98,18 +98,23 @@ def _longest(tokens: Sequence[int], inputs: Sequence[tuple[int, ...]], begin: in
             count -= 1
         if count > best.count:
             best = Repeat(start, period, count)
-        start = run + 1 if count < 2 else start + period * count
+        if count >= 2:
+            start += period * count
+        else:  # Alike, but wired otherwise somewhere: stretches that begin later may be the same.
+            start = start + 1 if run - start >= period else run + 1
     return best
 
 
 def _same_inputs(inputs: Sequence[tuple[int, ...]], start: int, period: int, count: int) -> bool:
     """Whether each stretch takes its inputs from where the one before it does, as seen from there."""
+    # The first stretch takes from outside what the others take from the one before, each time from the same node.
+    entering: dict[int, int] = {}
     for i in range(start + period, start + period * count):
-        stretch = start + (i - start) // period * period
+        is_second = i < start + 2 * period
         for now, before in zip(inputs[i], inputs[i - period], strict=True):
-            moved = now == before + period
-            # The first stretch takes from outside what the others take from the one before.
-            enters = stretch - period == start and before < start and now >= start
-            if not (moved or (now == before and now < start) or enters):
+            if is_second and before < start <= now:
+                if entering.setdefault(now, before) != before:
+                    return False
+            elif now != before + period and not (now == before and now < start):
                 return False
     return True

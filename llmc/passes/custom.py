@@ -102,7 +102,8 @@ def _module(name: str, at: str) -> ModuleType:
     here = str(Path.cwd())
     if here not in sys.path:
         sys.path.insert(0, here)
-    module: ModuleType = _guarded(lambda: importlib.import_module(name), at, "name a module that can be imported, or a .py file")
+    fix = "name a module that can be imported, or a .py file"
+    module: ModuleType = _guarded(lambda: importlib.import_module(name), at, fix)
     return module
 
 

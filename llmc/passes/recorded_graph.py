@@ -24,12 +24,18 @@ class RecordedGraph(fx.Graph):
         self.made: dict[str, list[str]] = {}
         self._rewrite: str | None = None
         self._source: str | None = None
+        self._prefix = ""
         self._values: FakeValues | None = None
 
-    def record(self, rewrite: str, source: str | None) -> None:
-        """Nodes created from now on belong to this rewrite and stand for this stack trace."""
+    def record(self, rewrite: str, source: str | None, prefix: str = "") -> None:
+        """Nodes created from now on belong to this rewrite and stand for this stack trace.
+
+        prefix: of their names. Added passes have one of their own, so that what llmc's passes make after them is called
+        what it is called without them.
+        """
         self._rewrite = rewrite
         self._source = source
+        self._prefix = prefix
 
     def create_node(
         self,
@@ -42,7 +48,7 @@ class RecordedGraph(fx.Graph):
     ) -> fx.Node:
         """As fx.Graph.create_node, with meta filled in; a call is named after its op, without the overload."""
         if self._rewrite is not None and isinstance(target, OpOverload):
-            name = target._schema.name.split("::")[1].lstrip("_")
+            name = self._prefix + target._schema.name.split("::")[1].lstrip("_")
         node = super().create_node(op, target, args, kwargs, name, type_expr)
         if self._rewrite is not None:
             node.meta["rewrite"] = self._rewrite

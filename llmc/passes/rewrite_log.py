@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -36,6 +37,7 @@ class RewriteLog:
         self._count = 0
         self._pass_name = ""
         self._may_cut = True
+        self._prefix = ""
         self._rewrites: list[RewriteRecord] = []
         self._refusals: dict[Refusal, RefusalRecord] = {}
         self._history: list[RefusalRecord] = []
@@ -45,11 +47,15 @@ class RewriteLog:
         """How many rewrites were made so far."""
         return self._count
 
-    def begin_pass(self, name: str, *, may_cut: bool = True) -> None:
-        """Start the record of a pass. may_cut: False for one that is to run to its end whatever stop_after says."""
+    def begin_pass(self, name: str, *, may_cut: bool = True, is_added: bool = False) -> None:
+        """Start the record of a pass.
+
+        may_cut: False for one that is to run to its end whatever stop_after says. is_added: it is none of llmc's own.
+        """
         self._history.extend(self.refusals())
         self._pass_name = name
         self._may_cut = may_cut
+        self._prefix = f"{name}_" if is_added else ""
         self._rewrites = []
         self._refusals = {}
 
@@ -67,7 +73,7 @@ class RewriteLog:
             self._announce(self._pass_name, record)
         self._count += 1
         self._rewrites.append(record)
-        self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None)
+        self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None, self._prefix)
 
     def refuse(self, refusal: Refusal) -> None:
         """Record a near-miss; the same reason at the same node is recorded once."""
@@ -96,19 +102,25 @@ class RewriteLog:
 
 
 def _refusal_record(refusal: Refusal) -> RefusalRecord:
-    """The refusal with what the node is at this moment, since later rewrites may change or erase it."""
+    """The refusal with what the node is at this moment, since later rewrites may change or erase it.
+
+    Where it does not say so itself, both sides of "…, expected …" and the users in the way are read off its reason.
+    """
     node = refusal.node
+    found, says_expected, expected = refusal.reason.partition(", expected ")
+    named = set(re.findall(r"\w+", refusal.reason))
+    extra = refusal.users or tuple(user for user in node.users if user.name in named)
     return RefusalRecord(
         reason=refusal.reason,
         node=node.name,
         source=source_line(node),
-        expected=refusal.expected,
-        found=refusal.found,
+        expected=refusal.expected or (expected if says_expected else None),
+        found=refusal.found or (found if says_expected else None),
         op=op_name(node.target) if node.op == "call_function" else node.op,
         type=render_type(node),
         operands=tuple(_node_record(n) for n in node.all_input_nodes),
         users=tuple(_node_record(n) for n in node.users),
-        extra_users=tuple(n.name for n in refusal.users),
+        extra_users=tuple(n.name for n in extra),
     )
 
 

@@ -56,10 +56,10 @@ def run_pipeline(
     """Run passes in order on a copy of the graph.
 
     observer: called after each pass with its record and the graph, which it must not change. before_rewrite: likewise
-    before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may still be in it).
-    Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one
-    after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential` run as if
-    there were none, the others make no further rewrites.
+    before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may
+    still be in it). Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or
+    for the one after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential`
+    run as if there were none, the others make no further rewrites.
     Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
     fails, breaks the graph or misses a contract.
     """
@@ -79,7 +79,7 @@ def run_pipeline(
             continue
         started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
         is_whole = options.finish_cut and each.name in essential
-        log.begin_pass(each.name, may_cut=not is_whole)
+        log.begin_pass(each.name, may_cut=not is_whole, is_added=not _is_own(each))
         is_partial = False
         try:
             _run_pass(each, result, options, log)
@@ -113,6 +113,12 @@ def run_pipeline(
         if was_cut and not options.finish_cut:
             break
     return PipelineResult(result.copy(), tuple(records), was_cut)
+
+
+def _is_own(each: Pass) -> bool:
+    """Whether a pass comes with llmc."""
+    function = each.run if isinstance(each, GraphPass) else each.replacement
+    return str(getattr(function, "__module__", "")).startswith("llmc.")
 
 
 def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:

@@ -36,12 +36,14 @@ class EngineContents:
 
 def read_contents(path: Path, manifest: Manifest, program: Program) -> EngineContents:
     """Read the report's parts of an engine, finished or about to be. Raises EngineFormatError for a damaged one."""
+    # An engine that was not made by `llmc build` may have no report.
+    passes = _read(path / PASSES_NAME, _list) if (path / PASSES_NAME).exists() else []
     nodes = _read(path / NODES_NAME, _nodes) if (path / NODES_NAME).exists() else {"sources": [], "nodes": {}}
     return EngineContents(
         path=path,
         manifest=manifest,
         program=program,
-        passes=_read(path / PASSES_NAME, _list),
+        passes=passes,
         graphs=read_graphs(path),
         sources=nodes["sources"],
         nodes=nodes["nodes"],
