@@ -1,0 +1,62 @@
+"""API keys on every route but /health, compared in time that does not depend on where they differ."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmc.runtime.server.errors import error_body
+
+OPEN_PATHS = frozenset({"/health"})
+# A browser asks its user for the key on these, and sends it as a password.
+PAGE_PATHS = frozenset({"/", "/live"})
+
+
+class RequireApiKey:
+    """ASGI middleware: 401 without one of the keys, as a bearer token or as the password of basic authentication."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        if self._allows(Headers(scope=scope).get("authorization", "")):
+            await self._app(scope, receive, send)
+            return
+        await refusal(scope["path"])(scope, receive, send)
+
+    def _allows(self, authorization: str) -> bool:
+        given = presented_key(authorization)
+        # Every key is compared, so that the time does not tell which one nearly matched.
+        return any([hmac.compare_digest(given, key) for key in self._keys])
+
+
+def presented_key(authorization: str) -> bytes:
+    """The key in an Authorization header; empty if there is none."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("utf-8", "replace")
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""
+
+
+def refusal(path: str) -> Response:
+    """401; on the page's paths one that makes a browser ask."""
+    if path in PAGE_PATHS:
+        headers = {"WWW-Authenticate": 'Basic realm="llmc: any name, and the API key as password", charset="UTF-8"'}
+        return PlainTextResponse("an API key is needed: any user name, the key as password\n", 401, headers)
+    message = "the API key is missing or wrong: send the header Authorization: Bearer KEY"
+    return JSONResponse(error_body(401, message, code="invalid_api_key"), 401, headers={"WWW-Authenticate": "Bearer"})
