@@ -18,10 +18,11 @@ from llmc.engine_format.reader import REFERENCE_TARGET
 from llmc.errors import OptionError, RequestError
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.generation import FinishReason, Generation, Scoring
+from llmc.runtime.generation import Generation, Scoring
 from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_ids, token_sequences
+from llmc.runtime.request_output import FinishReason
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
@@ -149,6 +150,20 @@ class Engine:
     def limits(self) -> Limits:
         """The longest sequence, and the most tokens, requests and logit rows of a step."""
         return self._directory.program.limits
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The engine's tokenizer, which may not exist."""
+        return self._tokenizer
+
+    @property
+    def loop(self) -> StepLoop:
+        """The loop, for who drives it step by step. Raises RequestError when the engine is closed."""
+        return self._loop
+
+    def new_generation(self, tokens: list[int], params: SamplingParams) -> Generation:
+        """A checked request that is not in the loop yet. Raises RequestError for what this engine cannot serve."""
+        return self._generation(0, tokens, params, True)
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a prompt. Raises RequestError if the engine has no tokenizer."""

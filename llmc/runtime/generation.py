@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -11,9 +10,8 @@ import numpy.typing as npt
 from llmc.errors import RequestError
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Request
+from llmc.runtime.request_output import FinishReason
 from llmc.runtime.sampler import Sampler
-
-FinishReason = Literal["stop", "length"]
 
 
 class Generation(Request):

@@ -21,7 +21,8 @@ class StepLoop:
     def __init__(self, executor: Executor, limits: Limits, blocks: int, max_step_tokens: int | None = None) -> None:
         self._executor = executor
         self._inputs = StepInputs(limits)
-        self._scheduler = Scheduler(limits, BlockPool(blocks), max_step_tokens)
+        self.pool = BlockPool(blocks)
+        self._scheduler = Scheduler(limits, self.pool, max_step_tokens)
 
     def add(self, request: Request) -> None:
         """Queue a request."""
