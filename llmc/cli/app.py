@@ -13,6 +13,7 @@ from llmc.cli.env import env
 from llmc.cli.inspect import inspect
 from llmc.cli.passes import passes
 from llmc.cli.run import run
+from llmc.cli.serve import serve
 from llmc.cli.targets import targets
 from llmc.cli.tune import tune
 from llmc.cli.verify import verify
@@ -29,7 +30,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, tune, passes, targets, env):
+for verb in (build, run, serve, verify, inspect, tune, passes, targets, env):
     app.command(verb.__name__)(verb)
 
 

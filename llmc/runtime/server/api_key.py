@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import binascii
+import hashlib
 import hmac
 from collections.abc import Sequence
 
 from starlette.datastructures import Headers
+from starlette.requests import Request
 from starlette.responses import JSONResponse, PlainTextResponse, Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
@@ -16,6 +18,7 @@ from llmc.runtime.server.errors import error_body
 OPEN_PATHS = frozenset({"/health"})
 # A browser asks its user for the key on these, and sends it as a password.
 PAGE_PATHS = frozenset({"/", "/live"})
+_HOLDER = "llmc.key_holder"
 
 
 class RequireApiKey:
@@ -24,20 +27,30 @@ class RequireApiKey:
     def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
         self._app = app
         self._keys = [key.encode() for key in keys]
+        self._separate = len(set(keys)) > 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
             await self._app(scope, receive, send)
             return
-        if self._allows(Headers(scope=scope).get("authorization", "")):
+        authorization = Headers(scope=scope).get("authorization", "")
+        if self._allows(authorization):
+            if self._separate:
+                scope[_HOLDER] = hashlib.sha256(presented_key(authorization)).hexdigest()[:16]
             await self._app(scope, receive, send)
             return
         await refusal(scope["path"])(scope, receive, send)
 
     def _allows(self, authorization: str) -> bool:
         given = presented_key(authorization)
-        # Every key is compared, so that the time does not tell which one nearly matched.
-        return any([hmac.compare_digest(given, key) for key in self._keys])
+        # Every key is compared, so that the time does not tell which one it was.
+        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+
+
+def tenant_of(request: Request, salt: str | None) -> str | None:
+    """Who may share cached prefixes: requests of one key with one salt. None if there is one key and no salt."""
+    holder: str | None = request.scope.get(_HOLDER)
+    return None if holder is None and salt is None else f"{holder or ''}:{salt or ''}"
 
 
 def presented_key(authorization: str) -> bytes:

@@ -106,8 +106,8 @@ def described(errors: Any) -> tuple[str, str | None]:
     first = errors[0]
     if first["type"] == "json_invalid":
         return f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", None
-    if first["type"] == "missing" and first["loc"] == ("body",):
-        return "the request has no body; send JSON", None
+    if first["loc"] == ("body",):
+        return "the body is not a JSON object; send one with the header Content-Type: application/json", None
     place = [str(part) for part in first["loc"] if part != "body"]
     of_field = [e for e in errors if [str(p) for p in e["loc"] if p != "body"][:1] == place[:1]]
     field = place[0] if place else None

@@ -141,7 +141,7 @@ class ToolCallReader:
 
 
 class RequiredCallsReader:
-    """Reads the output that `required_schema` forces: a JSON list of calls, each of which comes out when it is whole."""
+    """Reads the JSON list of calls that `required_schema` forces; each comes out when it is whole."""
 
     def __init__(self) -> None:
         self._pending = ""

@@ -56,6 +56,7 @@ class SamplingFields(BaseModel):
     length_penalty: float = Field(default=1.0, ge=-100.0, le=100.0)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    deadline_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0)
     cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
     request_id: str | None = Field(default=None, max_length=128)
     structured_outputs: StructuredOutputs | None = None
