@@ -26,6 +26,7 @@ ALLOWED: dict[str, set[str]] = {
     "engine_format": FOUNDATION,
     "codegen": FOUNDATION | {"graph", "ops", "engine_format"},
     "runtime": FOUNDATION | {"graph", "ops", "engine_format"},
+    "bench": FOUNDATION | {"engine_format", "runtime"},
     "debug": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "runtime"},
 }
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}

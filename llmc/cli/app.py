@@ -8,6 +8,7 @@ import sys
 import typer
 from rich.console import Console
 
+from llmc.cli.bench import bench
 from llmc.cli.build import build
 from llmc.cli.env import env
 from llmc.cli.inspect import inspect
@@ -32,6 +33,7 @@ app = typer.Typer(
 )
 for verb in (build, run, serve, verify, inspect, tune, passes, targets, env):
     app.command(verb.__name__)(verb)
+app.add_typer(bench)
 
 
 def main() -> None:

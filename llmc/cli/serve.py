@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Container
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -19,12 +19,18 @@ if TYPE_CHECKING:
 def read_config(context: typer.Context, path: Path | None) -> Path | None:
     """Take the flags of a YAML file as defaults; those on the command line count more."""
     if path is not None:
-        known = {name.lstrip("-").replace("-", "_"): p.name for p in context.command.params for name in p.opts}
-        context.default_map = {known[name]: value for name, value in config_values(path, known).items()}
+        known = {name.lstrip("-").replace("-", "_"): p for p in context.command.params for name in p.opts}
+        values = config_values(path, known)
+        context.default_map = {
+            known[name].name: [value]
+            if getattr(known[name], "multiple", False) and not isinstance(value, list)
+            else value
+            for name, value in values.items()
+        }
     return path
 
 
-def config_values(path: Path, known: Mapping[str, str | None]) -> dict[str, Any]:
+def config_values(path: Path, known: Container[str]) -> dict[str, Any]:
     """The file's flags, spelled with underscores. Raises OptionError for a file or a flag that cannot be."""
     import yaml
 
