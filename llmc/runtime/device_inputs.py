@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.program import Limits
-from llmc.runtime.step_inputs import Ints, Step
+from llmc.runtime.step import Ints, Step
 
 ALIGNMENT = 64
 _INT_BYTES = 4

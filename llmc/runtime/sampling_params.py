@@ -128,6 +128,14 @@ class SamplingParams:
                     self._refuse(name, "None together with beam_width: beam search does not sample")
             if self.temperature != 0:
                 self._refuse("temperature", "0 together with beam_width: beam search does not sample")
+            for name, plain in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+                if getattr(self, name) != plain:
+                    self._refuse(name, f"{plain} together with beam_width")
+            for name in ("logit_bias", "stop"):
+                if getattr(self, name):
+                    self._refuse(name, "nothing together with beam_width; stop_token_ids may be given")
+            if self.max_tokens == 0 or self.prompt_logprobs is not None:
+                self._refuse("prompt_logprobs" if self.max_tokens else "max_tokens", "another value with beam_width")
 
     def _check_bool(self, name: str) -> None:
         if type(getattr(self, name)) is not bool:

@@ -19,7 +19,7 @@ from llmc.runtime.device_inputs import (
     padded,
     request_buckets,
 )
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 from tests.runtime.device_program import LIMITS
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_int32, c_void_p
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import Bytes, mapped_file, zeros
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 ENGINE_ABI = 1
 
@@ -56,6 +57,7 @@ class CppExecutor:
         limits = program.limits
         self._library = open_library(engine.executable)
         self._files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
+        self._blocks = blocks
         self._caches: list[Bytes] = []
         for cache in program.caches:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
@@ -95,6 +97,13 @@ class CppExecutor:
         )
         self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
         return self._logits[:rows]
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        to, source = list(copies), list(copies.values())
+        for cache in self._caches:
+            blocks = cache.reshape(self._blocks, -1)
+            blocks[to] = blocks[source]
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""

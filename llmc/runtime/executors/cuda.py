@@ -26,7 +26,7 @@ from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Best, Logits
 from llmc.runtime.graph_cache import GraphCache
 from llmc.runtime.memory import mapped_file
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.
@@ -101,6 +101,15 @@ class CudaExecutor:
         self._host_best_logits[:rows].copy_(self._best_logits[:rows], non_blocking=True)
         torch.cuda.current_stream(self._device).synchronize()
         return Best(self._host_best[:rows].numpy(), self._host_best_logits[:rows].numpy())
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values, on the device and in order with the steps."""
+        to = torch.tensor(list(copies), device=self._device)
+        source = torch.tensor(list(copies.values()), device=self._device)
+        for (space, _), memory in self._memory.items():
+            if space == "cache":
+                blocks = memory.view(self.blocks + 1, -1)
+                blocks.index_copy_(0, to, blocks.index_select(0, source))
 
     def close(self) -> None:
         """Free the device's memory."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 Logits = npt.NDArray[np.float32]
 
@@ -29,6 +30,10 @@ class Executor(Protocol):
 
         The array may be overwritten by the next step.
         """
+        ...
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of the KV cache, {destination: source}, before the next step; sources are read first."""
         ...
 
     def close(self) -> None:

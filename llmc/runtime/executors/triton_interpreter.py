@@ -22,7 +22,7 @@ from llmc.program import Program
 from llmc.runtime.device_program import ARENA, Count, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import mapped_file
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
 
@@ -48,6 +48,7 @@ class TritonInterpreterExecutor:
                 fix="set TRITON_INTERPRET=1 before Python starts",
             )
         limits = program.limits
+        self._blocks = blocks
         self._calls = plan_calls(program)
         sources = {kernel.source for kernel in program.kernels}
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
@@ -77,6 +78,13 @@ class TritonInterpreterExecutor:
                 self._run(call, grid, counts)
         logits: Logits = self._logits[:rows].numpy()
         return logits
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        for (space, _), memory in self._memory.items():
+            if space == "cache":
+                blocks = memory.view(self._blocks, -1)
+                blocks[list(copies)] = blocks[list(copies.values())]
 
     def close(self) -> None:
         """Drop the memory."""
