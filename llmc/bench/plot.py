@@ -46,7 +46,8 @@ def plot_run(records: Sequence[RequestRecord], path: Path, title: str) -> None:
         shares = [(i + 1) / len(ordered) for i in range(len(ordered))]
         right.step(ordered, shares, where="post", label=LATENCIES[name], color=color)
     right.set(xscale="log", xlabel="milliseconds", ylabel="share of requests", title="latency")
-    right.legend(frameon=False)
+    right.set_ylim(0, 1.25)
+    right.legend(frameon=False, ncols=3, loc="upper center")
     for axes in (left, right):
         axes.spines[["top", "right"]].set_visible(False)
         axes.grid(alpha=0.25)

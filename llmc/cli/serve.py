@@ -176,7 +176,7 @@ def options_for(options: ServeOptions, target: str, built: dict[str, str]) -> Se
 
 def start(options: ServeOptions, replicas: int, routing: str) -> None:
     """Serve from this process, or from replicas behind it."""
-    console = Console(stderr=True, highlight=False)
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
     show = banner(console, options)
     if replicas == 1:
         from llmc.runtime.server.serve import serve as serve_engine

@@ -18,6 +18,7 @@ from llmc.runtime.server.errors import error_body
 OPEN_PATHS = frozenset({"/health"})
 # A browser asks its user for the key on these, and sends it as a password.
 PAGE_PATHS = frozenset({"/", "/live"})
+HOLDER_HEADER = "x-llmc-key-holder"
 _HOLDER = "llmc.key_holder"
 
 
@@ -47,9 +48,27 @@ class RequireApiKey:
         return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
 
 
+class TrustRouter:
+    """ASGI middleware of a replica: whose a request is stands in the header that llmc's router adds."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (holder := Headers(scope=scope).get(HOLDER_HEADER)) is not None:
+            scope[_HOLDER] = holder
+        await self._app(scope, receive, send)
+
+
+def holder_of(request: Request) -> str | None:
+    """A name for the key that the request came with; None where there is one key or none."""
+    holder: str | None = request.scope.get(_HOLDER)
+    return holder
+
+
 def tenant_of(request: Request, salt: str | None) -> str | None:
     """Who may share cached prefixes: requests of one key with one salt. None if there is one key and no salt."""
-    holder: str | None = request.scope.get(_HOLDER)
+    holder = holder_of(request)
     return None if holder is None and salt is None else f"{holder or ''}:{salt or ''}"
 
 

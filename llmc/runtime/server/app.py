@@ -10,11 +10,11 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from llmc.runtime.server.api_key import RequireApiKey
+from llmc.runtime.server.api_key import RequireApiKey, TrustRouter
 from llmc.runtime.server.body_limit import LimitBody
 from llmc.runtime.server.engine_metrics import EngineCollector
 from llmc.runtime.server.errors import add_error_handlers
-from llmc.runtime.server.lifecycle import CountRequests
+from llmc.runtime.server.lifecycle import CountRequests, Lifecycle
 from llmc.runtime.server.live import LiveView
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
@@ -28,13 +28,15 @@ from llmc.runtime.server.served_model import ServedModel
 class HttpLimits:
     """api_keys: none means that everybody may ask. max_body_bytes, body_seconds: of a request's body.
 
-    allowed_origins: of pages in browsers that may use the API.
+    allowed_origins: of pages in browsers that may use the API. behind_router: whether requests come from llmc's own
+    router, which has checked their keys.
     """
 
     api_keys: Sequence[str] = ()
     max_body_bytes: int = 4 << 20
     body_seconds: float = 1.5
     allowed_origins: Sequence[str] = ()
+    behind_router: bool = False
 
 
 def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimits) -> FastAPI:
@@ -44,7 +46,7 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
         title="llmc",
         docs_url=None,  # Its pages load scripts from elsewhere.
         redoc_url=None,
-        middleware=middleware(model, limits),
+        middleware=outer_middleware(model.lifecycle, limits),
     )
     view = LiveView(model.engine, model.metrics.latest, model.name, model.max_model_len)
     for routes in (
@@ -59,11 +61,13 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
     return app
 
 
-def middleware(model: ServedModel, limits: HttpLimits) -> list[Middleware]:
+def outer_middleware(lifecycle: Lifecycle, limits: HttpLimits) -> list[Middleware]:
     """Outermost first: who asks, whether the server still serves, how much is sent."""
-    found = [Middleware(CountRequests, lifecycle=model.lifecycle)]
+    found = [Middleware(CountRequests, lifecycle=lifecycle)]
     if limits.api_keys:
         found.insert(0, Middleware(RequireApiKey, keys=limits.api_keys))
+    if limits.behind_router:
+        found.insert(0, Middleware(TrustRouter))
     if limits.allowed_origins:
         origins = list(limits.allowed_origins)
         found.insert(0, Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))

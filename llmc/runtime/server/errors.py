@@ -10,7 +10,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from llmc.errors import LlmcError, RequestError
+from llmc.errors import LlmcError, ModelFailureError, RequestError, UnavailableError
 
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -65,6 +65,10 @@ def bad_request(message: str, param: str | None = None) -> ApiError:
 def of_llmc_error(error: LlmcError) -> ApiError:
     """A request that the engine refuses is the client's fault; anything else is the server's."""
     message = f"{error.problem}; {error.fix}" if error.fix else error.problem
+    if isinstance(error, UnavailableError):
+        return ApiError(503, message, retry_after=1)
+    if isinstance(error, ModelFailureError):
+        return ApiError(500, message)
     if isinstance(error, RequestError):
         return ApiError(400, message, param=error.at)
     return ApiError(500, message)

@@ -12,7 +12,7 @@ from llmc.runtime.engine_stats import RequestView
 from llmc.runtime.request_output import RequestOutput
 
 _REMEMBERED = 240
-_SHOWN_REQUESTS = 128
+_SHOWN_REQUESTS = 40
 
 
 @dataclass(frozen=True)

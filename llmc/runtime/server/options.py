@@ -22,7 +22,7 @@ class ServeOptions:
     model's. tool_call_parser: how the model writes tool calls; default what its template says. generation_config:
     `auto` takes the model's sampling defaults, `llmc` OpenAI's. max_waiting: requests that may wait before others get
     429. stall_seconds: a step that takes longer makes /health answer 503. drain_seconds: for requests in flight after
-    SIGTERM.
+    SIGTERM. behind_router: only a router of llmc's own reaches this server, and says whose the requests are.
     """
 
     engine: Path
@@ -50,6 +50,7 @@ class ServeOptions:
     stall_seconds: float = 30.0
     drain_seconds: float = 30.0
     uvicorn_log_level: str = "warning"
+    behind_router: bool = False
 
     def __post_init__(self) -> None:
         self._check("port", 0 <= self.port <= 65535, "0 to 65535; 0 takes a free one")

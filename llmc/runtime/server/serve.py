@@ -104,7 +104,12 @@ def close_model(model: ServedModel) -> None:
 
 def http_limits(options: ServeOptions) -> HttpLimits:
     """The options that are about HTTP alone."""
-    return HttpLimits(options.api_keys, options.max_body_bytes, allowed_origins=options.allowed_origins)
+    return HttpLimits(
+        api_keys=options.api_keys,
+        max_body_bytes=options.max_body_bytes,
+        allowed_origins=options.allowed_origins,
+        behind_router=options.behind_router,
+    )
 
 
 def listen(options: ServeOptions) -> socket.socket:
@@ -139,7 +144,13 @@ def run_app(
     app: FastAPI, listener: socket.socket, lifecycle: Lifecycle, options: ServeOptions, started: Callable[[], None]
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
-    config = uvicorn.Config(
+    server = DrainingServer(uvicorn_config(app, options), lifecycle, options.drain_seconds, started)
+    asyncio.run(server.serve(sockets=[listener]))
+
+
+def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
+    """How uvicorn serves; its log of requests comes with the level info."""
+    return uvicorn.Config(
         app,
         log_level=options.uvicorn_log_level,
         access_log=options.uvicorn_log_level in ("info", "debug", "trace"),
@@ -148,11 +159,6 @@ def run_app(
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )
-    asyncio.run(_run(DrainingServer(config, lifecycle, options.drain_seconds, started), listener))
-
-
-async def _run(server: DrainingServer, listener: socket.socket) -> None:
-    await server.serve(sockets=[listener])
 
 
 class DrainingServer(uvicorn.Server):
@@ -166,6 +172,7 @@ class DrainingServer(uvicorn.Server):
         self._seconds = seconds
         self._started = started
         self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets=sockets)
@@ -175,7 +182,7 @@ class DrainingServer(uvicorn.Server):
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """Not passed on to uvicorn, which would raise the signal again after a clean shutdown."""
-        if self._draining is None and not self._lifecycle.draining:
+        if self._loop is not None and not self._lifecycle.draining:
             self._lifecycle.draining = True
             self._loop.call_soon_threadsafe(self._begin_drain)
         else:
