@@ -106,7 +106,8 @@ def serve(
     require_serve_extra()
     from llmc.runtime.server.options import ServeOptions
 
-    keys = tuple(api_key or ()) or ((settings().api_key,) if settings().api_key else ())
+    default_key = settings().api_key
+    keys = tuple(api_key or ()) or (() if default_key is None else (default_key,))
     options = ServeOptions(
         engine=model,
         host=host,

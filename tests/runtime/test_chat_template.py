@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,7 +43,8 @@ def test_renders_what_transformers_renders(renderer: TemplateRenderer) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     messages = [*MESSAGES, {"role": "skip", "content": "x"}, {"role": "assistant", "content": " Łódź "}]
-    for tools in (None, [TOOL]):
+    cases: tuple[list[Any] | None, ...] = (None, [TOOL])
+    for tools in cases:
         expected = render_jinja_template(
             conversations=[messages], tools=tools, chat_template=HF_STYLE, add_generation_prompt=True, bos_token="<s>"
         )[0][0]

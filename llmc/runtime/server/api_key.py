@@ -76,7 +76,7 @@ def presented_key(authorization: str) -> bytes:
     """The key in an Authorization header; empty if there is none."""
     scheme, _, value = authorization.partition(" ")
     if scheme.lower() == "bearer":
-        return value.strip().encode("utf-8", "replace")
+        return value.strip().encode("latin-1", "replace")  # Headers are bytes that were read as Latin-1.
     if scheme.lower() == "basic":
         try:
             return base64.b64decode(value, validate=True).partition(b":")[2]

@@ -99,7 +99,8 @@ class CompletionReply:
     def _delta(self, index: int, delta: ChoiceDelta) -> Json:
         number = index * self._per_prompt + delta.index
         choice = self._choices[number]
-        text, logprobs = "", None
+        text: str = ""
+        logprobs: Json | None = None
         if self._body.logprobs is not None:
             logprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
         if not choice.begun and self._body.echo:

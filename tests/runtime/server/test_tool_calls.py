@@ -13,7 +13,7 @@ WEATHER = ParsedCall("weather", '{"city": "Łódź"}')
 TIME = ParsedCall("time", "{}")
 
 # form, output, its text, its calls
-OUTPUTS = (
+OUTPUTS: tuple[tuple[str, str, str, list[ParsedCall]], ...] = (
     (
         "hermes",
         'Wait. <tool_call>\n{"name": "weather", "arguments": {"city": "Łódź"}}\n</tool_call>',
