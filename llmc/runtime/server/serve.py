@@ -65,6 +65,8 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         threads=options.threads,
         kv_cache_bytes=options.kv_cache_memory_bytes,
         max_step_tokens=options.max_num_batched_tokens,
+        prefix_cache=options.enable_prefix_caching,
+        output_cache_bytes=options.output_cache_bytes,
     )
     if options.max_model_len is not None and options.max_model_len > engine.limits.max_model_len:
         engine.close()
@@ -84,7 +86,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         template=template,
         tool_form=form,
         renderer=renderer,
-        texts=TokenTexts(options.engine),
+        texts=TokenTexts(engine.tokenizer),
         metrics=RequestMetrics(registry, names[0]),
         lifecycle=Lifecycle(),
         seeds=None if options.seed is None else random.Random(options.seed),

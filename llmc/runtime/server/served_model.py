@@ -7,6 +7,7 @@ import random
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from llmc.runtime.async_engine import AsyncEngine
@@ -80,15 +81,13 @@ class ServedModel:
     async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
         """Token ids; long texts in a thread, so that other requests go on."""
         check_text(text, "prompt")
-        encode = self.texts.encode
-        if len(text) < _INLINE_CHARACTERS:
-            return encode(text, add_special_tokens)
-        return await asyncio.to_thread(encode, text, add_special_tokens)
+        encode = partial(self.engine.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        return encode() if len(text) < _INLINE_CHARACTERS else await asyncio.to_thread(encode)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
         check_ids("tokens", ids, self.vocab_size)
-        return self.texts.decode(ids)
+        return self.engine.engine.tokenizer.decode(ids, skip_special_tokens=False)
 
     async def render(
         self,
