@@ -151,6 +151,7 @@ class Scheduler:
             self.prefix_cache.register(request)
             del self._decoding[request]
         elif request in self._parked:
+            self.prefix_cache.register(request)
             del self._parked[request]
         elif request in self._prefilling:
             del self._prefilling[request]
@@ -210,8 +211,11 @@ class Scheduler:
             plan.decodes[:] = [r for r in plan.decodes if r.row is not None]
             plan.chunks[:] = [c for c in plan.chunks if c.request.row is not None]
             plan.moved[:] = [r for r in plan.moved if r.row is not None]
-        if not plan and self._parked and any(self._waiting.values()) and self._preempt_parked():
-            return self.schedule()
+        if not plan:
+            # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
+            is_stuck = self._parked and any(self._waiting.values()) and self._preempt_parked()
+            if is_stuck or preemptions != self.preemptions:
+                return self.schedule()
         return plan
 
     def _start_next(self, room: _Room) -> bool:
@@ -291,8 +295,9 @@ class Scheduler:
         if victim in self._parked:
             self._release(victim)
             return
-        if self._decoding.pop(victim, victim) is None:
+        if victim in self._decoding:
             self.prefix_cache.register(victim)
+            del self._decoding[victim]
         else:
             del self._prefilling[victim]
         self._release(victim)
