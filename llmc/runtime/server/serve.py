@@ -147,7 +147,15 @@ def run_app(
 ) -> None:
     """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
     server = DrainingServer(uvicorn_config(app, options), lifecycle, options.drain_seconds, started)
-    asyncio.run(server.serve(sockets=[listener]))
+    with event_loop() as runner:
+        runner.run(server.serve(sockets=[listener]))
+
+
+def event_loop() -> asyncio.Runner:
+    """asyncio on libuv, which takes less time for each piece of a stream."""
+    import uvloop
+
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
 def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:

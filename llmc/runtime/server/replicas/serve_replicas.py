@@ -19,7 +19,7 @@ from llmc.runtime.server.replicas.proxy import proxy_routes
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Router, Routing
 from llmc.runtime.server.routes.page import page_routes
-from llmc.runtime.server.serve import DrainingServer, address_of, http_limits, listen, uvicorn_config
+from llmc.runtime.server.serve import DrainingServer, address_of, event_loop, http_limits, listen, uvicorn_config
 from llmc.runtime.threads import available_cores
 
 _STOP_SECONDS = 10.0
@@ -54,7 +54,8 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
                 await asyncio.gather(*(each.stop(_STOP_SECONDS) for each in replicas))
 
         try:
-            asyncio.run(run())
+            with event_loop() as runner:
+                runner.run(run())
         except* LlmcError as failed:
             raise failed.exceptions[0] from None
 
