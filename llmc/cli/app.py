@@ -10,6 +10,7 @@ from rich.console import Console
 
 from llmc.cli.bench import bench
 from llmc.cli.build import build
+from llmc.cli.chat import chat
 from llmc.cli.env import env
 from llmc.cli.inspect import inspect
 from llmc.cli.passes import passes
@@ -31,7 +32,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, serve, verify, inspect, tune, passes, targets, env):
+for verb in (build, run, chat, serve, verify, inspect, tune, passes, targets, env):
     app.command(verb.__name__)(verb)
 app.add_typer(bench)
 
