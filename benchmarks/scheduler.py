@@ -29,7 +29,7 @@ from llmc.runtime.scheduler import Scheduler, StepPlan
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
 
-STEPS = 2000
+STEPS = 400
 
 
 class StillExecutor:
@@ -90,13 +90,13 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
     for _ in range(requests):
         arrive(int(generator.integers(1, 480)))
     samples: dict[str, list[float]] = {name: [] for name in (*watches, "loop")}
-    for number in range(STEPS + 200):
+    for number in range(STEPS + 50):
         for watch in watches.values():
             watch.seconds = 0.0
         begin = time.perf_counter()
         plan: StepPlan = loop.step()
         seconds = time.perf_counter() - begin
-        if number >= 200:
+        if number >= 50:
             samples["loop"].append(seconds)
             for name, watch in watches.items():
                 samples[name].append(watch.seconds)

@@ -91,7 +91,10 @@ class AsyncEngine:
             news = news_of_results(answer.results, answer.prompt_logprobs, prompt_tokens, times)
             yield stream.output([news])
             return
-        job = intake.job(request, arrived=arrived)
+        new_mask = None
+        if params.grammar is not None:
+            new_mask = await asyncio.to_thread(self._engine.grammars.compile, params.grammar)
+        job = intake.job(request, arrived=arrived, new_mask=new_mask)
         streams = isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         client = _Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)

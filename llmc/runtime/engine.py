@@ -21,6 +21,7 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.generation import Generation, Scoring
 from llmc.runtime.generation_job import ChoiceResult, GenerationJob
 from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.grammar_compiler import GrammarCompiler
 from llmc.runtime.intake import Intake
 from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
@@ -176,6 +177,9 @@ class Engine:
         self._intake = Intake(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
         )
+        self._grammars = GrammarCompiler(
+            self._tokenizer.path, directory.manifest.model.vocab_size, directory.manifest.model.eos_token_ids
+        )
         self._output_cache = OutputCache(output_cache_bytes) if output_cache_bytes else None
 
     @property
@@ -212,6 +216,11 @@ class Engine:
     def intake(self) -> Intake:
         """Checks requests and makes their sequences."""
         return self._intake
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the engine's vocabulary."""
+        return self._grammars
 
     @property
     def output_cache(self) -> OutputCache | None:
@@ -305,6 +314,7 @@ class Engine:
         if self._open_loop is not None:
             self._open_loop = None
             self._executor.close()
+            self._grammars.close()
             if self._owned is not None:
                 self._owned.cleanup()
 
@@ -341,7 +351,11 @@ class Engine:
         return list(params)
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
-        return self._intake.job(request, where=f"prompt {index}")
+        where = f"prompt {index}"
+        self._intake.check(where, request.prompt_token_ids, request.params)
+        grammar = request.params.grammar
+        new_mask = None if grammar is None else self._grammars.compile(grammar)
+        return self._intake.job(request, new_mask=new_mask, where=where)
 
     def _run(self, jobs: Sequence[GenerationJob]) -> None:
         loop = self._loop

@@ -8,9 +8,8 @@ next turn of a conversation finds the answer of the last one.
 
 from __future__ import annotations
 
-from array import array
-from collections.abc import Sequence
 from hashlib import sha256
+from struct import Struct
 
 from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.request import Request
@@ -29,6 +28,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
+        self._pack = Struct(f"<{block_size}i").pack
         self.queries = 0
         self.hits = 0
 
@@ -65,14 +65,9 @@ class PrefixCache:
         request.registered = full
 
     def _extend_digests(self, request: Request, count: int) -> None:
-        digests, size = request.digests, self._block_size
+        digests, tokens, size = request.digests, request.tokens, self._block_size
         assert request.salt is not None
         previous = digests[-1] if digests else _ROOT + request.salt
-        for index in range(len(digests), count):
-            previous = block_digest(previous, request.tokens[index * size : (index + 1) * size])
+        for start in range(len(digests) * size, count * size, size):
+            previous = sha256(previous + self._pack(*tokens[start : start + size])).digest()
             digests.append(previous)
-
-
-def block_digest(previous: bytes, tokens: Sequence[int]) -> bytes:
-    """The digest of a block of tokens after the one with digest `previous`."""
-    return sha256(previous + array("i", tokens).tobytes()).digest()

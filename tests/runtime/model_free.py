@@ -1,4 +1,4 @@
-"""Requests and an executor without a model, for the scheduler's tests: a cell of the cache holds what was written to it.
+"""Requests and an executor without a model, for the scheduler's tests: a cell of the cache holds what it was given.
 
 A request's next token is a checksum of all cells before it, so a block that is shared wrongly, copied wrongly or
 written by two changes what it says.
