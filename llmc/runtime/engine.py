@@ -104,6 +104,7 @@ def load(
     *,
     threads: int | None = None,
     kv_cache_bytes: int | None = None,
+    kv_memory: float | None = None,
     max_step_tokens: int | None = None,
     prefix_cache: bool = True,
     output_cache_bytes: int = 0,
@@ -113,7 +114,8 @@ def load(
     """Open an engine directory.
 
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
-    kv_capacity.block_count; untouched parts of it cost nothing. max_step_tokens: a lower budget of tokens a step
+    kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
+    GPU's on a GPU). max_step_tokens: a lower budget of tokens a step
     than the engine was built for. prefix_cache: keep the blocks of finished requests for those that begin alike.
     output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). check_weights:
     compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
@@ -127,19 +129,21 @@ def load(
             at=f"max_step_tokens={max_step_tokens!r}",
             fix=f"give a whole number 1 to {most}, the engine's max_batch_tokens",
         )
-    executor, blocks = _open_executor(directory, kv_cache_bytes, thread_count(threads))
+    executor, blocks = _open_executor(directory, kv_cache_bytes, kv_memory, thread_count(threads))
     loop = StepLoop(executor, directory.program.limits, blocks, max_step_tokens)
     return Engine(directory, executor, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
 
 
-def _open_executor(directory: EngineDirectory, kv_cache_bytes: int | None, threads: int) -> tuple[Executor, int]:
+def _open_executor(
+    directory: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None, threads: int
+) -> tuple[Executor, int]:
     """The executor for the engine's target, and how many blocks its KV cache has."""
     if directory.program.kernels and os.environ.get("TRITON_INTERPRET") != "1":
         from llmc.runtime.executors.cuda import open_cuda
 
-        executor = open_cuda(directory, kv_cache_bytes)
+        executor = open_cuda(directory, kv_cache_bytes, kv_memory)
         return executor, executor.blocks
-    blocks = block_count(directory.program, kv_cache_bytes)
+    blocks = block_count(directory.program, kv_cache_bytes, kv_memory)
     if directory.program.kernels:
         from llmc.runtime.executors.triton_interpreter import interpret_engine
 

@@ -25,6 +25,7 @@ from llmc.runtime.device_program import ARENA, PlannedCall, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Best, Logits
 from llmc.runtime.graph_cache import GraphCache
+from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.step import Step
 
@@ -34,13 +35,15 @@ _GRAPH_ROOM_BYTES = 64 << 20
 _STAGING_BYTES = 64 << 20
 
 
-def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None) -> CudaExecutor:
+def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None = None) -> CudaExecutor:
     """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run."""
     device = open_device(engine.path)
     binaries = binaries_for(
         engine, device.capability, device.shared_memory, lambda line: print(f"llmc: {line}", file=sys.stderr)
     )
     free, _ = torch.cuda.mem_get_info(device.index)
+    if kv_memory is not None:
+        kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
     memory = plan_device_memory(engine.program, free, kv_cache_bytes)
     return CudaExecutor(engine, device, binaries, memory)
 
