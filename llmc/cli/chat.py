@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Protocol
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
 
 import typer
 from rich.console import Console
@@ -129,7 +129,8 @@ def sampling(settings: dict[str, float | int], room: int, stop: tuple[str, ...])
     """Sampling parameters of the settings, within the room that is left."""
     from llmc.runtime.sampling_params import SamplingParams
 
-    return SamplingParams(**{**settings, "max_tokens": min(int(settings["max_tokens"]), room), "stop": stop})
+    values: dict[str, Any] = {**settings, "max_tokens": min(int(settings["max_tokens"]), room), "stop": stop}
+    return SamplingParams(**values)
 
 
 def talk(conversation: Conversation, console: Console) -> None:

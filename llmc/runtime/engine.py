@@ -106,6 +106,7 @@ def load(
     kv_cache_bytes: int | None = None,
     kv_memory: float | None = None,
     max_step_tokens: int | None = None,
+    max_sequences: int | None = None,
     prefix_cache: bool = True,
     output_cache_bytes: int = 0,
     check_weights: bool = True,
@@ -115,23 +116,28 @@ def load(
 
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
     kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
-    GPU's on a GPU). max_step_tokens: a lower budget of tokens a step
-    than the engine was built for. prefix_cache: keep the blocks of finished requests for those that begin alike.
+    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache: keep the blocks of finished requests for those that begin alike.
     output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). check_weights:
     compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
     EngineFormatError, TargetError, OptionError.
     """
     directory = read_engine(Path(path), check_weights=check_weights)
-    most = directory.program.limits.max_batch_tokens
-    if max_step_tokens is not None and (type(max_step_tokens) is not int or not 1 <= max_step_tokens <= most):
-        raise OptionError(
-            f"max_step_tokens cannot be {max_step_tokens!r}",
-            at=f"max_step_tokens={max_step_tokens!r}",
-            fix=f"give a whole number 1 to {most}, the engine's max_batch_tokens",
-        )
+    limits = directory.program.limits
+    _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
+    _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
+    limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
     executor, blocks = _open_executor(directory, kv_cache_bytes, kv_memory, thread_count(threads))
-    loop = StepLoop(executor, directory.program.limits, blocks, max_step_tokens)
+    loop = StepLoop(executor, limits, blocks, max_step_tokens)
     return Engine(directory, executor, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
+
+
+def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
+        raise OptionError(
+            f"{name} cannot be {value!r}",
+            at=f"{name}={value!r}",
+            fix=f"give a whole number 1 to {most}, the engine's {built}",
+        )
 
 
 def _open_executor(

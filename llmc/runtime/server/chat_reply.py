@@ -121,7 +121,7 @@ class ChatReply:
 
     def _token(self, token: int, logprob: float) -> Json:
         texts = self._model.texts
-        return {"token": texts.text(token), "logprob": logprob, "bytes": list(texts.bytes(token))}
+        return {"token": texts.text(token), "logprob": logprob, "bytes": list(texts.utf8(token))}
 
     def _frame(self, kind: str) -> Json:
         name = self._body.model or self._model.name

@@ -64,6 +64,8 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         options.engine,
         threads=options.threads,
         kv_cache_bytes=options.kv_cache_memory_bytes,
+        kv_memory=options.gpu_memory_utilization,
+        max_sequences=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
         prefix_cache=options.enable_prefix_caching,
         output_cache_bytes=options.output_cache_bytes,

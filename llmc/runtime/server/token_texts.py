@@ -16,10 +16,10 @@ class TokenTexts:
         """The token's text; `bytes:\\xe2\\x80` for one that is not whole characters, as in OpenAI's answers."""
         known = self._known.get(token)
         if known is None:
-            known = self._known[token] = self._text(self.bytes(token), token)
+            known = self._known[token] = self._text(self.utf8(token), token)
         return known
 
-    def bytes(self, token: int) -> bytes:
+    def utf8(self, token: int) -> bytes:
         """The token's bytes in UTF-8; empty without a tokenizer."""
         return self._tokenizer.token_bytes(token)
 

@@ -146,7 +146,7 @@ def test_keys_guard_every_route_but_health(engine_directory: Path) -> None:
                 assert nobody.get("/v1/models", headers={"Authorization": wrong}).status_code == 401, wrong
         with live.client("first") as known:
             assert known.get("/v1/models").status_code == 200
-        bearer = {"Authorization": "Bearer sécond".encode()}
+        bearer = {b"Authorization": "Bearer sécond".encode()}
         assert httpx.get(f"{live.url}/v1/models", headers=bearer).status_code == 200
 
 
@@ -168,6 +168,9 @@ def test_flags_that_cannot_be(engine_directory: Path, tmp_path: Path) -> None:
     for flags, part in (
         (["--port", "99999"], "99999"),
         (["--max-model-len", "4096"], "512"),
+        (["--max-num-seqs", "4096"], "16"),
+        (["--max-num-batched-tokens", "4096"], "512"),
+        (["--kv-cache-memory-bytes", "1"], "kv_cache_bytes"),
         (["--chat-template", str(tmp_path / "absent.jinja")], "absent.jinja"),
         (["--tool-call-parser", "martian"], "hermes"),
         (["--uvicorn-log-level", "loud"], "loud"),

@@ -40,6 +40,7 @@ def address(engine_directory: Path) -> Iterator[str]:
 
     ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False)
     serve.start(http_options={"host": "127.0.0.1", "port": 8265 + 37})
+    # Ray's command line gives texts.
     arguments = {
         "engine": str(engine_directory),
         "threads": "1",
@@ -59,7 +60,7 @@ def test_completions_and_streams(address: str) -> None:
     headers = {"Authorization": "Bearer key"}
     assert httpx.get(f"{address}/v1/models").status_code == 401
     with httpx.Client(base_url=address, headers=headers, timeout=60) as client:
-        body = {"prompt": "The king", "max_tokens": 5, "temperature": 0}
+        body = {"prompt": "The king", "max_tokens": 300, "ignore_eos": True, "temperature": 0}
         whole = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
         with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
             lines = [line for line in answer.iter_lines() if line]
