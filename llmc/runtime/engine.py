@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -116,7 +116,8 @@ def load(
 
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
     kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
-    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for. prefix_cache: keep the blocks of finished requests for those that begin alike.
+    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for.
+    prefix_cache: keep the blocks of finished requests for those that begin alike.
     output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). check_weights:
     compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
     EngineFormatError, TargetError, OptionError.
