@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     from llmc.compiler import Progress
 
 _READ_BYTES = 8 << 20
+_BUILDING_ROOMS = ("graph", "ops", "passes", "codegen", "engine_format")
+_SOURCE_SUFFIXES = {".py", ".h", ".cpp"}
 _MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".model", ".txt"}
 
 
@@ -73,10 +75,11 @@ def engine_key(model: Path, target: str, options: dict[str, Any]) -> str:
 
 
 def _own_digest() -> str:
-    """Of llmc's sources: a changed pass or kernel makes other engines."""
+    """Of the sources that make engines: a changed pass or kernel makes others."""
     package = Path(llmc.__file__).parent
     digest = sha256()
-    for path in sorted(p for p in package.rglob("*") if p.suffix in (".py", ".h", ".cpp")):
+    found = [*package.glob("*.py"), *(path for room in _BUILDING_ROOMS for path in (package / room).rglob("*"))]
+    for path in sorted(path for path in found if path.suffix in _SOURCE_SUFFIXES):
         digest.update(str(path.relative_to(package)).encode())
         digest.update(path.read_bytes())
     return digest.hexdigest()
