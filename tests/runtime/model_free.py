@@ -6,6 +6,7 @@ written by two changes what it says.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -93,11 +94,11 @@ class Run:
         limits: Limits,
         blocks: int,
         max_step_tokens: int | None = None,
-        clock: Callable[[], float] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.limits = limits
         self.pool = BlockPool(blocks)
-        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, **({"clock": clock} if clock else {}))
+        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock)
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
         self.requests: list[Counted] = []
         self.steps = 0
