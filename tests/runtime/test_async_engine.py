@@ -355,9 +355,8 @@ def test_premium_requests_finish_before_free_ones(path: Path) -> None:
             free = [one(running, f"free {i}", Priority.FREE) for i in range(12)]
             premium = [one(running, f"premium {i}", Priority.PREMIUM) for i in range(4)]
             await asyncio.gather(*free, *premium)
-        # Four seats: the first four free ones may have taken them.
-        premium_names = {f"premium {i}" for i in range(4)}
-        assert premium_names in (set(order[:4]), set(order[4:8]))
+        # There are four seats, which free ones may have taken before a premium one came.
+        assert {f"premium {i}" for i in range(4)} <= set(order[:8])
 
     asyncio.run(run())
 
