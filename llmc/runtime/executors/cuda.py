@@ -7,10 +7,8 @@ choosing tokens. A step costs one copy of its inputs to the device; back come th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -45,11 +43,9 @@ _ROW_ALIGNMENT = 16
 def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None) -> CudaExecutor:
     """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run."""
     device = open_device(engine.path)
-    binaries = binaries_for(
-        engine, device.capability, device.shared_memory, lambda line: print(f"llmc: {line}", file=sys.stderr)
-    )
+    binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
-    memory = plan_device_memory(engine.program, free, kv_cache_bytes)
+    memory = plan_device_memory(binaries.program, free, kv_cache_bytes)
     return CudaExecutor(engine, device, binaries, memory)
 
 
@@ -58,7 +54,7 @@ class CudaExecutor:
 
     def __init__(self, engine: EngineDirectory, device: Device, binaries: DeviceBinaries, memory: DeviceMemory) -> None:
         self.blocks = memory.blocks
-        self._program, self._limits, self._arch = engine.program, engine.program.limits, binaries.arch
+        self._program, self._limits = binaries.program, binaries.program.limits
         self._device, self._memory_plan = torch.device("cuda", device.index), memory
         self._kernels: dict[str, LoadedKernel] = {}
         # The memory that each space is in, and at which byte it starts.
@@ -84,12 +80,9 @@ class CudaExecutor:
         self._host_chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
-        planned = plan_calls(self._program)
-        used = {call.kernel.name for call in planned if not call.kernel.is_library}
-        by_name = {kernel.name: kernel for kernel in binaries.kernels}
-        for name in sorted(used):
-            self._kernels[name] = load_kernel(by_name[name].binaries[self._arch], binaries.directory)
-        self._calls = [_with_binaries(call, by_name) for call in planned]
+        self._calls = list(plan_calls(self._program))
+        for kernel in self._program.launched_kernels():
+            self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: GraphCache[tuple[StepShape, Wanted], torch.cuda.CUDAGraph] = GraphCache(
             MAX_GRAPHS, self._has_graph_room
@@ -268,10 +261,6 @@ class CudaExecutor:
             begin, memory = bases[stored.path]
             self._spaces["weight", slot.name] = memory, stored.begin - begin
             self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
-
-
-def _with_binaries(call: PlannedCall, kernels: Mapping[str, Any]) -> PlannedCall:
-    return replace(call, kernel=kernels[call.kernel.name])
 
 
 def out_of_memory(what: str, nbytes: int, free: int, total: int, arithmetic: str) -> TargetError:
