@@ -33,13 +33,14 @@ def adopt(program: Program, chosen: Sequence[Alternative]) -> Program:
 
 
 def with_every_buffer(program: Program) -> Program:
-    """The program with room for its alternatives too: for measuring them."""
-    launches = list(program.launches)
-    everything = [*launches, *(launch for a in program.alternatives for launch in a.launches)]
-    known = {b.name: b for b in (*program.buffers, *(b for a in program.alternatives for b in a.buffers))}
-    # All alive at once: what is measured out of order must overwrite nothing.
-    unplaced = [replace(known[name], first_launch=0, last_launch=len(everything)) for name in spans_of(everything)]
-    buffers, plan = plan_buffers(unplaced)
+    """The program with room for its alternatives too, each at its site: for measuring them."""
+    unplaced = {buffer.name: buffer for buffer in program.buffers}
+    for alternative in program.alternatives:
+        for buffer in alternative.buffers:
+            other = unplaced.get(buffer.name, buffer)
+            first, last = min(alternative.first, other.first_launch), max(alternative.last, other.last_launch)
+            unplaced[buffer.name] = replace(buffer, first_launch=first, last_launch=last)
+    buffers, plan = plan_buffers(list(unplaced.values()))
     return replace(program, buffers=buffers, arena=plan.arena, unplanned_arena=plan.unplanned)
 
 

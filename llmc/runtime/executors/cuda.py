@@ -7,7 +7,8 @@ choosing tokens. A step costs one copy of its inputs to the device; back come th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Limits, Wanted
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Wanted
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
@@ -176,6 +177,10 @@ class CudaExecutor:
         extra = extra_pointers(kernel.binary, self._scratch_address(wanted, kernel.binary.scratch_alignment))
         arguments = PackedArguments(argument_values(call, shape, self._address_in(shape), extra))
         kernel.launch(grid, stream, arguments.address)
+
+    def plan(self, launches: Sequence[Launch]) -> tuple[PlannedCall, ...]:
+        """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
+        return plan_calls(replace(self._program, launches=tuple(launches)))
 
     @property
     def limits(self) -> Limits:
