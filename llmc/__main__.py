@@ -1,6 +1,6 @@
 """`python -m llmc` is the `llmc` command."""
 
-from llmc.cli.app import main
+from llmc.cli.app import run_process
 
 if __name__ == "__main__":
-    main()
+    run_process()

@@ -20,6 +20,31 @@ class RowCount(Enum):
     ONE = "1"
 
 
+class Wanted(Enum):
+    """What a step is to give for its logit rows: the logits, or a token each, chosen where the logits are.
+
+    BEST: the likeliest. DRAWN: the likeliest, or a draw from all tokens. FILTERED: those, or a draw from what top-k,
+    top-p and min-p keep.
+    """
+
+    LOGITS = "logits"
+    BEST = "best"
+    DRAWN = "drawn"
+    FILTERED = "filtered"
+
+
+# What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
+CHOICE_INPUTS = {
+    "temperature": "F32",
+    "top_k": "I32",
+    "top_p": "F32",
+    "min_p": "F32",
+    "seeds": "I32",
+    "counters": "I32",
+}
+CHOICE_OUTPUTS = {"tokens": "I32", "scores": "F32", "covered": "I32"}
+
+
 class Layout(Enum):
     """How a weight lies in the file.
 
@@ -108,7 +133,8 @@ class Origin:
 class Operand:
     """A pointer among a launch's arguments, as text `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
 
-    space: buffer (of the arena), weight, input (of the step), cache (`3.k` is layer 3's keys) or output (the logits).
+    space: buffer (of the arena), weight, input (of the step; CHOICE_INPUTS too), cache (`3.k` is layer 3's keys) or
+    output (logits, CHOICE_OUTPUTS).
     offset: in elements, left out if 0. stride: elements from row to row; None (left out) for what has no rows.
     """
 
@@ -121,6 +147,11 @@ class Operand:
         offset = f"+{self.offset}" if self.offset else ""
         return f"{self.space}:{self.name}{offset}" + ("" if self.stride is None else f"/{self.stride}")
 
+
+# Bytes of an element.
+ITEMSIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+# In place of a source file: the kernel is a library's.
+LIBRARY = "library"
 
 _OPERAND = re.compile(r"(buffer|weight|input|cache|output):([A-Za-z0-9_.]+)(?:\+(\d+))?(?:/(\d+))?")
 
@@ -154,8 +185,10 @@ class Launch:
 
     A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
     On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
-    expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them.
-    bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text (graph/cost_expression.py).
+    expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them. wanted:
+    what those are to give; empty for anything. bytes_moved and flops are sympy expressions over the symbols of
+    graph/cost.py, as text (graph/cost_expression.py). seconds: predicted with all that tiling adds, together with the
+    launches that follow for the same node, at the most rows of `only`; None where bytes and operations say it.
     """
 
     kernel: str
@@ -165,9 +198,13 @@ class Launch:
     flops: str
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
+    wanted: tuple[Wanted, ...] = ()
+    seconds: float | None = None
 
-    def runs(self, *, tokens: int, logit_rows: int) -> bool:
+    def runs(self, *, tokens: int, logit_rows: int, wanted: Wanted = Wanted.LOGITS) -> bool:
         """Whether a step of T tokens and L logit rows has the launch."""
+        if self.wanted and wanted not in self.wanted:
+            return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
 
@@ -209,7 +246,8 @@ class DeviceKernel:
     """One specialization of a Triton function. source: the Python file in the engine that defines `function`.
 
     constants: the values of its tl.constexpr parameters, and None for pointers that are absent. binaries: by
-    instruction set (sm_90, gfx942).
+    instruction set (sm_90, gfx942); none for a kernel that only alternatives use. With source LIBRARY it is a call of
+    llmc/library.py instead, which has no binaries.
     """
 
     name: str
@@ -220,6 +258,24 @@ class DeviceKernel:
     num_warps: int
     num_stages: int
     binaries: dict[str, DeviceBinary] = field(default_factory=dict)
+
+    @property
+    def is_library(self) -> bool:
+        """Whether a library computes it."""
+        return self.source == LIBRARY
+
+
+@dataclass(frozen=True)
+class Alternative:
+    """Launches that do what launches[first] to launches[last], both included, do, in the same steps; predicted slower.
+
+    buffers: those that only alternatives use, without places in the arena.
+    """
+
+    first: int
+    last: int
+    launches: tuple[Launch, ...]
+    buffers: tuple[Buffer, ...]
 
 
 @dataclass(frozen=True)
@@ -246,3 +302,9 @@ class Program:
     caches: tuple[CacheSlot, ...]
     launches: tuple[Launch, ...] = field(default=())
     kernels: tuple[DeviceKernel, ...] = ()
+    alternatives: tuple[Alternative, ...] = ()
+
+    def launched_kernels(self) -> tuple[DeviceKernel, ...]:
+        """The kernels that steps launch from binaries: none of a library, none that only alternatives use."""
+        used = {launch.kernel for launch in self.launches}
+        return tuple(kernel for kernel in self.kernels if kernel.name in used and not kernel.is_library)

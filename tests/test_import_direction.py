@@ -9,7 +9,7 @@ import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
-FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"}
+FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid", "library"}
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -19,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "program": {"errors"},
     "typed_json": {"errors"},
     "grid": {"errors"},
+    "library": set(),
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

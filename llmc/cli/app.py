@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import sys
+from typing import NoReturn
 
 import typer
 from rich.console import Console
@@ -35,6 +37,20 @@ app = typer.Typer(
 for verb in (build, run, chat, serve, verify, inspect, tune, passes, targets, env):
     app.command(verb.__name__)(verb)
 app.add_typer(bench)
+
+
+def run_process() -> NoReturn:
+    """The command line as a process of its own, which ends here."""
+    code: int | str | None = 0
+    try:
+        main()
+    except SystemExit as leave:
+        code = leave.code
+    # What an orderly end does, but for taking apart a million objects: 1.3 to 1.6 s of a warm build's 7.
+    atexit._run_exitfuncs()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code if isinstance(code, int) else 0 if code is None else 1)
 
 
 def main() -> None:

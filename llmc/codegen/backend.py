@@ -17,12 +17,17 @@ from llmc.program import RowRange
 
 @dataclass(frozen=True)
 class KernelCall:
-    """The part of a launch (llmc.program.Launch) that a backend decides."""
+    """The part of a launch (llmc.program.Launch) that a backend decides.
+
+    seconds: predicted of a group, with its first call. others: of the first call, groups that could stand for it.
+    """
 
     kernel: str
     arguments: dict[str, Argument]
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
+    seconds: float | None = None
+    others: tuple[tuple[KernelCall, ...], ...] = ()
 
 
 class Backend(Protocol):

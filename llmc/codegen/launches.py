@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 
 import torch
 from torch import fx
@@ -21,7 +22,19 @@ from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost, node_cost
 from llmc.graph.model_graph import ModelGraph
-from llmc.program import Buffer, Launch, Layout, Limits, Operand, Origin, RowCount, parse_operand
+from llmc.program import (
+    ITEMSIZES,
+    Affine,
+    Alternative,
+    Buffer,
+    Launch,
+    Layout,
+    Limits,
+    Operand,
+    Origin,
+    RowCount,
+    parse_operand,
+)
 
 CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
 
@@ -53,6 +66,7 @@ class LaunchBuilder:
         self.launches: list[Launch] = []
         self._names: dict[Value, str] = {}
         self.weights = WeightSlots(graph, views, backend)
+        self.alternatives: list[Alternative] = []
         self.loops: dict[Loop, str] = {}
 
     def emit(self, unit: Unit) -> None:
@@ -66,10 +80,12 @@ class LaunchBuilder:
         else:
             cost, origin = node_cost(unit), origin_of((unit,))
             moved, flops = str(cost.bytes_moved), str(cost.flops)
-            for first, *rest in self._backend.calls(unit, NodeCall(self, unit)):
-                self._launch(first, origin, moved, flops)
-                for call in rest:
-                    self._launch(call, origin, "0", "0")
+            for group in self._backend.calls(unit, NodeCall(self, unit)):
+                start = len(self.launches)
+                self.launches += _group_launches(group, origin, moved, flops)
+                for other in group[0].others:
+                    launches = tuple(_group_launches(other, origin, moved, flops))
+                    self.alternatives.append(Alternative(start, len(self.launches) - 1, launches, ()))
 
     def finish_logits(self) -> None:
         """Copy the output into the caller's logits, where the launch that makes it could not write it there."""
@@ -83,18 +99,22 @@ class LaunchBuilder:
 
     def planned_buffers(self) -> tuple[tuple[Buffer, ...], MemoryPlan]:
         """The buffers that the launches use, with their places in the arena."""
-        spans: dict[str, tuple[int, int]] = {}
-        for i, launch in enumerate(self.launches):
-            for name in _buffers_of(launch):
-                spans[name] = spans.get(name, (i, i))[0], i
         homes = {name: home for home, name in self._names.items()}
-        lifetimes = [Lifetime(homes[n].rows, homes[n].columns * _itemsize(homes[n]), *spans[n]) for n in spans]
-        plan = plan_memory(lifetimes)
-        buffers = tuple(
-            Buffer(name, _dtype_of(homes[name]), homes[name].rows, homes[name].columns, offset, life.first, life.last)
-            for name, life, offset in zip(spans, lifetimes, plan.offsets, strict=True)
-        )
-        return buffers, plan
+        return plan_buffers([_unplaced(name, homes[name], *span) for name, span in spans_of(self.launches).items()])
+
+    def planned_alternatives(self) -> tuple[Alternative, ...]:
+        """The alternatives, with the buffers that no launch uses; of sites that are alike, as layers are, the first's."""
+        homes = {name: home for home, name in self._names.items()}
+        used = spans_of(self.launches)
+        found: dict[Hashable, Alternative] = {}
+        for alternative in self.alternatives:
+            key = alike(self.launches[alternative.first : alternative.last + 1]), alike(alternative.launches)
+            if key in found:
+                continue
+            names = dict.fromkeys(n for launch in alternative.launches for n in _buffers_of(launch) if n not in used)
+            span = alternative.first, alternative.last
+            found[key] = replace(alternative, buffers=tuple(_unplaced(n, homes[n], *span) for n in names))
+        return tuple(found.values())
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -155,10 +175,7 @@ class LaunchBuilder:
         name = self.loops.setdefault(loop, f"loop_{len(self.loops)}_{_loop_title(loop)}")
         call, cost = self._backend.loop_call(name, loop, pointers), group_cost(nodes)
         moved = str(cost.bytes_moved) if nbytes is None else f"{nbytes}*{loop.rows.value}"
-        self._launch(call, origin_of(nodes), moved, str(cost.flops))
-
-    def _launch(self, call: KernelCall, origin: Origin, moved: str, flops: str) -> None:
-        self.launches.append(Launch(call.kernel, call.arguments, origin, moved, flops, call.grid, call.only))
+        self.launches.append(_launch(call, origin_of(nodes), moved, str(cost.flops)))
 
     def _concatenate(self, node: fx.Node) -> None:
         """One copying loop for each part, into its place in the result."""
@@ -189,6 +206,44 @@ class LaunchBuilder:
             nbytes = 2 * math.prod(dims_of(view.shape)) * _itemsize(result.value)
             self._launch_loop(loop, pointers, (node,), nbytes)
             start += size
+
+
+def spans_of(launches: Sequence[Launch]) -> dict[str, tuple[int, int]]:
+    """The first and the last launch that uses each buffer."""
+    spans: dict[str, tuple[int, int]] = {}
+    for i, launch in enumerate(launches):
+        for name in _buffers_of(launch):
+            spans[name] = spans.get(name, (i, i))[0], i
+    return spans
+
+
+def alike(launches: Sequence[Launch]) -> Hashable:
+    """Equal for launches of the same kernels that differ in their operands only."""
+    return tuple(
+        (x.kernel, x.grid, x.only, *((n, a) for n, a in x.arguments.items() if not (isinstance(a, str) and ":" in a)))
+        for x in launches
+    )
+
+
+def plan_buffers(unplaced: Sequence[Buffer]) -> tuple[tuple[Buffer, ...], MemoryPlan]:
+    """The buffers with their places in an arena."""
+    lifetimes = [Lifetime(b.rows, b.columns * ITEMSIZES[b.dtype], b.first_launch, b.last_launch) for b in unplaced]
+    plan = plan_memory(lifetimes)
+    return tuple(replace(b, offset=offset) for b, offset in zip(unplaced, plan.offsets, strict=True)), plan
+
+
+def _unplaced(name: str, value: Value, first: int, last: int) -> Buffer:
+    return Buffer(name, _dtype_of(value), value.rows, value.columns, Affine(), first, last)
+
+
+def _group_launches(group: Sequence[KernelCall], origin: Origin, moved: str, flops: str) -> list[Launch]:
+    """The launches of a node: its costs are counted once, with the first."""
+    first, *rest = group
+    return [_launch(first, origin, moved, flops), *(_launch(call, origin, "0", "0") for call in rest)]
+
+
+def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:
+    return Launch(call.kernel, call.arguments, origin, moved, flops, call.grid, call.only, seconds=call.seconds)
 
 
 def _written(units: Sequence[Unit], output: View, views: Views) -> dict[Unit, tuple[Value, ...]]:
@@ -227,7 +282,7 @@ def _dtype_of(value: Value) -> str:
 
 
 def _itemsize(value: Value) -> int:
-    return {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}[_dtype_of(value)]
+    return ITEMSIZES[_dtype_of(value)]
 
 
 def _buffer_name(value: Value) -> str:

@@ -87,6 +87,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         weights=builder.weights.slots(),
         caches=_caches(graph, backend),
         launches=tuple(builder.launches),
+        alternatives=builder.planned_alternatives(),
     )
     return StepPlan(program, builder.loops, builder.weights.recipes())
 

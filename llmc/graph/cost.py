@@ -138,7 +138,16 @@ _PER_ELEMENT = {
     "aten.cat": 0,
     "aten.clone": 0,
 }
-_PRODUCTS = frozenset({"llmc.linear", "llmc.fused_linear", "llmc.gated_linear", "llmc.lm_head"})
+_PRODUCTS = frozenset(
+    {
+        "llmc.linear",
+        "llmc.fused_linear",
+        "llmc.gated_linear",
+        "llmc.lm_head",
+        "llmc.norm_linear",
+        "llmc.norm_gated_linear",
+    }
+)
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:

@@ -6,9 +6,8 @@ from typing import Any
 
 from torch import fx
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
 
-from llmc.graph.fake_value import fake_value
+from llmc.graph.fake_value import FakeValues
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import fake_mode
 from llmc.graph.weights import Recipe
@@ -21,7 +20,7 @@ class RecordedGraph(fx.Graph):
         super().__init__()
         self._rewrite: str | None = None
         self._source: str | None = None
-        self._fake_mode: FakeTensorMode | None = None
+        self._values: FakeValues | None = None
 
     def record(self, rewrite: str, source: str | None) -> None:
         """Nodes created from now on belong to this rewrite and stand for this stack trace."""
@@ -46,13 +45,13 @@ class RecordedGraph(fx.Graph):
             if self._source is not None:
                 node.meta["stack_trace"] = self._source
             if op == "call_function":
-                node.meta["val"] = fake_value(node, self._mode())
+                node.meta["val"] = self._fake_values().of(node)
         return node
 
-    def _mode(self) -> FakeTensorMode:
-        if self._fake_mode is None:
-            self._fake_mode = fake_mode(self)
-        return self._fake_mode
+    def _fake_values(self) -> FakeValues:
+        if self._values is None:
+            self._values = FakeValues(fake_mode(self))
+        return self._values
 
 
 def recorded_copy(graph: ModelGraph) -> tuple[ModelGraph, RecordedGraph]:

@@ -96,8 +96,9 @@ def run_pipeline(
 
 def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
     fix = error.fix
-    if fix is None and options.disable_passes:
-        fix = f"it may need a pass that was disabled: {', '.join(options.disable_passes)}"
+    if options.disable_passes:
+        hint = f"it may need a pass that was disabled: {', '.join(options.disable_passes)}"
+        fix = hint if fix is None else f"{hint}; otherwise {fix}"
     return PassError(f"pass {each.name}: {error.problem}", at=error.at, fix=fix)
 
 

@@ -13,7 +13,8 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import Limits
+from llmc.program import CHOICE_INPUTS, Limits
+from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Ints, Step
 
 ALIGNMENT = 64
@@ -51,6 +52,7 @@ class StepShape:
             "context_lens": self.requests,
             "block_tables": self.requests * self.max_blocks,
             "logit_rows": self.logit_rows,
+            **dict.fromkeys(CHOICE_INPUTS, self.logit_rows),
         }
         offsets, end = {}, 0
         for name, length in lengths.items():
@@ -66,14 +68,18 @@ def largest_shape(limits: Limits) -> StepShape:
     )
 
 
-def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8]) -> int:
-    """Write the inputs at the shape's offsets of `into`; returns how many bytes that takes."""
+def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
+    """Write the inputs at the shape's offsets of `into`; returns how many bytes that takes.
+
+    choices: for a step that is to choose; they come last, so that others leave their bytes as they are.
+    """
     offsets = shape.input_offsets()
-    for field in fields(Step):
-        values: Ints = getattr(step, field.name)
-        start = offsets[field.name]
-        into[start : start + values.nbytes].view(np.int32)[:] = values.reshape(-1)
-    return offsets["end"]
+    for holder in (step, choices):
+        for field in fields(holder) if holder is not None else ():
+            values: npt.NDArray[np.generic] = getattr(holder, field.name)
+            start = offsets[field.name]
+            into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
+    return offsets["end"] if choices is not None else offsets[next(iter(CHOICE_INPUTS))]
 
 
 def request_buckets(limits: Limits) -> tuple[int, ...]:

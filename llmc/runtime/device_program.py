@@ -5,15 +5,27 @@ Shared by the executors that launch binaries and that interpret the kernels' sou
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from llmc.errors import EngineFormatError
 from llmc.grid import evaluate_grid
-from llmc.program import Affine, DeviceKernel, Launch, Operand, Program, RowRange, parse_operand
+from llmc.program import (
+    CHOICE_INPUTS,
+    CHOICE_OUTPUTS,
+    ITEMSIZES,
+    Affine,
+    DeviceKernel,
+    Launch,
+    Operand,
+    Program,
+    RowRange,
+    Wanted,
+    parse_operand,
+)
 from llmc.typed_json import REBUILD
 
-ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 COUNTS = ("T", "L", "R", "max_blocks")
 ARENA = "arena"
 
@@ -22,7 +34,8 @@ ARENA = "arena"
 class Pointer:
     """An address: `offset` bytes into the memory that (space, name) stands for; its elements' dtype.
 
-    space: arena (of all buffers; name is empty), weight, cache (`3.k`), input (a field of Step) or output (the logits).
+    space: arena (of all buffers; name is empty), weight, cache (`3.k`), input (a field of Step or of CHOICE_INPUTS) or
+    output (logits, CHOICE_OUTPUTS).
     """
 
     space: str
@@ -51,16 +64,29 @@ CallArgument = Pointer | Count | Number
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A launch with its kernel; arguments in the order of kernel.parameters. only: the steps that have it."""
+    """A launch with its kernel; arguments in the order of kernel.parameters. only, wanted: the steps that have it."""
 
     kernel: DeviceKernel
     arguments: tuple[CallArgument, ...]
     grid: tuple[str, ...]
     only: RowRange | None
+    wanted: tuple[Wanted, ...] = ()
 
-    def runs(self, *, tokens: int, logit_rows: int) -> bool:
+    def runs(self, *, tokens: int, logit_rows: int, wanted: Wanted) -> bool:
         """Whether a step of T tokens and L logit rows has the call."""
+        if self.wanted and wanted not in self.wanted:
+            return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
+
+    def named_arguments(self, tensor: Callable[[Pointer], Any], counts: Mapping[str, int]) -> dict[str, Any]:
+        """By name, for a function that takes tensors. tensor: where a pointer leads."""
+        values: dict[str, Any] = {}
+        for parameter, argument in zip(self.kernel.parameters, self.arguments, strict=True):
+            if isinstance(argument, Pointer):
+                values[parameter.name] = tensor(argument)
+            else:
+                values[parameter.name] = counts[argument.name] if isinstance(argument, Count) else argument.value
+        return values
 
     def programs(self, counts: Mapping[str, int]) -> tuple[int, int, int]:
         """The grid for a step's counts; a launch with a 0 among them is left out."""
@@ -94,7 +120,7 @@ def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memor
         arguments.append(argument)
     for text in launch.grid:
         evaluate_grid(text, dict.fromkeys(COUNTS, 1))
-    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only)
+    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted)
 
 
 class _Memory:
@@ -109,16 +135,18 @@ class _Memory:
         space, name = operand.space, operand.name
         if space == "buffer" and name in self._buffers:
             buffer = self._buffers[name]
-            start, extra = buffer.offset, operand.offset * ELEMENT_BYTES[buffer.dtype]
+            start, extra = buffer.offset, operand.offset * ITEMSIZES[buffer.dtype]
             return Pointer(ARENA, "", Affine(start.constant + extra, start.tokens, start.logit_rows), buffer.dtype)
         if space == "weight" and name in self._weights:
             return self._at(operand, self._weights[name].dtype)
         layer, _, part = name.partition(".")
         if space == "cache" and part in ("k", "v") and layer.isdigit() and int(layer) < len(self._caches):
             return self._at(operand, self._caches[int(layer)].dtype)
-        if space in ("input", "output"):
-            return self._at(operand, "I32" if space == "input" else "F32")
+        if space == "input":
+            return self._at(operand, CHOICE_INPUTS.get(name, "I32"))
+        if space == "output":
+            return self._at(operand, CHOICE_OUTPUTS.get(name, "F32"))
         raise EngineFormatError(f"a launch names {operand}, which the program does not have", fix=REBUILD)
 
     def _at(self, operand: Operand, dtype: str) -> Pointer:
-        return Pointer(operand.space, operand.name, Affine(operand.offset * ELEMENT_BYTES[dtype]), dtype)
+        return Pointer(operand.space, operand.name, Affine(operand.offset * ITEMSIZES[dtype]), dtype)

@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, read_engine
 from llmc.engine_format.copy import copy_engine
+from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import REFERENCE_TARGET
 from llmc.errors import OptionError, RequestError
 from llmc.program import Limits
@@ -26,7 +27,8 @@ from llmc.runtime.intake import Intake
 from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_ids, token_sequences
+from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_sequences
+from llmc.runtime.prompts import token_ids as ids_of
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
@@ -122,7 +124,7 @@ def load(
     compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
     EngineFormatError, TargetError, OptionError.
     """
-    directory = read_engine(Path(path), check_weights=check_weights)
+    directory = read_engine(path_argument("path", path), check_weights=check_weights)
     limits = directory.program.limits
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
@@ -240,11 +242,15 @@ class Engine:
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a prompt. Raises RequestError if the engine has no tokenizer."""
+        if not isinstance(text, str):
+            raise RequestError(f"a text cannot be {text!r:.80} ({type(text).__name__})", fix="give a str")
         return self._tokenizer.encode(text)
 
     def detokenize(self, token_ids: Sequence[int]) -> str:
         """The text of token ids, without special tokens; empty if the engine has no tokenizer."""
-        return self._tokenizer.decode(token_ids)
+        ids = ids_of(token_ids, self._tokenizer)
+        check_ids("token_ids", ids, self.info.vocab_size)
+        return self._tokenizer.decode(ids)
 
     def generate(
         self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
@@ -282,14 +288,14 @@ class Engine:
         For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
         refuses. Stopping early frees the request.
         """
-        params = params or SamplingParams()
+        tokens = ids_of(prompt, self._tokenizer)
+        (params,) = self._params_for([tokens], params)
         if params.sampled_choices() > 1:
             raise RequestError(
                 f"a stream has one choice, and {params.sampled_choices()} are asked for",
                 at="params",
                 fix="use generate, or the asyncio engine, whose streams have several",
             )
-        tokens = token_ids(prompt, self._tokenizer)
         job = self._job(0, GenerationRequest(prompt_token_ids=tuple(tokens), params=params, request_id="0"))
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
@@ -318,7 +324,7 @@ class Engine:
 
     def save(self, path: str | Path) -> Path:
         """Copy the engine to another place, whole or not at all; returns that place."""
-        return copy_engine(self._directory.path, self._directory.manifest, Path(path))
+        return copy_engine(self._directory.path, self._directory.manifest, path_argument("path", path))
 
     def close(self) -> None:
         """Stop the threads, free the memory, delete a temporary engine directory."""
@@ -348,6 +354,8 @@ class Engine:
     ) -> list[SamplingParams]:
         if params is None or isinstance(params, SamplingParams):
             return [params or SamplingParams()] * len(prompts)
+        if not isinstance(params, Sequence):
+            raise _no_params(params)
         if len(params) != len(prompts):
             raise RequestError(
                 f"{len(prompts)} prompts came with {len(params)} sampling parameters",
@@ -355,10 +363,7 @@ class Engine:
             )
         for each in params:
             if not isinstance(each, SamplingParams):
-                raise RequestError(
-                    f"{each!r:.80} ({type(each).__name__}) is not a SamplingParams",
-                    fix="give llmc.SamplingParams(name=value, ...)",
-                )
+                raise _no_params(each)
         return list(params)
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
@@ -424,3 +429,10 @@ def _answer(job: GenerationJob, where: str) -> CachedAnswer:
     if job.error is not None:
         raise type(job.error)(job.error.problem, at=where, fix=job.error.fix)
     return CachedAnswer(tuple(job.results()), job.prompt_logprobs)
+
+
+def _no_params(value: object) -> RequestError:
+    return RequestError(
+        f"{value!r:.80} ({type(value).__name__}) is not a SamplingParams",
+        fix="give llmc.SamplingParams(name=value, ...)",
+    )

@@ -9,12 +9,12 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.executors.executor import Best, Logits
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.logprobs import token_logprobs
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.request import Forks, Request
+from llmc.runtime.request import Forks, LogitRows, Request
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
+from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
 
 
@@ -96,14 +96,21 @@ class Generation(Request):
         return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
 
     @property
-    def greedy(self) -> bool:
-        """Whether the sampler takes the likeliest token as it is, and nobody asks for its probability."""
-        return self.sampler is not None and self.sampler.is_argmax and self.logprobs is None
+    def choice(self) -> RowChoice | None:
+        """The sampler's, for the next token, unless its probability is asked for."""
+        return None if self.sampler is None or self.logprobs is not None else self.sampler.choice()
 
-    def accept(self, token: int, logits: Logits | Best, row: int) -> None:
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
         """Append the token, and see whether it is the last."""
-        if self.logprobs is not None and not isinstance(logits, Best):
-            self.logprobs.append(token_logprobs(logits[row], token, self._logprob_count))
+        if self.logprobs is not None:
+            self._note(token, rows.logits(row, 1)[0])
+        self._append(token)
+
+    def _note(self, token: int, logits: npt.NDArray[np.float32]) -> None:
+        if self.logprobs is not None:
+            self.logprobs.append(token_logprobs(logits, token, self._logprob_count))
+
+    def _append(self, token: int) -> None:
         self.tokens.append(token)
         if self.text is not None:
             self.text.add(token)
@@ -130,7 +137,7 @@ class Generation(Request):
         self._forks = [choice for choice in self._siblings if not choice.finished]
         self._siblings = ()
 
-    def start(self, logits: Logits) -> None:
+    def start(self, logits: npt.NDArray[np.float32]) -> None:
         """Choose the first token from the last row of the prompt's logits."""
         self.sampler = self._own_sampler
         if len(self.tokens) >= self._max_length:
@@ -139,7 +146,8 @@ class Generation(Request):
             token = self._own_sampler.sample(logits[-1])
         except RequestError as error:
             return self.fail(error)
-        self.accept(token, logits, -1)
+        self._note(token, logits[-1])
+        self._append(token)
 
     def follow(self, forks: Forks) -> None:
         """Put the other choices on this one's blocks."""

@@ -11,9 +11,17 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.executors.executor import Best, Logits
 from llmc.runtime.generation_request import Priority
+from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
+
+
+class LogitRows(Protocol):
+    """The logits of a step, of which those that somebody looks at may have to come from a device."""
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Rows [count, vocabulary]; overwritten by the next call."""
+        ...
 
 
 class Forks(Protocol):
@@ -80,15 +88,15 @@ class Request(ABC):
         self.cached_tokens = 0
 
     @property
-    def greedy(self) -> bool:
-        """Whether the request wants the likeliest token, as it is, and nothing else of its logits."""
-        return False
+    def choice(self) -> RowChoice | None:
+        """How a device can choose its next token without showing it the logits; None if it needs them."""
+        return None
 
     @abstractmethod
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
 
-    def accept(self, token: int, logits: Logits | Best, row: int) -> None:
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
         """Take the token that `sampler` has chosen from that row. Only for a request that has a sampler."""
         raise NotImplementedError(f"{type(self).__name__} does not sample")
 

@@ -16,10 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.executors.executor import Best, Logits
+from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
 
 Row = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
 _DRAW_BLOCK = 512
 
@@ -60,7 +61,9 @@ class Sampler:
     ) -> None:
         self._params = params
         self._forbidden_early = forbidden_early
-        self._generator = None if params.temperature == 0 else _generator(params.seed, choice)
+        sequence = np.random.SeedSequence(params.seed, spawn_key=(choice,) if choice else ())
+        self._generator = None if params.temperature == 0 else np.random.Generator(np.random.PCG64(sequence))
+        self._device_seed = int(sequence.generate_state(1).view(np.int32)[0])
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._mask = mask
@@ -80,13 +83,31 @@ class Sampler:
         best = int(scores.argmax())
         check_finite(best, float(scores[best]))
         token = best if self._generator is None else _draw(scores, best, self._params, self._generator)
+        self._generated += 1
+        if self._counts_tokens:
+            self._seen[token] = True
+            self._counts[token] += 1
+        if self._mask is not None:
+            self._mask.accept(token)
+        return token
+
+    def choice(self) -> RowChoice | None:
+        """How a device can choose the next token from the same distribution; None if only `sample` can.
+
+        Its draws are other ones than those of `sample`, and as repeatable.
+        """
+        params = self._params
         if self._changes:
-            self._generated += 1
-            if self._counts_tokens:
-                self._seen[token] = True
-                self._counts[token] += 1
-            if self._mask is not None:
-                self._mask.accept(token)
+            return None
+        if self._generator is None:
+            return BEST
+        top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
+        return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._device_seed, self._generated)
+
+    def accept(self, token: int, score: float) -> int:
+        """The token that was chosen as `choice` says. score: of the choice; RequestError if it is not finite."""
+        check_finite(token, score)
+        self._generated += 1
         return token
 
     @property
@@ -115,22 +136,21 @@ class Sampler:
         return scores
 
 
-def choose(samplers: Sequence[Sampler], logits: Logits | Best, rows: Sequence[int]) -> Sequence[int | RequestError]:
-    """Each sampler's token for its row, or why there is none. `rows` ascend; a Best is for greedy samplers only."""
+def choose(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
+    """Each sampler's token for its row of logits, or why there is none. `rows` ascend."""
     if not samplers:
         return ()
-    if isinstance(logits, Best):
-        return _checked(logits.tokens[rows], logits.logits[rows])
     if rows[-1] == len(rows) - 1 and all(sampler.is_argmax for sampler in samplers):
         best = logits[: len(rows)].argmax(axis=1)
         return _checked(best, logits[rows, best])
-    tokens: list[int | RequestError] = []
-    for sampler, row in zip(samplers, rows, strict=True):
-        try:
-            tokens.append(sampler.sample(logits[row]))
-        except RequestError as error:
-            tokens.append(error)
-    return tokens
+    return [_sampled(sampler, logits[row]) for sampler, row in zip(samplers, rows, strict=True)]
+
+
+def _sampled(sampler: Sampler, logits: Row) -> int | RequestError:
+    try:
+        return sampler.sample(logits)
+    except RequestError as error:
+        return error
 
 
 def _checked(tokens: TokenIds, logits: Row) -> Sequence[int | RequestError]:
@@ -138,11 +158,6 @@ def _checked(tokens: TokenIds, logits: Row) -> Sequence[int | RequestError]:
     for index in np.flatnonzero(~np.isfinite(logits)):
         found[index] = _failure(int(tokens[index]), float(logits[index]))
     return found
-
-
-def _generator(seed: int | None, choice: int) -> np.random.Generator:
-    sequence = np.random.SeedSequence(seed, spawn_key=(choice,) if choice else ())
-    return np.random.Generator(np.random.PCG64(sequence))
 
 
 def check_finite(token: int, logit: float) -> None:

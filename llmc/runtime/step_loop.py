@@ -7,9 +7,9 @@ from collections.abc import Sequence
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
-from llmc.runtime.executors.executor import Best, Executor, GreedyExecutor, Logits
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.publish import compute, publish
 from llmc.runtime.request import Request
-from llmc.runtime.sampler import choose
 from llmc.runtime.scheduler import Scheduler, StepPlan
 from llmc.runtime.step_inputs import StepInputs
 
@@ -54,61 +54,10 @@ class StepLoop:
         plan = self.scheduler.schedule()
         if not plan:
             return plan
-        executor = self._executor
         begin = time.perf_counter()
         if plan.copies:
-            executor.copy_blocks(plan.copies)
-        step = self._inputs.fill(plan)
-        if isinstance(executor, GreedyExecutor) and _is_greedy(plan):
-            results: Logits | Best = executor.best(step)
-        else:
-            results = executor.step(step)
+            self._executor.copy_blocks(plan.copies)
+        results = compute(self._executor, self._inputs.fill(plan), plan)
         self.executor_seconds = time.perf_counter() - begin
-        self._publish(plan, results)
+        publish(plan, results, self.scheduler)
         return plan
-
-    def _publish(self, plan: StepPlan, results: Logits | Best) -> None:
-        """Advance every request and give it its logits, or the token that was chosen from them for it."""
-        scheduler = self.scheduler
-        batch: list[Request] = []
-        rows: list[int] = []
-        scorers: list[tuple[Request, int, int]] = []
-        for row, request in enumerate(plan.decodes):
-            request.computed += 1
-            if request.sampler is None:
-                scorers.append((request, row, row + 1))
-            else:
-                batch.append(request)
-                rows.append(row)
-        end = len(plan.decodes)
-        for chunk in plan.chunks:
-            request = chunk.request
-            request.computed += chunk.count
-            begin, end = end, end + chunk.logit_rows
-            if not chunk.logit_rows:
-                scheduler.settle(request)
-            elif request.sampler is None:
-                scorers.append((request, begin, end))
-            else:
-                batch.append(request)
-                rows.append(begin)
-        tokens = choose([request.sampler for request in batch if request.sampler is not None], results, rows)
-        decodes = len(plan.decodes)
-        for request, row, token in zip(batch, rows, tokens, strict=True):
-            if isinstance(token, int):
-                request.accept(token, results, row)
-            else:
-                request.fail(token)
-            if request.finished or row >= decodes:
-                scheduler.settle(request)
-        for request, begin, end in scorers:
-            assert not isinstance(results, Best), "a request that reads logits is not greedy"
-            request.receive(request.computed - (end - begin), results[begin:end])
-            request.scored = max(request.scored, request.computed)
-            request.follow(scheduler)
-            scheduler.settle(request)
-
-
-def _is_greedy(plan: StepPlan) -> bool:
-    """Whether every request with logits in the step only wants the likeliest token."""
-    return all(r.greedy for r in plan.decodes) and all(c.request.greedy for c in plan.chunks if c.logit_rows)

@@ -89,3 +89,12 @@ def test_help_imports_neither_torch_nor_triton() -> None:
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(("arguments", "code"), [(["targets"], 0), (["build", "nowhere", "-o", "out.llmc"], 2)])
+def test_the_process_ends_with_its_output_written_and_its_exit_code(
+    arguments: list[str], code: int, tmp_path: Path
+) -> None:
+    done = subprocess.run([sys.executable, "-m", "llmc", *arguments], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == code
+    assert (host_target().name in done.stdout) if code == 0 else ("no such model directory" in done.stderr)

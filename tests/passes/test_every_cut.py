@@ -2,20 +2,28 @@
 
 from __future__ import annotations
 
-import pytest
+from collections.abc import Callable
 
+import pytest
+from torch import nn
+
+from llmc.debug.check_passes import PassChecker
+from llmc.errors import PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.passes.pipeline import default
+from llmc.passes.pipeline import default, fusion
 from llmc.passes.runner import run_pipeline
 from tests.passes.pass_checks import rewrites
+from tests.plain_modules import eager_decoder, sdpa_decoder
 from tests.tiny_models import tiny_model, tiny_tokens
 
 # Largest |Δlogit| over the logits' standard deviation in fp32.
 TOLERANCE = 1e-4
-TOKENS = tiny_tokens(9)
+# Ids that the plain modules have too.
+TOKENS = [token % 90 for token in tiny_tokens(9)]
+PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain eager": eager_decoder}
 
 
 def test_llama_at_every_rewrite() -> None:
@@ -23,13 +31,71 @@ def test_llama_at_every_rewrite() -> None:
     _check(captured, range(_rewrites(captured) + 1))
 
 
-# Families with what llama lacks: parallel blocks, post-norms, layer norms, learned positions, split gate and up.
-@pytest.mark.parametrize("family", ["gpt_neox", "gemma2", "gpt2", "phi3", "cohere"])
-def test_other_families_at_some_rewrites(family: str) -> None:
-    one_layer = {"n_layer": 1} if family == "gpt2" else {"num_hidden_layers": 1}
-    captured = capture(tiny_model(family, **one_layer), BuildOptions())
+# Families with what llama lacks: parallel blocks, post-norms, layer norms, learned positions, split gate and up, norms
+# of query and key; and modules with no family.
+MODELS = ["gpt_neox", "gemma2", "gpt2", "phi3", "cohere", "qwen3", "plain SDPA", "plain eager"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_others_at_some_rewrites(name: str) -> None:
+    captured = capture(_one_layer(name), BuildOptions())
     total = _rewrites(captured)
     _check(captured, range(3, total, max(total // 6, 1)))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MODELS)
+def test_others_at_every_rewrite(name: str) -> None:
+    captured = capture(_one_layer(name), BuildOptions())
+    _check(captured, range(_rewrites(captured) + 1))
+
+
+@pytest.mark.parametrize("name", ["llama", *MODELS])
+def test_every_pass_passes_its_own_check(name: str) -> None:
+    captured = capture(_one_layer(name), BuildOptions())
+    checker = PassChecker(captured.graph, captured.source)
+    result = run_pipeline(captured.graph, default(), BuildOptions(), checker)
+    assert set(checker.differences) == {record.name for record in result.records if record.rewrites}
+    assert {"page_kv_cache", "merge_qkv"} <= set(checker.differences) or name in NO_MERGE
+
+
+# Their query, key and value are one product in the model already.
+NO_MERGE = ("gpt2", "gpt_neox", "phi3", "plain SDPA", "plain eager")
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma2",
+        "plain eager",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ["llama", *MODELS[:1], *MODELS[2:-1]]),
+    ],
+)
+def test_without_any_one_pass(name: str) -> None:
+    """Every pass that does something in a model is left out in turn: the same logits, or an error that names it."""
+    captured = capture(_one_layer(name), BuildOptions())
+    wanted = run_tokens(captured.graph, captured.source, TOKENS)
+    records = run_pipeline(captured.graph, default(), BuildOptions()).records
+    refused = set()
+    for left_out in [record.name for record in records if record.rewrites]:
+        try:
+            graph = _run(captured, BuildOptions(disable_passes=(left_out,)))
+        except PassError as error:
+            assert left_out in str(error.fix), f"without {left_out}: {error}"
+            refused.add(left_out)
+            continue
+        seen = run_tokens(graph, captured.source, TOKENS)
+        difference = float((seen - wanted).abs().max() / wanted.std())
+        assert difference <= TOLERANCE, f"without {left_out} the logits differ by {difference:.1e} of their spread"
+    assert not refused & {each.name for each in fusion()}, "what only saves time may be left out"
+    assert len(refused) < len(records)
+
+
+def _one_layer(name: str) -> nn.Module:
+    if name in PLAIN:
+        return PLAIN[name]()
+    model: nn.Module = tiny_model(name, **({"n_layer": 1} if name == "gpt2" else {"num_hidden_layers": 1}))
+    return model
 
 
 def _check(captured: Captured, numbers: range) -> None:

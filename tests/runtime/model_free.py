@@ -35,7 +35,7 @@ def continuation(prompt: Sequence[int], count: int, variant: int = 0) -> list[in
 class Counted(Request):
     """Takes tokens until it has `output` of them; a scoring request takes none.
 
-    forks: how many others start with it when the prompt is computed. Only `choice` distinguishes them.
+    forks: how many others start with it when the prompt is computed. Only `variant` distinguishes them.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Counted(Request):
         *,
         every_logit: bool = False,
         forks: int = 0,
-        choice: int = 0,
+        variant: int = 0,
         priority: Priority = Priority.FREE,
         salt: bytes | None = None,
         arrived: float | None = None,
@@ -56,10 +56,10 @@ class Counted(Request):
         )
         self.prompt = list(prompt)
         self.output = 0 if every_logit else output
-        self.choice = choice
+        self.variant = variant
         self.rows = 0
         self.children = [
-            Counted(prompt, output, choice=i + 1, priority=priority, salt=salt, arrived=arrived) for i in range(forks)
+            Counted(prompt, output, variant=i + 1, priority=priority, salt=salt, arrived=arrived) for i in range(forks)
         ]
         self._unstarted = list(self.children)
 
@@ -69,7 +69,7 @@ class Counted(Request):
         if self.output:
             is_first = len(self.tokens) == len(self.prompt)
             for request in (self, *self._unstarted):
-                request.tokens.append((int(logits[-1, 0]) + (request.choice if is_first else 0)) % 97)
+                request.tokens.append((int(logits[-1, 0]) + (request.variant if is_first else 0)) % 97)
                 request.finished = len(request.tokens) - len(request.prompt) == request.output
         else:
             self.finished = self.rows == len(self.tokens)
@@ -83,7 +83,7 @@ class Counted(Request):
 
     def expected(self) -> list[int]:
         """All tokens that it must have when it is finished."""
-        return [*self.prompt, *(continuation(self.prompt, self.output, self.choice) if self.output else [])]
+        return [*self.prompt, *(continuation(self.prompt, self.output, self.variant) if self.output else [])]
 
 
 class Run:

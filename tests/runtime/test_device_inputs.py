@@ -19,6 +19,7 @@ from llmc.runtime.device_inputs import (
     padded,
     request_buckets,
 )
+from llmc.runtime.row_choice import RowChoice, RowChoices
 from llmc.runtime.step import Step
 from tests.runtime.device_program import LIMITS
 
@@ -44,12 +45,14 @@ def test_packed_inputs_are_read_back_at_their_offsets() -> None:
     step = decodes([5, 40, 17])
     shape = StepShape.of(step)
     memory = np.full(shape.input_offsets()["end"], 0xEE, np.uint8)
-    assert pack_inputs(step, shape, memory) == memory.nbytes
+    choices = RowChoices.of([RowChoice(0.5, 7, 0.9, 0.1, -3, i) for i in range(3)])
+    assert pack_inputs(step, shape, memory, choices) == memory.nbytes
+    assert pack_inputs(step, shape, memory) == shape.input_offsets()["temperature"]
     for name, offset in shape.input_offsets().items():
         assert offset % ALIGNMENT == 0
         if name != "end":
-            values = getattr(step, name)
-            found = memory[offset : offset + values.nbytes].view(np.int32).reshape(values.shape)
+            values = getattr(choices if hasattr(choices, name) else step, name)
+            found = memory[offset : offset + values.nbytes].view(values.dtype).reshape(values.shape)
             np.testing.assert_array_equal(found, values)
 
 

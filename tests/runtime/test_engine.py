@@ -288,3 +288,30 @@ assert not loaded, loaded
 
 def test_the_package_offers_the_runtime() -> None:
     assert llmc.Engine is Engine and llmc.SamplingParams is SamplingParams and llmc.load is load
+
+
+@pytest.mark.parametrize("given", [None, 3, b"engine"])
+def test_a_path_of_a_wrong_type_is_refused(given: Any, engine: Engine) -> None:
+    with pytest.raises(OptionError, match="path cannot be"):
+        load(given)
+    with pytest.raises(OptionError, match="path cannot be"):
+        engine.save(given)
+    with pytest.raises(OptionError, match="output cannot be"):
+        llmc.build("model", given)
+
+
+def test_arguments_of_wrong_types_are_refused(engine: Engine) -> None:
+    wrong: Any = 3
+    with pytest.raises(OptionError, match=r"passes cannot be 3 \(int\)"):
+        llmc.compile("model", passes=wrong)
+    with pytest.raises(RequestError, match=r"3 \(int\) is not a SamplingParams"):
+        engine.generate([[5]], wrong)
+    with pytest.raises(RequestError, match=r"3 \(int\) is not a SamplingParams"):
+        engine.stream([5], wrong)
+    with pytest.raises(RequestError, match=r"a text cannot be 3 \(int\)"):
+        engine.tokenize(wrong)
+    refused: list[Any] = [wrong, ["a"], [-1], [VOCAB]]
+    for ids in refused:
+        with pytest.raises(RequestError):
+            engine.detokenize(ids)
+    assert engine.detokenize([]) == ""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -13,17 +13,20 @@ from torch import fx
 from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.kernel_ir import Loop
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction
 from llmc.codegen.triton.kernel_table import KERNELS
 from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount, RowRange
+from llmc.program import LIBRARY, RowCount, RowRange
 from llmc.targets import GpuTarget
 
 
 @dataclass(frozen=True)
 class Unspecialized:
-    """A kernel without the types of its parameters. module: where `function` is; None for a generated loop."""
+    """A kernel without the types of its parameters.
+
+    module: where `function` is; None for a generated loop, LIBRARY for a library's.
+    """
 
     function: str
     module: str | None
@@ -56,8 +59,8 @@ class TritonBackend:
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         candidates = KERNELS[node.target].candidates(call, self._target)
         return tuple(
-            tuple(self._call(launch, only) for launch in (first, *first.then))
-            for first, only in alternatives(candidates)
+            self._group(first, only, tuple(self._group(other, only, ()) for other in others))
+            for first, only, others in alternatives(candidates)
         )
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
@@ -67,27 +70,40 @@ class TritonBackend:
         self.kernels[name] = Unspecialized(name, None, (), loop_tile(loop).num_warps, 2)
         return KernelCall(name, arguments, loop_grid(loop))
 
-    def _call(self, launch: DeviceLaunch, only: RowRange | None) -> KernelCall:
+    def _group(
+        self, launch: DeviceLaunch, only: RowRange | None, others: tuple[tuple[KernelCall, ...], ...]
+    ) -> tuple[KernelCall, ...]:
+        first, *rest = (self.call(each, only) for each in (launch, *launch.then))
+        return replace(first, others=others), *rest
+
+    def call(self, launch: DeviceLaunch, only: RowRange | None) -> KernelCall:
+        """A launch, and its kernel remembered."""
         absent = {name: None for name, value in launch.arguments.items() if value is None}
         constants = tuple(sorted({**launch.constants, **absent}.items()))
         function = python_function(launch.function)
-        kernel = Unspecialized(function.__name__, function.__module__, constants, launch.num_warps, launch.num_stages)
+        module = LIBRARY if isinstance(launch.function, LibraryFunction) else function.__module__
+        kernel = Unspecialized(function.__name__, module, constants, launch.num_warps, launch.num_stages)
         name = self._names.setdefault(kernel, f"{function.__name__}.{len(self._names)}")
         self.kernels[name] = kernel
         given = {**launch.constants, **launch.arguments}
         names = list(inspect.signature(function).parameters)
         assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
         arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
-        return KernelCall(name, arguments, launch.grid, only)
+        return KernelCall(name, arguments, launch.grid, only, launch.seconds)
 
 
 def python_function(function: Any) -> Any:
-    """The Python function below @triton.jit, interpreted or not."""
+    """The Python function below @triton.jit, interpreted or not, or of a library."""
     return function.fn
 
 
-def alternatives(candidates: Sequence[DeviceLaunch]) -> list[tuple[DeviceLaunch, RowRange | None]]:
-    """For each number of rows the first candidate that serves it, as ranges of them in ascending order."""
+def alternatives(
+    candidates: Sequence[DeviceLaunch],
+) -> list[tuple[DeviceLaunch, RowRange | None, tuple[DeviceLaunch, ...]]]:
+    """For each number of rows the first candidate that serves it, as ranges of them in ascending order.
+
+    With each range the other candidates that serve all of it.
+    """
     starts = sorted({1, *(c.min_tokens for c in candidates), *(c.max_tokens + 1 for c in candidates if c.max_tokens)})
     ranges: list[tuple[DeviceLaunch, int, int | None]] = []
     for start, following in zip(starts, [*starts[1:], None], strict=True):
@@ -99,9 +115,17 @@ def alternatives(candidates: Sequence[DeviceLaunch]) -> list[tuple[DeviceLaunch,
             ranges[-1] = chosen, ranges[-1][1], last
         else:
             ranges.append((chosen, start, last))
-    if len(ranges) == 1:
-        return [(ranges[0][0], None)]
-    return [(c, RowRange(_counted(c), first, last)) for c, first, last in ranges]
+    only = [None] if len(ranges) == 1 else [RowRange(_counted(c), first, last) for c, first, last in ranges]
+    return [
+        (chosen, rows, tuple(c for c in candidates if c is not chosen and _serves_all(c, first, last)))
+        for (chosen, first, last), rows in zip(ranges, only, strict=True)
+    ]
+
+
+def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
+    return launch.min_tokens <= first and (
+        launch.max_tokens is None or (last is not None and last <= launch.max_tokens)
+    )
 
 
 def _counted(launch: DeviceLaunch) -> RowCount:

@@ -20,12 +20,14 @@ Constant = int | float | bool | str | None
 class DeviceLaunch:
     """One way to launch a kernel for a node.
 
-    function: a @triton.jit function at the top of a module. arguments, by the function's parameter names: an operand's
-    text (a pointer; without a stride), a count (T, L, R or max_blocks), an int or a float, or None for a pointer that
-    is absent (then the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three
-    expressions in T, L and R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that
-    adds up what this one left in a workspace. min_tokens, max_tokens: the row counts (T, or L where the launch's rows
-    are logit rows) that the launch serves, None for no limit; together the candidates serve every count.
+    function: a @triton.jit function at the top of a module, or a LibraryFunction. arguments, by the function's
+    parameter names: an operand's text (a pointer; without a stride), a count (T, L, R or max_blocks), an int or a
+    float, or None for a pointer that is absent (then the kernel is compiled for None). constants: the tl.constexpr
+    parameters. grid: one to three expressions in T, L and R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches
+    that follow, such as one that adds up what this one left in a workspace. min_tokens, max_tokens: the row counts (T,
+    or L where the launch's rows are logit rows) that the launch serves, None for no limit; together the candidates
+    serve every count. seconds: predicted at the most of them, with the launches that follow; None where the node's cost
+    says it.
     """
 
     function: Any
@@ -37,6 +39,22 @@ class DeviceLaunch:
     min_tokens: int = 1
     max_tokens: int | None = None
     then: tuple[DeviceLaunch, ...] = ()
+    seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class LibraryFunction:
+    """A function of llmc/library.py, called as a kernel is."""
+
+    fn: Callable[..., None]
+
+    def __getitem__(self, grid: tuple[int, ...]) -> Callable[..., None]:
+        """The call; a library chooses its own grid, warps and stages."""
+
+        def call(*, num_warps: int, num_stages: int, **arguments: Any) -> None:
+            self.fn(**arguments)
+
+        return call
 
 
 @dataclass(frozen=True)

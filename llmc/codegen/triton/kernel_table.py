@@ -6,17 +6,25 @@ from typing import Any
 
 import llmc.ops  # noqa: F401  (registers the ops that the kernels name)
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.argmax_rows import argmax_rows
+from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
 from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.linear import (
+    fused_linear,
+    gated_linear,
+    linear,
+    lm_head,
+    norm_gated_linear,
+    norm_linear,
+)
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.select_rows import select_rows
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
@@ -36,10 +44,14 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     fused_linear,
     gated_linear,
     lm_head,
+    norm_linear,
+    norm_gated_linear,
     paged_attention,
     select_rows,
     argmax_rows,
+    draw_rows,
     top_k_rows,
+    row_masses,
     sample_candidates,
 )
 

@@ -13,12 +13,14 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.lowering import plan_step
 from llmc.codegen.origin import describe, one_line
 from llmc.codegen.triton.backend import TritonBackend
+from llmc.codegen.triton.choosing import add_choosing
 from llmc.codegen.triton.device_lowered import DeviceLowered
+from llmc.codegen.triton.fuse_norms import fuse_norms
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.codegen.triton.specialize import specialize
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.program import Origin, Program
+from llmc.program import LIBRARY, Origin, Program
 from llmc.targets import GpuTarget
 
 LOOPS_SOURCE = "kernels/loops.py"
@@ -26,16 +28,32 @@ _KERNELS = "llmc.codegen.triton.kernels"
 
 
 def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
-    """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
+    """Lower a graph of stage optimized (serving works too) for a GPU, or for each of several.
+
+    Raises LoweringError naming an op that has no kernel.
+    """
+    each = {member.name: _lower(graph, member, options) for member in target.compiled}
+    first, *rest = each.values()
+    sources = dict(first.sources)
+    for other in rest:
+        assert other.program.weights == first.program.weights, "targets share the engine's weights"
+        assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
+        sources |= other.sources
+    return DeviceLowered({name: lowered.program for name, lowered in each.items()}, sources, first.recipes)
+
+
+def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
+    """For one GPU."""
     backend = TritonBackend(target)
-    plan = plan_step(graph, backend, options)
-    modules = {kernel.module for kernel in backend.kernels.values() if kernel.module is not None}
+    plan = plan_step(fuse_norms(graph), backend, options)
+    planned = add_choosing(plan.program, backend, target)
+    modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
-    program = specialize(plan.program, backend.kernels, files, LOOPS_SOURCE)
+    program = specialize(planned, backend.kernels, files, LOOPS_SOURCE)
     sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
-    return DeviceLowered(program, sources, plan.recipes)
+    return DeviceLowered({target.name: program}, sources, plan.recipes)
 
 
 def _print_loops(program: Program, loops: Mapping[Loop, str], model: str) -> str:

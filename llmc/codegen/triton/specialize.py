@@ -12,11 +12,20 @@ from dataclasses import replace
 
 from llmc.codegen.call import Argument
 from llmc.codegen.triton.backend import Unspecialized
-from llmc.program import DeviceKernel, DeviceParameter, Program, parse_operand
+from llmc.program import (
+    CHOICE_INPUTS,
+    CHOICE_OUTPUTS,
+    ITEMSIZES,
+    LIBRARY,
+    DeviceKernel,
+    DeviceParameter,
+    Launch,
+    Program,
+    parse_operand,
+)
 
 _ALIGNMENT = 16
 _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32"}
-_BYTES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
 
 
 def specialize(
@@ -28,18 +37,25 @@ def specialize(
     """
     names: dict[tuple[Unspecialized, tuple[DeviceParameter, ...]], str] = {}
     counts: Counter[str] = Counter()
-    launches = []
-    for launch in program.launches:
+    dtypes = _dtypes(program)
+
+    def specialized(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
+        return tuple(replace(launch, kernel=name_of(launch)) for launch in launches)
+
+    def name_of(launch: Launch) -> str:
         kernel = kernels[launch.kernel]
-        key = kernel, tuple(_parameter(program, name, value) for name, value in launch.arguments.items())
+        key = kernel, tuple(_parameter(dtypes, name, value) for name, value in launch.arguments.items())
         if key not in names:
             names[key] = f"{kernel.function}.{counts[kernel.function]}"
             counts[kernel.function] += 1
-        launches.append(replace(launch, kernel=names[key]))
+        return names[key]
+
+    launches = specialized(program.launches)
+    alternatives = tuple(replace(a, launches=specialized(a.launches)) for a in program.alternatives)
     found = tuple(
         DeviceKernel(
             name=name,
-            source=loops if kernel.module is None else sources[kernel.module],
+            source=loops if kernel.module is None else sources.get(kernel.module, LIBRARY),
             function=kernel.function,
             parameters=parameters,
             constants=dict(kernel.constants),
@@ -48,14 +64,14 @@ def specialize(
         )
         for (kernel, parameters), name in names.items()
     )
-    return replace(program, launches=tuple(launches), kernels=found)
+    return replace(program, launches=launches, alternatives=alternatives, kernels=found)
 
 
-def _parameter(program: Program, name: str, value: Argument) -> DeviceParameter:
+def _parameter(dtypes: Mapping[tuple[str, str], str], name: str, value: Argument) -> DeviceParameter:
     if isinstance(value, str) and ":" in value:
         operand = parse_operand(value)
-        dtype = _dtype(program, operand.space, operand.name)
-        return DeviceParameter(name, _POINTERS[dtype], operand.offset * _BYTES[dtype] % _ALIGNMENT == 0)
+        dtype = dtypes.get((operand.space, operand.name), "F32" if operand.space == "output" else "I32")
+        return DeviceParameter(name, _POINTERS[dtype], operand.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
     if isinstance(value, float):
         return DeviceParameter(name, "fp32", False)
     if isinstance(value, int) and not isinstance(value, bool):
@@ -64,12 +80,14 @@ def _parameter(program: Program, name: str, value: Argument) -> DeviceParameter:
     return DeviceParameter(name, "i32", False)
 
 
-def _dtype(program: Program, space: str, name: str) -> str:
-    """Of what a pointer points to. Buffers, weights, caches, inputs and logits themselves start at multiples of 16."""
-    if space == "cache":
-        return program.caches[int(name.split(".")[0])].dtype
-    if space in ("buffer", "weight"):
-        return next(
-            held.dtype for held in (program.buffers if space == "buffer" else program.weights) if held.name == name
-        )
-    return "F32" if space == "output" else "I32"
+def _dtypes(program: Program) -> dict[tuple[str, str], str]:
+    """Of what pointers point to, unless it is an int32 input or the logits.
+
+    Buffers, weights, caches, inputs and outputs themselves start at multiples of 16.
+    """
+    buffers = (*program.buffers, *(b for a in program.alternatives for b in a.buffers))
+    found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
+    found |= {("weight", slot.name): slot.dtype for slot in program.weights}
+    found |= {("cache", f"{i}.{part}"): cache.dtype for i, cache in enumerate(program.caches) for part in "kv"}
+    found |= {("input", name): dtype for name, dtype in CHOICE_INPUTS.items()}
+    return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

@@ -1,6 +1,7 @@
 """Take out what export leaves behind: assertions, copies, casts to the same dtype, and views that show the whole.
 
     aten.clone(x), aten.alias(x), x.to(x.dtype), x[:], x.expand(x.shape), dropout in eval mode, x · 1  →  x
+    aten.view(aten.clone(x), sizes)  →  aten.reshape(x, sizes), since x need not lie as its copy does
     aten.type_as(x, y), aten.to.*(x, dtype)  →  aten._to_copy(x, dtype=dtype)
     aten.cat([x, empty])  →  x
 Must have: the same shape and dtype for every token count. Packed-sequence detection, whose result nothing uses once
@@ -43,6 +44,21 @@ def _first_argument(node: fx.Node) -> fx.Node | None:
 def _same_as_input(node: fx.Node) -> fx.Node | None:
     source = _first_argument(node)
     return source if source is not None and same_value(tensor_of(source), tensor_of(node)) else None
+
+
+def _copy(node: fx.Node) -> fx.Node | None:
+    source = _same_as_input(node)
+    if source is not None:
+        _reshape_views(node)
+    return source
+
+
+def _reshape_views(node: fx.Node) -> None:
+    """Let what views a tensor, and views of that, take one of any strides."""
+    for user in node.users:
+        if user.target in (aten.view.default, aten._unsafe_view.default):
+            user.target = aten.reshape.default
+            _reshape_views(user)
 
 
 def _dropout(node: fx.Node) -> fx.Node | None:
@@ -112,8 +128,8 @@ _RULES: dict[Any, Rule] = {
     aten.add.Tensor: _neutral(0),
     aten.alias.default: _same_as_input,
     aten.cat.default: _cat,
-    aten.clone.default: _same_as_input,
-    aten.contiguous.default: _same_as_input,
+    aten.clone.default: _copy,
+    aten.contiguous.default: _copy,
     aten.detach.default: _same_as_input,
     aten.detach_.default: _same_as_input,
     aten.div.Tensor: _neutral(1),

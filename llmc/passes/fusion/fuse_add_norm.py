@@ -4,7 +4,7 @@
     s = add(x, r); layer_norm(s, w, b, eps)  ->  add_layer_norm(x, r, w, b, eps): the norm and s
 For the sums that fuse_linear_residual could not put into a product: where a norm comes after the product (Gemma 2,
 OLMo 2), or tokens and positions are summed (GPT-2). Others may read s too.
-Must have: x and r are matrices of one shape and dtype.
+Must have: x and r are matrices of one shape and dtype; w and b are weights, which are there before the sum is.
 Numerics: exact, since s is rounded as before. Saves reading s once.
 """
 
@@ -38,7 +38,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         total = call_arguments(norm)["x"]
         if total.target is not _ADD:
             continue
-        refusal = _refusal(total)
+        refusal = _refusal(total) or _computed_weight(norm)
         if refusal is not None:
             log.refuse(refusal)
             continue
@@ -61,6 +61,13 @@ def _refusal(total: fx.Node) -> Refusal | None:
     x: Tensor = first.meta["val"]
     if x.ndim != 2:
         return Refusal(f"the sum is {render_type(total)}, not a matrix of tokens", total)
+    return None
+
+
+def _computed_weight(norm: fx.Node) -> Refusal | None:
+    for operand in norm.all_input_nodes:
+        if operand.op != "placeholder" and operand is not call_arguments(norm)["x"]:
+            return Refusal(f"the norm takes {operand.name}, which is computed and may come after the sum", norm)
     return None
 
 

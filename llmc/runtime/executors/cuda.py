@@ -1,50 +1,55 @@
 """Run a compiled GPU engine: launches its binaries on torch's stream, in memory of torch's allocator.
 
-Steps in which every request brings one token run as CUDA graphs, one for each bucket of shapes. A step costs one copy
-of its inputs to the device; back come the logits, or, when all requests are greedy, only the best tokens.
+Steps in which every request brings one token run as CUDA graphs, one for each bucket of shapes and each way of
+choosing tokens. A step costs one copy of its inputs to the device; back come the chosen tokens, or the logits.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
-from llmc.program import Limits
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Wanted
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
 from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
-from llmc.runtime.device_program import ARENA, PlannedCall, plan_calls
+from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
-from llmc.runtime.executors.executor import Best, Logits
+from llmc.runtime.executors.executor import Chosen, Logits
 from llmc.runtime.graph_cache import GraphCache
 from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.memory import mapped_file
+from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.
 _GRAPH_ROOM_BYTES = 64 << 20
 _STAGING_BYTES = 64 << 20
+# Kernels are compiled for pointers to multiples of 16 bytes.
+_ROW_ALIGNMENT = 16
 
 
 def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None = None) -> CudaExecutor:
     """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run."""
     device = open_device(engine.path)
-    binaries = binaries_for(
-        engine, device.capability, device.shared_memory, lambda line: print(f"llmc: {line}", file=sys.stderr)
-    )
+    binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
-    memory = plan_device_memory(engine.program, free, kv_cache_bytes)
+    memory = plan_device_memory(binaries.program, free, kv_cache_bytes)
     return CudaExecutor(engine, device, binaries, memory)
 
 
@@ -53,11 +58,11 @@ class CudaExecutor:
 
     def __init__(self, engine: EngineDirectory, device: Device, binaries: DeviceBinaries, memory: DeviceMemory) -> None:
         self.blocks = memory.blocks
-        self._program, self._limits, self._arch = engine.program, engine.program.limits, binaries.arch
+        self._program, self._limits = binaries.program, binaries.program.limits
         self._device, self._memory_plan = torch.device("cuda", device.index), memory
         self._kernels: dict[str, LoadedKernel] = {}
-        self._files: list[Tensor] = []
-        self._memory: dict[tuple[str, str], Tensor] = {}
+        # The memory that each space is in, and at which byte it starts.
+        self._spaces: dict[tuple[str, str], tuple[Tensor, int]] = {}
         self._addresses: dict[tuple[str, str], int] = {}
         rows = self._limits.max_logit_rows
         self._copy_weights(engine)
@@ -70,46 +75,52 @@ class CudaExecutor:
         inputs = largest_shape(self._limits).input_offsets()["end"]
         self._inputs = self._allocate(inputs, "step inputs")
         self._staged_inputs = torch.empty(inputs, dtype=torch.uint8, pin_memory=True)
-        self._best = self._allocate(rows * 8, "best tokens").view(torch.int64)
-        self._best_logits = self._allocate(rows * 4, "best logits").view(torch.float32)
-        self._host_best = torch.empty(rows, dtype=torch.int64, pin_memory=True)
-        self._host_best_logits = torch.empty(rows, dtype=torch.float32, pin_memory=True)
+        # One run of memory, so that a single copy brings all of them back.
+        padded_rows = -(-rows // _ROW_ALIGNMENT) * _ROW_ALIGNMENT
+        chosen = self._allocate(len(CHOICE_OUTPUTS) * padded_rows * 4, "chosen tokens")
+        self._chosen = chosen.view(torch.int32).view(len(CHOICE_OUTPUTS), padded_rows).zero_()
+        for name, part in zip(CHOICE_OUTPUTS, self._chosen, strict=True):
+            self._addresses["output", name] = part.data_ptr()
+        self._host_chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
-        planned = plan_calls(self._program)
-        used = {call.kernel.name for call in planned}
-        by_name = {kernel.name: kernel for kernel in binaries.kernels}
-        for name in sorted(used):
-            self._kernels[name] = load_kernel(by_name[name].binaries[self._arch], binaries.directory)
-        self._calls = [_with_binaries(call, by_name) for call in planned]
+        self._calls = list(plan_calls(self._program))
+        for kernel in self._program.launched_kernels():
+            self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: GraphCache[StepShape, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
+        self._graphs: GraphCache[tuple[StepShape, Wanted], torch.cuda.CUDAGraph] = GraphCache(
+            MAX_GRAPHS, self._has_graph_room
+        )
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits; the array is overwritten by the next step."""
-        self._run(step)
-        rows = len(step.logit_rows)
-        if self._host_logits is None or len(self._host_logits) < rows:
-            self._host_logits = torch.empty(rows, self._program.vocab_size, pin_memory=True)
-        self._host_logits[:rows].copy_(self._logits[:rows], non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
-        logits: Logits = self._host_logits[:rows].numpy()
-        return logits
+        self._run(step, Wanted.LOGITS, None)
+        return self.logits(0, len(step.logit_rows))
 
-    def best(self, step: Step) -> Best:
-        """The wanted rows' largest logits and their tokens: the only bytes that come back."""
-        self._run(step)
-        rows = len(step.logit_rows)
-        self._host_best[:rows].copy_(self._best[:rows], non_blocking=True)
-        self._host_best_logits[:rows].copy_(self._best_logits[:rows], non_blocking=True)
+    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+        """The wanted rows' tokens: the only bytes that come back."""
+        self._run(step, wanted, choices)
+        self._host_chosen.copy_(self._chosen, non_blocking=True)
         torch.cuda.current_stream(self._device).synchronize()
-        return Best(self._host_best[:rows].numpy(), self._host_best_logits[:rows].numpy())
+        tokens, scores, covered = self._host_chosen[:, : len(step.logit_rows)].numpy()
+        # Only a filtered step says what is covered: others cover every row.
+        is_covered = covered.astype(np.bool_) if wanted is Wanted.FILTERED else np.ones(len(covered), np.bool_)
+        return Chosen(tokens, scores.view(np.float32), is_covered)
+
+    def logits(self, first: int, count: int) -> Logits:
+        """Rows of the last step's logits."""
+        if self._host_logits is None or len(self._host_logits) < count:
+            self._host_logits = torch.empty(count, self._program.vocab_size, pin_memory=True)
+        self._host_logits[:count].copy_(self._logits[first : first + count], non_blocking=True)
+        torch.cuda.current_stream(self._device).synchronize()
+        logits: Logits = self._host_logits[:count].numpy()
+        return logits
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values, on the device and in order with the steps."""
         to = torch.tensor(list(copies), device=self._device)
         source = torch.tensor(list(copies.values()), device=self._device)
-        for (space, _), memory in self._memory.items():
+        for (space, _), (memory, _) in self._spaces.items():
             if space == "cache":
                 blocks = memory.view(self.blocks + 1, -1)
                 blocks.index_copy_(0, to, blocks.index_select(0, source))
@@ -118,52 +129,57 @@ class CudaExecutor:
         """Free the device's memory."""
         torch.cuda.synchronize(self._device)
         self._graphs.clear()
-        for held in (self._memory, self._addresses, self._kernels):
+        for held in (self._spaces, self._addresses, self._kernels):
             held.clear()
-        for several in (self._files, self._scratch, self._calls):
+        for several in (self._scratch, self._calls):
             several.clear()
-        for name in ("_logits", "_inputs", "_best", "_best_logits"):
+        for name in ("_logits", "_inputs", "_chosen"):
             delattr(self, name)
         torch.cuda.empty_cache()
 
-    def _run(self, step: Step) -> None:
+    def _run(self, step: Step, wanted: Wanted, choices: RowChoices | None) -> None:
         bucket = decode_bucket(step, self._limits)
         if bucket is not None:
             step = padded(step, bucket, self._limits.block_size, self.blocks)
+            choices = None if choices is None else choices.padded(bucket.logit_rows)
         shape = bucket or StepShape.of(step)
-        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
+        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
-        graph = None if bucket is None else self._graphs.get(bucket, self._capture)
+        graph = None if bucket is None else self._graphs.get((bucket, wanted), self._capture)
         if graph is None:
-            self._launch_all(shape)
+            self._launch_all(shape, wanted)
         else:
             graph.replay()
 
-    def _capture(self, shape: StepShape) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: tuple[StepShape, Wanted]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, pool=self._pool):
-            self._launch_all(shape)
+            self._launch_all(*key)
         return graph
 
-    def _launch_all(self, shape: StepShape) -> None:
-        """Queue every launch of a step whose inputs lie in `_inputs`, then the choice of the best tokens."""
+    def _launch_all(self, shape: StepShape, wanted: Wanted) -> None:
+        """Queue every launch of a step whose inputs lie in `_inputs`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        for call, grid in self.launches(shape):
+        for call, grid in self.launches(shape, wanted):
             self.launch(call, grid, shape, stream)
-        rows = shape.logit_rows
-        if rows:
-            torch.max(self._logits[:rows], dim=-1, out=(self._best_logits[:rows], self._best[:rows]))
 
-    def launches(self, shape: StepShape) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
+    def launches(
+        self, shape: StepShape, wanted: Wanted = Wanted.LOGITS
+    ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
         """The calls that a step of this shape has, with their grids."""
         counts = shape.counts()
-        present = [call for call in self._calls if call.runs(tokens=shape.tokens, logit_rows=shape.logit_rows)]
+        rows = {"tokens": shape.tokens, "logit_rows": shape.logit_rows}
+        present = [call for call in self._calls if call.runs(**rows, wanted=wanted)]
         with_grids = [(call, call.programs(counts)) for call in present]
         return [(call, grid) for call, grid in with_grids if all(grid)]
 
     def launch(self, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int) -> None:
-        """Queue one launch with its own kernel."""
-        self.launch_as(self._kernels[call.kernel.name], call, grid, shape, stream)
+        """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""
+        if call.kernel.is_library:
+            arguments = call.named_arguments(lambda pointer: self._tensor(pointer, shape), shape.counts())
+            library.FUNCTIONS[call.kernel.function](**arguments)
+        else:
+            self.launch_as(self._kernels[call.kernel.name], call, grid, shape, stream)
 
     def launch_as(
         self, kernel: LoadedKernel, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int
@@ -173,6 +189,10 @@ class CudaExecutor:
         extra = extra_pointers(kernel.binary, self._scratch_address(wanted, kernel.binary.scratch_alignment))
         arguments = PackedArguments(argument_values(call, shape, self._address_in(shape), extra))
         kernel.launch(grid, stream, arguments.address)
+
+    def plan(self, launches: Sequence[Launch]) -> tuple[PlannedCall, ...]:
+        """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
+        return plan_calls(replace(self._program, launches=tuple(launches)))
 
     @property
     def limits(self) -> Limits:
@@ -197,6 +217,18 @@ class CudaExecutor:
 
         return address
 
+    def _tensor(self, pointer: Pointer, shape: StepShape) -> Tensor:
+        """What a pointer leads to, from there on to the end of its memory."""
+        start = pointer.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
+        if pointer.space == "input":
+            memory, start = self._inputs, start + shape.input_offsets()[pointer.name]
+        else:
+            memory, base = self._spaces[pointer.space, pointer.name]
+            start += base
+        dtype = TORCH_DTYPES[pointer.dtype]
+        end = memory.numel() - (memory.numel() - start) % dtype.itemsize
+        return memory[start:end].view(dtype)
+
     def _scratch_address(self, wanted: int, alignment: int) -> int:
         """Launches follow each other on one stream, so they share it; graphs keep the addresses of older ones."""
         if not wanted:
@@ -210,9 +242,10 @@ class CudaExecutor:
         return torch.cuda.mem_get_info(self._device)[0] >= _GRAPH_ROOM_BYTES
 
     def _add(self, key: tuple[str, str], nbytes: int, what: str) -> Tensor:
-        self._memory[key] = self._allocate(nbytes, what)
-        self._addresses[key] = self._memory[key].data_ptr()
-        return self._memory[key]
+        memory = self._allocate(nbytes, what)
+        self._spaces[key] = memory, 0
+        self._addresses[key] = memory.data_ptr()
+        return memory
 
     def _allocate(self, nbytes: int, what: str) -> Tensor:
         try:
@@ -225,15 +258,14 @@ class CudaExecutor:
         """Each file once, through two pinned buffers: one fills from the mapped file while the other is copied."""
         staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         copied = [torch.cuda.Event() for _ in staging]
-        bases: dict[Any, tuple[int, int]] = {}
+        bases: dict[Path, tuple[int, Tensor]] = {}
         turn = 0
         for path in sorted({stored.path for stored in engine.tensors}):
             source = mapped_file(path)
             held = [stored for stored in engine.tensors if stored.path == path]
             begin, end = min(s.begin for s in held), max(s.end for s in held)
             target = self._allocate(end - begin, f"the weights in {path.name}")
-            self._files.append(target)
-            bases[path] = begin, target.data_ptr()
+            bases[path] = begin, target
             for start in range(begin, end, _STAGING_BYTES):
                 stop = min(start + _STAGING_BYTES, end)
                 copied[turn].synchronize()
@@ -243,12 +275,9 @@ class CudaExecutor:
                 turn = 1 - turn
         torch.cuda.current_stream(self._device).synchronize()
         for slot, stored in zip(engine.program.weights, engine.tensors, strict=True):
-            begin, base = bases[stored.path]
-            self._addresses["weight", slot.name] = base + stored.begin - begin
-
-
-def _with_binaries(call: PlannedCall, kernels: Mapping[str, Any]) -> PlannedCall:
-    return PlannedCall(kernels[call.kernel.name], call.arguments, call.grid, call.only)
+            begin, memory = bases[stored.path]
+            self._spaces["weight", slot.name] = memory, stored.begin - begin
+            self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
 
 
 def out_of_memory(what: str, nbytes: int, free: int, total: int, arithmetic: str) -> TargetError:

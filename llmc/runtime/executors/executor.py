@@ -9,17 +9,23 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
+from llmc.program import Wanted
+from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
 Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Best:
-    """The likeliest token of each wanted row, and its logit: [L] each; overwritten by the next step."""
+class Chosen:
+    """The token of each wanted row, a score that is finite for usable logits, and whether the choice could be made.
 
-    tokens: npt.NDArray[np.int64]
-    logits: npt.NDArray[np.float32]
+    [L] each; overwritten by the next step. A row that is not covered needs its logits.
+    """
+
+    tokens: npt.NDArray[np.int32]
+    scores: npt.NDArray[np.float32]
+    covered: npt.NDArray[np.bool_]
 
 
 class Executor(Protocol):
@@ -42,9 +48,13 @@ class Executor(Protocol):
 
 
 @runtime_checkable
-class GreedyExecutor(Executor, Protocol):
-    """An executor that can choose greedily where the logits are, so that they need not travel."""
+class ChoosingExecutor(Executor, Protocol):
+    """An executor that can choose tokens where the logits are, so that they need not travel."""
 
-    def best(self, step: Step) -> Best:
-        """Run one step like `step`, for the best tokens only."""
+    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+        """Run one step like `step`, for tokens. wanted: the least that the choices need, not LOGITS."""
+        ...
+
+    def logits(self, first: int, count: int) -> Logits:
+        """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call."""
         ...

@@ -12,16 +12,19 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
-from llmc.program import Program
-from llmc.runtime.device_program import ARENA, Count, PlannedCall, Pointer, plan_calls
-from llmc.runtime.executors.executor import Logits
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
+from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
+from llmc.runtime.executors.executor import Chosen, Logits
 from llmc.runtime.memory import mapped_file
+from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
@@ -47,18 +50,21 @@ class TritonInterpreterExecutor:
                 at="TRITON_INTERPRET",
                 fix="set TRITON_INTERPRET=1 before Python starts",
             )
+        self.program, self.limits = program, program.limits
         limits = program.limits
         self._blocks = blocks
         self._calls = plan_calls(program)
-        sources = {kernel.source for kernel in program.kernels}
+        sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
-        self._functions = {k.name: getattr(modules[k.source], k.function) for k in program.kernels}
+        self._functions = {k.name: getattr(modules[k.source], k.function) for k in program.kernels if not k.is_library}
         arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
         self._logits = torch.zeros(limits.max_logit_rows, program.vocab_size)
         self._memory: dict[tuple[str, str], Tensor] = {
             (ARENA, ""): torch.zeros(arena_bytes, dtype=torch.uint8),
             ("output", "logits"): self._logits,
         }
+        for name, dtype in CHOICE_OUTPUTS.items():
+            self._memory["output", name] = torch.zeros(limits.max_logit_rows, dtype=_DTYPES[dtype])
         for name, weight in weights.items():
             self._memory["weight", name] = weight.reshape(-1)
         for i, cache in enumerate(program.caches):
@@ -66,18 +72,37 @@ class TritonInterpreterExecutor:
                 self._memory["cache", f"{i}.{part}"] = torch.zeros(blocks * nbytes, dtype=torch.uint8)
 
     def step(self, step: Step) -> Logits:
-        """Every launch in turn. The arena starts as NaNs, so that nothing is read that the step has not written."""
+        """The wanted rows' logits."""
+        self._launch_all(step, Wanted.LOGITS)
+        return self.logits(0, len(step.logit_rows))
+
+    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+        """The wanted rows' tokens."""
+        for name in CHOICE_INPUTS:
+            self._memory["input", name] = torch.from_numpy(getattr(choices, name).copy())
+        self._memory["output", "covered"].fill_(1)
+        self._launch_all(step, wanted)
+        rows = len(step.logit_rows)
+        tokens, scores, covered = (self._memory["output", name][:rows].numpy() for name in CHOICE_OUTPUTS)
+        return Chosen(tokens, scores, covered.astype(np.bool_))
+
+    def logits(self, first: int, count: int) -> Logits:
+        """Rows of the last step's logits."""
+        logits: Logits = self._logits[first : first + count].numpy()
+        return logits
+
+    def _launch_all(self, step: Step, wanted: Wanted) -> None:
+        """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
         self._memory[ARENA, ""].fill_(0xFF)
+        self._logits.fill_(float("nan"))
         tokens, rows = len(step.input_ids), len(step.logit_rows)
         counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
         for name in Step.__dataclass_fields__:
             self._memory["input", name] = torch.from_numpy(getattr(step, name).copy()).reshape(-1)
         for call in self._calls:
             grid = call.programs(counts)
-            if call.runs(tokens=tokens, logit_rows=rows) and all(grid):
+            if call.runs(tokens=tokens, logit_rows=rows, wanted=wanted) and all(grid):
                 self._run(call, grid, counts)
-        logits: Logits = self._logits[:rows].numpy()
-        return logits
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values."""
@@ -91,15 +116,13 @@ class TritonInterpreterExecutor:
         self._memory.clear()
 
     def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: dict[str, int]) -> None:
-        values: dict[str, Any] = dict(call.kernel.constants)
-        for parameter, argument in zip(call.kernel.parameters, call.arguments, strict=True):
-            if isinstance(argument, Pointer):
-                values[parameter.name] = self._pointer(argument, counts)
-            else:
-                values[parameter.name] = counts[argument.name] if isinstance(argument, Count) else argument.value
-        self._functions[call.kernel.name][grid](**values)
+        values = call.named_arguments(lambda pointer: self._tensor(pointer, counts), counts)
+        if call.kernel.is_library:
+            library.FUNCTIONS[call.kernel.function](**values)
+        else:
+            self._functions[call.kernel.name][grid](**call.kernel.constants, **values)
 
-    def _pointer(self, pointer: Pointer, counts: dict[str, int]) -> Tensor:
+    def _tensor(self, pointer: Pointer, counts: dict[str, int]) -> Tensor:
         memory = self._memory[pointer.space, pointer.name].view(torch.uint8)
         offset = pointer.offset.at(tokens=counts["T"], logit_rows=counts["L"])
         dtype = _DTYPES[pointer.dtype]

@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, Awaitable, Sequence
+from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import Any
 
 from starlette.requests import Request
-from starlette.responses import Response
+from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from llmc.errors import LlmcError
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.request_output import RequestOutput
+from llmc.runtime.server.connection import ClientLeft, while_connected
 from llmc.runtime.server.errors import ApiError, of_llmc_error
 from llmc.runtime.server.served_model import ServedModel
 
-Result = TypeVar("Result")
 Event = dict[str, Any]
 # nginx's status for a client that left; nobody sees it but the log.
 CLIENT_LEFT = 499
@@ -84,19 +84,12 @@ async def _measured(model: ServedModel, request: GenerationRequest) -> AsyncGene
             await close()
 
 
-async def while_connected(request: Request, work: Awaitable[Result]) -> Result | Response:
-    """The result of `work`, which is cancelled if the client leaves before."""
-    task = asyncio.ensure_future(work)
-    gone = asyncio.create_task(_disconnect(request.receive))
+async def answer(request: Request, work: Coroutine[Any, Any, Event]) -> Response:
+    """The JSON that `work` makes, unless the client leaves before."""
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
-        if task.done():
-            return await task
+        return JSONResponse(await while_connected(request.receive, work))
+    except ClientLeft:
         return Response(status_code=CLIENT_LEFT)
-    finally:
-        for waiting in (task, gone):
-            waiting.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
 
 
 class EventStream(Response):
@@ -111,16 +104,11 @@ class EventStream(Response):
         self._events = events
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        producer = asyncio.create_task(self._produce(scope, receive, send))
-        gone = asyncio.create_task(_disconnect(receive))
         try:
-            await asyncio.wait({producer, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if producer.done():
-                await producer
+            await while_connected(receive, self._produce(scope, receive, send))
+        except ClientLeft:
+            return
         finally:
-            for waiting in (producer, gone):
-                waiting.cancel()
-            await asyncio.gather(producer, gone, return_exceptions=True)
             await self._events.aclose()
 
     async def _produce(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -153,9 +141,3 @@ def _as_api_error(error: Exception) -> ApiError:
         return error
     assert isinstance(error, LlmcError)
     return of_llmc_error(error)
-
-
-async def _disconnect(receive: Receive) -> None:
-    """Return when the client has left."""
-    while (await receive())["type"] != "http.disconnect":
-        pass

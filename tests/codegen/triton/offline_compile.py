@@ -12,7 +12,7 @@ from torch import Tensor
 
 from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
 from llmc.program import DeviceKernel, DeviceParameter
 from llmc.targets import GpuTarget
 from tests.codegen.triton.tensor_call import TensorCall
@@ -21,11 +21,12 @@ _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16",
 
 
 def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: GpuTarget) -> list[DeviceKernel]:
-    """Every kernel of every candidate. arguments: the op's; tensors of the device meta will do."""
+    """Every kernel of every candidate, none of a library. arguments: the op's; tensors of the device meta will do."""
     returned = template.op(*arguments)
     expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
     call = TensorCall(template, arguments, expected, "meta", in_place=False)
-    steps = [step for launch in template.candidates(call, target) for step in (launch, *launch.then)]
+    launches = template.candidates(call, target)
+    steps = [x for launch in launches for x in (launch, *launch.then) if not isinstance(x.function, LibraryFunction)]
     kernels: list[DeviceKernel] = []
     for step in steps:
         kernel = _kernel(call, step, f"{template.op._schema.name.split('::')[1]}.{len(kernels)}")

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernels.argmax_rows import argmax_rows
+from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 from llmc.targets import GpuTarget, resolve_target
@@ -65,8 +66,10 @@ def test_sampling(name: str, workers: Workers, tmp_path: Path) -> None:
     logits, of_a_row = _meta(4, 128256, dtype=torch.float32), _meta(4, dtype=torch.float32)
     integers = of_a_row.int()
     values, indices = torch.ops.llmc.top_k_rows.default(logits, 64)
-    draw = (values, indices, of_a_row, integers, of_a_row, of_a_row, integers, integers)
+    draw = (values, indices, of_a_row, integers, of_a_row, integers, of_a_row, of_a_row, integers, integers, False)
     kernels = node_kernels(argmax_rows, (logits,), target) + node_kernels(top_k_rows, (logits, 64), target)
+    kernels += node_kernels(draw_rows, (logits, of_a_row, integers, integers), target)
+    kernels += node_kernels(row_masses, (logits, values, of_a_row), target)
     kernels += node_kernels(sample_candidates, draw, target)
     compile_without_spills(kernels, target, workers, tmp_path)
 

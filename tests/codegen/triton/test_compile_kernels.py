@@ -20,7 +20,14 @@ from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.linear import (
+    fused_linear,
+    gated_linear,
+    linear,
+    lm_head,
+    norm_gated_linear,
+    norm_linear,
+)
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
@@ -65,14 +72,18 @@ def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
         "fused_linear": (fused_linear, (wide, _meta(4096, 14336), None, x, "identity", 1.0)),
         "gated_linear": (gated_linear, (x, _meta(28672, 4096), None, "silu")),
         "lm_head": (lm_head, (x, _meta(128256, 4096), None)),
+        "norm_linear": (norm_linear, (x, norm, 1e-5, _meta(6144, 4096), None)),
+        "norm_gated_linear": (norm_gated_linear, (x, norm, 1e-5, _meta(28672, 4096), None, "silu")),
     }
     template, arguments = cases[name]
     return node_kernels(replace(template, candidates=partial(_chosen, template)), arguments, target)
 
 
 def _chosen(template: KernelTemplate, call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    """The candidates that an engine carries, without those that wait for measurement."""
-    return tuple(launch for launch, _ in alternatives(template.candidates(call, target)))
+    """The candidates that an engine carries, and of those that wait for measurement the ones that norm on the way."""
+    candidates = template.candidates(call, target)
+    normed = tuple(launch for launch in candidates if launch.constants.get("NORMED"))
+    return normed + tuple(launch for launch, _, _ in alternatives(candidates))
 
 
 SIMPLE = [
@@ -90,6 +101,8 @@ SIMPLE = [
 PRODUCTS = [
     *(("fused_linear", target) for target in TARGETS),
     *(("gated_linear", target) for target in TARGETS),
+    *(("norm_gated_linear", target) for target in TARGETS),
+    ("norm_linear", "h100"),
     ("linear", "h100"),
     ("lm_head", "h100"),
     ("linear, odd", "a100"),

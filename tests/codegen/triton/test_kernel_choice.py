@@ -16,7 +16,8 @@ from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.linear import fused_linear, linear, lm_head
 from llmc.codegen.triton.kernels.product import product_of
-from llmc.codegen.triton.kernels.product_choice import predicted_seconds, tilings
+from llmc.codegen.triton.kernels.product_choice import product_launches
+from llmc.codegen.triton.kernels.product_tiling import Way, predicted_seconds, tilings
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
@@ -40,7 +41,16 @@ def _linear_call(outputs: int, channels: int, template: KernelTemplate = linear)
 def _chosen(call: TensorCall, target: GpuTarget = H100, template: KernelTemplate = linear) -> list[tuple[int, str]]:
     """(first row count, kernel) of each range."""
     ranges = alternatives(template.candidates(call, target))
-    return [(only.first if only else 1, python_function(launch.function).__name__) for launch, only in ranges]
+    return [(only.first if only else 1, python_function(launch.function).__name__) for launch, only, _ in ranges]
+
+
+def _ours(call: TensorCall, rows: int, target: GpuTarget = H100) -> str:
+    """The kernel that is predicted the fastest for that many rows, the library aside."""
+    tiling = min(
+        (t for t in tilings(product_of(call), target, rows) if t.way is not Way.LIBRARY),
+        key=lambda t: predicted_seconds(product_of(call), target, t, rows),
+    )
+    return f"{tiling.way.value}_kernel"
 
 
 def _kernel_for(chosen: list[tuple[int, str]], rows: int) -> str:
@@ -49,18 +59,37 @@ def _kernel_for(chosen: list[tuple[int, str]], rows: int) -> str:
 
 def test_decode_reads_the_weight_once_and_prefill_runs_on_tensor_descriptors() -> None:
     chosen = _chosen(_linear_call(4096, 4096))
-    assert [_kernel_for(chosen, rows) for rows in (1, 4, 16, 64)] == ["gemv_kernel"] * 2 + ["narrow_kernel"] * 2
-    assert _kernel_for(chosen, 8000) == "persistent_kernel"
+    assert [_kernel_for(chosen, rows) for rows in (1, 4, 16)] == ["gemv_kernel"] * 2 + ["narrow_kernel"]
+    call = _linear_call(4096, 4096)
+    assert [_ours(call, rows) for rows in (64, 8000)] == ["narrow_kernel", "persistent_kernel"]
+
+
+def test_every_range_of_rows_has_the_library_among_its_candidates() -> None:
+    for launch, only, others in alternatives(linear.candidates(_linear_call(4096, 4096), H100)):
+        names = [python_function(each.function).__name__ for each in (launch, *others)]
+        assert "matmul" in names, only
+        assert launch.seconds == min(each.seconds or 0.0 for each in (launch, *others))
+
+
+def test_a_gate_after_the_library_costs_a_launch_and_its_bytes() -> None:
+    call = _linear_call(28672, 4096)
+    plain, gated = product_of(call), product_of(call, activation="silu", gated=True)
+    library = next(t for t in tilings(gated, H100, 64) if t.way is Way.LIBRARY)
+    assert predicted_seconds(gated, H100, library, 64) > predicted_seconds(plain, H100, library, 64)
+    launch = next(x for x in product_launches(gated, H100) if python_function(x.function).__name__ == "matmul")
+    (finish,) = launch.then
+    assert finish.arguments["partial_ptr"] == launch.arguments["y_ptr"] != gated.arguments["y_ptr"]
+    assert launch.arguments["OUT"] == 28672 and finish.constants["OUT"] == 14336
 
 
 def test_rows_that_descriptors_cannot_read_are_loaded_through_pointers() -> None:
-    assert _kernel_for(_chosen(_linear_call(4096, 4100)), 8000) == "tile_kernel"
+    assert _ours(_linear_call(4096, 4100), 8000) == "tile_kernel"
 
 
 def test_targets_without_descriptors_load_through_pointers() -> None:
     for target in GPU_TARGETS:
         expected = "persistent_kernel" if target.has_tma else "tile_kernel"
-        assert _kernel_for(_chosen(_linear_call(4096, 4096), target), 8000) == expected, target.name
+        assert _ours(_linear_call(4096, 4096), 8000, target) == expected, target.name
 
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64, 256, 8192])

@@ -6,7 +6,15 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernel import LibraryFunction
+from llmc.codegen.triton.kernels.linear import (
+    fused_linear,
+    gated_linear,
+    linear,
+    lm_head,
+    norm_gated_linear,
+    norm_linear,
+)
 from tests.codegen.triton.tensor_call import check
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -56,6 +64,23 @@ def test_gated(device: str, tokens: int, dtype: torch.dtype) -> None:
     x, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate([(tokens, 48), (2 * 37, 48), (2 * 37,)]))
     check(gated_linear, x, weight, bias, "silu", device=device, tolerance=TOLERANCE[dtype])
     check(gated_linear, x, weight, None, "gelu", device=device, tolerance=TOLERANCE[dtype])
+
+
+NORM_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
+
+
+@pytest.mark.parametrize("dtype", list(NORM_TOLERANCE))
+@pytest.mark.parametrize("tokens", [1, 3, 9, 65, 260])
+def test_normed_rows(device: str, tokens: int, dtype: torch.dtype) -> None:
+    """In the product's own kernel and in a launch before it, one of them the library's."""
+    x, norm = 3 * _random(0, tokens, 72).to(dtype), 1 + _random(1, 72) / 4
+    weight, gates, bias = _random(2, 40, 72).to(dtype), _random(3, 2 * 37, 72).to(dtype), _random(4, 40).to(dtype)
+    tolerance = NORM_TOLERANCE[dtype]
+    for weights in (norm.to(dtype), None):
+        launches = check(norm_linear, x, weights, 1e-5, weight, bias, device=device, tolerance=tolerance)
+        assert {launch.constants.get("NORMED", False) for launch in launches} == {True, False}
+        assert any(isinstance(step.function, LibraryFunction) for launch in launches for step in launch.then)
+    check(norm_gated_linear, x, norm.to(dtype), 1e-5, gates, None, "silu", device=device, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])

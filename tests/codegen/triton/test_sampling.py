@@ -9,14 +9,18 @@ import torch
 from torch import Tensor, fx
 
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.argmax_rows import argmax_rows
+from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
+from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 from llmc.graph.refusal import Refusal
 from llmc.ops import sampling
+from llmc.runtime.sampler import candidates as host_candidates
+from llmc.runtime.sampling_params import SamplingParams
 from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.tensor_call import check
+from tests.codegen.triton.tensor_call import TensorCall, check
 
+H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
 VOCABULARIES = [1, 7, 2048, 4097, 32003]
 
 
@@ -53,45 +57,124 @@ def test_extremes_of_fp32_keep_their_order(device: str) -> None:
     check(top_k_rows, logits, 8, device=device, tolerance=0.0)
 
 
-def test_samples_with_every_filter(device: str) -> None:
+def test_unusable_logits_show_in_the_score(device: str) -> None:
+    logits = _logits(3, 5000)
+    logits[0, 4500], logits[1], logits[2, 7] = float("nan"), float("-inf"), float("inf")
+    call = TensorCall(argmax_rows, (logits,), sampling.argmax_rows(logits), device, in_place=False)
+    (launch,) = argmax_rows.candidates(call, H100)
+    for step in (launch, *launch.then):
+        call.run(step)
+    inf = float("inf")
+    assert call.results[1].tolist() == [inf, -inf, inf] == sampling.argmax_rows(logits)[1].tolist()
+    assert call.results[0].tolist()[0] == 4500 and call.results[0].tolist()[2] == 7
+
+
+@pytest.mark.parametrize("vocabulary", VOCABULARIES)
+def test_draws(device: str, vocabulary: int) -> None:
+    temperature = torch.tensor([0.0, 0.7, 1.0, 2.5, 1e-3, 100.0])
+    seeds = torch.tensor([1, -5, 7, 2**31 - 1, 0, 3], dtype=torch.int32)
+    counters = torch.tensor([0, 1, 2, 3, 100000, 5], dtype=torch.int32)
+    check(draw_rows, _logits(6, vocabulary), temperature, seeds, counters, device=device, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [5, 4097, 32003])
+def test_masses(device: str, vocabulary: int) -> None:
+    logits = _logits(4, vocabulary)
+    values, _ = sampling.top_k_rows(logits, 5)
+    temperature = torch.tensor([1.0, 0.0, 0.2, 3.0])
+    check(row_masses, logits, values, temperature, device=device, tolerance=1e-6)
+
+
+@pytest.mark.parametrize("vocabulary", [50, 300])
+def test_samples_with_every_filter(device: str, vocabulary: int) -> None:
     rows = 64
-    values, indices = sampling.top_k_rows(_logits(rows, 300) * 3, 50)
+    logits = _logits(rows, vocabulary) * 3
+    arguments = _filtered(logits, 50)
+    check(sample_candidates, *arguments, vocabulary == 50, device=device, tolerance=0.0)
+    covered = sampling.sample_candidates(*arguments, vocabulary == 50)[1]
+    assert covered.all() == (vocabulary == 50) and covered.any()
+
+
+def _filtered(logits: Tensor, k: int) -> tuple[Tensor, ...]:
+    """The arguments of sample_candidates for rows with all kinds of filters."""
+    rows = len(logits)
+    values, indices = sampling.top_k_rows(logits, k)
     generator = torch.Generator().manual_seed(3)
     temperature = torch.rand(rows, generator=generator) * 2
     temperature[::7] = 0.0
     top_k = torch.randint(1, 80, (rows,), generator=generator).int()
+    top_k[::4] = sampling.EVERY_TOKEN
     top_p, min_p = torch.rand(rows, generator=generator), torch.rand(rows, generator=generator) * 0.1
     top_p[::3], min_p[::2] = 1.0, 0.0
     seeds = torch.randint(-(2**31), 2**31, (rows,), generator=generator).int()
-    arguments = (values, indices, temperature, top_k, top_p, min_p, seeds, torch.arange(rows).int())
-    check(sample_candidates, *arguments, device=device, tolerance=0.0)
+    counters = torch.arange(rows).int()
+    masses = sampling.row_masses(logits, values, temperature)
+    drawn, _ = sampling.draw_rows(logits, temperature, seeds, counters)
+    return values, indices, masses, drawn, temperature, top_k, top_p, min_p, seeds, counters
+
+
+def test_covered_rows_keep_what_the_host_keeps() -> None:
+    """With one seed after the other, the tokens drawn of a covered row are the host's candidates, as often."""
+    logits = _logits(1, 300) * 2
+    checked = 0
+    for filters in ({"top_k": 7}, {"top_k": 40, "top_p": 0.6}, {"top_p": 0.5}, {"min_p": 0.1}, {"top_p": 0.9}, {}):
+        params = SamplingParams(temperature=0.8, **filters)
+        ids, weights = host_candidates(logits[0].numpy(), int(logits.argmax()), params)
+        draws = 3000
+        many = logits.expand(draws, -1).contiguous()
+        values, indices = sampling.top_k_rows(many, 64)
+        temperature, counters = torch.full((draws,), 0.8), torch.arange(draws, dtype=torch.int32)
+        seeds = torch.full((draws,), 11, dtype=torch.int32)
+        drawn, _ = sampling.draw_rows(many, temperature, seeds, counters)
+        tokens, covered = sampling.sample_candidates(
+            values, indices, sampling.row_masses(many, values, temperature), drawn, temperature,
+            torch.full((draws,), filters.get("top_k", sampling.EVERY_TOKEN), dtype=torch.int32),
+            torch.full((draws,), filters.get("top_p", 1.0)), torch.full((draws,), filters.get("min_p", 0.0)),
+            seeds, counters, False,
+        )  # fmt: skip
+        kept = range(300) if ids is None else ids.tolist()
+        if filters and len(kept) >= 64:
+            assert not covered.any()
+            continue
+        assert covered.all()
+        checked += 1
+        expected = torch.zeros(300, dtype=torch.float64)
+        expected[list(kept)] = torch.from_numpy(weights / weights.sum())
+        frequencies = torch.bincount(tokens, minlength=300).double() / draws
+        assert (frequencies[expected == 0] == 0).all()
+        assert (frequencies - expected).abs().max() < 0.035, filters
+    assert checked >= 4
+
+
+def test_equals_at_the_edge_of_top_k_are_left_to_the_host() -> None:
+    logits = torch.tensor([[3.0, 2.0, 2.0, 1.0, 0.0], [3.0, 2.5, 2.0, 1.0, 0.0]])
+    values, indices = sampling.top_k_rows(logits, 4)
+    ones, zeros = torch.ones(2), torch.zeros(2, dtype=torch.int32)
+    masses = sampling.row_masses(logits, values, ones)
+    two = torch.full((2,), 2, dtype=torch.int32)
+    _, covered = sampling.sample_candidates(
+        values, indices, masses, zeros, ones, two, ones, torch.zeros(2), zeros, zeros, False
+    )
+    assert covered.tolist() == [0, 1]
 
 
 def test_draws_follow_the_probabilities_and_depend_on_seed_and_counter_alone() -> None:
     rows = 4000
     logits = torch.tensor([2.0, 1.0, 0.5, 0.0, -1.0]).expand(rows, 5).contiguous()
-    values, indices = sampling.top_k_rows(logits, 4)
-    counters = torch.arange(rows).int()
-
-    def draw(first: int) -> Tensor:
-        part = slice(first, None)
-        count = rows - first
-        return sampling.sample_candidates(
-            values[part],
-            indices[part],
-            torch.full((count,), 0.8),
-            torch.full((count,), 4, dtype=torch.int32),
-            torch.ones(count),
-            torch.zeros(count),
-            torch.full((count,), 11, dtype=torch.int32),
-            counters[part],
-        )
-
-    tokens = draw(0)
-    assert torch.equal(tokens[17:], draw(17))
+    counters, seeds = torch.arange(rows).int(), torch.full((rows,), 11, dtype=torch.int32)
+    tokens, _ = sampling.draw_rows(logits, torch.full((rows,), 0.8), seeds, counters)
+    later, _ = sampling.draw_rows(logits[17:], torch.full((rows - 17,), 0.8), seeds[17:], counters[17:])
+    assert torch.equal(tokens[17:], later)
     frequencies = torch.bincount(tokens, minlength=5) / rows
-    expected = torch.cat([(values[0] / 0.8).softmax(-1), torch.zeros(1)])
-    torch.testing.assert_close(frequencies, expected, atol=0.03, rtol=0)
+    torch.testing.assert_close(frequencies, (logits[0] / 0.8).softmax(-1), atol=0.03, rtol=0)
+
+
+def test_noise_keeps_its_digits_where_it_is_large() -> None:
+    """P(noise > 12) is 1 - exp(-exp(-12)), 6e-6: the numbers near 0 make it, in steps far below their size."""
+    u = torch.tensor([0.0, 1e-6, 0.5, 1.0 - 2**-24])
+    expected = -torch.log(-torch.log1p(-(u.double() + 0.5 * 4.6566127342e-10)))
+    torch.testing.assert_close(sampling.gumbel(u).double()[:3], expected[:3], atol=1e-5, rtol=1e-5)
+    assert torch.isfinite(sampling.gumbel(u)).all()
 
 
 def test_uniform_numbers_are_philox() -> None:

@@ -85,3 +85,12 @@ def _normed(total: Callable[[GraphBuilder, fx.Node], Any]) -> tuple[ModelGraph, 
     b = GraphBuilder()
     normed = b.rms_norm(total(b, b.embedded()), "norm")
     return b.finish(b.call(aten.reshape.default, normed, [-1, 8]))
+
+
+def test_refuses_a_norm_whose_weight_is_computed() -> None:
+    b = GraphBuilder()
+    h = b.embedded()
+    total = b.call(aten.add.Tensor, h, b.call(aten.tanh.default, h))
+    weight = b.call(aten.add.Tensor, b.weight("norm.weight", 8), 1)
+    graph, source = b.finish(b.call(torch.ops.llmc.rms_norm.default, total, weight, 1e-5))
+    assert "which is computed and may come after the sum" in refusals(graph, source, (fuse_add_norm,))

@@ -1,4 +1,6 @@
-"""llmc::linear, fused_linear, gated_linear and lm_head: y = activation(x·Wᵀ + bias)·scale + residual, or gated.
+"""llmc::linear, fused_linear, gated_linear, lm_head: y = activation(x·Wᵀ + bias)·scale + residual, or gated.
+
+norm_linear and norm_gated_linear put x through an RMS norm first, in the product's kernel or in a launch before it.
 
 One to four rows are bound by reading W (product_gemv), a few dozen too, on the matrix units (product_narrow); many are
 bound by arithmetic (product_tile, product_persistent). All sum in fp32 and round once. product_choice picks.
@@ -12,11 +14,13 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
-from llmc.codegen.triton.kernels.product import product_of
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.product import Norm, Product, product_of
 from llmc.codegen.triton.kernels.product_choice import product_launches
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
+from llmc.codegen.triton.kernels.rms_norm import norm_launch
 from llmc.graph.refusal import Refusal
+from llmc.program import RowCount
 from llmc.targets import GpuTarget
 
 
@@ -53,7 +57,27 @@ def lm_head_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...
     return product_launches(replace(product_of(call), result_itemsize=4), target)
 
 
+def norm_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """rms_norm(x)·Wᵀ + bias."""
+    return product_launches(_normed(call, product_of(call)), target)
+
+
+def norm_gated_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """activation(rms_norm(x)·gateᵀ + bias)·(rms_norm(x)·upᵀ + bias)."""
+    product = product_of(call, activation=call.plain("activation"), gated=True)
+    return product_launches(_normed(call, product), target)
+
+
+def _normed(call: Call, product: Product) -> Product:
+    workspace = call.workspace("normed", RowCount.TOKENS, product.channels, call.dtype("x"))
+    norm, eps = call.vector("norm"), float(call.plain("eps"))
+    launch = norm_launch(call, norm, into=workspace)
+    return replace(product, norm=Norm({"norm_ptr": norm, "eps": eps}, launch, rows("x", workspace)))
+
+
 linear = KernelTemplate(torch.ops.llmc.linear.default, supports, linear_candidates)
 fused_linear = KernelTemplate(torch.ops.llmc.fused_linear.default, supports, fused_linear_candidates)
 gated_linear = KernelTemplate(torch.ops.llmc.gated_linear.default, supports, gated_linear_candidates)
 lm_head = KernelTemplate(torch.ops.llmc.lm_head.default, supports, lm_head_candidates)
+norm_linear = KernelTemplate(torch.ops.llmc.norm_linear.default, supports, norm_linear_candidates)
+norm_gated_linear = KernelTemplate(torch.ops.llmc.norm_gated_linear.default, supports, norm_gated_linear_candidates)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmc.codegen.call import Argument, Call
-from llmc.codegen.triton.kernel import Constant, rows
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
 from llmc.program import Layout, parse_operand
 
 _DESCRIPTOR_ALIGNMENT = 16
@@ -14,12 +14,24 @@ _ELEMENTS_KNOWN_ALIGNED = 16
 
 
 @dataclass(frozen=True)
+class Norm:
+    """The RMS norm that x goes through first. arguments: norm_ptr and eps, for kernels that norm on the way.
+
+    launch: norms x into a workspace for the others; normed: x_ptr and x_row_stride there.
+    """
+
+    arguments: dict[str, Argument]
+    launch: DeviceLaunch
+    normed: dict[str, Argument]
+
+
+@dataclass(frozen=True)
 class Product:
     """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
 
     count: of rows, T or L or a number. channels: of x. outputs: of y; gated, W has twice as many rows. itemsize: bytes
     of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W, and
-    a wide tile of y can be stored in whole vectors.
+    a wide tile of y can be stored in whole vectors. norm: what x goes through first, if anything.
     """
 
     call: Call
@@ -32,6 +44,7 @@ class Product:
     itemsize: int
     result_itemsize: int
     has_aligned_rows: bool
+    norm: Norm | None = None
 
     @property
     def weight_rows(self) -> int:

@@ -3,7 +3,7 @@
 Bound by reading W once: moves IN·OUT elements of W, T·(IN + OUT) of x and y, and 2·SPLITS·T·OUT fp32 partial sums. W is
 the left operand, whose tile is never narrower than 64, so that few tokens waste nothing. Where OUT alone gives too few
 programs to keep the memory busy, SPLITS of them share an output tile: each leaves its partial sums in a workspace, and
-a second launch adds them up in order, so that the result is the same in every run.
+a second launch adds them up in order, so that the result is the same in every run. x may be normed on the way in.
 """
 
 from __future__ import annotations
@@ -26,10 +26,13 @@ def narrow_kernel(
     y_row_stride: int,
     tokens: int,
     scale: float,
+    norm_ptr: tl.tensor,
+    eps: float,
     IN: tl.constexpr,
     OUT: tl.constexpr,
     GATED: tl.constexpr,
     ACTIVATION: tl.constexpr,
+    NORMED: tl.constexpr,
     TOKEN_BLOCK: tl.constexpr,
     OUT_BLOCK: tl.constexpr,
     IN_BLOCK: tl.constexpr,
@@ -38,53 +41,20 @@ def narrow_kernel(
 ) -> None:
     """Program (j, i, s): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens over the s-th part of IN.
 
-    With SPLITS > 1, y is the fp32 workspace [T, SPLITS, OUT or 2·OUT] and bias and residual are absent.
+    With SPLITS > 1, y is the fp32 workspace [T, SPLITS, OUT or 2·OUT], and bias, residual and norm are absent.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
     split = tl.program_id(2)
-    # Rows past the end repeat the last one, so that no load needs a mask for them.
-    weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[:, None] * IN
-    x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[None, :] * x_row_stride
-    part = tl.arange(0, IN_BLOCK)
-    PER_SPLIT: tl.constexpr = (IN + SPLITS * IN_BLOCK - 1) // (SPLITS * IN_BLOCK) * IN_BLOCK
-    product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
-    up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
-    for start in range(split * PER_SPLIT, tl.minimum((split + 1) * PER_SPLIT, IN), IN_BLOCK):
-        channel = start + part
-        if IN % IN_BLOCK == 0:
-            x = tl.load(x_row + channel[:, None])
-            w = tl.load(weight_row + channel[None, :])
-        else:
-            x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
-            w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-        product = multiply(w, x, product, UPCAST)
-        if GATED:
-            up_row = weight_row + OUT * IN
-            if IN % IN_BLOCK == 0:
-                w = tl.load(up_row + channel[None, :])
-            else:
-                w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-            up = multiply(w, x, up, UPCAST)
+    product, up = narrow_sums(
+        x_ptr, x_row_stride, weight_ptr, norm_ptr, eps, first_token, first_out, split, tokens,
+        IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS, UPCAST,
+    )  # fmt: skip
     if SPLITS == 1:
         store_product(
-            product,
-            up,
-            first_token,
-            first_out,
-            token[None, :],
-            out[:, None],
-            tokens,
-            bias_ptr,
-            residual_ptr,
-            residual_row_stride,
-            y_ptr,
-            y_row_stride,
-            scale,
-            OUT,
-            GATED,
-            ACTIVATION,
-        )
+            product, up, first_token, first_out, token[None, :], out[:, None], tokens,
+            bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+        )  # fmt: skip
     else:
         WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
         inside = (first_token + token < tokens)[None, :] & (first_out + out < OUT)[:, None]
@@ -93,6 +63,69 @@ def narrow_kernel(
         tl.store(partial, product, mask=inside)
         if GATED:
             tl.store(partial + OUT, up, mask=inside)
+
+
+@triton.jit
+def narrow_sums(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    eps: float,
+    first_token: tl.tensor,
+    first_out: tl.tensor,
+    split: tl.tensor,
+    tokens: int,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    NORMED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """W·xᵀ of a tile, [OUT_BLOCK, TOKEN_BLOCK], and of the gate's partner.
+
+    NORMED: of x after an RMS norm with the weight norm_ptr. Then x times that weight is rounded to x's dtype for the
+    matrix units, and the sums are scaled by the norm of each row.
+    """
+    out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
+    # Rows past the end repeat the last one, so that no load needs a mask for them.
+    weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[:, None] * IN
+    x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[None, :] * x_row_stride
+    part = tl.arange(0, IN_BLOCK)
+    PER_SPLIT: tl.constexpr = (IN + SPLITS * IN_BLOCK - 1) // (SPLITS * IN_BLOCK) * IN_BLOCK
+    product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
+    up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
+    squares = tl.zeros([TOKEN_BLOCK], dtype=tl.float32)
+    for start in range(split * PER_SPLIT, tl.minimum((split + 1) * PER_SPLIT, IN), IN_BLOCK):
+        channel = start + part
+        if IN % IN_BLOCK == 0:
+            x = tl.load(x_row + channel[:, None])
+            w = tl.load(weight_row + channel[None, :])
+        else:
+            x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
+            w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+        if NORMED:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=0)
+            if norm_ptr is not None:
+                wide *= tl.load(norm_ptr + channel, mask=channel < IN, other=0.0)[:, None]
+            x = wide.to(x.dtype)
+        product = multiply(w, x, product, UPCAST)
+        if GATED:
+            up_row = weight_row + OUT * IN
+            if IN % IN_BLOCK == 0:
+                w = tl.load(up_row + channel[None, :])
+            else:
+                w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+            up = multiply(w, x, up, UPCAST)
+    if NORMED:
+        norm = tl.rsqrt(squares / IN + eps)[None, :]
+        product, up = product * norm, up * norm
+    return product, up
 
 
 @triton.jit
@@ -121,27 +154,13 @@ def add_splits_kernel(
     product = tl.zeros([1, OUT_BLOCK], dtype=tl.float32)
     up = tl.zeros([1, OUT_BLOCK], dtype=tl.float32)
     for split in tl.static_range(SPLITS):
-        product += tl.load(partial + split * WIDTH, mask=inside, other=0.0)
+        product += tl.load(partial + split * WIDTH, mask=inside, other=0.0).to(tl.float32)
         if GATED:
-            up += tl.load(partial + split * WIDTH + OUT, mask=inside, other=0.0)
+            up += tl.load(partial + split * WIDTH + OUT, mask=inside, other=0.0).to(tl.float32)
     store_product(
-        product,
-        up,
-        first_token,
-        first_out,
-        token,
-        out,
-        tokens,
-        bias_ptr,
-        residual_ptr,
-        residual_row_stride,
-        y_ptr,
-        y_row_stride,
-        scale,
-        OUT,
-        GATED,
-        ACTIVATION,
-    )
+        product, up, first_token, first_out, token, out, tokens,
+        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+    )  # fmt: skip
 
 
 @triton.jit

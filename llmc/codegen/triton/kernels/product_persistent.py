@@ -63,23 +63,10 @@ def persistent_kernel(
         token, out = tl.arange(0, TOKEN_BLOCK)[:, None], tl.arange(0, HALF)[None, :]
         for half in tl.static_range(2):
             store_product(
-                left if half == 0 else right,
-                up_left if half == 0 else up_right,
-                first_token.to(tl.int64),
-                first_out.to(tl.int64) + half * HALF,
-                token,
-                out,
-                tokens,
-                bias_ptr,
-                residual_ptr,
-                residual_row_stride,
-                y_ptr,
-                y_row_stride,
-                scale,
-                OUT,
-                GATED,
-                ACTIVATION,
-            )
+                left if half == 0 else right, up_left if half == 0 else up_right,
+                first_token.to(tl.int64), first_out.to(tl.int64) + half * HALF, token, out, tokens,
+                bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+            )  # fmt: skip
 
 
 @triton.jit

@@ -62,23 +62,9 @@ def tile_kernel(
                 w = tl.load(up_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
             up = multiply(x, w, up, UPCAST)
     store_product(
-        product,
-        up,
-        first_token,
-        first_out,
-        token[:, None],
-        out[None, :],
-        tokens,
-        bias_ptr,
-        residual_ptr,
-        residual_row_stride,
-        y_ptr,
-        y_row_stride,
-        scale,
-        OUT,
-        GATED,
-        ACTIVATION,
-    )
+        product, up, first_token, first_out, token[:, None], out[None, :], tokens,
+        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -112,15 +112,20 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """rms_norm: one launch."""
-    return (_launch(call, None, None),)
+    return (_launch(call, call.vector("weight"), None, call.result(), None),)
 
 
 def candidates_with_sum(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """add_rms_norm: one launch, which writes the sum too."""
-    return (_launch(call, call.rows("residual"), call.result(1)),)
+    return (_launch(call, call.vector("weight"), call.rows("residual"), call.result(), call.result(1)),)
 
 
-def _launch(call: Call, residual: str | None, total: str | None) -> DeviceLaunch:
+def norm_launch(call: Call, weight: str | None, into: str) -> DeviceLaunch:
+    """The norm of another op's x, before its own launch. into: rows of a workspace."""
+    return _launch(call, weight, None, into, None)
+
+
+def _launch(call: Call, weight: str | None, residual: str | None, result: str, total: str | None) -> DeviceLaunch:
     *groups, channels = call.shape("x")
     count, tile = groups[0] if groups else 1, row_tile(channels)
     return DeviceLaunch(
@@ -128,8 +133,8 @@ def _launch(call: Call, residual: str | None, total: str | None) -> DeviceLaunch
         {
             **rows("x", call.rows("x")),
             **rows("residual", residual),
-            "weight_ptr": call.vector("weight"),
-            **rows("y", call.result()),
+            "weight_ptr": weight,
+            **rows("y", result),
             **rows("sum", total),
             "tokens": call.count("x"),
             "eps": call.plain("eps"),

@@ -3,7 +3,7 @@
     w[i] = exp((z[i] - z[0]) / temperature) of what the filters keep
     y = indices[i] of the first i with Σ_{j ≤ i} w[j] > u·Σ_j w[j]
 
-Reads K candidates and six numbers a row, one program each: a launch's latency is all that it costs.
+Reads K candidates and eight numbers a row, one program each: a launch's latency is all that it costs.
 """
 
 from __future__ import annotations
@@ -17,11 +17,13 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
+from llmc.ops.sampling import EVERY_TOKEN
 from llmc.targets import GpuTarget
 
 _MAX_CANDIDATES = 1024
-_OF_A_ROW = ("temperature", "top_k", "top_p", "min_p", "seeds", "counters")
-_INTEGERS = ("indices", "top_k", "seeds", "counters")
+_OF_A_ROW = ("masses", "drawn", "temperature", "top_k", "top_p", "min_p", "seeds", "counters")
+_INTEGERS = ("indices", "drawn", "top_k", "seeds", "counters")
+_EVERY_TOKEN = tl.constexpr(EVERY_TOKEN)
 
 
 @triton.jit
@@ -30,6 +32,8 @@ def sample_candidates_kernel(
     values_row_stride: int,
     indices_ptr: tl.tensor,
     indices_row_stride: int,
+    masses_ptr: tl.tensor,
+    drawn_ptr: tl.tensor,
     temperature_ptr: tl.tensor,
     top_k_ptr: tl.tensor,
     top_p_ptr: tl.tensor,
@@ -38,26 +42,38 @@ def sample_candidates_kernel(
     counters_ptr: tl.tensor,
     y_ptr: tl.tensor,
     y_row_stride: int,
+    covered_ptr: tl.tensor,
+    covered_row_stride: int,
     CANDIDATES: tl.constexpr,
+    COMPLETE: tl.constexpr,
     TILE: tl.constexpr,
 ) -> None:
     """Program l draws row l's token. Grid: (L). Candidates are in descending order: what filters keep is a prefix."""
     row = tl.program_id(0).to(tl.int64)
     lane = tl.arange(0, TILE)
-    temperature = tl.load(temperature_ptr + row)
+    temperature, top_k = tl.load(temperature_ptr + row), tl.load(top_k_ptr + row)
+    top_p, min_p = tl.load(top_p_ptr + row), tl.load(min_p_ptr + row)
     is_random = temperature > 0.0
-    allowed = tl.where(is_random, tl.minimum(tl.load(top_k_ptr + row), CANDIDATES), 1)
-    largest = tl.load(values_ptr + row * values_row_stride)
-    values = tl.load(values_ptr + row * values_row_stride + lane, mask=lane < allowed, other=float("-inf"))
+    values_ptr += row * values_row_stride
+    largest = tl.load(values_ptr)
+    values = tl.load(values_ptr + lane, mask=lane < tl.minimum(top_k, CANDIDATES), other=float("-inf"))
     weights = tl.exp((values - largest) / tl.where(is_random, temperature, 1.0))
+    cuts = top_k < CANDIDATES
+    total = tl.where(cuts | COMPLETE, tl.sum(weights, 0), tl.load(masses_ptr + row))
     before = tl.cumsum(weights, 0) - weights
-    keep = (before < tl.load(top_p_ptr + row) * tl.sum(weights, 0)) & (weights > 0.0)
-    keep = keep & (weights >= tl.load(min_p_ptr + row))
+    keep = (before < top_p * total) & (weights >= min_p) & (weights > 0.0)
     weights = tl.where(keep, weights, 0.0)
     target = tl.rand(tl.load(seeds_ptr + row), tl.load(counters_ptr + row)) * tl.sum(weights, 0)
     passed = tl.sum((keep & (tl.cumsum(weights, 0) <= target)).to(tl.int32), 0)
-    chosen = tl.maximum(tl.minimum(passed, tl.sum(keep.to(tl.int32), 0) - 1), 0)
-    tl.store(y_ptr + row * y_row_stride, tl.load(indices_ptr + row * indices_row_stride + chosen))
+    kept = tl.sum(keep.to(tl.int32), 0)
+    chosen = tl.maximum(tl.minimum(passed, kept - 1), 0)
+    edge = tl.load(values_ptr + tl.minimum(tl.maximum(top_k, 1), CANDIDATES) - 1)
+    beyond = tl.load(values_ptr + tl.minimum(top_k, CANDIDATES - 1))
+    covered = tl.where(cuts, edge > beyond, COMPLETE | (kept < CANDIDATES))
+    is_plain = (temperature <= 0.0) | ((top_k == _EVERY_TOKEN) & (top_p >= 1.0) & (min_p <= 0.0))
+    token = tl.load(indices_ptr + row * indices_row_stride + chosen)
+    tl.store(y_ptr + row * y_row_stride, tl.where(is_plain, tl.load(drawn_ptr + row), token))
+    tl.store(covered_ptr + row * covered_row_stride, (is_plain | covered).to(tl.int32))
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
@@ -82,9 +98,10 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
                 **rows("values", call.rows("values")),
                 **rows("indices", call.rows("indices")),
                 **{f"{name}_ptr": call.vector(name) for name in _OF_A_ROW},
-                **rows("y", call.result()),
+                **rows("y", call.result(0)),
+                **rows("covered", call.result(1)),
             },
-            {"CANDIDATES": count, "TILE": triton.next_power_of_2(count)},
+            {"CANDIDATES": count, "COMPLETE": call.plain("complete"), "TILE": triton.next_power_of_2(count)},
             (str(call.count("values")),),
             num_warps=1,
         ),

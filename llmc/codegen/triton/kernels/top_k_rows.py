@@ -128,10 +128,15 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return None
 
 
+def _chunk(vocabulary: int) -> int:
+    return int(min(_CHUNK, triton.next_power_of_2(vocabulary)))
+
+
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
     (vocabulary,), k = call.shape("logits"), call.plain("k")
-    chunks, k_tile, count = triton.cdiv(vocabulary, _CHUNK), triton.next_power_of_2(k), str(call.count("logits"))
+    chunk, k_tile, count = _chunk(vocabulary), triton.next_power_of_2(k), str(call.count("logits"))
+    chunks = triton.cdiv(vocabulary, chunk)
     found: dict[str, Argument] = {}
     for name, dtype in (("chunk_values", torch.float32), ("chunk_indices", torch.int32)):
         workspace = rows(name, call.workspace(name, RowCount(count), chunks * k, dtype))
@@ -147,7 +152,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         DeviceLaunch(
             top_k_chunks_kernel,
             {**rows("logits", call.rows("logits")), **found},
-            {"VOCABULARY": vocabulary, "CHUNK": _CHUNK, "CHUNKS": chunks, "K": k, "K_TILE": k_tile},
+            {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks, "K": k, "K_TILE": k_tile},
             (str(chunks), count),
             num_warps=4,
             then=(join,),

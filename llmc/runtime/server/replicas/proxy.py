@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from typing import Any
 
 import aiohttp
@@ -16,6 +17,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.server.api_key import HOLDER_HEADER, holder_of
+from llmc.runtime.server.connection import ClientLeft, while_connected
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.replicas.replica import Replica
@@ -81,16 +83,8 @@ class PassedOn(Response):
         self._body = body
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        work = asyncio.create_task(self._pass_on(scope, receive, send))
-        gone = asyncio.create_task(_disconnect(receive))
-        try:
-            await asyncio.wait({work, gone}, return_when=asyncio.FIRST_COMPLETED)
-            if work.done():
-                await work
-        finally:
-            for task in (work, gone):
-                task.cancel()
-            await asyncio.gather(work, gone, return_exceptions=True)
+        with suppress(ClientLeft):
+            await while_connected(receive, self._pass_on(scope, receive, send))
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         prompt = prompt_of(self._body) if self._request.method == "POST" else None
@@ -138,11 +132,6 @@ class PassedOn(Response):
                 raise
             replica.healthy = False
             return False
-
-
-async def _disconnect(receive: Receive) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
 
 
 async def _ask_all(replicas: Sequence[Replica], path: str, as_json: bool = False) -> list[tuple[Replica, Any]]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.grammar import Grammar
@@ -24,7 +24,7 @@ from llmc.runtime.server.chat_deltas import (
 )
 from llmc.runtime.server.chat_reply import ChatReply
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.outputs import Event, EventStream, outputs_of, while_connected
+from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
 from llmc.runtime.server.sampling import grammar_of, json_schema, priority_of, sampling_params
 from llmc.runtime.server.schemas.chat import ChatRequest, Message, NamedTool, Tool
 from llmc.runtime.server.served_model import ServedModel, check_text
@@ -59,8 +59,7 @@ def chat_routes(model: ServedModel) -> APIRouter:
         reply = ChatReply(model, body, identity, plan.reader, (body.messages[-1].text() or "") if body.echo else "")
         if body.stream:
             return EventStream(chunks(model, body, reply, asked))
-        answer = await while_connected(request, whole(model, reply, asked))
-        return answer if isinstance(answer, Response) else JSONResponse(answer)
+        return await answer(request, whole(model, reply, asked))
 
     return router
 

@@ -7,14 +7,14 @@ from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 
 from fastapi import APIRouter, Request
-from starlette.responses import JSONResponse, Response
+from starlette.responses import Response
 
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.prompts import check_ids
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.outputs import Event, EventStream, outputs_of, while_connected
+from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
 from llmc.runtime.server.sampling import grammar_of, priority_of, sampling_params
 from llmc.runtime.server.schemas.completion import CompletionRequest
 from llmc.runtime.server.served_model import ServedModel
@@ -40,8 +40,7 @@ def completion_routes(model: ServedModel) -> APIRouter:
         reply = CompletionReply(model, body, identity, prompts, drops_output=body.max_tokens == 0)
         if body.stream:
             return EventStream(chunks(model, body, reply, requests))
-        answer = await while_connected(request, whole(model, reply, requests))
-        return answer if isinstance(answer, Response) else JSONResponse(answer)
+        return await answer(request, whole(model, reply, requests))
 
     return router
 

@@ -1,0 +1,144 @@
+"""llmc::argmax_rows and llmc::draw_rows: each row's largest score's index, the lowest of equals, and that score.
+
+    score[l, v] = logits[l, v],   or   logits[l, v] / temperature[l] + Gumbel noise:   a draw from the softmax
+
+Memory-bound: reads L·V fp32 logits once. A row is cut into chunks, so that the logits of a single row are read by many
+programs; the second launch reads one pair a chunk. Source of the draw: Gumbel 1954.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import fx
+
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
+from llmc.graph.refusal import Refusal
+from llmc.program import RowCount
+from llmc.targets import GpuTarget
+
+_CHUNK = 4096
+# What join_chunks_kernel holds at once.
+_MAX_CHUNK_TILE = 4096
+_HALF_UNIT = tl.constexpr(2.3283063671e-10)
+_SMALL = tl.constexpr(0.015625)
+
+
+@triton.jit
+def draw_chunks_kernel(
+    logits_ptr: tl.tensor,
+    logits_row_stride: int,
+    temperature_ptr: tl.tensor,
+    seeds_ptr: tl.tensor,
+    counters_ptr: tl.tensor,
+    maxima_ptr: tl.tensor,
+    places_ptr: tl.tensor,
+    VOCABULARY: tl.constexpr,
+    CHUNK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+) -> None:
+    """Program (c, l) leaves the largest score of chunk c of row l, and where it is. Grid: (CHUNKS, L)."""
+    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
+    index = chunk * CHUNK + tl.arange(0, CHUNK)
+    inside = index < VOCABULARY
+    scores = tl.load(logits_ptr + row * logits_row_stride + index, mask=inside, other=float("-inf"))
+    if temperature_ptr is not None:
+        temperature = tl.load(temperature_ptr + row)
+        if temperature > 0.0:
+            counter = tl.load(counters_ptr + row).to(tl.int64)
+            key = (counter << 32) | (tl.load(seeds_ptr + row).to(tl.int64) & 0xFFFFFFFF)
+            scores = scores / temperature + _gumbel(tl.rand(key, index))
+    largest, place = largest_of(scores, inside)
+    tl.store(maxima_ptr + row * CHUNKS + chunk, largest)
+    tl.store(places_ptr + row * CHUNKS + chunk, chunk * CHUNK + place)
+
+
+@triton.jit
+def join_chunks_kernel(
+    maxima_ptr: tl.tensor,
+    places_ptr: tl.tensor,
+    tokens_ptr: tl.tensor,
+    tokens_row_stride: int,
+    scores_ptr: tl.tensor,
+    scores_row_stride: int,
+    CHUNKS: tl.constexpr,
+    CHUNK_TILE: tl.constexpr,
+) -> None:
+    """Program l writes row l's largest score and its index, from those of its chunks in order. Grid: (L)."""
+    row = tl.program_id(0).to(tl.int64)
+    lane = tl.arange(0, CHUNK_TILE)
+    largest, place = tl.full([CHUNK_TILE], float("-inf"), tl.float32), tl.zeros([CHUNK_TILE], tl.int32) + 0x7FFFFFFF
+    for start in range(0, CHUNKS, CHUNK_TILE):
+        chunk = start + lane
+        maxima = tl.load(maxima_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=float("-inf"))
+        places = tl.load(places_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=0x7FFFFFFF)
+        is_better = (maxima > largest) | ((maxima == largest) & (places < place))
+        largest, place = tl.where(is_better, maxima, largest), tl.where(is_better, places, place)
+    score = tl.max(largest, 0)
+    tl.store(scores_ptr + row * scores_row_stride, score)
+    tl.store(tokens_ptr + row * tokens_row_stride, tl.min(tl.where(largest == score, place, 0x7FFFFFFF), 0))
+
+
+@triton.jit
+def largest_of(scores: tl.tensor, inside: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The largest of a vector of scores and its lowest index. NaN counts as infinite; only what is inside counts."""
+    scores = tl.where(inside, tl.where(scores != scores, float("inf"), scores), float("-inf"))
+    return tl.max(scores, axis=0, return_indices=True)
+
+
+@triton.jit
+def _gumbel(u: tl.tensor) -> tl.tensor:
+    """llmc.ops.sampling.gumbel."""
+    v = u + _HALF_UNIT
+    series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)))
+    return -tl.log(tl.where(v < _SMALL, series, -tl.log(1.0 - v)))
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """logits: [rows, vocabulary], fp32."""
+    logits = tensors_of(node)["logits"]
+    if logits.dtype is not torch.float32:
+        return Refusal(f"logits are {logits.dtype}; the kernel compares float32", node)
+    return refuse_ranks(node, logits=(2,))
+
+
+def argmax_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """One way: a launch over chunks, then one over their maxima."""
+    return (_launch(call, dict.fromkeys(("temperature_ptr", "seeds_ptr", "counters_ptr"))),)
+
+
+def draw_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """The same, with noise."""
+    return (_launch(call, {f"{name}_ptr": call.vector(name) for name in ("temperature", "seeds", "counters")}),)
+
+
+def _launch(call: Call, noise: dict[str, Argument]) -> DeviceLaunch:
+    (vocabulary,), count = call.shape("logits"), str(call.count("logits"))
+    chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
+    chunks = triton.cdiv(vocabulary, chunk)
+    found = {}
+    for name, dtype in (("maxima", torch.float32), ("places", torch.int32)):
+        workspace = rows(name, call.workspace(name, RowCount(count), chunks, dtype))
+        found[f"{name}_ptr"] = workspace[f"{name}_ptr"]
+    return DeviceLaunch(
+        draw_chunks_kernel,
+        {**rows("logits", call.rows("logits")), **noise, **found},
+        {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
+        (str(chunks), count),
+        num_warps=8,
+        then=(join_launch(found, rows("tokens", call.result(0)) | rows("scores", call.result(1)), chunks, count),),
+    )
+
+
+def join_launch(found: dict[str, Argument], into: dict[str, Argument], chunks: int, count: str) -> DeviceLaunch:
+    """The launch that joins what chunks left in `maxima_ptr` and `places_ptr`."""
+    tile = min(_MAX_CHUNK_TILE, triton.next_power_of_2(chunks))
+    constants = {"CHUNKS": chunks, "CHUNK_TILE": tile}
+    return DeviceLaunch(join_chunks_kernel, {**found, **into}, constants, (count,), num_warps=8 if tile > 1024 else 1)
+
+
+argmax_rows = KernelTemplate(torch.ops.llmc.argmax_rows.default, supports, argmax_candidates)
+draw_rows = KernelTemplate(torch.ops.llmc.draw_rows.default, supports, draw_candidates)

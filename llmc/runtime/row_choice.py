@@ -1,0 +1,72 @@
+"""How a request's token is chosen on the device: a few numbers for each logit row, instead of logits that travel."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.program import CHOICE_INPUTS, Wanted
+
+# As top_k: all tokens (llmc.ops.sampling.EVERY_TOKEN, which needs torch).
+EVERY_TOKEN = 2**31 - 1
+
+
+@dataclass(frozen=True)
+class RowChoice:
+    """temperature 0 takes the likeliest. top_k: EVERY_TOKEN without one. seeds, counters: of the row's random number,
+    int32: the request's own, so that what it draws does not depend on its neighbours."""
+
+    temperature: float
+    top_k: int
+    top_p: float
+    min_p: float
+    seeds: int
+    counters: int
+
+    @property
+    def wanted(self) -> Wanted:
+        """The least that a step must do for the row."""
+        if self.temperature == 0:
+            return Wanted.BEST
+        is_filtered = self.top_k != EVERY_TOKEN or self.top_p < 1 or self.min_p > 0
+        return Wanted.FILTERED if is_filtered else Wanted.DRAWN
+
+
+BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
+
+
+@dataclass(frozen=True)
+class RowChoices:
+    """The choices of a step's rows as arrays, [L] each: fp32 (temperature, top_p, min_p) and int32."""
+
+    temperature: npt.NDArray[np.float32]
+    top_k: npt.NDArray[np.int32]
+    top_p: npt.NDArray[np.float32]
+    min_p: npt.NDArray[np.float32]
+    seeds: npt.NDArray[np.int32]
+    counters: npt.NDArray[np.int32]
+
+    @staticmethod
+    def of(choices: Sequence[RowChoice]) -> RowChoices:
+        """The arrays for those rows."""
+        dtypes = {"F32": np.float32, "I32": np.int32}
+        return RowChoices(
+            **{name: np.asarray([getattr(c, name) for c in choices], dtypes[d]) for name, d in CHOICE_INPUTS.items()}
+        )
+
+    def padded(self, rows: int) -> RowChoices:
+        """With rows that take the likeliest, up to that many."""
+        more = RowChoices.of([BEST] * (rows - len(self.temperature)))
+        return RowChoices(
+            **{f.name: np.concatenate([getattr(self, f.name), getattr(more, f.name)]) for f in fields(RowChoices)}
+        )
+
+
+def least_wanted(choices: Sequence[RowChoice | None]) -> Wanted:
+    """What a step must give for these rows; None for one whose logits are wanted, which are there unless all take the
+    likeliest."""
+    kinds = {Wanted.DRAWN if choice is None else choice.wanted for choice in choices}
+    return next((kind for kind in (Wanted.FILTERED, Wanted.DRAWN) if kind in kinds), Wanted.BEST)

@@ -1,0 +1,46 @@
+"""lm_head with argmax is one product in an engine, and compiles for every instruction set without spilling."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmc.codegen.triton.compile import compile_kernels
+from llmc.codegen.triton.lowering import lower_device
+from llmc.options import BuildOptions
+from llmc.program import Wanted
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.tiny_models import GraphBuilder, ops
+
+TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_the_best_token_is_one_product(name: str, tmp_path: Path) -> None:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    b = GraphBuilder(torch.bfloat16)
+    table = b.weight("embed", 32000, 256)
+    x = b.call(ops.embedding.default, b.inputs["input_ids"], table)
+    rows = b.call(ops.select_rows.default, x, b.inputs["logit_rows"])
+    graph, _ = b.finish(b.call(ops.lm_head.default, rows, table))
+    lowered = lower_device(graph, target, BuildOptions())
+    for count in (1, 4, 5, 64):
+        names = [
+            launch.kernel.split(".")[0]
+            for launch in lowered.program.launches
+            if launch.runs(tokens=count, logit_rows=count, wanted=Wanted.BEST)
+        ]
+        product = "best_gemv_kernel" if count <= 4 else "best_narrow_kernel"
+        assert names[-2:] == [product, "join_chunks_kernel"], names
+        assert not {"gemv_kernel", "narrow_kernel"} & set(names)
+    for file, text in lowered.sources.items():
+        (tmp_path / file).parent.mkdir(exist_ok=True)
+        (tmp_path / file).write_text(text, encoding="utf-8")
+    chosen = [kernel for kernel in lowered.program.kernels if "best" in kernel.name or "join" in kernel.name]
+    assert len(chosen) >= 4
+    for kernel in compile_kernels(chosen, tmp_path, (target,)):
+        (binary,) = kernel.binaries.values()
+        assert binary.spill_bytes == 0, kernel.constants

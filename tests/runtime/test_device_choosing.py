@@ -1,0 +1,217 @@
+"""Tokens chosen by a GPU program, interpreted: as the host would choose from the same logits, whoever else is there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.codegen.cpp.pack import pack
+from llmc.codegen.triton.lowering import lower_device
+from llmc.errors import ModelFailureError
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.graph.weights import evaluate
+from llmc.options import BuildOptions
+from llmc.program import Launch, Program, Wanted
+from llmc.runtime.executors.executor import ChoosingExecutor, Logits
+from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
+from llmc.runtime.generation import Ending, Generation, Origin, Scoring
+from llmc.runtime.request import Request
+from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
+from llmc.runtime.sampler import Sampler, candidates
+from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.step_loop import StepLoop
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
+
+BLOCKS = 64
+OPTIONS = BuildOptions(max_model_len=64, max_batch_tokens=64, max_sequences=8, max_logit_rows=16)
+PROMPTS = ([5, 9, 2] * 4, [11], [3, 1, 4, 1, 5], [8, 8], [40, 41, 42], [7] * 9)
+
+
+class Recorded(TritonInterpreterExecutor):
+    """An executor that notes what steps were asked for and whether logits travelled."""
+
+    def __init__(self, program: Program, directory: Path, weights: dict[str, torch.Tensor], blocks: int) -> None:
+        super().__init__(program, directory, weights, blocks)
+        self.asked: list[str] = []
+
+    def logits(self, first: int, count: int) -> Logits:
+        self.asked.append("logits")
+        return super().logits(first, count)
+
+    def _launch_all(self, step: object, wanted: Wanted) -> None:
+        self.asked.append(wanted.value)
+        super()._launch_all(step, wanted)  # type: ignore[arg-type]  # Step, which this class only passes on
+
+
+@pytest.fixture(scope="module")
+def executor(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """lm_head with argmax is one product."""
+    return interpreted(tmp_path_factory.mktemp("plain"), is_capped=False)
+
+
+@pytest.fixture(scope="module")
+def capping(tmp_path_factory: pytest.TempPathFactory) -> Recorded:
+    """Logits are capped after the product, so that they are written."""
+    return interpreted(tmp_path_factory.mktemp("capped"), is_capped=True)
+
+
+def interpreted(directory: Path, is_capped: bool) -> Recorded:
+    """A model whose next token follows from the last one and its position: the fewest launches to interpret."""
+    b = GraphBuilder(torch.float32)
+    tokens = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("wte", VOCABULARY, CHANNELS, scale=1.0))
+    places = b.call(ops.embedding.default, b.inputs["positions"], b.weight("wpe", 64, CHANNELS, scale=1.0))
+    rows = b.call(ops.select_rows.default, b.call(aten.add.Tensor, tokens, places), b.inputs["logit_rows"])
+    logits = b.call(ops.lm_head.default, rows, b.weight("head", VOCABULARY, CHANNELS))
+    if is_capped:
+        logits = b.call(aten.tanh.default, b.call(aten.div.Tensor, logits, 3.0))
+    graph, source = b.finish(logits)
+    target = resolve_target("h100")
+    assert isinstance(target, GpuTarget)
+    lowered = lower_device(graph, target, OPTIONS)
+    for name, text in lowered.sources.items():
+        (directory / name).parent.mkdir(parents=True, exist_ok=True)
+        (directory / name).write_text(text, encoding="utf-8")
+    pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
+    weights = {s.name: pack(evaluate(r, source), s.layout, TORCH_DTYPES[s.dtype]) for s, r in pairs}
+    return Recorded(lowered.program, directory, weights, BLOCKS)
+
+
+def generation(prompt: list[int], params: SamplingParams) -> Generation:
+    sampler = Sampler(params, np.asarray(prompt, np.int64), VOCABULARY, np.zeros(0, np.int64))
+    ending = Ending(frozenset(), frozenset(), len(prompt) + params.max_tokens)
+    return Generation(prompt, sampler, ending, origin=Origin(salt=None))
+
+
+def outputs(executor: Recorded, requests: list[Generation]) -> list[tuple[int, ...]]:
+    """What the requests generate together."""
+    executor.asked.clear()
+    loop = StepLoop(executor, executor.limits, BLOCKS)
+    for request in requests:
+        loop.add(request)
+    loop.run(requests)
+    return [request.output for request in requests]
+
+
+def greedy(count: int) -> SamplingParams:
+    return SamplingParams(max_tokens=count)
+
+
+def on_host(params: SamplingParams) -> SamplingParams:
+    """The same choice, which only the host can make."""
+    return SamplingParams(max_tokens=params.max_tokens, temperature=params.temperature, logit_bias={0: 0.0})
+
+
+def test_the_interpreter_chooses() -> None:
+    assert issubclass(TritonInterpreterExecutor, ChoosingExecutor)
+
+
+@pytest.mark.parametrize("name", ["executor", "capping"])
+def test_greedy_tokens_are_the_hosts_and_no_logits_travel(name: str, request: pytest.FixtureRequest) -> None:
+    """More requests than a vector product takes, then fewer."""
+    executor: Recorded = request.getfixturevalue(name)
+    for prompts in (PROMPTS, PROMPTS[2:4]):
+        chosen = outputs(executor, [generation(p, greedy(2)) for p in prompts])
+        assert set(executor.asked) == {"best"}
+        assert chosen == outputs(executor, [generation(p, on_host(greedy(2))) for p in prompts])
+        assert "best" not in executor.asked and "logits" in executor.asked
+
+
+def test_requests_that_need_logits_get_them_beside_ones_that_do_not(executor: Recorded) -> None:
+    prompts = PROMPTS[:3]
+    alone = outputs(executor, [generation(p, greedy(2)) for p in prompts])
+    mixed = [generation(p, greedy(2)) for p in prompts[:2]]
+    mixed.append(generation(prompts[2], on_host(greedy(2))))
+    assert outputs(executor, mixed) == alone
+    assert set(executor.asked) == {"drawn", "logits"}
+    scoring = Scoring(prompts[0], VOCABULARY)
+    together: list[Request] = [scoring, generation(prompts[1], greedy(2))]
+    loop = StepLoop(executor, executor.limits, BLOCKS)
+    for request in together:
+        loop.add(request)
+    loop.run(together)
+    assert np.isfinite(scoring.logits).all()
+    assert isinstance(together[1], Generation) and together[1].output == alone[1]
+
+
+FILTERS = [
+    SamplingParams(max_tokens=2, seed=1, temperature=0.9),
+    SamplingParams(max_tokens=2, seed=2, temperature=0.7, top_k=5),
+    SamplingParams(max_tokens=2, seed=3, temperature=1.3, top_k=20, top_p=0.5),
+    SamplingParams(max_tokens=2, seed=4, temperature=0.8, min_p=0.2),
+]
+
+
+def test_draws_do_not_depend_on_neighbours(executor: Recorded) -> None:
+    def requests() -> list[Generation]:
+        return [generation(p, q) for p, q in zip(PROMPTS[:5], [*FILTERS, greedy(2)], strict=True)]
+
+    together = outputs(executor, requests())
+    assert set(executor.asked) == {"filtered"}
+    assert together == [outputs(executor, [request])[0] for request in requests()]
+
+
+def test_filters_keep_what_the_host_keeps(executor: Recorded) -> None:
+    """Every token drawn is among the host's candidates for the logits of the same place."""
+    for params in FILTERS:
+        request = generation(PROMPTS[2], params)
+        outputs(executor, [request])
+        scoring = Scoring(request.tokens, VOCABULARY)
+        loop = StepLoop(executor, executor.limits, BLOCKS)
+        loop.add(scoring)
+        loop.run([scoring])
+        for place in range(request.prompt_tokens, len(request.tokens)):
+            logits = scoring.logits[place - 1]
+            kept, _ = candidates(logits, int(logits.argmax()), params)
+            assert kept is None or request.tokens[place] in kept
+
+
+def test_a_row_that_is_left_open_is_drawn_by_the_host(executor: Recorded) -> None:
+    """top-p of a flat distribution keeps more tokens than there are candidates."""
+    params = SamplingParams(max_tokens=1, temperature=1e4, top_p=0.99, seed=1)
+    (output,) = outputs(executor, [generation([5], params)])
+    assert len(output) == 1
+    assert executor.asked == ["filtered", "logits"]
+
+
+def test_unusable_logits_end_a_request() -> None:
+    sampler = Sampler(greedy(3), np.array([1]), VOCABULARY, np.zeros(0, np.int64))
+    with pytest.raises(ModelFailureError, match="no usable logits"):
+        sampler.accept(4, float("inf"))
+
+
+@pytest.mark.parametrize(
+    ("choices", "wanted"),
+    [
+        ([BEST, BEST], Wanted.BEST),
+        ([BEST, None], Wanted.DRAWN),
+        ([RowChoice(0.5, 2**31 - 1, 1.0, 0.0, 1, 2), BEST], Wanted.DRAWN),
+        ([RowChoice(0.5, 2**31 - 1, 0.9, 0.0, 1, 2), None], Wanted.FILTERED),
+        ([RowChoice(0.5, 40, 1.0, 0.0, 1, 2)], Wanted.FILTERED),
+        ([RowChoice(0.0, 40, 0.5, 0.1, 1, 2)], Wanted.BEST),
+    ],
+)
+def test_a_step_does_no_more_than_its_rows_need(choices: list[RowChoice | None], wanted: Wanted) -> None:
+    assert least_wanted(choices) is wanted
+
+
+def test_padding_rows_take_the_likeliest() -> None:
+    padded = RowChoices.of([RowChoice(0.5, 7, 0.9, 0.1, -3, 2)]).padded(3)
+    assert padded.temperature.tolist() == [0.5, 0.0, 0.0] and padded.seeds.dtype == np.int32
+    assert padded.top_k.tolist() == [7, 2**31 - 1, 2**31 - 1]
+
+
+@pytest.mark.parametrize(("name", "is_fused"), [("executor", True), ("capping", False)])
+def test_each_kind_of_step_has_its_launches(name: str, is_fused: bool, request: pytest.FixtureRequest) -> None:
+    launches = request.getfixturevalue(name).program.launches
+    by_kind = {w: [x for x in launches if x.runs(tokens=2, logit_rows=2, wanted=w)] for w in Wanted}
+    assert len(by_kind[Wanted.LOGITS]) < len(by_kind[Wanted.DRAWN]) < len(by_kind[Wanted.FILTERED])
+
+    def writes_logits(launch: Launch) -> bool:
+        return any(str(value).startswith("output:logits") for value in launch.arguments.values())
+
+    assert any(map(writes_logits, by_kind[Wanted.BEST])) != is_fused
+    assert any("best_" in launch.kernel for launch in by_kind[Wanted.BEST]) == is_fused
