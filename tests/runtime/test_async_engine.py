@@ -400,8 +400,9 @@ def soak(path: Path, count: int, seed: int, kv_cache_bytes: int | None) -> None:
                         return "left"
                     engine.abort(asked.request_id)
         heard = Heard(outputs)
-        if heard.reason() in ("abort", "deadline"):
-            return str(heard.reason())
+        early = {heard.reason(i) for i in range(kinds[kind].n)} & {"abort", "deadline"}
+        if early:
+            return str(early.pop())
         assert agrees(heard, wanted[prompt, kind]), (prompt, kinds[kind])
         return "complete"
 
