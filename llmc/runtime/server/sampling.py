@@ -16,6 +16,8 @@ from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.structured import JsonObjectFormat, SchemaFormat, StructuredOutputs
 
+_LEAST_TEMPERATURE = 1e-3
+
 
 @dataclass(frozen=True)
 class SamplingDefaults:
@@ -85,7 +87,7 @@ def sampling_params(
     return SamplingParams(
         **common,
         best_of=best_of,
-        temperature=_first(fields.temperature, defaults.temperature),
+        temperature=_temperature(_first(fields.temperature, defaults.temperature)),
         top_p=_first(fields.top_p, defaults.top_p),
         top_k=defaults.top_k if fields.top_k is None else (fields.top_k if fields.top_k > 0 else None),
         min_p=_first(fields.min_p, defaults.min_p),
@@ -169,6 +171,11 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float]:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
         raise bad_request("the keys of logit_bias are token ids, as texts", "logit_bias") from None
+
+
+def _temperature(value: float) -> float:
+    """Below this, dividing the logits would overflow, and the likeliest token is the only one left anyway."""
+    return value if value >= _LEAST_TEMPERATURE else 0.0
 
 
 def _first(value: float | None, default: float) -> float:

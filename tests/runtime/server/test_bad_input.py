@@ -41,6 +41,8 @@ BAD: tuple[tuple[str, Any, str], ...] = (
     ("/v1/completions", {"prompt": "hi", "temperature": -1}, "temperature"),
     ("/v1/completions", {"prompt": "hi", "temperature": "NaN"}, "temperature"),
     ("/v1/completions", {"prompt": "hi", "top_p": 0}, "top_p"),
+    ("/v1/completions", {"prompt": "hi", "repetition_penalty": 5e-324}, "repetition_penalty"),
+    ("/v1/completions", {"prompt": "hi", "logit_bias": {"5": 1e308}}, "logit_bias"),
     ("/v1/completions", {"prompt": "hi", "logit_bias": {"x": 1}}, "logit_bias"),
     ("/v1/completions", {"prompt": "hi", "logit_bias": {"99999999": 1}}, "99999999"),
     ("/v1/completions", {"prompt": "hi", "stop": [""]}, "stop"),

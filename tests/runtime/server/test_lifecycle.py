@@ -205,3 +205,18 @@ def test_a_unix_socket(engine_directory: Path, tmp_path: Path) -> None:
 def _listens(path: Path) -> bool:
     with socket.socket(socket.AF_UNIX) as probe:
         return probe.connect_ex(str(path)) == 0
+
+
+def test_a_model_directory_is_built_once(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
+    flags = ("--max-model-len", "64", "--max-num-seqs", "4")
+    with serving(model_directory, *flags) as live, live.client() as client:
+        card = client.get("/v1/models").json()["data"][0]
+        assert (card["id"], card["max_model_len"]) == ("bard", 64)
+        assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+    built = {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").iterdir() if path.suffix == ".llmc"}
+    assert len(built) == 1
+    with serving(model_directory, *flags):
+        assert {path: path.stat().st_mtime_ns for path in built} == built

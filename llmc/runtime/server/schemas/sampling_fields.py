@@ -11,6 +11,7 @@ from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, S
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
@@ -38,14 +39,14 @@ class SamplingFields(BaseModel):
     seed: int | None = Field(default=None, ge=0, lt=2**63)
     presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
     frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    logit_bias: dict[str, float] | None = Field(default=None, max_length=1024)
+    logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    repetition_penalty: float | None = Field(default=None, gt=0.0, le=100.0)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
     min_tokens: int = Field(default=0, ge=0, le=2**31)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
     include_stop_str_in_output: bool = False
