@@ -400,7 +400,7 @@ def soak(path: Path, count: int, seed: int, kv_cache_bytes: int | None) -> None:
                         return "left"
                     engine.abort(asked.request_id)
         heard = Heard(outputs)
-        early = {heard.reason(i) for i in range(kinds[kind].n)} & {"abort", "deadline"}
+        early = {choice.finish_reason for output in outputs for choice in output.choices} & {"abort", "deadline"}
         if early:
             return str(early.pop())
         assert agrees(heard, wanted[prompt, kind]), (prompt, kinds[kind])
