@@ -55,7 +55,7 @@ def main() -> None:
     console, threads = Console(), thread_count(arguments.threads)
     directory = open_engine(arguments.engine)
     rounds: dict[str, list[StepProfile]] = {workload.name: [] for workload in WORKLOADS}
-    executor, blocks = open_executor(directory, None, threads)
+    executor, blocks = open_executor(directory, None, None, threads)
     try:
         profiler = Profiler(directory, executor, blocks, threads)
         for number in range(arguments.rounds + 1):

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import llmc
 from llmc import engine_format
+from llmc.codegen.triton.memory_fit import fitting_sequences
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
@@ -17,7 +18,7 @@ from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 from llmc.passes.report import PassRecord
 from llmc.program import DeviceBinary, Program
-from llmc.targets import Target
+from llmc.targets import GpuTarget, Target
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,8 @@ class BuildReport:
 
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
     decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
-    without sharing one arena. program: what a step runs.
+    without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
+    for a CPU. program: what a step runs.
     """
 
     path: Path
@@ -38,6 +40,7 @@ class BuildReport:
     weight_bytes: int
     arena_bytes: int
     unplanned_bytes: int
+    fitting_sequences: int | None
     decode_bytes: float
     program: Program
     seconds: dict[str, float]
@@ -57,11 +60,12 @@ def build_report(
         target=target,
         passes=passes,
         kernels=Counter(launch.kernel for launch in program.launches if launch.runs(tokens=1, logit_rows=1)),
-        binaries={kernel.name: kernel.binaries for kernel in program.kernels},
+        binaries={kernel.name: kernel.binaries for kernel in program.launched_kernels()},
         engine_bytes=sum(record.bytes for record in manifest.files.values()),
         weight_bytes=manifest.memory["weights"],
         arena_bytes=manifest.memory["arena"],
         unplanned_bytes=manifest.memory["arena_unplanned"],
+        fitting_sequences=fitting_sequences(program, target) if isinstance(target, GpuTarget) else None,
         decode_bytes=manifest.cost["decode_bytes"],
         program=program,
         seconds=seconds,

@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,7 +20,7 @@ from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.reference import ReferenceEngine, lower_reference
-from llmc.codegen.triton.compile import compile_kernels, require_triton
+from llmc.codegen.triton.compile import compile_program, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.debug.check_passes import PassChecker
@@ -33,7 +33,7 @@ from llmc.debug.report.page import REPORT_NAME, report_page
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME
+from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
@@ -143,7 +143,7 @@ def _build(
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
             engine = lower_for(target, result.graph, options)
-            check_memory(engine.program, target)
+            check_memory(engine.program, target, options)
         with stages("compile", binary_count(engine, target)):
             engine = compile_for(target, engine, writer, stages)
             writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
@@ -242,11 +242,16 @@ def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, sta
         assert isinstance(target, GpuTarget)
         for name, text in engine.sources.items():
             writer.write_text(name, text)
-        kernels = compile_kernels(engine.program.kernels, writer.path, target.compiled, stages.advance)
-        for kernel in kernels:
-            for binary in kernel.binaries.values():
-                writer.add_file(binary.file)
-        return replace(engine, program=replace(engine.program, kernels=kernels))
+        for member in target.compiled:
+            # One target's binaries may have the names of another's.
+            folder = f"kernels/{member.name}" if target.members else "kernels"
+            program = engine.programs[member.name]
+            compiled = compile_program(program, writer.path, member, stages.advance, folder)
+            for kernel in compiled.launched_kernels():
+                writer.add_file(kernel.binaries[member.arch_name].file)
+            engine.programs[member.name] = compiled
+            if compiled is not engine.program:
+                writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))
     else:
         assert isinstance(target, CpuTarget)
         try:
@@ -262,7 +267,8 @@ def binary_count(engine: LoweredEngine, target: Target) -> int | None:
     """How many GPU binaries are compiled; None for a CPU."""
     if not isinstance(target, GpuTarget):
         return None
-    return len(engine.program.kernels) * len({member.arch_name for member in target.compiled})
+    assert isinstance(engine, DeviceLowered)
+    return sum(len(program.launched_kernels()) for program in engine.programs.values())
 
 
 def packed(slot: WeightSlot, recipe: Recipe, source: WeightSource) -> Tensor:

@@ -303,3 +303,8 @@ class Program:
     launches: tuple[Launch, ...] = field(default=())
     kernels: tuple[DeviceKernel, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+
+    def launched_kernels(self) -> tuple[DeviceKernel, ...]:
+        """The kernels that steps launch from binaries: none of a library, none that only alternatives use."""
+        used = {launch.kernel for launch in self.launches}
+        return tuple(kernel for kernel in self.kernels if kernel.name in used and not kernel.is_library)

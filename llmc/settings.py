@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
@@ -21,13 +21,15 @@ class Settings:
 
     cache_dir (LLMC_CACHE_DIR): compiled kernels and tuning results. debug (LLMC_DEBUG=1): tracebacks for errors.
     threads (LLMC_THREADS): of the CPU engine; None is one per available processor. dump (LLMC_DUMP): where the graph
-    after every pass is written as text; None for nowhere.
+    after every pass is written as text; None for nowhere. api_key (LLMC_API_KEY): of `llmc serve` and of the clients
+    that llmc has for it.
     """
 
     cache_dir: Path
     debug: bool
     threads: int | None
     dump: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @cache
@@ -38,7 +40,7 @@ def settings() -> Settings:
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. Empty is as good as unset."""
-    known = {"LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_DUMP", "LLMC_THREADS"}
+    known = {"LLMC_API_KEY", "LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_DUMP", "LLMC_THREADS"}
     for name in environ:
         if name.startswith("LLMC_") and name not in known and not name.startswith(BISECT_PREFIX):
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -60,6 +62,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         debug == "1",
         int(threads) if threads else None,
         Path(dump).expanduser() if dump else None,
+        environ.get("LLMC_API_KEY") or None,
     )
 
 

@@ -1,11 +1,13 @@
-"""`llmc tune`: measure variants of an engine's kernels on this machine's GPU and record the fastest in the engine.
+"""`llmc tune`: measure an engine's choices on this machine's GPU and record the fastest in the engine.
 
-A variant is a kernel compiled for another number of warps or of pipeline stages: both leave its arguments and its grid
-as they are, so that any kernel of any engine has some. Each is measured in the launch of a real step.
+First the ways to compute a node that the engine carries (llmc.program.Alternative), each in the largest step that has
+it; then variants of every kernel, compiled for other numbers of warps and pipeline stages, which leave arguments and
+grid as they are. Each is measured in the launches of a real step.
 """
 
 from __future__ import annotations
 
+import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -13,16 +15,18 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.codegen.triton.adopt import adopt, with_every_buffer
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.compile_engine import device_target_of
 from llmc.engine_format import EngineDirectory, EngineWriter, read_engine
-from llmc.engine_format.reader import PROGRAM_NAME
+from llmc.engine_format.reader import TargetProgram
 from llmc.errors import EngineFormatError, LoweringError
-from llmc.program import DeviceKernel
+from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange
 from llmc.program_json import program_to_json
 from llmc.targets import GpuTarget
 
 if TYPE_CHECKING:
+    from llmc.runtime.device import Device
     from llmc.runtime.device_inputs import StepShape
     from llmc.runtime.executors.cuda import CudaExecutor
 
@@ -35,9 +39,13 @@ _MAX_WARPS, _MAX_STAGES = 16, 5
 
 @dataclass(frozen=True)
 class Tuned:
-    """A kernel's seconds a launch as it was, and those of the variant that was chosen (the same if none was)."""
+    """Seconds of a choice as it was, and of what was chosen (the same if nothing was). what: now launched there.
+
+    kernel: the one that was launched there before. num_warps, num_stages: of what is now.
+    """
 
     kernel: str
+    what: str
     before: float
     after: float
     num_warps: int
@@ -47,7 +55,7 @@ class Tuned:
 def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, ...]:
     """Write a tuned copy of the engine to `output`, which may be the engine itself; whole or not at all.
 
-    tell: told a line as each kernel is done. Raises LlmcError without a GPU, or for an engine that is not for one.
+    tell: told a line as each choice is made. Raises LlmcError without a GPU, or for an engine that is not for one.
     """
     directory = read_engine(path)
     if not directory.program.kernels:
@@ -57,25 +65,153 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
             fix="name an engine for a GPU: llmc build MODEL --target auto -o ENGINE",
         )
     from llmc.runtime.device import open_device
-    from llmc.runtime.device_binaries import carried_archs, fitting_arch
-    from llmc.runtime.executors.cuda import open_cuda
+    from llmc.runtime.device_binaries import carried_archs, fitting_arch, program_for
 
     device = open_device(path)
-    arch = fitting_arch(carried_archs(directory.program.kernels), device.capability)
+    own = program_for(directory, device)
+    arch = fitting_arch(carried_archs(own.program), device.capability)
     if arch is None:
         raise EngineFormatError(
             f"the engine has no kernels for this GPU, {device.name}, which could be tuned",
             at=path,
             fix="build it for this GPU first: llmc build MODEL --target auto -o ENGINE",
         )
-    executor = open_cuda(directory, None)
     target = device_target_of(int(arch.removeprefix("sm_")), device.shared_memory)
-    with tempfile.TemporaryDirectory(prefix="llmc-tune-") as scratch:
-        compiled = compile_variants(directory, target, Path(scratch))
-        chosen, results = choose(executor, directory.program.kernels, compiled, Path(scratch), tell)
+    with tempfile.TemporaryDirectory(prefix="llmc-tune-") as folder:
+        scratch = Path(folder)
+        copy_kernels(directory, own.program, scratch)
+        program, usable = compile_alternatives(own.program, target, scratch)
+        executor = _open(directory, with_every_buffer(program), arch, device, scratch)
+        winners, ways = choose_ways(program, usable, lambda x, shape: _seconds(executor, x, shape, scratch), tell)
         executor.close()
-        write_tuned(directory, chosen, Path(scratch), output)
-    return results
+        program = adopt(program, winners)
+        compiled = compile_variants(program, target, scratch)
+        executor = _open(directory, program, arch, device, scratch)
+        chosen, results = choose(executor, program.launched_kernels(), compiled, scratch, tell)
+        executor.close()
+        write_tuned(directory, replace(own, program=program), chosen, scratch, output)
+    return (*ways, *results)
+
+
+def _open(engine: EngineDirectory, program: Program, arch: str, device: Device, directory: Path) -> CudaExecutor:
+    import torch
+
+    from llmc.runtime.device_binaries import DeviceBinaries
+    from llmc.runtime.device_memory import plan_device_memory
+    from llmc.runtime.executors.cuda import CudaExecutor
+
+    free, _ = torch.cuda.mem_get_info(device.index)
+    memory = plan_device_memory(program, free, None)
+    return CudaExecutor(engine, device, DeviceBinaries(program, arch, directory), memory)
+
+
+def copy_kernels(engine: EngineDirectory, program: Program, scratch: Path) -> None:
+    """The kernels' sources and binaries, at the same places."""
+    files = {kernel.source for kernel in program.kernels if not kernel.is_library}
+    files |= {binary.file for kernel in program.kernels for binary in kernel.binaries.values()}
+    for file in sorted(files):
+        (scratch / file).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(engine.path / file, scratch / file)
+
+
+def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> tuple[Program, tuple[Alternative, ...]]:
+    """The program with binaries for what only alternatives launch; and the alternatives that compile without spills."""
+    folder = str(Path(next(iter(program.launched_kernels()[0].binaries.values())).file).parent)
+    ready: dict[str, DeviceKernel] = {}
+    with Workers(4) as workers:
+        for kernel in program.kernels:
+            if not kernel.is_library and not kernel.binaries:
+                found = _compiled(workers, kernel, target, scratch, folder)
+                if found is not None:
+                    ready[kernel.name] = found
+    kernels = tuple(ready.get(kernel.name, kernel) for kernel in program.kernels)
+    good = {kernel.name for kernel in kernels if kernel.binaries or kernel.is_library}
+    usable = tuple(a for a in program.alternatives if all(launch.kernel in good for launch in a.launches))
+    return replace(program, kernels=kernels), usable
+
+
+def _compiled(
+    workers: Workers, kernel: DeviceKernel, target: GpuTarget, scratch: Path, folder: str
+) -> DeviceKernel | None:
+    """The kernel with its binary; None if it does not compile, does not fit or spills."""
+    try:
+        binary = workers.compile(kernel, target, scratch, folder).binary
+    except LoweringError:
+        return None
+    return None if binary.spill_bytes else replace(kernel, binaries={target.arch_name: binary})
+
+
+def choose_ways(
+    program: Program,
+    usable: Sequence[Alternative],
+    seconds: Callable[[Sequence[Launch], StepShape], float],
+    tell: Callable[[str], None],
+) -> tuple[list[Alternative], tuple[Tuned, ...]]:
+    """The fastest alternative of each site, where one beats what is launched there. seconds: measures launches."""
+    sites: dict[tuple[int, int], list[Alternative]] = {}
+    for alternative in usable:
+        sites.setdefault((alternative.first, alternative.last), []).append(alternative)
+    winners, results = [], []
+    kernels = {kernel.name: kernel for kernel in program.kernels}
+    for (first, last), others in sites.items():
+        own = program.launches[first : last + 1]
+        shape = shape_of(own[0].only, program.limits)
+        measured = {"own": seconds(own, shape)} | {str(i): seconds(a.launches, shape) for i, a in enumerate(others)}
+        best = fastest(measured, "own")
+        launches = own if best == "own" else others[int(best)].launches
+        if best != "own":
+            winners.append(others[int(best)])
+        names = " + ".join(launch.kernel for launch in launches)
+        kernel = kernels[launches[-1].kernel]
+        before = " + ".join(launch.kernel for launch in own)
+        found = Tuned(before, names, measured["own"], measured[best], kernel.num_warps, kernel.num_stages)
+        results.append(found)
+        tell(f"{before}: {found.before * 1e6:.1f} µs; {names}: {found.after * 1e6:.1f} µs")
+    return winners, tuple(results)
+
+
+def shape_of(only: RowRange | None, limits: Limits) -> StepShape:
+    """The largest step with that many rows: of single tokens where so many requests fit, else of one prompt."""
+    from llmc.runtime.device_inputs import StepShape
+
+    columns = -(-limits.max_model_len // limits.block_size)
+    is_logits = only is not None and only.rows is RowCount.LOGIT_ROWS
+    most = limits.max_logit_rows if is_logits else min(limits.max_batch_tokens, limits.max_model_len)
+    count = most if only is None or only.last is None else min(only.last, most)
+    decodes = min(limits.max_sequences, limits.max_logit_rows)
+    if count <= decodes:
+        return StepShape(count, count, count, columns)
+    return StepShape(count, count if is_logits else 1, 1, columns)
+
+
+def _seconds(executor: CudaExecutor, launches: Sequence[Launch], shape: StepShape, scratch: Path) -> float:
+    """Median seconds of launches, one after the other."""
+    import torch
+
+    from llmc.runtime.executors.cuda_driver import load_kernel
+
+    executor.load_example(shape)
+    calls = [(call, call.programs(shape.counts())) for call in executor.plan(launches)]
+    loaded = {
+        call.kernel.name: load_kernel(next(iter(call.kernel.binaries.values())), scratch)
+        for call, _ in calls
+        if not call.kernel.is_library
+    }
+    stream = torch.cuda.current_stream().cuda_stream
+    rounds = []
+    for _ in range(ROUNDS + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        for _ in range(LAUNCHES):
+            for call, grid in calls:
+                if call.kernel.is_library:
+                    executor.launch(call, grid, shape, stream)
+                else:
+                    executor.launch_as(loaded[call.kernel.name], call, grid, shape, stream)
+        end.record()
+        end.synchronize()
+        rounds.append(start.elapsed_time(end) / 1e3 / LAUNCHES)
+    return statistics.median(rounds[1:])
 
 
 def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
@@ -94,23 +230,13 @@ def fastest(seconds: Mapping[str, float], own: str) -> str:
     return best if seconds[best] < seconds[own] * (1 - LEAST_GAIN) else own
 
 
-def compile_variants(engine: EngineDirectory, target: GpuTarget, scratch: Path) -> dict[str, tuple[DeviceKernel, ...]]:
-    """By kernel: its variants that compile, fit and do not spill, with binaries in `scratch`."""
-    for source in {kernel.source for kernel in engine.program.kernels}:
-        (scratch / source).parent.mkdir(parents=True, exist_ok=True)
-        (scratch / source).write_bytes((engine.path / source).read_bytes())
+def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict[str, tuple[DeviceKernel, ...]]:
+    """By launched kernel: its variants that compile, fit and do not spill, with binaries in `scratch`."""
     found: dict[str, tuple[DeviceKernel, ...]] = {}
     with Workers(4) as workers:
-        for kernel in engine.program.kernels:
-            good = []
-            for variant in variants(kernel):
-                try:
-                    binary = workers.compile(variant, target, scratch).binary
-                except LoweringError:
-                    continue
-                if not binary.spill_bytes:
-                    good.append(replace(variant, binaries={target.arch_name: binary}))
-            found[kernel.name] = tuple(good)
+        for kernel in program.launched_kernels():
+            tried = (_compiled(workers, variant, target, scratch, "kernels") for variant in variants(kernel))
+            found[kernel.name] = tuple(variant for variant in tried if variant is not None)
     return found
 
 
@@ -133,7 +259,9 @@ def choose(
         winner = others.get(best, kernel)
         if best != kernel.name:
             chosen[kernel.name] = winner
-        result = Tuned(kernel.name, seconds[kernel.name], seconds[best], winner.num_warps, winner.num_stages)
+        result = Tuned(
+            kernel.name, kernel.name, seconds[kernel.name], seconds[best], winner.num_warps, winner.num_stages
+        )
         results.append(result)
         tell(f"{result.kernel}: {result.before * 1e6:.1f} µs, {result.after * 1e6:.1f} µs tuned")
     return chosen, tuple(results)
@@ -185,25 +313,40 @@ def _steps(executor: CudaExecutor) -> tuple[StepShape, ...]:
     )
 
 
-def write_tuned(engine: EngineDirectory, chosen: Mapping[str, DeviceKernel], scratch: Path, output: Path) -> None:
-    """The engine's files with the chosen variants' binaries in place of their kernels'; the names stay."""
-    kernels, replaced = [], dict[str, Path]()
-    for kernel in engine.program.kernels:
+def write_tuned(
+    engine: EngineDirectory, tuned: TargetProgram, chosen: Mapping[str, DeviceKernel], scratch: Path, output: Path
+) -> None:
+    """The engine's files with a target's program tuned; a chosen variant's binary replaces its kernel's, name and all.
+
+    scratch: has the binaries of variants, and of kernels that the engine carried none for.
+    """
+    kernels, taken = [], dict[str, Path]()
+    launched = {kernel.name for kernel in tuned.program.launched_kernels()}
+    for kernel in tuned.program.kernels:
         variant = chosen.get(kernel.name)
-        if variant is not None:
+        if kernel.name not in launched:
+            kernel = replace(kernel, binaries={})
+        elif variant is not None:
             ((arch, binary),) = variant.binaries.items()
             file = kernel.binaries[arch].file if arch in kernel.binaries else binary.file
-            replaced[file] = scratch / binary.file
+            taken[file] = scratch / binary.file
             binaries = {**kernel.binaries, arch: replace(binary, file=file)}
             kernel = replace(kernel, num_warps=variant.num_warps, num_stages=variant.num_stages, binaries=binaries)
+        for binary in kernel.binaries.values():
+            if binary.file not in engine.manifest.files:
+                taken.setdefault(binary.file, scratch / binary.file)
         kernels.append(kernel)
-    program = replace(engine.program, kernels=tuple(kernels))
+    program = replace(tuned.program, kernels=tuple(kernels))
+    carried = {b.file for k in kernels for b in k.binaries.values()}
+    dropped = {
+        b.file for e in engine.programs if e.file == tuned.file for k in e.program.kernels for b in k.binaries.values()
+    }
     with EngineWriter(output) as writer:
         for name in engine.manifest.files:
-            if name == PROGRAM_NAME:
+            if name == tuned.file:
                 writer.write_text(name, program_to_json(program))
-            elif name not in replaced:
+            elif name not in taken and name not in dropped - carried:
                 writer.copy_file(name, engine.path / name)
-        for name, source in sorted(replaced.items()):
+        for name, source in sorted(taken.items()):
             writer.copy_file(name, source)
         writer.finish(replace(engine.manifest, files={}))

@@ -27,11 +27,14 @@ ALLOWED: dict[str, set[str]] = {
     "engine_format": FOUNDATION,
     "codegen": FOUNDATION | {"graph", "ops", "engine_format"},
     "runtime": FOUNDATION | {"graph", "ops", "engine_format"},
+    "bench": FOUNDATION | {"engine_format", "runtime"},
     "debug": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "runtime"},
 }
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuner"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}
+ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
+ALLOWED["llm"] = {*ALLOWED}
 ALLOWED["__init__"] = {*ALLOWED}
 ALLOWED["__main__"] = {"cli"}
 ALLOWED["cli"] = {*ALLOWED, "__init__"}

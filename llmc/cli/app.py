@@ -10,8 +10,10 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from llmc.cli.bench import bench
 from llmc.cli.bisect import bisect
 from llmc.cli.build import build
+from llmc.cli.chat import chat
 from llmc.cli.diff import diff
 from llmc.cli.env import env
 from llmc.cli.explain import explain
@@ -20,6 +22,7 @@ from llmc.cli.passes import passes
 from llmc.cli.profile import profile
 from llmc.cli.report import report
 from llmc.cli.run import run
+from llmc.cli.serve import serve
 from llmc.cli.targets import targets
 from llmc.cli.tune import tune
 from llmc.cli.verify import verify
@@ -37,8 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, report, viz, profile, tune, passes, explain, diff, bisect, targets, env):
+BUILDING = (build, run, chat, serve, verify, inspect, tune, targets, env)
+DEBUGGING = (report, viz, profile, passes, explain, diff, bisect)
+for verb in (*BUILDING, *DEBUGGING):
     app.command(verb.__name__)(verb)
+app.add_typer(bench)
 
 
 def run_process() -> NoReturn:

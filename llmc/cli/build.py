@@ -34,7 +34,9 @@ def build(
     kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
-    max_sequences: Annotated[int, typer.Option(help="requests a step")] = _DEFAULTS.max_sequences,
+    max_sequences: Annotated[
+        int | None, typer.Option(help=f"requests a step, {_DEFAULTS.max_sequences} unless given")
+    ] = None,
     max_logit_rows: Annotated[int, typer.Option(help="rows of logits a step")] = _DEFAULTS.max_logit_rows,
     block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size,
     disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
@@ -60,7 +62,6 @@ def build(
             "kv_dtype": kv_dtype,
             "max_model_len": max_model_len,
             "max_batch_tokens": max_batch_tokens,
-            "max_sequences": max_sequences,
             "max_logit_rows": max_logit_rows,
             "block_size": block_size,
             "disable_passes": tuple(disable_pass or ()),
@@ -70,6 +71,9 @@ def build(
             "check_passes": check_passes,
             "strict": strict,
         }
+        # Only what was asked for has to fit a GPU's memory.
+        if max_sequences is not None:
+            options["max_sequences"] = max_sequences
         more = added_passes(passes_from)
         with StageBars() as shown:
             report = build_engine(model, output, target=target, passes=more, progress=shown, **options)
@@ -187,6 +191,8 @@ def summary_table(report: BuildReport) -> Table:
     table.add_row(
         "arena", f"{in_bytes(report.arena_bytes)} ({share:.0%} of {in_bytes(report.unplanned_bytes)} unshared)"
     )
+    if report.fitting_sequences is not None:
+        table.add_row("sequences of full length that fit", str(report.fitting_sequences))
     table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():
         table.add_row(name, in_seconds(seconds))

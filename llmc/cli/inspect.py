@@ -10,7 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from llmc.cli.units import in_bytes, in_seconds
+from llmc.cli.units import in_bytes
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
@@ -22,6 +22,8 @@ def inspect(
     launches: Annotated[bool, typer.Option("--launches", help="every launch with where it comes from")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
     context: Annotated[int, typer.Option(help="cached positions of the decode step that costs are for", min=1)] = 1024,
+    requests: Annotated[int, typer.Option(help="requests of that step; on GPUs", min=1)] = 1,
+    prefill: Annotated[int | None, typer.Option(help="instead, a prompt of so many tokens; on GPUs", min=1)] = None,
 ) -> None:
     """Show an engine's model, limits, kernels, memory and costs. Checks the whole engine first."""
     from llmc.engine_format import read_engine
@@ -31,8 +33,8 @@ def inspect(
     console.print(overview(directory))
     if directory.program.launches:
         console.print(kernel_costs(directory, context))
-        if directory.program.kernels:
-            console.print(device_kernels(directory, context))
+    if directory.program.kernels:
+        print_device_tables(console, directory, requests, context, prefill)
     if launches:
         print_launches(console, directory.program.launches)
     if weights:
@@ -89,28 +91,21 @@ def kernel_costs(directory: EngineDirectory, context: int) -> Table:
     return table
 
 
-def device_kernels(directory: EngineDirectory, context: int) -> Table:
-    """Registers, spills and shared memory of every GPU kernel, and what its launches of a decode step should take."""
+def print_device_tables(
+    console: Console, directory: EngineDirectory, requests: int, context: int, prefill: int | None
+) -> None:
+    """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
+    from llmc.cli.device_kernels import candidates, device_kernels
     from llmc.graph.cost import StepShape
-    from llmc.graph.predict import gpu_rates, launch_costs, predict_launch
     from llmc.targets import GpuTarget, resolve_target
 
-    target = resolve_target(directory.manifest.target.name)
-    assert isinstance(target, GpuTarget)
-    first = target.compiled[0]
-    step, seconds = StepShape.decode(requests=1, context=context), defaultdict[str, float](float)
-    for launch, cost in zip(directory.program.launches, launch_costs(directory.program), strict=True):
-        if launch.runs(tokens=1, logit_rows=1):
-            seconds[launch.kernel] += predict_launch(cost, step, gpu_rates(first))
-    table = Table(title=f"GPU kernels; predicted: a decode step on {first.name}", title_justify="left")
-    for column in ("kernel", "for", "threads", "registers", "spills", "shared", "predicted"):
-        table.add_column(column, justify="left" if column in ("kernel", "for") else "right", overflow="fold")
-    for kernel in directory.program.kernels:
-        for arch, binary in kernel.binaries.items():
-            sizes = (binary.threads, binary.registers, binary.spill_bytes)
-            predicted = in_seconds(seconds[kernel.name]) if kernel.name in seconds else "other steps"
-            table.add_row(kernel.name, arch, *map(str, sizes), in_bytes(binary.shared_bytes), predicted)
-    return table
+    step = StepShape.decode(requests=requests, context=context) if prefill is None else StepShape.prefill(prefill)
+    what = f"decode, batch {requests}, context {context}" if prefill is None else f"prefill of {prefill} tokens"
+    for each in directory.programs:
+        target = resolve_target(each.target)
+        assert isinstance(target, GpuTarget)
+        console.print(device_kernels(each.program, target, step, what))
+        console.print(candidates(each.program, target))
 
 
 def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:

@@ -21,7 +21,7 @@ def tune(
         Path | None, typer.Option("--output", "-o", help="where the tuned engine goes; default: in place")
     ] = None,
 ) -> None:
-    """Measure variants of every kernel on this GPU and record the fastest in the engine."""
+    """Measure ways to compute and variants of kernels on this GPU, and record the fastest in the engine."""
     from llmc.tuner import tune as tune_engine
 
     console = Console(stderr=True)
@@ -32,9 +32,12 @@ def tune(
 def tuned_table(results: tuple[Tuned, ...]) -> Table:
     """Time before and after, a kernel a row."""
     table = Table(title="kernels, seconds a launch", title_justify="left")
-    for column in ("kernel", "before", "after", "gain", "warps", "stages"):
-        table.add_column(column, justify="left" if column == "kernel" else "right")
+    for column in ("kernel", "chosen", "before", "after", "gain", "warps", "stages"):
+        table.add_column(column, justify="left" if column in ("kernel", "chosen") else "right", overflow="fold")
     for r in results:
         gain = f"{r.before / r.after:.2f}x" if r.after < r.before else ""
-        table.add_row(r.kernel, in_seconds(r.before), in_seconds(r.after), gain, str(r.num_warps), str(r.num_stages))
+        chosen = "" if r.what == r.kernel else r.what
+        table.add_row(
+            r.kernel, chosen, in_seconds(r.before), in_seconds(r.after), gain, str(r.num_warps), str(r.num_stages)
+        )
     return table

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 
 import torch
@@ -99,23 +99,22 @@ class LaunchBuilder:
 
     def planned_buffers(self) -> tuple[tuple[Buffer, ...], MemoryPlan]:
         """The buffers that the launches use, with their places in the arena."""
-        spans: dict[str, tuple[int, int]] = {}
-        for i, launch in enumerate(self.launches):
-            for name in _buffers_of(launch):
-                spans[name] = spans.get(name, (i, i))[0], i
         homes = {name: home for home, name in self._names.items()}
-        return plan_buffers([_unplaced(name, homes[name], *span) for name, span in spans.items()])
+        return plan_buffers([_unplaced(name, homes[name], *span) for name, span in spans_of(self.launches).items()])
 
     def planned_alternatives(self) -> tuple[Alternative, ...]:
-        """The alternatives, with the buffers that no launch uses."""
+        """The alternatives, with the buffers that no launch uses; of sites that are alike, as layers are, the first's."""
         homes = {name: home for home, name in self._names.items()}
-        used = {name for launch in self.launches for name in _buffers_of(launch)}
-        found = []
+        used = spans_of(self.launches)
+        found: dict[Hashable, Alternative] = {}
         for alternative in self.alternatives:
+            key = alike(self.launches[alternative.first : alternative.last + 1]), alike(alternative.launches)
+            if key in found:
+                continue
             names = dict.fromkeys(n for launch in alternative.launches for n in _buffers_of(launch) if n not in used)
             span = alternative.first, alternative.last
-            found.append(replace(alternative, buffers=tuple(_unplaced(n, homes[n], *span) for n in names)))
-        return tuple(found)
+            found[key] = replace(alternative, buffers=tuple(_unplaced(n, homes[n], *span) for n in names))
+        return tuple(found.values())
 
     # ---- memory ----------------------------------------------------------------------------------------------------
 
@@ -207,6 +206,23 @@ class LaunchBuilder:
             nbytes = 2 * math.prod(dims_of(view.shape)) * _itemsize(result.value)
             self._launch_loop(loop, pointers, (node,), nbytes)
             start += size
+
+
+def spans_of(launches: Sequence[Launch]) -> dict[str, tuple[int, int]]:
+    """The first and the last launch that uses each buffer."""
+    spans: dict[str, tuple[int, int]] = {}
+    for i, launch in enumerate(launches):
+        for name in _buffers_of(launch):
+            spans[name] = spans.get(name, (i, i))[0], i
+    return spans
+
+
+def alike(launches: Sequence[Launch]) -> Hashable:
+    """Equal for launches of the same kernels that differ in their operands only."""
+    return tuple(
+        (x.kernel, x.grid, x.only, *((n, a) for n, a in x.arguments.items() if not (isinstance(a, str) and ":" in a)))
+        for x in launches
+    )
 
 
 def plan_buffers(unplaced: Sequence[Buffer]) -> tuple[tuple[Buffer, ...], MemoryPlan]:

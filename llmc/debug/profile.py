@@ -19,8 +19,9 @@ from llmc.program import Launch, Limits
 from llmc.runtime.engine import open_executor
 from llmc.runtime.executors.executor import Executor, TimedExecutor
 from llmc.runtime.request import Request
-from llmc.runtime.scheduler import Chunk
-from llmc.runtime.step_inputs import Step, StepInputs
+from llmc.runtime.scheduler import Chunk, StepPlan
+from llmc.runtime.step import Step
+from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.threads import thread_count
 from llmc.targets import CpuTarget, GpuTarget, resolve_target
 from llmc.typed_json import from_json
@@ -89,7 +90,7 @@ def profile_engine(
             fix="build it for this machine and profile that: llmc build MODEL --target cpu -o ENGINE",
         )
     count = thread_count(threads)
-    executor, blocks = open_executor(directory, None, count)
+    executor, blocks = open_executor(directory, None, None, count)
     try:
         profiler = Profiler(directory, executor, blocks, count)
         tell(f"prefill of {workload.prefill} tokens")
@@ -165,7 +166,7 @@ class Profiler:
     def prefill(self, tokens: int, repeats: int) -> StepProfile:
         """A step that reads one prompt, whose last token's logits are wanted."""
         (sequence,) = self._sequences(1, tokens)
-        step = self._inputs.fill([Chunk(sequence, 0, tokens, 1)])
+        step = self._inputs.fill(StepPlan([], [Chunk(sequence, 0, tokens, 1)], moved=[sequence]))
         return self._measured(f"prefill of {tokens} tokens", step, StepShape.prefill(tokens), repeats)
 
     def decode(self, batch: int, context: int, repeats: int) -> StepProfile:
@@ -174,8 +175,9 @@ class Profiler:
         most = self._directory.program.limits.max_batch_tokens
         for sequence in sequences:
             for start in range(0, context, most):
-                self._executor.step(self._inputs.fill([Chunk(sequence, start, min(most, context - start), 0)]))
-        step = self._inputs.fill([Chunk(sequence, context, 1, 1) for sequence in sequences])
+                chunk = Chunk(sequence, start, min(most, context - start), 0)
+                self._executor.step(self._inputs.fill(StepPlan([], [chunk], moved=[sequence])))
+        step = self._inputs.fill(StepPlan([], [Chunk(sequence, context, 1, 1) for sequence in sequences]))
         name = f"decode, {batch} request{'s' if batch > 1 else ''} at context {context}"
         return self._measured(name, step, StepShape.decode(batch, context + 1), repeats)
 
@@ -201,7 +203,7 @@ class Profiler:
             )
         generator = np.random.default_rng(0)
         tokens = generator.integers(0, vocabulary, (count, length))
-        return [_Sequence(tokens[i].tolist(), i * per_sequence, per_sequence) for i in range(count)]
+        return [_Sequence(tokens[i].tolist(), i, per_sequence) for i in range(count)]
 
     def _measured(self, name: str, step: Step, shape: StepShape, repeats: int) -> StepProfile:
         executor = self._executor
@@ -233,9 +235,10 @@ class Profiler:
 class _Sequence(Request):
     """Tokens with blocks, as the scheduler would give them; nobody reads the logits."""
 
-    def __init__(self, tokens: Sequence[int], first_block: int, blocks: int) -> None:
+    def __init__(self, tokens: Sequence[int], row: int, blocks: int) -> None:
         super().__init__(tokens, every_logit=False)
-        self.blocks = list(range(first_block, first_block + blocks))
+        self.row = row
+        self.blocks = list(range(row * blocks, (row + 1) * blocks))
 
     def receive(self, start: int, logits: Any) -> None:
         raise NotImplementedError

@@ -18,6 +18,8 @@ from llmc.targets import CpuTarget, is_gpu_target, missing_features
 from llmc.typed_json import REBUILD
 
 PROGRAM_NAME = "program.json"
+# The programs of an engine's further GPUs: PROGRAMS/TARGET.json.
+PROGRAMS = "programs"
 # Named after its content: a process that still holds an older library must not be given that one for a new engine,
 # and the dynamic loader knows libraries by their paths.
 LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
@@ -28,13 +30,24 @@ REFERENCE_TARGET = "reference"
 @dataclass(frozen=True)
 class EngineDirectory:
     """A checked engine. executable: the library, graph or program that an executor opens. tensors: where each of
-    program.weights lies, in the same order."""
+    program.weights lies, in the same order. programs: of an engine for several GPUs, by the file and the target's name,
+    of which `program` is the first."""
 
     path: Path
     manifest: Manifest
     program: Program
     executable: Path
     tensors: tuple[StoredTensor, ...]
+    programs: tuple[TargetProgram, ...] = ()
+
+
+@dataclass(frozen=True)
+class TargetProgram:
+    """A GPU's program. file: where it stands in the engine."""
+
+    target: str
+    file: str
+    program: Program
 
 
 def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool = True) -> EngineDirectory:
@@ -49,8 +62,10 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
         manifest = read_manifest(path)
         check_files(path, manifest, check_weights)
         executable = path / check_required(path, manifest)
-        program = read_program(path / PROGRAM_NAME)
-        check_agreement(path, manifest, program)
+        programs = read_programs(path, manifest)
+        program = programs[0].program
+        for each in programs:
+            check_agreement(path, manifest, each)
         tensors = find_weights(path, manifest, program)
     except OSError as error:
         raise EngineFormatError(
@@ -60,7 +75,7 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
         ) from None
     if check_machine:
         check_target(path, manifest.target)
-    return EngineDirectory(path, manifest, program, executable, tensors)
+    return EngineDirectory(path, manifest, program, executable, tensors, programs)
 
 
 def check_directory(path: Path) -> None:
@@ -142,13 +157,30 @@ def read_program(path: Path) -> Program:
     return program_from_json(text, path)
 
 
-def check_agreement(path: Path, manifest: Manifest, program: Program) -> None:
+def read_programs(path: Path, manifest: Manifest) -> tuple[TargetProgram, ...]:
+    """The program, or one for each GPU that the engine was built for; they have the same weights."""
+    names = manifest.target.name.split(",") if is_gpu_target(manifest.target.name) else [manifest.target.name]
+    files = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
+    for file in files:
+        if file not in manifest.files:
+            raise EngineFormatError(f"the manifest lists no {file}", at=path / MANIFEST_NAME, fix=REBUILD)
+    found = [TargetProgram(n, f, read_program(path / f)) for n, f in zip(names, files, strict=True)]
+    for other in found[1:]:
+        if other.program.weights != found[0].program.weights:
+            raise EngineFormatError(
+                f"{other.file} has other weights than {PROGRAM_NAME}", at=path / other.file, fix=REBUILD
+            )
+    return tuple(found)
+
+
+def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) -> None:
     """The manifest and the program speak of the same engine."""
+    program = of_target.program
     if manifest.limits != program.limits or manifest.model.vocab_size != program.vocab_size:
         raise EngineFormatError(
             f"the manifest gives {manifest.limits} and vocabulary {manifest.model.vocab_size}, "
             f"the program {program.limits} and {program.vocab_size}",
-            at=path / PROGRAM_NAME,
+            at=path / of_target.file,
             fix=REBUILD,
         )
     for kernel in program.kernels:

@@ -12,10 +12,13 @@ from importlib import metadata
 from pathlib import Path
 
 from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
-from llmc.program import DeviceKernel
+from llmc.program import Program
 from llmc.program_json import program_from_json
+from llmc.runtime.device import Device
 from llmc.settings import settings
+from llmc.targets import match_device
 
 COMPILER = "llmc.codegen.triton.compile_engine"
 COMPILED_PROGRAM = "program.json"
@@ -23,38 +26,51 @@ COMPILED_PROGRAM = "program.json"
 
 @dataclass(frozen=True)
 class DeviceBinaries:
-    """Kernels that each have a binary for `arch`, in files relative to `directory`."""
+    """A program whose launched kernels each have a binary for `arch`, in files relative to `directory`."""
 
-    kernels: tuple[DeviceKernel, ...]
+    program: Program
     arch: str
     directory: Path
 
 
-def binaries_for(
-    engine: EngineDirectory, capability: tuple[int, int], shared_memory: int, tell: Callable[[str], None]
-) -> DeviceBinaries:
-    """The engine's own binaries, or ones compiled for this device and kept in the cache directory.
+def binaries_for(engine: EngineDirectory, device: Device, tell: Callable[[str], None]) -> DeviceBinaries:
+    """The engine's own binaries that fit the device best, or ones compiled for it and kept in the cache directory.
 
-    capability: the device's. shared_memory: bytes that a block may have. tell: told a line before compiling. Raises
-    TargetError if they cannot be compiled here.
+    tell: told a line before compiling. Raises TargetError if they cannot be compiled here.
     """
-    kernels = engine.program.kernels
-    arch = fitting_arch(carried_archs(kernels), capability)
+    chosen = program_for(engine, device)
+    carried = carried_archs(chosen.program)
+    arch = fitting_arch(carried, device.capability)
     if arch is not None:
-        return DeviceBinaries(kernels, arch, engine.path)
-    arch = f"sm_{capability[0]}{capability[1]}"
-    directory = settings().cache_dir / "engines" / cache_key(engine, arch)
+        return DeviceBinaries(chosen.program, arch, engine.path)
+    arch = f"sm_{device.capability[0]}{device.capability[1]}"
+    directory = settings().cache_dir / "engines" / cache_key(engine, chosen.program, arch)
     if not (directory / COMPILED_PROGRAM).exists():
-        carried = ", ".join(sorted(carried_archs(kernels))) or "none"
-        tell(f"the engine carries kernels for {carried}; compiling its {len(kernels)} kernels for {arch}, once")
-        _compile(engine.path, capability, shared_memory, directory)
+        archs = ", ".join(sorted({a for each in engine.programs for a in carried_archs(each.program)})) or "none"
+        count = len(chosen.program.launched_kernels())
+        tell(f"the engine carries kernels for {archs}; compiling its {count} kernels for {arch}, once")
+        _compile(engine.path, chosen.file, device, directory)
     path = directory / COMPILED_PROGRAM
-    return DeviceBinaries(program_from_json(path.read_text(encoding="utf-8"), path).kernels, arch, directory)
+    return DeviceBinaries(program_from_json(path.read_text(encoding="utf-8"), path), arch, directory)
 
 
-def carried_archs(kernels: Collection[DeviceKernel]) -> frozenset[str]:
-    """The instruction sets that every kernel has a binary for."""
-    each = [frozenset(kernel.binaries) for kernel in kernels]
+def program_for(engine: EngineDirectory, device: Device) -> TargetProgram:
+    """The program made for this very GPU; or one whose binaries it runs, the newest; or the newest that it could."""
+    named = match_device(device.name, device.capability, is_hip=False)
+    major, minor = device.capability
+
+    def suitability(each: TargetProgram) -> tuple[bool, bool, bool, str]:
+        arch = fitting_arch(carried_archs(each.program), device.capability)
+        newest = max(carried_archs(each.program), default="")
+        is_older = newest.removeprefix("sm_").isdigit() and int(newest.removeprefix("sm_")) <= 10 * major + minor
+        return arch is not None and named is not None and each.target == named.name, arch is not None, is_older, newest
+
+    return max(engine.programs, key=suitability)
+
+
+def carried_archs(program: Program) -> frozenset[str]:
+    """The instruction sets that every launched kernel has a binary for."""
+    each = [frozenset(kernel.binaries) for kernel in program.launched_kernels()]
     return frozenset.intersection(*each) if each else frozenset()
 
 
@@ -74,12 +90,12 @@ def fitting_arch(available: Collection[str], capability: tuple[int, int]) -> str
     return older[0] if older else None
 
 
-def cache_key(engine: EngineDirectory, arch: str) -> str:
-    """A name for the kernels' sources and specializations, compiled by this Triton for that instruction set."""
+def cache_key(engine: EngineDirectory, program: Program, arch: str) -> str:
+    """A name for the program with its kernels' sources, compiled by this Triton for that instruction set."""
     digest = hashlib.sha256(f"{arch} {triton_version()}".encode())
-    for kernel in engine.program.kernels:
-        digest.update(repr(replace(kernel, binaries={})).encode())
-    for source in sorted({kernel.source for kernel in engine.program.kernels}):
+    plain = tuple(replace(kernel, binaries={}) for kernel in program.kernels)
+    digest.update(repr(replace(program, kernels=plain)).encode())
+    for source in sorted({kernel.source for kernel in program.kernels if not kernel.is_library}):
         digest.update((engine.path / source).read_bytes())
     return f"{arch}-{digest.hexdigest()[:32]}"
 
@@ -92,8 +108,9 @@ def triton_version() -> str:
         return "none"
 
 
-def _compile(engine: Path, capability: tuple[int, int], shared_memory: int, directory: Path) -> None:
+def _compile(engine: Path, program: str, device: Device, directory: Path) -> None:
     """In a process of its own, because the runtime knows nothing of code generation."""
+    capability = device.capability
     fix = f"rebuild it for this GPU where the model is: llmc build MODEL --target auto -o {engine.name}"
     if triton_version() == "none":
         raise TargetError(
@@ -104,8 +121,9 @@ def _compile(engine: Path, capability: tuple[int, int], shared_memory: int, dire
         )
     request = {
         "engine": str(engine.resolve()),
+        "program": program,
         "arch": capability[0] * 10 + capability[1],
-        "shared_memory": shared_memory,
+        "shared_memory": device.shared_memory,
         "output": str(directory),
     }
     done = subprocess.run([sys.executable, "-m", COMPILER, json.dumps(request)], capture_output=True, text=True)

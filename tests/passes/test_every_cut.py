@@ -63,7 +63,14 @@ def test_every_pass_passes_its_own_check(name: str) -> None:
 NO_MERGE = ("gpt2", "gpt_neox", "phi3", "plain SDPA", "plain eager")
 
 
-@pytest.mark.parametrize("name", ["llama", *MODELS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        "gemma2",
+        "plain eager",
+        *(pytest.param(n, marks=pytest.mark.slow) for n in ["llama", *MODELS[:1], *MODELS[2:-1]]),
+    ],
+)
 def test_without_any_one_pass(name: str) -> None:
     """Every pass that does something in a model is left out in turn: the same logits, or an error that names it."""
     captured = capture(_one_layer(name), BuildOptions())

@@ -11,6 +11,7 @@ import pytest
 import llmc
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
+from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for
 from llmc.runtime.device_inputs import StepShape, padded
 from llmc.runtime.engine import Engine
@@ -49,12 +50,13 @@ def test_kernels_are_compiled_once_for_a_device_that_none_fits(
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
     settings.cache_clear()
     told: list[str] = []
-    first = binaries_for(directory, (9, 0), 227 * 1024, told.append)
+    h100 = Device(0, "NVIDIA H100", (9, 0), 227 * 1024)
+    first = binaries_for(directory, h100, told.append)
     assert len(told) == 1
     assert first.arch == "sm_90"
-    for kernel in first.kernels:
+    for kernel in first.program.launched_kernels():
         assert (first.directory / kernel.binaries["sm_90"].file).read_bytes().startswith(b"\x7fELF")
-    assert binaries_for(directory, (9, 0), 227 * 1024, told.append) == first
+    assert binaries_for(directory, h100, told.append) == first
     assert len(told) == 1
     settings.cache_clear()
 

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from llmc.codegen.triton.compile_engine import device_target_of
 from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRecord
+from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
+from llmc.program import LIBRARY
 from llmc.runtime import device_binaries
-from llmc.runtime.device_binaries import binaries_for, cache_key, carried_archs, fitting_arch
+from llmc.runtime.device import Device
+from llmc.runtime.device_binaries import binaries_for, cache_key, carried_archs, fitting_arch, program_for
 from llmc.settings import settings
 from tests.runtime.device_program import LIMITS, kernel, program
 
@@ -36,8 +40,14 @@ def test_fitting_arch(available: set[str], capability: tuple[int, int], expected
 
 
 def test_an_instruction_set_counts_only_if_every_kernel_has_it() -> None:
-    assert carried_archs([kernel("sm_80", "sm_90"), kernel("sm_90")]) == {"sm_90"}
-    assert carried_archs([]) == frozenset()
+    base = program("sm_80", "sm_90")
+    (launch,) = base.launches
+    second = replace(kernel("sm_90"), name="k.1")
+    unused, library = replace(kernel(), name="k.2"), replace(kernel(), name="k.3", source=LIBRARY)
+    kernels = (*base.kernels, second, unused, library)
+    launches = (launch, replace(launch, kernel="k.1"), replace(launch, kernel="k.3"))
+    assert carried_archs(replace(base, launches=launches, kernels=kernels)) == {"sm_90"}
+    assert carried_archs(replace(base, launches=(), kernels=())) == frozenset()
 
 
 def test_unknown_devices_compile_like_the_newest_known_one_before_them() -> None:
@@ -47,28 +57,54 @@ def test_unknown_devices_compile_like_the_newest_known_one_before_them() -> None
     assert device_target_of(75, 1).arch_name == "sm_75"
 
 
-def made_up_engine(path: Path, *archs: str) -> EngineDirectory:
+def made_up_engine(path: Path, *archs: str, **targets: tuple[str, ...]) -> EngineDirectory:
     (path / "kernels").mkdir(parents=True)
     (path / "kernels/k.py").write_text("source\n")
     model = ModelRecord("m", "module", 1000, None, "bfloat16", None, (), 1)
     manifest = Manifest("0", model, TargetRecord("h100", None, ()), {}, LIMITS, {}, {}, ())
-    return EngineDirectory(path, manifest, program(*archs), path / "program.json", ())
+    programs = tuple(TargetProgram(t, f"programs/{t}.json", program(*a)) for t, a in targets.items())
+    first = TargetProgram("h100", "program.json", program(*archs))
+    return EngineDirectory(path, manifest, first.program, path / "program.json", (), (first, *programs))
+
+
+def device(capability: tuple[int, int], name: str = "made up") -> Device:
+    return Device(0, name, capability, 101376)
 
 
 def test_the_engines_own_binaries_come_first(tmp_path: Path) -> None:
     engine = made_up_engine(tmp_path / "e", "sm_80", "sm_90")
     told: list[str] = []
-    found = binaries_for(engine, (8, 6), 1, told.append)
+    found = binaries_for(engine, device((8, 6)), told.append)
     assert (found.arch, found.directory, told) == ("sm_80", engine.path, [])
+
+
+@pytest.mark.parametrize(
+    ("capability", "name", "expected"),
+    [
+        ((9, 0), "NVIDIA H200", "h200"),
+        ((9, 0), "NVIDIA H100 80GB HBM3", "h100"),
+        ((8, 0), "NVIDIA A100-SXM4-80GB", "a100"),
+        ((8, 6), "NVIDIA RTX A6000", "a100"),
+        ((12, 0), "NVIDIA B300", "h200"),
+        ((7, 5), "Tesla T4", "h200"),
+    ],
+)
+def test_each_gpu_gets_the_program_that_was_made_for_it(
+    tmp_path: Path, capability: tuple[int, int], name: str, expected: str
+) -> None:
+    engine = made_up_engine(tmp_path / "e", "sm_90", a100=("sm_80",), h200=("sm_90",))
+    chosen = program_for(engine, device(capability, name)).target
+    assert chosen == expected or (expected == "h200" and name != "NVIDIA H200" and chosen == "h100")
 
 
 def test_the_cache_key_follows_sources_and_specializations(tmp_path: Path) -> None:
     engine = made_up_engine(tmp_path / "e", "sm_90")
-    key = cache_key(engine, "sm_120")
-    assert key == cache_key(made_up_engine(tmp_path / "same"), "sm_120"), "binaries must not matter"
-    assert key != cache_key(engine, "sm_121")
+    key = cache_key(engine, engine.program, "sm_120")
+    same = made_up_engine(tmp_path / "same")
+    assert key == cache_key(same, same.program, "sm_120"), "binaries must not matter"
+    assert key != cache_key(engine, engine.program, "sm_121")
     (engine.path / "kernels/k.py").write_text("other\n")
-    assert key != cache_key(engine, "sm_120")
+    assert key != cache_key(engine, engine.program, "sm_120")
 
 
 def test_what_cannot_be_compiled_is_a_target_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -77,10 +113,10 @@ def test_what_cannot_be_compiled_is_a_target_error(tmp_path: Path, monkeypatch: 
     engine = made_up_engine(tmp_path / "e", "sm_90")
     told: list[str] = []
     with pytest.raises(TargetError, match="cannot be compiled for sm_120") as caught:
-        binaries_for(engine, (12, 0), 101376, told.append)
+        binaries_for(engine, device((12, 0)), told.append)
     assert told == ["the engine carries kernels for sm_90; compiling its 1 kernels for sm_120, once"]
     assert "llmc build" in str(caught.value.fix)
     monkeypatch.setattr(device_binaries, "triton_version", lambda: "none")
     with pytest.raises(TargetError, match="triton, which could compile them, is not installed"):
-        binaries_for(engine, (12, 1), 101376, told.append)
+        binaries_for(engine, device((12, 1)), told.append)
     settings.cache_clear()

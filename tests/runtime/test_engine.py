@@ -16,7 +16,7 @@ import pytest
 import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
-from llmc.runtime.engine import Completion, Engine, load
+from llmc.runtime.engine import Choice, Completion, Engine, load
 from llmc.runtime.kv_capacity import block_count, default_bytes
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, copied, tiny_model, tiny_program, write_tiny_engine
@@ -103,9 +103,9 @@ def test_generation_ends_at_stop_tokens_and_limits(tmp_path: Path, engine: Engin
     stop = tokens[4]
     first = tokens.index(stop)
     at_token = engine.generate([5, 9, 2], SamplingParams(max_tokens=12, stop_token_ids=(stop,)))
-    assert at_token == [Completion("", tuple(tokens[: first + 1]), "stop", 3)]
+    assert at_token == [Completion((Choice("", tuple(tokens[: first + 1]), "stop", stop),), 3)]
     with load(write_tiny_engine(tmp_path / "eos.llmc", model=MODEL, eos=(stop,))) as ending:
-        assert ending.generate([5, 9, 2], GREEDY) == at_token
+        assert ending.generate([5, 9, 2], GREEDY)[0].choices[0] == replace(at_token[0].choices[0], stop_reason=None)
         assert ending.generate([5, 9, 2], replace(GREEDY, ignore_eos=True))[0].token_ids == tuple(tokens)
         late = ending.generate([5, 9, 2], replace(GREEDY, min_tokens=12))[0]
         assert stop not in late.token_ids and late.finish_reason == "length"

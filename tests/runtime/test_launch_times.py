@@ -16,7 +16,7 @@ from llmc.graph.execute import Chunk
 from llmc.options import BuildOptions
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.executors.executor import TimedExecutor
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import gemma2
 from tests.codegen.triton.device_harness import interpreter, step_arrays
@@ -35,8 +35,7 @@ def test_the_interpreter_times_the_launches_that_a_step_has(tmp_path: Path) -> N
     logits = executor.step(step).copy()
     assert isinstance(executor, TimedExecutor)
     times = executor.step_timed(step)
-    counts = {"tokens": 7, "logit_rows": 7}
-    present = [i for i, launch in enumerate(lowered.program.launches) if launch.runs(**counts)]
+    present = [i for i, launch in enumerate(lowered.program.launches) if launch.runs(tokens=7, logit_rows=7)]
     assert {time.launch for time in times} <= set(present)
     assert [time.launch for time in times] == sorted(time.launch for time in times)
     assert all(0 <= time.start <= time.end for time in times)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -9,11 +10,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from llmc.codegen.triton.adopt import adopt
 from llmc.engine_format import EngineDirectory, EngineWriter, Manifest, ModelRecord, TargetRecord, read_engine
 from llmc.errors import EngineFormatError, TargetError
+from llmc.program import Alternative, Launch, RowCount, RowRange
 from llmc.program_json import program_to_json
 from llmc.runtime.device_inputs import StepShape, example_step
-from llmc.tuner import fastest, tune, variants, write_tuned
+from llmc.tuner import choose_ways, fastest, shape_of, tune, variants, write_tuned
 from tests.runtime.device_program import LIMITS, binary, kernel, program
 
 
@@ -55,7 +58,8 @@ def test_the_tuned_engine_has_the_chosen_binary(tmp_path: Path, in_place: bool) 
     (tmp_path / "scratch/kernels").mkdir(parents=True)
     (tmp_path / "scratch" / fast.file).write_bytes(b"tuned")
     output = engine.path if in_place else tmp_path / "tuned.llmc"
-    write_tuned(engine, {"k.0": replace(variant, binaries={"sm_90": fast})}, tmp_path / "scratch", output)
+    (own,) = engine.programs
+    write_tuned(engine, own, {"k.0": replace(variant, binaries={"sm_90": fast})}, tmp_path / "scratch", output)
     tuned = read_engine(output)
     (found,) = tuned.program.kernels
     assert (found.name, found.num_warps, found.num_stages) == ("k.0", variant.num_warps, variant.num_stages)
@@ -63,6 +67,57 @@ def test_the_tuned_engine_has_the_chosen_binary(tmp_path: Path, in_place: bool) 
     assert (output / "kernels/k.0.sm_90.cubin").read_bytes() == b"tuned"
     assert (output / "kernels/k.0.sm_80.cubin").read_bytes() == b"untuned"
     assert tuned.program.launches == engine.program.launches
+
+
+def test_a_way_must_win_its_site_by_more_than_noise() -> None:
+    base = program("sm_90")
+    (launch,) = base.launches
+    kernels = (*base.kernels, *(replace(kernel(), name=f"k.{i}") for i in (1, 2)))
+    others = tuple(Alternative(0, 0, (replace(launch, kernel=f"k.{i}"),), ()) for i in (1, 2))
+    site = replace(base, kernels=kernels, alternatives=others)
+    told: list[str] = []
+
+    def measured(times: dict[str, float]) -> Callable[[Sequence[Launch], StepShape], float]:
+        return lambda launches, shape: times[launches[0].kernel]
+
+    winners, results = choose_ways(site, others, measured({"k.0": 2e-6, "k.1": 1.99e-6, "k.2": 1e-6}), told.append)
+    assert winners == [others[1]] and results[0].what == "k.2" and "k.2: 1.0 µs" in told[0]
+    winners, results = choose_ways(site, others, measured({"k.0": 2e-6, "k.1": 1.99e-6, "k.2": 3e-6}), told.append)
+    assert winners == [] and results[0].after == results[0].before
+
+
+def test_the_engine_gets_the_adopted_kernel_and_drops_the_other(tmp_path: Path) -> None:
+    engine = written_engine(tmp_path / "e.llmc", "sm_90")
+    (own,) = engine.programs
+    (launch,) = own.program.launches
+    fast = replace(kernel(), name="k.1", binaries={"sm_90": replace(binary("sm_90"), file="kernels/k.1.sm_90.cubin")})
+    way = Alternative(0, 0, (replace(launch, kernel="k.1"),), ())
+    tuned = adopt(replace(own.program, kernels=(*own.program.kernels, fast), alternatives=(way,)), [way])
+    (tmp_path / "scratch/kernels").mkdir(parents=True)
+    (tmp_path / "scratch/kernels/k.1.sm_90.cubin").write_bytes(b"adopted")
+    write_tuned(engine, replace(own, program=tuned), {}, tmp_path / "scratch", tmp_path / "tuned.llmc")
+    found = read_engine(tmp_path / "tuned.llmc")
+    assert [x.kernel for x in found.program.launches] == ["k.1"]
+    assert (found.path / "kernels/k.1.sm_90.cubin").read_bytes() == b"adopted"
+    assert not (found.path / "kernels/k.0.sm_90.cubin").exists()
+    assert [x.kernel for x in found.program.alternatives[0].launches] == ["k.0"]
+
+
+@pytest.mark.parametrize(
+    ("only", "shape"),
+    [
+        (None, (512, 1, 1)),
+        (RowRange(RowCount.TOKENS, 1, 1), (1, 1, 1)),
+        (RowRange(RowCount.TOKENS, 5, 16), (16, 16, 16)),
+        (RowRange(RowCount.TOKENS, 129, 256), (256, 1, 1)),
+        (RowRange(RowCount.LOGIT_ROWS, 5, None), (32, 32, 1)),
+    ],
+)
+def test_ways_are_measured_in_the_largest_step_that_has_them(
+    only: RowRange | None, shape: tuple[int, int, int]
+) -> None:
+    found = shape_of(only, LIMITS)
+    assert (found.tokens, found.logit_rows, found.requests) == shape
 
 
 def test_example_steps_stay_within_the_cache() -> None:

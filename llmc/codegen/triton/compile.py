@@ -16,7 +16,7 @@ from types import TracebackType
 from typing import Any
 
 from llmc.errors import LoweringError, ToolchainError
-from llmc.program import DeviceBinary, DeviceKernel
+from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.settings import settings
 from llmc.targets import GpuTarget
 
@@ -44,24 +44,39 @@ def compile_kernels(
     directory: Path,
     targets: Sequence[GpuTarget],
     progress: Callable[[int], None] | None = None,
+    folder: str = "kernels",
 ) -> tuple[DeviceKernel, ...]:
-    """The kernels with a binary for each target's instruction set, written beside their sources.
+    """The kernels with a binary for each target's instruction set, in the folder.
 
-    Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to. progress: told
-    1 for each kernel compiled. Raises LoweringError for a kernel that does not compile or does not fit the target's
-    shared memory.
+    Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to, and the folder
+    too. progress: told 1 for each kernel compiled. Raises LoweringError for a kernel that does not compile or does not
+    fit the target's shared memory.
     """
     archs = {target.arch_name: target for target in reversed(targets)}
     jobs = [(kernel, target) for target in archs.values() for kernel in kernels if not kernel.is_library]
     binaries: dict[str, dict[str, DeviceBinary]] = {kernel.name: {} for kernel in kernels}
     if jobs:
         with Workers(min(len(jobs), len(os.sched_getaffinity(0)))) as workers:
-            for (kernel, target), compiled in zip(jobs, workers.compile_all(jobs, directory), strict=True):
+            (directory / folder).mkdir(parents=True, exist_ok=True)
+            for (kernel, target), compiled in zip(jobs, workers.compile_all(jobs, directory, folder), strict=True):
                 compiled.assembly.unlink()
                 binaries[kernel.name][target.arch_name] = compiled.binary
                 if progress is not None:
                     progress(1)
     return tuple(replace(kernel, binaries=dict(sorted(binaries[kernel.name].items()))) for kernel in kernels)
+
+
+def compile_program(
+    program: Program,
+    directory: Path,
+    target: GpuTarget,
+    progress: Callable[[int], None] | None = None,
+    folder: str = "kernels",
+) -> Program:
+    """The program with binaries for the kernels that its steps launch; otherwise as `compile_kernels`."""
+    compiled = compile_kernels(program.launched_kernels(), directory, (target,), progress, folder)
+    by_name = {kernel.name: kernel for kernel in compiled}
+    return replace(program, kernels=tuple(by_name.get(kernel.name, kernel) for kernel in program.kernels))
 
 
 class Workers:
@@ -87,13 +102,17 @@ class Workers:
             process.wait()
             process.stdout.close()
 
-    def compile_all(self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path) -> Any:
+    def compile_all(
+        self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path, folder: str = "kernels"
+    ) -> Any:
         """An iterator over the jobs' CompiledKernels, in order. Raises as `compile_kernels` does."""
-        return self._threads.map(lambda job: self.compile(job[0], job[1], directory), jobs)
+        return self._threads.map(lambda job: self.compile(job[0], job[1], directory, folder), jobs)
 
-    def compile(self, kernel: DeviceKernel, target: GpuTarget, directory: Path) -> CompiledKernel:
+    def compile(
+        self, kernel: DeviceKernel, target: GpuTarget, directory: Path, folder: str = "kernels"
+    ) -> CompiledKernel:
         """Compile one kernel for one target."""
-        stem = f"kernels/{kernel.name}.{target.arch_name}"
+        stem = f"{folder}/{kernel.name}.{target.arch_name}"
         source = directory / kernel.source
         request = {
             "source": str(source),

@@ -1,7 +1,8 @@
 """Compile an engine's kernels, from the sources in it, for an instruction set that it carries no binaries for.
 
-Run as a process with one argument, a JSON object: engine, arch, shared_memory (bytes a block may have) and output, a
-directory that appears whole: program.json, whose kernels name the binaries, and the binaries beside the sources.
+Run as a process with one argument, a JSON object: engine, program (a file in it), arch, shared_memory (bytes a block
+may have) and output, a directory that appears whole: program.json, whose kernels name the binaries, and the binaries
+beside the sources.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from llmc.codegen.triton.compile import compile_kernels
+from llmc.codegen.triton.compile import compile_program
 from llmc.engine_format import AtomicDirectory
 from llmc.engine_format.reader import PROGRAM_NAME, read_program
 from llmc.errors import LlmcError
@@ -25,22 +26,21 @@ def main() -> None:
     request = json.loads(sys.argv[1])
     target = device_target_of(request["arch"], request["shared_memory"])
     try:
-        compile_engine_kernels(Path(request["engine"]), target, Path(request["output"]))
+        compile_engine_kernels(Path(request["engine"]), request["program"], target, Path(request["output"]))
     except LlmcError as error:
         sys.exit(" ".join(error.problem.split()))
 
 
-def compile_engine_kernels(engine: Path, target: GpuTarget, output: Path) -> None:
+def compile_engine_kernels(engine: Path, program_name: str, target: GpuTarget, output: Path) -> None:
     """Write the kernels' sources, binaries and records; another process that does the same at once does no harm."""
-    program = read_program(engine / PROGRAM_NAME)
+    program = read_program(engine / program_name)
     with AtomicDirectory(output, lambda path: (path / PROGRAM_NAME).exists()) as directory:
         for file in sorted((engine / "kernels").glob("*.py")):
             (directory.path / "kernels").mkdir(exist_ok=True)
             shutil.copyfile(file, directory.path / "kernels" / file.name)
-        plain = [replace(kernel, binaries={}) for kernel in program.kernels]
-        kernels = compile_kernels(plain, directory.path, (target,))
-        text = program_to_json(replace(program, kernels=kernels))
-        (directory.path / PROGRAM_NAME).write_text(text, encoding="utf-8")
+        plain = tuple(replace(kernel, binaries={}) for kernel in program.kernels)
+        compiled = compile_program(replace(program, kernels=plain), directory.path, target)
+        (directory.path / PROGRAM_NAME).write_text(program_to_json(compiled), encoding="utf-8")
         directory.commit()
 
 

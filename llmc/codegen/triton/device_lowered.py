@@ -10,8 +10,16 @@ from llmc.program import Program
 
 @dataclass(frozen=True)
 class DeviceLowered:
-    """What the engine is made of. sources: Python text of each file that kernels are in. recipes: of the weights."""
+    """What the engine is made of. programs: by target's name, with the same weights and limits, and kernels of their own.
 
-    program: Program
+    sources: Python text of each file that kernels are in. recipes: of the weights.
+    """
+
+    programs: dict[str, Program]
     sources: dict[str, str]
     recipes: tuple[Recipe, ...]
+
+    @property
+    def program(self) -> Program:
+        """The first target's."""
+        return next(iter(self.programs.values()))

@@ -28,7 +28,22 @@ _KERNELS = "llmc.codegen.triton.kernels"
 
 
 def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
-    """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
+    """Lower a graph of stage optimized (serving works too) for a GPU, or for each of several.
+
+    Raises LoweringError naming an op that has no kernel.
+    """
+    each = {member.name: _lower(graph, member, options) for member in target.compiled}
+    first, *rest = each.values()
+    sources = dict(first.sources)
+    for other in rest:
+        assert other.program.weights == first.program.weights, "targets share the engine's weights"
+        assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
+        sources |= other.sources
+    return DeviceLowered({name: lowered.program for name, lowered in each.items()}, sources, first.recipes)
+
+
+def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
+    """For one GPU."""
     backend = TritonBackend(target)
     plan = plan_step(fuse_norms(graph), backend, options)
     planned = add_choosing(plan.program, backend, target)
@@ -38,7 +53,7 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
     sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
-    return DeviceLowered(program, sources, plan.recipes)
+    return DeviceLowered({target.name: program}, sources, plan.recipes)
 
 
 def _print_loops(program: Program, loops: Mapping[Loop, str], model: str) -> str:

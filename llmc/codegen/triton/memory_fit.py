@@ -1,8 +1,11 @@
-"""Whether an engine fits its GPU's memory: weights, one full sequence of KV cache, and the arena."""
+"""Whether an engine fits its GPU's memory: weights, the KV cache that was asked for, the arena and the logits."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from llmc.errors import OptionError
+from llmc.options import BuildOptions
 from llmc.program import Program
 from llmc.targets import GpuTarget, Target
 
@@ -10,25 +13,66 @@ from llmc.targets import GpuTarget, Target
 _RESERVED_BYTES = 1 << 30
 
 
-def check_memory(program: Program, target: Target) -> None:
-    """Raise OptionError with the arithmetic if a GPU cannot hold the engine and one sequence of full length."""
+@dataclass(frozen=True)
+class _Needs:
+    """Bytes. sequence: of the KV cache of one sequence of max_model_len tokens."""
+
+    weights: int
+    sequence: int
+    arena: int
+    logits: int
+
+    @property
+    def fixed(self) -> int:
+        """Without any KV cache."""
+        return self.weights + self.arena + self.logits + _RESERVED_BYTES
+
+
+def check_memory(program: Program, target: Target, options: BuildOptions) -> None:
+    """Raise OptionError with the arithmetic if a GPU cannot hold the engine and the sequences that were asked for.
+
+    Those are max_sequences of max_model_len tokens where the options name both; else one, since the defaults promise
+    no more: a step then serves as many requests as there is room for.
+    """
     if not isinstance(target, GpuTarget):
         return
-    limits = program.limits
-    weights = sum(slot.nbytes for slot in program.weights)
-    blocks = -(-limits.max_model_len // limits.block_size)
-    cache = blocks * sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
-    arena = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
-    logits = 4 * limits.max_logit_rows * program.vocab_size
-    needed = weights + cache + arena + logits + _RESERVED_BYTES
+    limits, needs = program.limits, _needs(program)
+    count = limits.max_sequences if {"max_sequences", "max_model_len"} <= options.model_fields_set else 1
+    if options.max_model_len is None:
+        count = 1
+    cache = count * needs.sequence
+    needed = needs.fixed + cache
     if needed > target.memory_bytes:
+        sequences = "one sequence" if count == 1 else f"{count} sequences"
+        fits = fitting_sequences(program, target)
+        lower = "max_sequences, " if count > 1 else ""
+        advice = f"at most {fits} of that length fit: " if count > 1 and fits else ""
         raise OptionError(
             f"the engine needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
-            f"weights {_gb(weights)} + KV cache of one sequence of {limits.max_model_len} tokens {_gb(cache)} + "
-            f"arena {_gb(arena)} + logits {_gb(logits)} + {_gb(_RESERVED_BYTES)} for the driver",
+            f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
+            f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {_gb(_RESERVED_BYTES)} for the driver",
             at=f"target={target.name}",
-            fix="lower max_model_len or max_batch_tokens, choose kv_dtype or dtype of fewer bytes, or a larger GPU",
+            fix=f"{advice}lower {lower}max_model_len or max_batch_tokens, choose kv_dtype or dtype of fewer bytes, or "
+            "a larger GPU",
         )
+
+
+def fitting_sequences(program: Program, target: GpuTarget) -> int:
+    """How many sequences of max_model_len tokens the GPU holds beside the engine, up to max_sequences."""
+    needs = _needs(program)
+    room = max(0, target.memory_bytes - needs.fixed)
+    return min(program.limits.max_sequences, room // needs.sequence if needs.sequence else program.limits.max_sequences)
+
+
+def _needs(program: Program) -> _Needs:
+    limits = program.limits
+    blocks = -(-limits.max_model_len // limits.block_size)
+    return _Needs(
+        weights=sum(slot.nbytes for slot in program.weights),
+        sequence=blocks * sum(cache.bytes_per_block(limits.block_size) for cache in program.caches),
+        arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
+        logits=4 * limits.max_logit_rows * program.vocab_size,
+    )
 
 
 def _gb(count: int) -> str:

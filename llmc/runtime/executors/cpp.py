@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_int32, c_void_p
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
 from llmc.runtime.executors.executor import LaunchTime, Logits
 from llmc.runtime.memory import Bytes, mapped_file, zeros
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 ENGINE_ABI = 1
 
@@ -57,6 +58,7 @@ class CppExecutor:
         self._executable, self._launches = engine.executable, len(program.launches)
         self._library = open_library(engine.executable)
         self._files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
+        self._blocks = blocks
         self._caches: list[Bytes] = []
         for cache in program.caches:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
@@ -118,6 +120,13 @@ class CppExecutor:
             set_times(self._engine, None)
         starts = (times - times[0]) / 1e9
         return tuple(LaunchTime(i, float(starts[i]), float(starts[i + 1])) for i in range(self._launches))
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        to, source = list(copies), list(copies.values())
+        for cache in self._caches:
+            blocks = cache.reshape(self._blocks, -1)
+            blocks[to] = blocks[source]
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""

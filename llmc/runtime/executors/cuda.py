@@ -7,10 +7,9 @@ choosing tokens. A step costs one copy of its inputs to the device; back come th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -20,7 +19,7 @@ from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Limits, Wanted
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Wanted
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
@@ -30,9 +29,10 @@ from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.graph_cache import GraphCache
+from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.
@@ -42,14 +42,14 @@ _STAGING_BYTES = 64 << 20
 _ROW_ALIGNMENT = 16
 
 
-def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None) -> CudaExecutor:
+def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None = None) -> CudaExecutor:
     """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run."""
     device = open_device(engine.path)
-    binaries = binaries_for(
-        engine, device.capability, device.shared_memory, lambda line: print(f"llmc: {line}", file=sys.stderr)
-    )
+    binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
-    memory = plan_device_memory(engine.program, free, kv_cache_bytes)
+    if kv_memory is not None:
+        kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
+    memory = plan_device_memory(binaries.program, free, kv_cache_bytes)
     return CudaExecutor(engine, device, binaries, memory)
 
 
@@ -58,7 +58,7 @@ class CudaExecutor:
 
     def __init__(self, engine: EngineDirectory, device: Device, binaries: DeviceBinaries, memory: DeviceMemory) -> None:
         self.blocks = memory.blocks
-        self._program, self._limits, self._arch = engine.program, engine.program.limits, binaries.arch
+        self._program, self._limits = binaries.program, binaries.program.limits
         self._device, self._memory_plan = torch.device("cuda", device.index), memory
         self._kernels: dict[str, LoadedKernel] = {}
         # The memory that each space is in, and at which byte it starts.
@@ -84,12 +84,9 @@ class CudaExecutor:
         self._host_chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
-        planned = plan_calls(self._program)
-        used = {call.kernel.name for call in planned if not call.kernel.is_library}
-        by_name = {kernel.name: kernel for kernel in binaries.kernels}
-        for name in sorted(used):
-            self._kernels[name] = load_kernel(by_name[name].binaries[self._arch], binaries.directory)
-        self._calls = [_with_binaries(call, by_name) for call in planned]
+        self._calls = list(plan_calls(self._program))
+        for kernel in self._program.launched_kernels():
+            self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: GraphCache[tuple[StepShape, Wanted], torch.cuda.CUDAGraph] = GraphCache(
             MAX_GRAPHS, self._has_graph_room
@@ -135,6 +132,15 @@ class CudaExecutor:
         stream.synchronize()
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
         return tuple(LaunchTime(indices[id(call)], ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values, on the device and in order with the steps."""
+        to = torch.tensor(list(copies), device=self._device)
+        source = torch.tensor(list(copies.values()), device=self._device)
+        for (space, _), (memory, _) in self._spaces.items():
+            if space == "cache":
+                blocks = memory.view(self.blocks + 1, -1)
+                blocks.index_copy_(0, to, blocks.index_select(0, source))
 
     def close(self) -> None:
         """Free the device's memory."""
@@ -200,6 +206,10 @@ class CudaExecutor:
         extra = extra_pointers(kernel.binary, self._scratch_address(wanted, kernel.binary.scratch_alignment))
         arguments = PackedArguments(argument_values(call, shape, self._address_in(shape), extra))
         kernel.launch(grid, stream, arguments.address)
+
+    def plan(self, launches: Sequence[Launch]) -> tuple[PlannedCall, ...]:
+        """Launches of the program, or alternatives of it whose buffers are among its own, as calls."""
+        return plan_calls(replace(self._program, launches=tuple(launches)))
 
     @property
     def limits(self) -> Limits:
@@ -285,10 +295,6 @@ class CudaExecutor:
             begin, memory = bases[stored.path]
             self._spaces["weight", slot.name] = memory, stored.begin - begin
             self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
-
-
-def _with_binaries(call: PlannedCall, kernels: Mapping[str, Any]) -> PlannedCall:
-    return replace(call, kernel=kernels[call.kernel.name])
 
 
 def out_of_memory(what: str, nbytes: int, free: int, total: int, arithmetic: str) -> TargetError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from llmc.program import Wanted
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 Logits = npt.NDArray[np.float32]
 
@@ -49,6 +50,10 @@ class Executor(Protocol):
 
         The array may be overwritten by the next step.
         """
+        ...
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of the KV cache, {destination: source}, before the next step; sources are read first."""
         ...
 
     def close(self) -> None:

@@ -26,7 +26,7 @@ from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 _DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
 
@@ -53,6 +53,7 @@ class TritonInterpreterExecutor:
             )
         self.program, self.limits = program, program.limits
         limits = program.limits
+        self._blocks = blocks
         self._calls = plan_calls(program)
         sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
@@ -111,6 +112,13 @@ class TritonInterpreterExecutor:
                 self._run(call, grid, counts)
                 times.append(LaunchTime(launch, start, perf_counter() - begin))
         return tuple(times)
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        for (space, _), memory in self._memory.items():
+            if space == "cache":
+                blocks = memory.view(self._blocks, -1)
+                blocks[list(copies)] = blocks[list(copies.values())]
 
     def close(self) -> None:
         """Drop the memory."""

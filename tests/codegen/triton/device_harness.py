@@ -14,7 +14,7 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.graph.execute import Chunk
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 

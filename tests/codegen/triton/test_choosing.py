@@ -1,4 +1,4 @@
-"""lm_head with argmax in one product: in every engine that can have it, compiled for every instruction set, unspilled."""
+"""lm_head with argmax is one product in an engine, and compiles for every instruction set without spilling."""
 
 from __future__ import annotations
 

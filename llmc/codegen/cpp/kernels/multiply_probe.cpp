@@ -8,8 +8,8 @@ namespace {
 template <class T>
 int64_t multiply_in_cache(LlmcPool* pool, int64_t repeats) {
   using Product = PanelProduct<T>;
-  constexpr int64_t kSteps = 64;
-  constexpr int kHeight = Product::kTokens;
+  static constexpr int64_t kSteps = 64;
+  static constexpr int kHeight = Product::kTokens;
   constexpr int64_t kPerChunk = 100;
   parallel_for(pool, repeats, [](int64_t, void*) {
     alignas(64) T weight[kSteps * Product::kStep * LLMC_PANEL] = {};

@@ -13,12 +13,11 @@ from enum import Enum
 import triton
 
 from llmc.codegen.triton.kernels.product import Product
+from llmc.codegen.triton.launch_seconds import SECONDS_PER_LAUNCH
 from llmc.targets import GpuTarget
 
 MOST_GEMV_ROWS = 4
 MOST_NARROW_ROWS = 256
-# What a launch adds between two others of a CUDA graph.
-SECONDS_PER_LAUNCH = 2e-6
 # Of the processors, how many must have a program with loads in flight before the memory is the limit.
 _BUSY_SHARE = 0.7
 # Programs of one multiprocessor at a time, of the kernels that the memory bounds.
