@@ -22,6 +22,7 @@ from llmc.runtime.request import Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampler import Sampler, candidates
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.step_inputs import Step
 from llmc.runtime.step_loop import StepLoop
 from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
@@ -42,9 +43,9 @@ class Recorded(TritonInterpreterExecutor):
         self.asked.append("logits")
         return super().logits(first, count)
 
-    def _launch_all(self, step: object, wanted: Wanted) -> None:
+    def _launch_all(self, step: Step, wanted: Wanted) -> None:
         self.asked.append(wanted.value)
-        super()._launch_all(step, wanted)  # type: ignore[arg-type]  # Step, which this class only passes on
+        super()._launch_all(step, wanted)
 
 
 @pytest.fixture(scope="module")
