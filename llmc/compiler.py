@@ -12,6 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -34,10 +35,10 @@ from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS
-from llmc.errors import OptionError
+from llmc.errors import CheckpointError, OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.graph.model_graph import ModelGraph
+from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe, WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
@@ -139,6 +140,7 @@ def _build(
     with EngineWriter(output) as writer:
         with stages("capture"):
             captured = capture(model, options)
+            check_model_dtype(target, options, captured.graph.info)
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
@@ -182,6 +184,16 @@ def check_dtypes(target: Target, options: BuildOptions) -> None:
                 at=f"{name}=float16",
                 fix="choose bfloat16, which takes as much memory, or float32; or build for a GPU",
             )
+
+
+def check_model_dtype(target: Target, options: BuildOptions, info: ModelInfo) -> None:
+    """Raise CheckpointError for a model whose own dtype was asked for, and which the target does not compute in."""
+    if options.dtype == "auto" and info.dtype is torch.float16 and not isinstance(target, GpuTarget):
+        raise CheckpointError(
+            f"the model is float16, which engines for {target.name} do not compute in",
+            at=info.name,
+            fix="choose dtype=float32 (keeps every bit) or dtype=bfloat16 (half the memory), or build for a GPU",
+        )
 
 
 def run_passes(

@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.errors import EngineFormatError
+from llmc.errors import CheckpointError, EngineFormatError
 from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for
 from tests.cli.command import llmc
 from tests.tiny_models import tiny_checkpoint
 
-# Two tokens a step need few kernels; many need those with tensor descriptors.
-OPTIONS = {"dtype": "bfloat16", "max_model_len": 64, "max_sequences": 2, "max_logit_rows": 2}
+# Steps of two tokens need few kernels.
+LIMITS: dict[str, Any] = {"max_model_len": 64, "max_batch_tokens": 2, "max_sequences": 2, "max_logit_rows": 2}
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     folder = tmp_path_factory.mktemp("two")
     model = tiny_checkpoint("llama", folder / "model")
-    build(str(model), folder / "e.llmc", target="a100,h100", max_batch_tokens=2, **OPTIONS)
+    build(str(model), folder / "e.llmc", target="a100,h100", dtype="bfloat16", **LIMITS)
     return read_engine(folder / "e.llmc", check_machine=False)
 
 
@@ -64,3 +68,14 @@ def test_a_missing_program_is_noticed(engine: EngineDirectory) -> None:
             read_engine(engine.path, check_machine=False)
     finally:
         path.write_text(text)
+
+
+def test_half_precision_checkpoints_are_kept_on_gpus_and_need_a_choice_on_cpus(tmp_path: Path) -> None:
+    model = str(tiny_checkpoint("llama", tmp_path / "model", torch.float16))
+    with pytest.raises(CheckpointError, match=r"float16, which engines for cpu-.* do not compute in"):
+        build(model, tmp_path / "cpu.llmc", target="cpu")
+    build(model, tmp_path / "gpu.llmc", target="a100", **LIMITS)
+    engine = read_engine(tmp_path / "gpu.llmc", check_machine=False)
+    assert engine.manifest.model.dtype == "float16"
+    assert {slot.dtype for slot in engine.program.weights} == {"F16", "F32"}
+    assert {cache.dtype for cache in engine.program.caches} == {"F16"}

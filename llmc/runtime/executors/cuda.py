@@ -162,11 +162,16 @@ class CudaExecutor:
         shape = bucket or StepShape.of(step)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
-        graph = None if bucket is None else self._graphs.get((bucket, wanted), self._capture)
-        if graph is None:
-            self._launch_all(shape, wanted)
-        else:
-            graph.replay()
+        try:
+            graph = None if bucket is None else self._graphs.get((bucket, wanted), self._capture)
+            if graph is None:
+                self._launch_all(shape, wanted)
+            else:
+                graph.replay()
+        except torch.OutOfMemoryError as error:
+            # Only a library's workspace or a graph allocates in a step; torch's message says how much.
+            asked = " ".join(str(error).split())[:120]
+            raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
 
     def _capture(self, key: tuple[StepShape, Wanted]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -268,8 +273,11 @@ class CudaExecutor:
         try:
             return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError:
-            free, total = torch.cuda.mem_get_info(self._device)
-            raise out_of_memory(what, nbytes, free, total, self._memory_plan.arithmetic()) from None
+            raise self._out_of_memory(what, f"asked for {nbytes / 1e9:.3f} GB") from None
+
+    def _out_of_memory(self, what: str, asked: str) -> TargetError:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return out_of_memory(what, asked, free, total, self._memory_plan.arithmetic())
 
     def _copy_weights(self, engine: EngineDirectory) -> None:
         """Each file once, through two pinned buffers: one fills from the mapped file while the other is copied."""
@@ -297,11 +305,11 @@ class CudaExecutor:
             self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
 
 
-def out_of_memory(what: str, nbytes: int, free: int, total: int, arithmetic: str) -> TargetError:
-    """What to tell the user when the device has no room."""
+def out_of_memory(what: str, asked: str, free: int, total: int, arithmetic: str) -> TargetError:
+    """What to tell the user when the device has no room. asked: for how much, in words."""
     return TargetError(
-        f"the GPU is out of memory: {what} asked for {nbytes / 1e9:.3f} GB, {free / 1e9:.3f} of {total / 1e9:.3f} GB "
-        f"are free; the engine needs {arithmetic}",
+        f"the GPU is out of memory: {what} {asked}, {free / 1e9:.3f} of {total / 1e9:.3f} GB are free; the engine "
+        f"needs {arithmetic}",
         at="the GPU's memory",
         fix="load with a smaller kv_cache_bytes, build with a smaller max_batch_tokens or max_model_len, or free the "
         "GPU of other processes",

@@ -78,7 +78,8 @@ def _serving(
     seconds = predicted_seconds(product, target, tiling, judged)
     launch = _launch(product, target, tiling)
     if product.norm is not None and not tiling.normed:
-        launch = replace(product.norm.launch, then=(replace(launch, then=()), *launch.then))
+        follows = replace(launch, then=(), seconds=seconds), *launch.then
+        return replace(product.norm.launch, min_tokens=first, max_tokens=last, then=follows)
     return replace(launch, min_tokens=first, max_tokens=last, seconds=seconds)
 
 
