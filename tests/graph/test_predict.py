@@ -21,7 +21,7 @@ def test_longer_plus_a_part_of_the_shorter() -> None:
 
 
 def test_a_step_is_the_launches_that_it_has() -> None:
-    product = {"in": 64, "out": 32, "tokens": "T"}
+    product: dict[str, str | int | float | bool | None] = {"in": 64, "out": 32, "tokens": "T"}
     launches = (
         launch("llmc_linear_bf16", product),
         launch("loop_0_add", {"rows": "T"}),
