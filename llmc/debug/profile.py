@@ -154,12 +154,20 @@ def check_profile(profile: Profile, directory: EngineDirectory, at: Path) -> Non
 
 
 class Profiler:
-    """An open engine that is stepped by hand."""
+    """An open engine that is stepped by hand. typical: what stands for several times of the same thing."""
 
-    def __init__(self, directory: EngineDirectory, executor: Executor, blocks: int, threads: int) -> None:
+    def __init__(
+        self,
+        directory: EngineDirectory,
+        executor: Executor,
+        blocks: int,
+        threads: int,
+        typical: Callable[[Sequence[float]], float] = statistics.median,
+    ) -> None:
         if not isinstance(executor, TimedExecutor):
             raise EngineFormatError("this engine cannot be timed launch by launch", at=directory.path)
         self._directory, self._executor, self._blocks, self._threads = directory, executor, blocks, threads
+        self._typical = typical
         self._costs = launch_costs(directory.program)
         self._inputs = StepInputs(directory.program.limits)
 
@@ -218,14 +226,14 @@ class Profiler:
         middle = runs[whole.index(statistics.median_low(whole))]
         program, launches = self._directory.program, []
         for i, time_of in enumerate(middle):
-            seconds = statistics.median(run[i].seconds for run in runs)
+            seconds = self._typical([run[i].seconds for run in runs])
             predicted = predict_launch(self._costs[time_of.launch], shape, rates)
             launches.append(
                 LaunchProfile(
                     time_of.launch, program.launches[time_of.launch].kernel, time_of.start, seconds, predicted
                 )
             )
-        seconds = statistics.median(whole)
+        seconds = self._typical(whole)
         predicted = sum(each.predicted for each in launches)
         return StepProfile(
             name, shape, repeats, seconds, (max(whole) - min(whole)) / seconds, predicted, rates, tuple(launches)

@@ -10,6 +10,7 @@ before it multiplies. No number here is fitted to a model's measured steps.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
@@ -17,6 +18,8 @@ from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.program import DeviceKernel, Launch, Program
 from llmc.targets import GpuTarget
+
+_SUFFIX = re.compile(r"^llmc_.*?_(f32|bf16)")
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:
     """Seconds of a launch in a step of that shape."""
     values = step.values()
     transfer = evaluate_expression(cost.bytes_moved, values) / rates.bandwidth
-    arithmetic = evaluate_expression(cost.flops, values) / rates.multiply[cost.dtype]
+    # A machine whose rate for a dtype nobody measured is taken to be as fast as for any.
+    rate = rates.multiply.get(cost.dtype, max(rates.multiply.values()))
+    arithmetic = evaluate_expression(cost.flops, values) / rate
     packing = 0.0 if rates.pack is None else evaluate_expression(cost.packed, values) / rates.pack
     shorter, longer = sorted((transfer, arithmetic))
     return rates.launch + packing + longer + rates.serial * shorter
@@ -88,9 +93,10 @@ def _packed(launch: Launch) -> str:
 
 
 def _dtype(launch: Launch, kernels: Mapping[str, DeviceKernel]) -> str:
-    """BF16 or F16 where a kernel reads such elements, else F32."""
+    """BF16 or F16 where a kernel reads such elements, else F32. Of a C++ kernel the first suffix is its operands'."""
     kernel = kernels.get(launch.kernel)
     if kernel is None:
-        return "F32" if "_bf16" not in launch.kernel else "BF16"
+        suffix = _SUFFIX.search(launch.kernel)
+        return "BF16" if suffix is not None and suffix[1] == "bf16" else "F32"
     types = {parameter.type for parameter in kernel.parameters}
     return next((dtype for text, dtype in (("*bf16", "BF16"), ("*fp16", "F16")) if text in types), "F32")

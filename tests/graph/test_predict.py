@@ -21,17 +21,23 @@ def test_longer_plus_a_part_of_the_shorter() -> None:
 
 
 def test_a_step_is_the_launches_that_it_has() -> None:
-    product = {"in": 64, "out": 32, "tokens": "T"}
+    product: dict[str, str | int | float | bool | None] = {"in": 64, "out": 32, "tokens": "T"}
     launches = (
         launch("llmc_linear_bf16", product),
-        launch("loop_0_add", {"rows": "T"}),
+        launch("loop_0_round_bf16", {"rows": "T"}),
+        launch("llmc_kv_write_f32_bf16", {"tokens": "T"}),
         launch("llmc_linear_bf16", product, RowRange(RowCount.TOKENS, 100, None)),
     )
     limits = Limits(16, 4, 4, 32, 8)
     program = Program(limits, 10, Affine(), Affine(), (), (), (), launches)
     costs = launch_costs(program)
-    assert [(cost.packed, cost.dtype) for cost in costs] == [("64*T", "BF16"), ("0", "F32"), ("64*T", "BF16")]
-    expected = sum(predict_launch(cost, STEP, RATES) for cost in costs[:2])
+    assert [(cost.packed, cost.dtype) for cost in costs] == [
+        ("64*T", "BF16"),
+        ("0", "F32"),
+        ("0", "F32"),
+        ("64*T", "BF16"),
+    ]
+    expected = sum(predict_launch(cost, STEP, RATES) for cost in costs[:3])
     assert predict_step(program, STEP, RATES) == pytest.approx(expected)
 
 

@@ -117,6 +117,7 @@ def test_sliders_change_costs_and_measured_steps_show_measured_times(page: Page,
     assert page.locator("th", has_text="Measured").count() == 0
     page.get_by_role("button", name=profile.steps[1].name).click()
     assert page.locator("th", has_text="Measured").count() == 1
+    assert "measured a launch" in page.locator(".numbers").inner_text()
     assert page.get_by_label("Batch, exactly").input_value() == "2"
     page.get_by_role("button", name="Prefill", exact=True).click()
     assert page.get_by_label("Prompt tokens, exactly").is_visible()

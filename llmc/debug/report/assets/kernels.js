@@ -68,15 +68,17 @@ function kernelDetail() {
 function numbers(kernel) {
   const values = shape(), launch = data.kernels.launches.find((each) => data.kernels.classes[each.class] === kernel && runs(each, values));
   if (!launch) return el("p", { class: "numbers hint" }, "The chosen step does not launch it.");
-  const cost = launchCost(launch, values);
+  const cost = launchCost(launch, values), row = classCosts().find((each) => each.kernel === kernel);
+  const measured = row.measured === null ? null : row.measured / row.count;
   const fact = (label, value) => el("div", {}, el("dt", {}, label), el("dd", {}, value));
   return el("dl", { class: "numbers" },
-    fact("time a launch", inSeconds(cost.seconds)),
+    fact("predicted a launch", inSeconds(cost.seconds)),
+    measured === null ? null : fact("measured a launch", inSeconds(measured)),
     fact("bytes", tip(el("span", {}, inBytes(cost.bytes)), launch.bytes)),
     fact("operations", tip(el("span", {}, inFlops(cost.flops)), launch.flops)),
     fact("intensity", `${(cost.flops / Math.max(cost.bytes, 1)).toPrecision(3)} FLOP/B`),
     fact("bound by", cost.bound),
-    fact("reaches", inRate(cost.flops / cost.seconds)),
+    fact("reaches", inRate(cost.flops / (measured || cost.seconds))),
     el("div", { class: "formula" }, el("dt", {}, "as expressions"), el("dd", {}, el("code", {}, `bytes = ${launch.bytes}`), el("code", {}, `flops = ${launch.flops}`))));
 }
 
