@@ -116,12 +116,12 @@ def cases(directory: Path, wanted: set[str]) -> Iterator[Case]:
         engine = built(SHIPPED, directory / "bard-6m-serving.llmc", [])
         yield Case("shipped model (6 M parameters)", SHIPPED, engine, 4096, rows)
     if "1b" in wanted:
-        lengths = Lengths(prompt=32, output=12)
+        lengths = Lengths(prompt=32, output=10)
         rows = (
-            Row("1 user", 1, 3, lengths),
-            Row("8 users", 8, 2, lengths),
-            Row("32 users", 32, 2, lengths),
-            Row("32 users, equal lengths", 32, 1, Lengths(32, 16, spread=0.0)),
+            Row("1 user", 1, 2, lengths),
+            Row("8 users", 8, 1, lengths),
+            Row("32 users", 32, 1, lengths),
+            Row("32 users, equal lengths", 32, 1, Lengths(32, 10, spread=0.0)),
         )
         model = write_checkpoint("llama-3.2-1b", directory / "llama-3.2-1b")
         engine = built(model, directory / "llama-3.2-1b.llmc", ["--max-model-len", "8192"])
