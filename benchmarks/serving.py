@@ -76,12 +76,19 @@ def main() -> None:
     console = Console()
     record: dict[str, Any] = {"machine": machine(arguments.threads), "cases": {}}
     for case in cases(arguments.directory, set(arguments.only or ("shipped", "1b"))):
-        record["cases"][case.name] = run_case(case, arguments, console)
+        record["cases"][case.name] = found = {}
+        for name, measured in run_case(case, arguments, console):
+            found[name] = measured
+            write(record, arguments.json)
     console.print(record["machine"])
     console.print(f"reproduce: {sys.executable} -m benchmarks.serving --threads {arguments.threads}", highlight=False)
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write(record: dict[str, Any], path: Path | None) -> None:
+    """What is known so far: a run that is cut short leaves its finished rows."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def parse_arguments() -> argparse.Namespace:
@@ -101,20 +108,20 @@ def cases(directory: Path, wanted: set[str]) -> Iterator[Case]:
     if "shipped" in wanted:
         lengths = Lengths(prompt=48, output=20)
         rows = (
-            Row("1 user", 1, 8, lengths),
-            Row("8 users", 8, 4, lengths),
-            Row("32 users", 32, 3, lengths),
-            Row("32 users, equal lengths", 32, 2, Lengths(48, 32, spread=0.0)),
+            Row("1 user", 1, 6, lengths),
+            Row("8 users", 8, 3, lengths),
+            Row("32 users", 32, 2, lengths),
+            Row("32 users, equal lengths", 32, 1, Lengths(48, 32, spread=0.0)),
         )
         engine = built(SHIPPED, directory / "bard-6m-serving.llmc", [])
         yield Case("shipped model (6 M parameters)", SHIPPED, engine, 4096, rows)
     if "1b" in wanted:
-        lengths = Lengths(prompt=32, output=12)
+        lengths = Lengths(prompt=32, output=10)
         rows = (
-            Row("1 user", 1, 3, lengths),
-            Row("8 users", 8, 2, lengths),
-            Row("32 users", 32, 2, lengths),
-            Row("32 users, equal lengths", 32, 1, Lengths(32, 16, spread=0.0)),
+            Row("1 user", 1, 2, lengths),
+            Row("8 users", 8, 1, lengths),
+            Row("32 users", 32, 1, lengths),
+            Row("32 users, equal lengths", 32, 1, Lengths(32, 10, spread=0.0)),
         )
         model = write_checkpoint("llama-3.2-1b", directory / "llama-3.2-1b")
         engine = built(model, directory / "llama-3.2-1b.llmc", ["--max-model-len", "8192"])
@@ -128,24 +135,24 @@ def built(model: Path, engine: Path, flags: list[str]) -> Path:
     return engine
 
 
-def run_case(case: Case, arguments: argparse.Namespace, console: Console) -> dict[str, Any]:
-    """Measure every row, then the prefix."""
-    found: dict[str, Any] = {"rows": {}}
+def run_case(case: Case, arguments: argparse.Namespace, console: Console) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Measure the prefix, then every row; each with its name as soon as it is known."""
     weight_bytes = sum(file.stat().st_size for file in (case.engine / "weights").iterdir())
     with ExitStack() as stack:
         servers = {LLMC: stack.enter_context(llmc_server(case, arguments.threads))}
+        prefix = run_prefix(case, servers[LLMC])
+        console.print(prefix_table(f"{case.name}: first token after a {PREFIX_TOKENS}-token prefix", prefix))
+        yield "prefix", prefix
         if arguments.vllm_python is not None:
             servers[VLLM] = stack.enter_context(vllm_server(case, arguments.vllm_python, arguments.threads))
         hugging_face = stack.enter_context(static_process(case, arguments.threads))
         for row in case.rows:
             if arguments.users and row.users not in arguments.users:
                 continue
-            found["rows"][row.name] = measured = run_row(case, row, servers, hugging_face, arguments.rounds)
+            measured = run_row(case, row, servers, hugging_face, arguments.rounds)
             measured["read_weights_seconds"] = weight_bytes / read_bandwidth(host_target(), arguments.threads)
             console.print(row_table(f"{case.name}: {row.name}", measured))
-        found["prefix"] = run_prefix(case, servers[LLMC])
-        console.print(prefix_table(found["prefix"]))
-    return found
+            yield row.name, measured
 
 
 def run_row(
@@ -186,9 +193,9 @@ def run_row(
     }
 
 
-def run_prefix(case: Case, server: Server) -> dict[str, list[float]]:
+def run_prefix(case: Case, server: Server) -> dict[str, Any]:
     """Seconds to the first token of a prompt whose first PREFIX_TOKENS were not seen before, and of the next ones."""
-    times: dict[str, list[float]] = {"cold": [], "cached": []}
+    times: dict[str, Any] = {"cold": [], "cached": []}
     for index in range(PREFIXES):
         asked = prefix_requests(PREFIX_TOKENS, 4, case.vocab_size, 10_000 + index)
         records, _ = asyncio.run(run_load(server, asked, Arrival(concurrency=1)))
@@ -271,10 +278,10 @@ def row_table(title: str, measured: dict[str, Any]) -> Table:
     return table
 
 
-def prefix_table(times: dict[str, Sequence[float]]) -> Table:
+def prefix_table(title: str, times: dict[str, Sequence[float]]) -> Table:
     """Time to the first token with and without the prefix cached."""
     cold, cached = statistics.median(times["cold"]), statistics.median(times["cached"])
-    table = Table(title=f"first token after a {PREFIX_TOKENS}-token prefix", title_justify="left")
+    table = Table(title=title, title_justify="left")
     for column in ("not seen", "cached", "share"):
         table.add_column(column, justify="right")
     table.add_row(f"{1e3 * cold:.1f} ms", f"{1e3 * cached:.1f} ms", f"{cached / cold:.1%}")

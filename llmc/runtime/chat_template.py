@@ -7,23 +7,19 @@ its memory and no files to write; one that does not answer in time is killed wit
 from __future__ import annotations
 
 import json
-import selectors
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from llmc.errors import EngineFormatError, OptionError, RequestError
+from llmc.runtime.worker_process import WorkerError, WorkerProcess
 
 WORKER = "llmc.runtime.chat_template_worker"
 SECONDS = 1.5
 MEMORY_BYTES = 256 << 20
 OUTPUT_BYTES = 8 << 20
-_START_SECONDS = 30.0
 
 # For models that came without a template; named on the command line by the key.
 BUILT_IN: Mapping[str, str] = {
@@ -92,7 +88,7 @@ class TemplateRenderer:
     def __init__(self, *, workers: int = 2, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
         self._seconds = seconds
         self._memory_bytes = memory_bytes
-        self._idle: list[_Worker] = []
+        self._idle: list[WorkerProcess] = []
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(workers)
         self._closed = False
@@ -126,11 +122,13 @@ class TemplateRenderer:
             **(extra or {}),
         }
         question = {"template": template.source, "variables": variables, "continue": continue_final_message}
-        line = json.dumps(question).encode() + b"\n"
         with self._free:
             worker = self._worker()
             try:
-                answer = worker.ask(line, self._seconds)
+                answer = worker.ask(question, self._seconds)
+            except WorkerError as error:
+                worker.kill()
+                raise _failure(str(error)) from None
             except BaseException:
                 worker.kill()
                 raise
@@ -152,70 +150,21 @@ class TemplateRenderer:
         for worker in idle:
             worker.kill()
 
-    def _worker(self) -> _Worker:
+    def _worker(self) -> WorkerProcess:
         with self._lock:
             if self._idle:
                 return self._idle.pop()
-        return _Worker(self._memory_bytes)
+        try:
+            return WorkerProcess(WORKER, (str(self._memory_bytes), str(OUTPUT_BYTES)))
+        except WorkerError as error:
+            raise _failure(str(error)) from None
 
-    def _put_back(self, worker: _Worker) -> None:
+    def _put_back(self, worker: WorkerProcess) -> None:
         with self._lock:
             if not self._closed:
                 self._idle.append(worker)
                 return
         worker.kill()
-
-
-class _Worker:
-    """One process: a JSON question a line on its standard input, a JSON answer a line on its standard output."""
-
-    def __init__(self, memory_bytes: int) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", WORKER, str(memory_bytes), str(OUTPUT_BYTES)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-        )
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._input: IO[bytes] = self._process.stdin
-        self._output: IO[bytes] = self._process.stdout
-        try:
-            self._read(_START_SECONDS, "the process did not start")
-        except RequestError:
-            self.kill()
-            raise
-
-    def ask(self, question: bytes, seconds: float) -> dict[str, Any]:
-        """The answer to a question. Raises RequestError if there is none in time; the worker is useless then."""
-        try:
-            self._input.write(question)
-            self._input.flush()
-        except OSError:
-            raise _failure("its process ended") from None
-        return self._read(seconds, f"it did not finish within {seconds:g} seconds")
-
-    def kill(self) -> None:
-        """End the process at once."""
-        self._process.kill()
-        self._input.close()
-        self._output.close()
-        self._process.wait()
-
-    def _read(self, seconds: float, late: str) -> dict[str, Any]:
-        """One line, waiting for each part of it: a worker could stop in the middle."""
-        deadline = time.monotonic() + seconds
-        line = bytearray()
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._output, selectors.EVENT_READ)
-            while not line.endswith(b"\n"):
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    raise _failure(late)
-                part = self._output.read1(1 << 16)  # type: ignore[attr-defined]  # IO[bytes] is a BufferedReader here
-                if not part:
-                    raise _failure("it needs too much memory, or its process was ended")
-                line += part
-        answer: dict[str, Any] = json.loads(line)
-        return answer
 
 
 def _failure(reason: str) -> RequestError:

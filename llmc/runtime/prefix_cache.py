@@ -55,19 +55,23 @@ class PrefixCache:
             self.hits += blocks * self._block_size
 
     def register(self, request: Request) -> None:
-        """Remember the blocks that the request has filled. Call it only once logits after them were finite."""
+        """Remember the blocks that the request has filled. Call it only once logits after them were finite.
+
+        It is the dearest part of scheduling: so prompts are registered when they are read, outputs when they end.
+        """
         if request.salt is None:
             return
         full = request.computed // self._block_size
         self._extend_digests(request, full)
+        register, blocks, digests = self._pool.register, request.blocks, request.digests
         for index in range(request.registered, full):
-            self._pool.register(request.blocks[index], request.digests[index])
+            register(blocks[index], digests[index])
         request.registered = full
 
     def _extend_digests(self, request: Request, count: int) -> None:
-        digests, tokens, size = request.digests, request.tokens, self._block_size
+        digests, tokens, size, pack = request.digests, request.tokens, self._block_size, self._pack
         assert request.salt is not None
-        previous = digests[-1] if digests else _ROOT + request.salt
+        digest = digests[-1] if digests else _ROOT + request.salt
         for start in range(len(digests) * size, count * size, size):
-            previous = sha256(previous + self._pack(*tokens[start : start + size])).digest()
-            digests.append(previous)
+            digest = sha256(digest + pack(*tokens[start : start + size])).digest()
+            digests.append(digest)

@@ -23,15 +23,19 @@ class StepResults(LogitRows, Protocol):
         ...
 
 
-def compute(executor: Executor, step: Step, plan: StepPlan) -> StepResults:
-    """Run the step of a plan. Logits stay on a device that can choose tokens, where nobody needs them."""
-    if isinstance(executor, ChoosingExecutor):
-        choices = [request.choice for request in plan.decodes]
-        choices += [chunk.request.choice for chunk in plan.chunks for _ in range(chunk.logit_rows)]
-        if any(choices):
-            given = RowChoices.of([choice or BEST for choice in choices])
-            return _DeviceResults(executor, executor.choose(step, least_wanted(choices), given), choices)
+def compute(executor: Executor, step: Step) -> StepResults:
+    """Run a step whose tokens are chosen here."""
     return _HostResults(executor.step(step))
+
+
+def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> StepResults:
+    """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
+    choices = [request.choice for request in plan.decodes]
+    choices += [chunk.request.choice for chunk in plan.chunks for _ in range(chunk.logit_rows)]
+    if not any(choices):
+        return compute(executor, step)
+    given = RowChoices.of([choice or BEST for choice in choices])
+    return _DeviceResults(executor, executor.choose(step, least_wanted(choices), given), choices)
 
 
 def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> None:

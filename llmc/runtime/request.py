@@ -53,8 +53,8 @@ class Request(ABC):
     arrived: time.monotonic(). deadline: the same clock, None for no limit.
 
     The scheduler's own: sequence (order of arrival), writable (positions before it may be written without asking for
-    blocks), row (in the tables of StepInputs), digests (of its full blocks), registered (how many of them are cached),
-    cached_tokens (found in the prefix cache when it first started).
+    blocks), due (the step in which it may run out of them), row (in the tables of StepInputs), digests (of its full
+    blocks), registered (how many of them are cached), cached_tokens (found in the prefix cache when it first started).
     """
 
     def __init__(
@@ -82,6 +82,7 @@ class Request(ABC):
         self.started: float | None = None
         self.sequence = 0
         self.writable = 0
+        self.due = 0
         self.row: int | None = None
         self.digests: list[bytes] = []
         self.registered = 0

@@ -6,7 +6,7 @@ When the pool runs dry the youngest of the least urgent requests gives its block
 again (preemption by recompute, as in Kwon et al. 2023, "PagedAttention").
 
 A step at hundreds of running requests must cost microseconds, so nothing is done for a request that decodes within a
-block that it has: it is only compared with `writable`.
+block that it has: each is looked at again in the step in which its block is full.
 """
 
 from __future__ import annotations
@@ -90,6 +90,9 @@ class Scheduler:
         self._free_rows = list(range(limits.max_sequences - 1, -1, -1))
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals = 0
+        # Decoding requests by the number of the step in which they need a block at the earliest.
+        self._due: dict[int, list[Request]] = {}
+        self._number = 0
         self._now = 0.0
         self._plan = StepPlan([])
 
@@ -135,6 +138,7 @@ class Scheduler:
         child.writable = child.computed
         if parent.computed % self._block_size:
             parent.writable = parent.computed
+            self._look_at(parent, self._number + 1)
         self._place(child)
 
     def resume(self, request: Request) -> None:
@@ -193,10 +197,10 @@ class Scheduler:
             del decodes[most:]
         plan = self._plan = StepPlan(decodes)
         preemptions = self.preemptions
-        for request in [r for r in decodes if r.computed >= r.writable]:
-            if request.row is not None:
-                self.prefix_cache.register(request)
-                self._grow(request, 1)
+        self._number += 1
+        for request in self._due.pop(self._number, ()):
+            if request.due == self._number and request in self._decoding:
+                self._renew(request)
         room = _Room(self._budget - len(decodes), self._rows - len(decodes))
         if self._prefilling:
             for request in sorted(self._prefilling, key=lambda r: (not self._is_urgent(r), r.sequence)):
@@ -217,6 +221,23 @@ class Scheduler:
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
         return plan
+
+    def _renew(self, request: Request) -> None:
+        """Give a decoding request a block if it needs one now, and look at it again when that is full."""
+        position, blocks, pool = request.computed, request.blocks, self._pool
+        if position >= request.writable:
+            if position == len(blocks) * self._block_size and pool.available:
+                blocks.append(pool.allocate_one())
+                request.writable = position + self._block_size
+                self._plan.moved.append(request)
+            elif not self._grow(request, 1):
+                return
+        self._look_at(request, self._number + request.writable - position)
+
+    def _look_at(self, request: Request, number: int) -> None:
+        """Have a decoding request looked at in the step of that number."""
+        request.due = number
+        self._due.setdefault(number, []).append(request)
 
     def _start_next(self, room: _Room) -> bool:
         """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
@@ -326,6 +347,8 @@ class Scheduler:
     def _place(self, request: Request) -> None:
         pending = request.pending
         (self._decoding if pending == 1 else self._prefilling if pending else self._parked)[request] = None
+        if pending == 1:
+            self._look_at(request, self._number + 1 + request.writable - request.computed)
 
     def _is_urgent(self, request: Request) -> bool:
         return request.priority is Priority.PREMIUM or self._has_aged(request)

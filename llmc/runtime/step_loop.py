@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
-from llmc.runtime.executors.executor import Executor
-from llmc.runtime.publish import compute, publish
+from llmc.runtime.executors.executor import ChoosingExecutor, Executor
+from llmc.runtime.publish import compute, compute_choosing, publish
 from llmc.runtime.request import Request
 from llmc.runtime.scheduler import Scheduler, StepPlan
 from llmc.runtime.step_inputs import StepInputs
@@ -23,6 +23,8 @@ class StepLoop:
 
     def __init__(self, executor: Executor, limits: Limits, blocks: int, max_step_tokens: int | None = None) -> None:
         self._executor = executor
+        # Asked once: looking at an object's methods takes longer than the scheduler.
+        self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
         self._inputs = StepInputs(limits)
         self.pool = BlockPool(blocks)
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens)
@@ -54,10 +56,12 @@ class StepLoop:
         plan = self.scheduler.schedule()
         if not plan:
             return plan
+        step = self._inputs.fill(plan)
         begin = time.perf_counter()
         if plan.copies:
             self._executor.copy_blocks(plan.copies)
-        results = compute(self._executor, self._inputs.fill(plan), plan)
+        chooser = self._chooser
+        results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
         self.executor_seconds = time.perf_counter() - begin
         publish(plan, results, self.scheduler)
         return plan

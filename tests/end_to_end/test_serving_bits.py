@@ -8,11 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 import llmc
 from llmc import LLM, SamplingParams
 from llmc.engine_cache import engine_key, find_or_build_engine
-from llmc.errors import CheckpointError, RequestError
+from llmc.errors import CheckpointError, ModelFailureError, RequestError
 from llmc.runtime.engine import Completion, Engine
 from llmc.settings import Settings
 from tests.tiny_models import tiny_checkpoint
@@ -81,6 +82,27 @@ def test_hits_misses_forks_and_preemption_change_no_bit(path: Path, engine: Engi
     with llmc.load(path, kv_cache_bytes=2 * needed) as tight:
         assert bits(tight.generate(asked, several)) == wanted
         assert tight.loop.scheduler.preemptions > 0
+
+
+def test_not_a_number_stays_in_its_request(tmp_path: Path) -> None:
+    """Blocks that have held NaNs are given to others, whose attention must not touch what they have not written."""
+    file = tiny_checkpoint("llama", tmp_path / "model") / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.embed_tokens.weight"][13] = float("nan")
+    save_file(tensors, file, metadata={"format": "pt"})
+    path = tmp_path / "engine.llmc"
+    llmc.build(tmp_path / "model", path, dtype="bfloat16", max_model_len=64, max_sequences=8, max_batch_tokens=64)
+    chance = random.Random(0)
+    prompts = [[chance.randrange(14, 160) for _ in range(chance.randint(1, 40))] for _ in range(8)]
+    params = SamplingParams(max_tokens=12, ignore_eos=True, logit_bias={13: -100.0}, logprobs=1)
+    with llmc.load(path, prefix_cache=False) as engine:
+        wanted = bits(engine.generate(prompts, params))
+        with pytest.raises(ModelFailureError):
+            engine.generate([[13] * 50] * 8, params)
+        assert bits(engine.generate(prompts, params)) == wanted
+        with pytest.raises(ModelFailureError) as caught:
+            engine.generate([*prompts[:4], [5, 13]], params)
+        assert caught.value.at == "prompt 4"
 
 
 @pytest.fixture

@@ -19,6 +19,7 @@ from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import ToolForm
+from llmc.runtime.tokenizer import Tokenizer
 
 # Shorter texts are tokenized faster than a thread is asked to.
 _INLINE_CHARACTERS = 4096
@@ -78,11 +79,19 @@ class ServedModel:
         if self.max_waiting is not None and self.engine.stats().waiting >= self.max_waiting:
             raise ApiError(429, f"{self.max_waiting} requests are waiting already; try again later", retry_after=1)
 
-    async def tokenize(self, text: str, add_special_tokens: bool) -> list[int]:
-        """Token ids; long texts in a thread, so that other requests go on."""
+    async def tokenize(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """Token ids; long texts in a thread, so that other requests go on.
+
+        most: how many may come of it, default max_model_len. 400 for a text of more, without reading all of it.
+        """
         check_text(text, "prompt")
-        encode = partial(self.engine.engine.tokenizer.encode, text, add_special_tokens=add_special_tokens)
-        return encode() if len(text) < _INLINE_CHARACTERS else await asyncio.to_thread(encode)
+        tokenizer, limit = self.engine.engine.tokenizer, self.max_model_len if most is None else most
+        encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) < _INLINE_CHARACTERS:
+            return encode()
+        if await asyncio.to_thread(_is_longer, tokenizer, text, limit):
+            raise bad_request(f"the text has more than {limit} tokens, the most that are taken here", "prompt")
+        return await asyncio.to_thread(encode)
 
     def detokenize(self, ids: Sequence[int]) -> str:
         """The text of token ids, special tokens included."""
@@ -142,6 +151,17 @@ class ServedModel:
 
     def _special_tokens(self) -> dict[str, str]:
         return dict(self.template.special_tokens) if self.template is not None else {}
+
+
+def _is_longer(tokenizer: Tokenizer, text: str, limit: int) -> bool:
+    """Whether a text certainly has more tokens than that: of parts, until there are enough of them."""
+    found, step = 0, max(_INLINE_CHARACTERS, 4 * limit)
+    for start in range(0, len(text), step):
+        # A token or two can span the place where the text is cut.
+        found += len(tokenizer.encode(text[start : start + step], add_special_tokens=False)) - 2
+        if found > limit:
+            return True
+    return False
 
 
 def check_text(text: str, param: str) -> None:

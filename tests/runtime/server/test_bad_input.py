@@ -166,6 +166,14 @@ def test_bodies_that_are_too_large(client: httpx.Client) -> None:
     assert client.get("/health").status_code == 200
 
 
+def test_long_texts_are_refused_before_all_of_them_is_read(client: httpx.Client) -> None:
+    for text in ("x y " * 900_000, "x" * 3_600_000, " " * 3_600_000):
+        assert "512" in assert_refused(client.post("/v1/completions", json={"prompt": text}))
+        assert "8192" in assert_refused(client.post("/tokenize", json={"prompt": text}))
+    words = {"prompt": "word " * 3000}
+    assert 512 < client.post("/tokenize", json=words).json()["count"] < 8192
+
+
 @pytest.mark.parametrize("half_close", [False, True])
 def test_clients_that_stop_in_the_middle(half_close: bool, server: LiveServer, client: httpx.Client) -> None:
     host, port = urlparse(server.url).hostname, urlparse(server.url).port

@@ -10,6 +10,9 @@ from llmc.runtime.server.routes.chat import chat_prompt
 from llmc.runtime.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from llmc.runtime.server.served_model import ServedModel
 
+# A text that is only counted may be longer than one that is continued.
+MOST_CONTEXTS = 16
+
 
 def token_routes(model: ServedModel) -> APIRouter:
     """The routes, for that model."""
@@ -36,7 +39,9 @@ async def token_ids(model: ServedModel, body: TokenizeRequest) -> list[int]:
     if (body.prompt is None) == (body.messages is None):
         raise bad_request("give either prompt or messages", "prompt")
     if body.prompt is not None:
-        return await model.tokenize(body.prompt, body.add_special_tokens is not False)
+        return await model.tokenize(
+            body.prompt, body.add_special_tokens is not False, MOST_CONTEXTS * model.max_model_len
+        )
     prompt = await chat_prompt(
         model,
         body.messages or [],
