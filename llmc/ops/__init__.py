@@ -1,6 +1,19 @@
 """The llmc:: ops, one file each (or one family): importing this package registers them all with torch."""
 
-from llmc.ops import activation, attention, embedding, kv_cache, linear, norm, rope, sampling, select_rows
+from llmc.ops import (
+    activation,
+    attention,
+    embedding,
+    kv_cache,
+    linear,
+    norm,
+    quantized_linear,
+    rope,
+    sampling,
+    select_rows,
+    token_codes,
+    weight_codes,
+)
 from llmc.ops.registry import OPS, Op
 
 __all__ = [
@@ -12,7 +25,10 @@ __all__ = [
     "kv_cache",
     "linear",
     "norm",
+    "quantized_linear",
     "rope",
     "sampling",
     "select_rows",
+    "token_codes",
+    "weight_codes",
 ]
