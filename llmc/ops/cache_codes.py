@@ -9,45 +9,18 @@ bf16. A group is a run of channels with a scale of its own at each position.
     fp8       one byte a channel, bits of e4m3fn                          e4m3(code) · scale
     int4      byte j: channel j in the low half, j + channels/2 in the high one      minimum + code · scale
 
-Spelled `int8`, `int4`, `fp8`, with `:gN` for groups of N channels. In fp32 and from the scale as it was rounded to
+The ops' argument `cache_format` is a CacheFormat's text (llmc/cache_format.py). In fp32 and from the scale as it was rounded to
 bf16: code = nearest((x - minimum) / scale), ties to even, saturated; scale = max |x| / 127 or / 448, or
 (max - min) / 15; where that is 0, the scale is 1.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 from torch import Tensor
 
+from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.ops.weight_codes import FP8_MAX
-
-
-@dataclass(frozen=True)
-class CacheFormat:
-    """codes: int8, int4 or fp8. group: channels that share a scale; None: all of a head's."""
-
-    codes: str
-    group: int | None
-
-    def groups(self, channels: int) -> int:
-        """How many scales a head has at each position."""
-        return 1 if self.group is None else channels // self.group
-
-    def code_bytes(self, channels: int) -> int:
-        """Of one head's codes at one position."""
-        return channels // 2 if self.codes == "int4" else channels
-
-    def position_bytes(self, channels: int) -> int:
-        """Of one head at one position, scales included."""
-        return self.code_bytes(channels) + self.groups(channels) * (4 if self.codes == "int4" else 2)
-
-
-def parse_cache_format(text: str) -> CacheFormat:
-    """The format that an op's `cache_format` names; the option's own parser has checked it."""
-    codes, _, group = text.partition(":g")
-    return CacheFormat(codes, int(group) if group else None)
 
 
 def write_codes(values: Tensor, cache: Tensor, slot_mapping: Tensor, cache_format: str) -> None:
@@ -100,7 +73,7 @@ def _positive(scales: Tensor) -> Tensor:
 
 
 def _parts(cache: Tensor, channels: int, format: CacheFormat) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Views of a contiguous cache: codes [n, heads, block_size, bytes], scales and minima [n, heads, groups, block_size]."""
+    """Views of a contiguous cache: codes [n, heads, block_size, bytes], scales, minima [n, heads, groups, block_size]."""
     count, heads, block_size, _ = cache.shape
     flat = cache.view(count, heads, -1)
     groups, code_end = format.groups(channels), block_size * format.code_bytes(channels)

@@ -124,7 +124,7 @@ def _fake_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tenso
 
 @op("weight_zeros(Tensor weight, Tensor scales, str format, int rows) -> Tensor", fake=_fake_zeros)
 def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tensor:
-    """The code of zero for asymmetric integers, int8 [out, groups], so that each group's minimum gets the least code."""
+    """The code of zero, int8 [out, groups], that gives each group's minimum the least code: of asymmetric integers."""
     low, _ = _extent(weight, weight.shape[1] // scales.shape[1], rows)
     smallest, largest = CODE_RANGE[format]
     return (smallest - torch.round(low / scales.float())).clamp(smallest, largest).to(torch.int8)

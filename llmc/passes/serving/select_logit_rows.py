@@ -37,6 +37,8 @@ _ROW_WISE = frozenset(
         torch.ops.llmc.rms_norm.default,
         torch.ops.llmc.layer_norm.default,
         torch.ops.llmc.gated_activation.default,
+        torch.ops.llmc.quantize_tokens.default,
+        torch.ops.llmc.dequantize_tokens.default,
     }
 )
 # Row by row when they work on the last axis.
