@@ -24,12 +24,15 @@ class Layout(Enum):
     """How a weight lies in the file.
 
     ROWS: row-major, as in the checkpoint. PANELS: for linear, lm_head and embedding (kernels/api.h).
-    GATED_PANELS: the same with gate and up rows side by side. VECTOR_F32: a vector widened to fp32.
+    GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
+    weights, scales and zeros included. VECTOR_F32: a vector widened to fp32.
     """
 
     ROWS = "rows"
     PANELS = "panels"
     GATED_PANELS = "gated_panels"
+    CODE_PANELS = "code_panels"
+    GATED_CODE_PANELS = "gated_code_panels"
     VECTOR_F32 = "vector_f32"
 
 

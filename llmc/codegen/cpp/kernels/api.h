@@ -68,6 +68,55 @@ void llmc_gated_linear_bf16(LlmcPool* pool, const LlmcLinear* arguments);
 void llmc_lm_head_f32(LlmcPool* pool, const LlmcLinear* arguments);
 void llmc_lm_head_bf16(LlmcPool* pool, const LlmcLinear* arguments);
 
+// ---- quantized weights -----------------------------------------------------------------------------------------
+// What codes stand for: llmc/ops/weight_codes.py.
+enum LlmcCodes { LLMC_INT8 = 0, LLMC_INT4 = 1, LLMC_FP8 = 2, LLMC_NF4 = 3, LLMC_MXFP4 = 4 };
+// What x is rounded to first: llmc/ops/token_codes.py.
+enum LlmcXCodes { LLMC_X_NONE = 0, LLMC_X_INT8 = 1, LLMC_X_FP8 = 2 };
+enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2 };
+
+// Code panels: output rows in groups of LLMC_PANEL (gated ones as above), k in groups that share a scale; the bytes of
+// one group of one panel are
+//   scale[lane]; zero[lane] as int16, if the weight has zeros; code words[k / codes a word][lane]
+// 8 bits: a byte for each of four k. 4 bits: for each of eight k; byte i holds the i-th low, the (i + 4)-th high.
+// Integers, and their zeros, are shifted to be unsigned: by 128 in int8, by 8 in int4. What stands for no row has
+// scale 0. A group is a multiple of 16, or all of in; then the last word is filled up.
+
+// The products of LlmcLinear with weight[o, k] = (code - zero) · scale (llmc::quantized_linear, quantized_gated_linear,
+// quantized_lm_head).
+typedef struct {
+  int64_t tokens, in, out, group;
+  LlmcRows x;
+  const void* weight;    // code panels
+  const float* x_scale;  // [1], static; or null: a scale for each token
+  const float* bias;
+  LlmcRows residual;
+  LlmcRows y;
+  int32_t activation;
+  float scale;
+  int32_t format;      // LlmcCodes
+  int32_t x_format;    // LlmcXCodes
+  int32_t scale_type;  // LlmcScales
+  int32_t has_zeros;
+} LlmcQuantizedLinear;
+void llmc_quantized_linear_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_linear_bf16(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_gated_linear_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_gated_linear_bf16(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_lm_head_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_lm_head_bf16(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+
+// y[t] = weight[ids[t]]                                            (llmc::quantized_embedding)
+typedef struct {
+  int64_t tokens, channels, group;
+  const int32_t* ids;
+  const void* weight;  // code panels
+  LlmcRows y;
+  int32_t format, scale_type, has_zeros;
+} LlmcQuantizedEmbedding;
+void llmc_quantized_embedding_f32(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments);
+void llmc_quantized_embedding_bf16(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments);
+
 // ---- rows ------------------------------------------------------------------------------------------------------
 // y[t] = weight[ids[t]]; the weight row-major, or in the panels of a tied lm_head.   (llmc::embedding)
 typedef struct {
