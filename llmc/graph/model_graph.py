@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from llmc.cache_format import CacheFormat
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
 
@@ -30,13 +31,38 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer."""
+    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8."""
 
     layer: int
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: torch.dtype
+    format: CacheFormat | None = None
+
+    def width(self, part: str) -> int:
+        """Elements of one head at one position. part: "k" or "v"."""
+        channels = self.head_dim if part == "k" else self.value_dim
+        return channels if self.format is None else self.format.position_bytes(channels)
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """What quantization did to one weight.
+
+    module: its name in the checkpoint. scheme: as spelled. bits: a weight, scales included. error: root mean square
+    error over the root mean square, of the product's output on calibration text if is_output_error, else of the
+    weight; None where codes came with the checkpoint. reason: why mixed precision chose the scheme.
+    """
+
+    module: str
+    scheme: str
+    rows: int
+    columns: int
+    bits: float
+    error: float | None
+    is_output_error: bool
+    reason: str | None
 
 
 @dataclass
@@ -55,6 +81,7 @@ class ModelGraph:
     weights: dict[str, Recipe]
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
+    quantized: tuple[QuantizedWeight, ...] = ()
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""
@@ -71,4 +98,4 @@ class ModelGraph:
         output = graph.graph_copy(self.graph, mapping)
         if output is not None:
             graph.output(output)
-        return ModelGraph(graph, self.stage, dict(self.weights), self.info, self.caches)
+        return ModelGraph(graph, self.stage, dict(self.weights), self.info, self.caches, self.quantized)

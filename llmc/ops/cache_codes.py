@@ -9,7 +9,7 @@ bf16. A group is a run of channels with a scale of its own at each position.
     fp8       one byte a channel, bits of e4m3fn                          e4m3(code) · scale
     int4      byte j: channel j in the low half, j + channels/2 in the high one      minimum + code · scale
 
-The ops' argument `cache_format` is a CacheFormat's text (llmc/cache_format.py). In fp32 and from the scale as it was rounded to
+The ops take a CacheFormat as text (llmc/cache_format.py). In fp32 and from the scale as it was rounded to
 bf16: code = nearest((x - minimum) / scale), ties to even, saturated; scale = max |x| / 127 or / 448, or
 (max - min) / 15; where that is 0, the scale is 1.
 """
@@ -73,7 +73,7 @@ def _positive(scales: Tensor) -> Tensor:
 
 
 def _parts(cache: Tensor, channels: int, format: CacheFormat) -> tuple[Tensor, Tensor, Tensor | None]:
-    """Views of a contiguous cache: codes [n, heads, block_size, bytes], scales, minima [n, heads, groups, block_size]."""
+    """Views of a contiguous cache: codes [n, heads, block_size, bytes], scales and minima [n, heads, groups, …]."""
     count, heads, block_size, _ = cache.shape
     flat = cache.view(count, heads, -1)
     groups, code_end = format.groups(channels), block_size * format.code_bytes(channels)

@@ -33,13 +33,14 @@ from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
 from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
+from llmc.passes.quantization.quantize_weights import quantize_weights
 from llmc.passes.rewrite import Pass
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 
 
 def default() -> tuple[Pass, ...]:
     """Every pass of a build, in order."""
-    return (*canonical(), *serving(), *fusion())
+    return (*canonical(), *quantization(), *serving(), *fusion())
 
 
 def canonical() -> tuple[Pass, ...]:
@@ -73,6 +74,11 @@ def canonical() -> tuple[Pass, ...]:
         fuse_partial_rope,
         check_canonical,
     )
+
+
+def quantization() -> tuple[Pass, ...]:
+    """Codes in the place of weights and activations, as the option `quantize` asks; nothing without it."""
+    return (quantize_weights,)
 
 
 def serving() -> tuple[Pass, ...]:
