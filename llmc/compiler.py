@@ -19,11 +19,13 @@ from torch.export import ExportedProgram
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
+from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.codegen.triton.compile import compile_kernels, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
+from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
@@ -34,7 +36,7 @@ from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Recipe, WeightSource, evaluate
+from llmc.graph.weights import WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.pipeline import default
 from llmc.passes.report import PassRecord
@@ -240,6 +242,10 @@ def binary_count(engine: LoweredEngine, target: Target) -> int | None:
     return len(engine.program.kernels) * len({member.arch_name for member in target.compiled})
 
 
-def packed(slot: WeightSlot, recipe: Recipe, source: WeightSource) -> Tensor:
+def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource) -> Tensor:
     """One weight in kernel layout; the checkpoint's tensors are read now and dropped after."""
+    if isinstance(recipe, CodesRecipe):
+        zeros = None if recipe.zeros is None else evaluate(recipe.zeros, source)
+        codes, scales = evaluate(recipe.codes, source), evaluate(recipe.scales, source)
+        return pack_codes(codes, scales, zeros, recipe.format, slot.layout)
     return pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype])

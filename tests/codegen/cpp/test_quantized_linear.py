@@ -125,9 +125,18 @@ def test_linear_with_everything(target: CpuTarget, dtype: torch.dtype, format: s
     weight, bias = quantized(77, 64, format, group=32, symmetric=False), draw(77, dtype=dtype)
     wide = torch.full((19, 100), 7.0, dtype=dtype)
     y = wide[:, 10:87]
-    extras = {"bias": bias, "residual": residual}
     call_quantized(
-        target, "linear", x, weight, y, x_format=x_format, activation="silu", scale=0.22, threads=3, **extras
+        target,
+        "linear",
+        x,
+        weight,
+        y,
+        x_format=x_format,
+        bias=bias,
+        residual=residual,
+        activation="silu",
+        scale=0.22,
+        threads=3,
     )
     given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
     expected = quantized_linear(*given, residual, "silu", 0.22, format, x_format)
