@@ -155,7 +155,8 @@ class RowRange:
 class Launch:
     """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
 
-    A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
+    A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation or
+    of a format.
     On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
     expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them.
     bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text (graph/cost_expression.py).
