@@ -33,6 +33,8 @@ from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
 from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
+from llmc.passes.quantization.fuse_quantized import fuse_quantized
+from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
 from llmc.passes.quantization.quantize_weights import quantize_weights
 from llmc.passes.rewrite import Pass
 from llmc.passes.serving.select_logit_rows import select_logit_rows
@@ -83,7 +85,7 @@ def quantization() -> tuple[Pass, ...]:
 
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
-    return (page_kv_cache, cast_kv_cache, select_logit_rows)
+    return (page_kv_cache, cast_kv_cache, quantize_kv_cache, select_logit_rows)
 
 
 def fusion() -> tuple[Pass, ...]:
@@ -95,4 +97,5 @@ def fusion() -> tuple[Pass, ...]:
         fuse_linear_residual,
         fuse_add_norm,
         fuse_rope_kv_write,
+        fuse_quantized,
     )
