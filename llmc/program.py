@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llmc.cache_format import parse_cache_format
 from llmc.errors import EngineFormatError
 
 
@@ -81,17 +82,29 @@ class WeightSlot:
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim]."""
+    """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
+
+    format: of codes (llmc/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
+    """
 
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: str
+    format: str | None = None
+
+    def widths(self) -> tuple[int, int]:
+        """Elements of one head at one position, of keys and of values."""
+        if self.format is None:
+            return self.head_dim, self.value_dim
+        format = parse_cache_format(self.format)
+        return format.position_bytes(self.head_dim), format.position_bytes(self.value_dim)
 
     def key_and_value_bytes(self, block_size: int) -> tuple[int, int]:
         """Bytes of the keys and of the values of one block of this layer."""
-        row = self.kv_heads * block_size * {"F32": 4, "BF16": 2, "F16": 2}[self.dtype]
-        return row * self.head_dim, row * self.value_dim
+        row = self.kv_heads * block_size * {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}[self.dtype]
+        keys, values = self.widths()
+        return row * keys, row * values
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of keys and values of one block of this layer."""

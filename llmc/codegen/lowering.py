@@ -125,6 +125,9 @@ def _output_view(graph: ModelGraph, views: Views) -> View:
 def _caches(graph: ModelGraph, backend: Backend) -> tuple[CacheSlot, ...]:
     slots = []
     for cache in graph.caches:
+        if cache.format is not None:
+            slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, "U8", str(cache.format)))
+            continue
         dtype = dtype_name(cache.dtype)
         if dtype is None or cache.dtype not in backend.float_dtypes:
             raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")
