@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "llmc"
 
 FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"} | {
     "cache_format",
+    "quantized_weight",
     "schemes",
 }
 # What each room may import, beside itself.
@@ -18,6 +19,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
     "cache_format": {"errors"},
+    "quantized_weight": set(),
     "schemes": {"errors"},
     "options": {"errors", "cache_format", "schemes"},
     "targets": {"errors"},

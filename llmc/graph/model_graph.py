@@ -10,6 +10,7 @@ from torch import fx
 from llmc.cache_format import CacheFormat
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
+from llmc.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -44,25 +45,6 @@ class CacheSpec:
         """Elements of one head at one position. part: "k" or "v"."""
         channels = self.head_dim if part == "k" else self.value_dim
         return channels if self.format is None else self.format.position_bytes(channels)
-
-
-@dataclass(frozen=True)
-class QuantizedWeight:
-    """What quantization did to one weight.
-
-    module: its name in the checkpoint. scheme: as spelled. bits: a weight, scales included. error: root mean square
-    error over the root mean square, of the product's output on calibration text if is_output_error, else of the
-    weight; None where codes came with the checkpoint. reason: why mixed precision chose the scheme.
-    """
-
-    module: str
-    scheme: str
-    rows: int
-    columns: int
-    bits: float
-    error: float | None
-    is_output_error: bool
-    reason: str | None
 
 
 @dataclass

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
-from llmc.graph.model_graph import ModelGraph, QuantizedWeight
+from llmc.graph.model_graph import ModelGraph
 from llmc.ops.token_codes import LARGEST, token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -29,6 +29,7 @@ from llmc.passes.quantization.round_weight import RoundedWeight, round_to_neares
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.quantized_weight import QuantizedWeight
 from llmc.schemes import Scheme
 
 # Tokens that errors are measured on.
