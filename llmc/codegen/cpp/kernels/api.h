@@ -243,9 +243,10 @@ int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in);
 // a loop that does nothing else, for the machine's read bandwidth.
 uint64_t llmc_read_all(LlmcPool* pool, const void* data, int64_t bytes);
 // The matrix products' inner loop on operands in cache, `repeats` times some microseconds of it, shared by the
-// threads; returns the floating-point operations done.
+// threads; returns the operations done: floating-point ones, or those of int8 weights and activations.
 int64_t llmc_multiply_in_cache_f32(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_bf16(LlmcPool* pool, int64_t repeats);
+int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 
 // ---- a compiled engine -----------------------------------------------------------------------------------------
 enum { LLMC_ENGINE_ABI = 1 };
