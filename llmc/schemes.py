@@ -142,7 +142,7 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
 
 
 def _options(scheme: Scheme) -> tuple[str, ...]:
-    options = () if scheme.format == "mxfp4" else ("g32", "g64", "g128")
+    options: tuple[str, ...] = () if scheme.format == "mxfp4" else ("g32", "g64", "g128")
     options += ("channel",) if scheme.format in ("int8", "int4", "fp8") else ()
     options += ("tensor", "block") if scheme.format == "fp8" else ()
     options += ("sym", "asym") if scheme.format in ("int8", "int4") else ()

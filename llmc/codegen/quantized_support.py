@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 from torch._subclasses.fake_tensor import FakeTensorMode
@@ -78,14 +80,11 @@ def _refusal(
 ) -> str | None:
     """What the backend says of one call in a graph of its own."""
     graph = fx.Graph()
-    nodes: list[object] = []
+    nodes: list[Any] = []
     for index, value in enumerate(args):
+        nodes.append(graph.placeholder(f"a{index}") if isinstance(value, torch.Tensor) else value)
         if isinstance(value, torch.Tensor):
-            node = graph.placeholder(f"a{index}")
-            node.meta["val"] = value
-            nodes.append(node)
-        else:
-            nodes.append(value)
+            nodes[-1].meta["val"] = value
     call = graph.create_node("call_function", op, tuple(nodes))
     call.meta["val"] = result
     found = backend.refusal(call)

@@ -11,11 +11,14 @@ Numerics: lossy. fuse_quantized then makes one kernel of each product.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import LARGEST, token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -42,7 +45,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if quantization.is_none or graph.quantized:
         return
     planned = plan(graph, quantization)
-    sequences = ()
+    sequences: tuple[Tensor, ...] = ()
     if quantization.needs_calibration or options.calibration is not None:
         sequences = calibration_sequences(graph, options, data)
     reasons: dict[str, str] = {}
@@ -68,8 +71,9 @@ class Quantizer:
         """Round each weight when its first reader is reached."""
         at = {each.readers[0]: each for each in planned if each.scheme is not None}
         later = {node: each for each in planned if each.scheme is not None for node in each.readers[1:]}
+        stops: Iterator[fx.Node]
         if self._stream is None:
-            stops = (node for node in list(self._graph.graph.nodes) if node in at or node in later)
+            stops = iter([node for node in self._graph.graph.nodes if node in at or node in later])
         else:
             stops = self._stream.stops([*at, *later])
         done = 0
@@ -113,8 +117,7 @@ class Quantizer:
         )
 
     def _load(self, planned: Planned) -> Tensor:
-        source = self._stream.weight if self._stream is not None else None
-        weight = source(planned.weights[0]) if source else _evaluate(self._graph, planned, self._data)
+        weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
         if not all(bool(torch.isfinite(part).all()) for part in weight.split(4096)):
             bad = int((~torch.isfinite(weight)).sum())
             raise CheckpointError(
@@ -188,9 +191,3 @@ class Quantizer:
             right += float(expected.square().sum())
             start = end
         return (wrong / right) ** 0.5 if right > 0 else 0.0, x is not None
-
-
-def _evaluate(graph: ModelGraph, planned: Planned, data: ModelData) -> Tensor:
-    from llmc.graph.weights import evaluate
-
-    return evaluate(graph.weights[planned.weights[0].name], data.source)

@@ -71,9 +71,8 @@ class Stream:
         assert callable(node.target)
         results = []
         for index in range(self._count):
-            args, kwargs = fx.node.map_arg(
-                (node.args, node.kwargs), lambda n, i=index: shared[n] if n in shared else inputs[n][i]
-            )
+            values = shared | {n: value[index] for n, value in inputs.items()}
+            args, kwargs = fx.node.map_arg((node.args, node.kwargs), values.__getitem__)
             results.append(node.target(*args, **kwargs))
         self._values[node] = results
         self._done.add(node)
