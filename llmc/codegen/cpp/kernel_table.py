@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
+from llmc.cache_format import parse_cache_format
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
@@ -40,8 +41,10 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     given = arguments_of(node)
     tensors = {name: a.meta["val"] for name, a in given.items() if isinstance(a, fx.Node)}
     for name in kernel.suffixes:
-        if tensors[name].dtype not in SUFFIXES:
+        if suffix(given, name) is None:
             return Refusal(f"{name} is {tensors[name].dtype}; kernels know float32 and bfloat16", node)
+    if given.get("cache_format") is not None:
+        return _cache_refusal(node, given, tensors)
     for name, ranks in kernel.ranks.items():
         if tensors[name].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensors[name].shape)}; the kernel takes rank {ranks}", node)
@@ -52,6 +55,22 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
         return None
     if weight.dtype.itemsize > x.dtype.itemsize:
         return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: packing it would lose digits", node)
+    return None
+
+
+def suffix(given: Mapping[str, Any], name: str) -> str | None:
+    """How kernels' names say a tensor argument's element type, or what codes a cache holds; None for no kernel's."""
+    dtype = given[name].meta["val"].dtype
+    if dtype == torch.uint8 and given.get("cache_format") is not None:
+        return parse_cache_format(given["cache_format"]).codes
+    return SUFFIXES.get(dtype)
+
+
+def _cache_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
+    heads = [tensors[name].shape[2] for name in ("q", "k", "v") if name in tensors]
+    widest = max(*heads, given.get("value_dim") or 0)
+    if widest > _CODED_HEAD:
+        return Refusal(f"heads have {widest} channels; kernels put {_CODED_HEAD} at most into codes", node)
     return None
 
 
@@ -70,6 +89,7 @@ def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str
 
 
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_CODED_HEAD = 1024  # LLMC_CODED_HEAD
 _SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 # What activations of products with weights of a format can be rounded to.
 _X_FORMATS = {
@@ -275,7 +295,14 @@ def _kv_write(call: Call) -> dict[str, Argument]:
         "k_cache": call.cache("k_cache"),
         "v_cache": call.cache("v_cache"),
         "slot_mapping": call.vector("slot_mapping"),
+        "cache_group": _cache_group(call),
     }
+
+
+def _cache_group(call: Call) -> int | None:
+    """Channels that share a scale in a cache of codes; None for all of a head's, and for plain caches."""
+    format = call.plain("cache_format")
+    return None if format is None else parse_cache_format(format).group
 
 
 def _rope_kv_write(call: Call) -> dict[str, Argument]:
@@ -300,7 +327,7 @@ def _paged_attention(call: Call) -> dict[str, Argument]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "value_dim": call.shape("v_cache")[2],
+        "value_dim": call.plain("value_dim") or call.shape("v_cache")[2],
         "block_size": call.block_size(),
         "q": call.rows("q"),
         "k_cache": call.cache("k_cache"),
@@ -314,6 +341,7 @@ def _paged_attention(call: Call) -> dict[str, Argument]:
         "softcap": call.plain("softcap") or 0.0,
         "sinks": call.vector("sinks"),
         "y": call.result(),
+        "cache_group": _cache_group(call),
     }
 
 
@@ -332,7 +360,7 @@ def _in_order(arguments: dict[str, Argument], fields: str) -> dict[str, Argument
 _NORM_FIELDS = "tokens groups channels x residual weight bias eps y sum"
 _KV_WRITE_FIELDS = (
     "tokens heads kv_heads head_dim value_dim half block_size interleaved q k v cos sin k_cache v_cache "
-    "slot_mapping q_out"
+    "slot_mapping q_out cache_group"
 )
 _QUANTIZED_FIELDS = (
     "tokens in out group x weight x_scale bias residual y activation scale format x_format scale_type has_zeros"

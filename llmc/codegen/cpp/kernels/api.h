@@ -204,11 +204,20 @@ typedef struct {
   void* v_cache;
   const int32_t* slot_mapping;  // [tokens]
   LlmcRows q_out;
+  int64_t cache_group;  // of codes: channels that share a scale; 0: all of a head's
 } LlmcKvWrite;
 void llmc_kv_write_f32_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_f32_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_bf16_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_bf16_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
+// Caches of codes are bytes as llmc/ops/cache_codes.py lays them out; a head has LLMC_CODED_HEAD channels at most.
+enum { LLMC_CODED_HEAD = 1024 };
+void llmc_kv_write_f32_int8(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_f32_int4(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_f32_fp8(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_int8(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_int4(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_fp8(LlmcPool* pool, const LlmcKvWrite* arguments);
 
 // llmc::paged_attention; prefill chunks and decodes mixed. The bits of a request's rows depend neither on its neighbours
 // nor on where its prefill is cut nor on the number of threads. With bf16 activations and caches, on processors that
@@ -227,11 +236,18 @@ typedef struct {
   float softcap;       // 0: none
   const float* sinks;  // [heads] or null
   LlmcRows y;          // [tokens, heads * value_dim]
+  int64_t cache_group;  // as in LlmcKvWrite
 } LlmcPagedAttention;
 void llmc_paged_attention_f32_f32(LlmcPool* pool, const LlmcPagedAttention* arguments);
 void llmc_paged_attention_f32_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments);
 void llmc_paged_attention_bf16_f32(LlmcPool* pool, const LlmcPagedAttention* arguments);
 void llmc_paged_attention_bf16_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_int8(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_int4(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_fp8(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_int8(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_int4(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_fp8(LlmcPool* pool, const LlmcPagedAttention* arguments);
 
 // Scratch bytes that one thread needs for attention of these shapes: what the pool must be created with.
 int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim);

@@ -3,7 +3,7 @@
 #include <algorithm>
 
 #include "api.h"
-#include "vector.h"
+#include "token_codes.h"
 
 namespace llmc {
 
@@ -107,12 +107,6 @@ alignas(64) constexpr float kNf4[16] = {-1.0f,
 alignas(64) constexpr float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
-// e4m3fn in the low byte of each lane; what is above is ignored. Its exponent is 120 less than that of fp32.
-inline Vec e4m3_values(VecBits code) {
-  const Vec magnitude = from_bits((code & 0x7fu) << 20) * 0x1p120f;
-  return from_bits(bits_of(magnitude) | (code & 0x80u) << 24);
-}
-
 // The value of table[low 4 bits] in each lane.
 inline Vec lookup(const float* table, VecBits index) {
 #if defined(__AVX512F__)
@@ -152,7 +146,7 @@ struct Int8Codes {
 struct Fp8Codes {
   static constexpr int kCodes = 4;
   static constexpr int order(int j) { return j; }
-  static Vec value(VecBits word, int j, VecInt) { return e4m3_values(word >> (8 * j)); }
+  static Vec value(VecBits word, int j, VecInt) { return e4m3_value(word >> (8 * j)); }
 };
 
 struct Nf4Codes {

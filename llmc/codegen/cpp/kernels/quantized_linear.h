@@ -5,7 +5,6 @@
 #pragma once
 #include "code_products.h"
 #include "linear.h"
-#include "token_codes.h"
 
 namespace llmc {
 

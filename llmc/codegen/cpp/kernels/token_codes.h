@@ -37,6 +37,20 @@ inline Vec nearest_e4m3(Vec x) {
   return absolute(x) < 0x1p-6f ? small : normal;
 }
 
+// e4m3fn in the low byte of each lane; what is above is ignored. Its exponent is 120 less than that of fp32.
+inline Vec e4m3_value(VecBits code) {
+  const Vec magnitude = from_bits((code & 0x7fu) << 20) * 0x1p120f;
+  return from_bits(bits_of(magnitude) | (code & 0x80u) << 24);
+}
+
+// The code of the nearest value, for |x| <= 448.
+inline VecBits e4m3_code(Vec x) {
+  const Vec magnitude = absolute(nearest_e4m3(x));
+  const VecBits small = reinterpret_cast<VecBits>(nearest_integer(magnitude * 0x1p9f));
+  const VecBits code = magnitude < 0x1p-6f ? small : (bits_of(magnitude) >> 20) - (120u << 3);
+  return code | (bits_of(x) >> 24 & 0x80u);
+}
+
 inline Vec saturated(Vec x, float largest) {
   return maximum(broadcast(-largest), minimum(broadcast(largest), x));
 }
