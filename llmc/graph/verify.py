@@ -96,6 +96,7 @@ _QUANTIZATION_OPS = frozenset(
         "llmc.dequantize.default",
         "llmc.dequantize_tokens.default",
         "llmc.quantize_tokens.default",
+        "llmc.select_channels.default",
     }
 )
 _WHOLE_SEQUENCE_OPS = frozenset({"llmc.attention.default"})

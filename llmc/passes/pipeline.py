@@ -36,6 +36,7 @@ from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.quantization.fuse_quantized import fuse_quantized
 from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
 from llmc.passes.quantization.quantize_weights import quantize_weights
+from llmc.passes.quantization.read_codes import read_codes
 from llmc.passes.quantization.scale_channels import scale_channels
 from llmc.passes.rewrite import Pass
 from llmc.passes.serving.select_logit_rows import select_logit_rows
@@ -81,7 +82,7 @@ def canonical() -> tuple[Pass, ...]:
 
 def quantization() -> tuple[Pass, ...]:
     """Codes in the place of weights and activations, as the option `quantize` asks; nothing without it."""
-    return (scale_channels, quantize_weights)
+    return (read_codes, scale_channels, quantize_weights)
 
 
 def serving() -> tuple[Pass, ...]:

@@ -52,6 +52,16 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
 
     Raises OptionError for a rule that names no module, and for columns that a group does not divide.
     """
+    planned = tuple(_planned(graph, nodes, quantization) for nodes in readers_of_weights(graph))
+    _check_rules([p.module for p in planned] + [w.module for w in graph.quantized], quantization)
+    for each in planned:
+        if each.scheme is not None:
+            check_columns(graph, each, each.scheme)
+    return planned
+
+
+def readers_of_weights(graph: ModelGraph) -> tuple[tuple[fx.Node, ...], ...]:
+    """The products and lookups of each weight that is not quantized, in order; tied placeholders count as one."""
     readers: dict[object, list[fx.Node]] = {}
     for node in graph.graph.nodes:
         if node.target in PRODUCTS or node.target is _EMBEDDING:
@@ -59,12 +69,7 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
             if weight.name in graph.weights:
                 recipe = graph.weights[weight.name]
                 readers.setdefault(recipe if isinstance(recipe, Stored) else weight, []).append(node)
-    planned = tuple(_planned(graph, nodes, quantization) for nodes in readers.values())
-    _check_rules(planned, quantization)
-    for each in planned:
-        if each.scheme is not None:
-            check_columns(graph, each, each.scheme)
-    return planned
+    return tuple(map(tuple, readers.values()))
 
 
 def tensor_name(graph: ModelGraph, planned: Planned) -> str:
@@ -115,8 +120,7 @@ def _planned(graph: ModelGraph, nodes: Sequence[fx.Node], quantization: Quantiza
     return Planned(module, weights, tuple(nodes), scheme, rule is not None)
 
 
-def _check_rules(planned: Sequence[Planned], quantization: Quantization) -> None:
-    modules = [each.module for each in planned]
+def _check_rules(modules: Sequence[str], quantization: Quantization) -> None:
     for rule in quantization.rules:
         if not any(rule.matches(module) for module in modules):
             last = sorted({module.rpartition(".")[2] for module in modules})

@@ -42,7 +42,7 @@ _MEASURED_ROWS = 256
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Quantize every planned weight, in the order in which the step reads them."""
     quantization = options.quantization
-    if quantization.is_none or graph.quantized:
+    if quantization.is_none:
         return
     planned = plan(graph, quantization)
     sequences: tuple[Tensor, ...] = ()

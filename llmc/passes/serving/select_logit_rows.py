@@ -39,6 +39,7 @@ _ROW_WISE = frozenset(
         torch.ops.llmc.gated_activation.default,
         torch.ops.llmc.quantize_tokens.default,
         torch.ops.llmc.dequantize_tokens.default,
+        torch.ops.llmc.select_channels.default,
     }
 )
 # Row by row when they work on the last axis.
