@@ -16,7 +16,7 @@ import argparse
 import ctypes
 import json
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter, sleep
@@ -244,7 +244,7 @@ def activation(shape: Shape) -> int:
 
 
 def in_turn(
-    function: Callable[..., None], structs: list[ctypes.Structure], pool: ctypes.c_void_p
+    function: Callable[..., None], structs: Sequence[ctypes.Structure], pool: ctypes.c_void_p
 ) -> Callable[[], None]:
     turn = count()
     return lambda: function(pool, ctypes.byref(structs[next(turn) % len(structs)]))

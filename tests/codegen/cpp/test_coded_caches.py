@@ -103,7 +103,7 @@ def test_attention_equals_the_reference(
 def test_long_contexts_windows_and_many_heads(target: str, format_text: str) -> None:
     requests = [(2100, 1), (1030, 3), (70, 70)]
     for options in ({"window": 900, "sinks": True}, {"softcap": 2.0, "heads": 12, "kv_heads": 2, "block_size": 24}):
-        batch = paged_batch(requests, head_dim=32, **options)  # type: ignore[arg-type]  # options of several types
+        batch = paged_batch(requests, head_dim=32, **options)
         batch = batch.coded(parse_cache_format(format_text))
         torch.testing.assert_close(batch.run(target), batch.expected(), rtol=1e-5, atol=1e-5)
 
