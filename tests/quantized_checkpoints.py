@@ -23,6 +23,24 @@ _LINEARS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "dow
 Writer = Callable[[str, Tensor], tuple[dict[str, Tensor], Tensor]]
 
 
+def tiny_llama(seed: int = 0) -> Any:
+    """Two layers of 64 channels whose columns groups of 32 divide; weights spread enough that rounding shows."""
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=96,
+        hidden_size=64,
+        intermediate_size=128,
+        num_hidden_layers=2,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=64,
+        initializer_range=0.2,
+    )
+    return LlamaForCausalLM(config).eval()
+
+
 def write_quantized(directory: Path, model: Any, config: dict[str, Any], writer: Writer) -> dict[str, Tensor]:
     """Save a model with every linear but the head quantized; the dequantized weights by name."""
     model.save_pretrained(directory)

@@ -19,7 +19,15 @@ from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import default
 from llmc.passes.runner import PipelineResult, run_pipeline
-from tests.quantized_checkpoints import GROUP, Writer, awq_writer, compressed_writer, gptq_writer, write_quantized
+from tests.quantized_checkpoints import (
+    GROUP,
+    Writer,
+    awq_writer,
+    compressed_writer,
+    gptq_writer,
+    tiny_llama,
+    write_quantized,
+)
 
 _TOKENS = tuple((7 * i + 3) % 96 for i in range(19))
 
@@ -69,26 +77,9 @@ WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Any]] = {
 }
 
 
-def _model() -> Any:
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=96,
-        hidden_size=64,
-        intermediate_size=128,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=64,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).eval()
-
-
 def _written(directory: Path, config: dict[str, Any], writer: Writer) -> tuple[Any, dict[str, Tensor]]:
     """A quantized checkpoint; the model with the weights that it stands for, and those."""
-    model = _model()
+    model = tiny_llama()
     dequantized = write_quantized(directory, model, config, writer)
     model.load_state_dict(dequantized, strict=False)
     return model, dequantized
