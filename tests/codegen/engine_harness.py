@@ -62,9 +62,9 @@ class OpenEngine:
         self.call_step: Callable[..., object] = lambda function, engine, step: function(engine, step)
         size = program.limits.block_size
         self.caches = [
-            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=TORCH_DTYPES[c.dtype])
+            torch.zeros(sequences * blocks * nbytes // TORCH_DTYPES[c.dtype].itemsize, dtype=TORCH_DTYPES[c.dtype])
             for c in program.caches
-            for dim in (c.head_dim, c.value_dim)
+            for nbytes in c.key_and_value_bytes(size)
         ]
         limits = program.limits
         arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
