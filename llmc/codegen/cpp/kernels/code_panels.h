@@ -28,6 +28,7 @@ struct CodePanels {
         scale_type(static_cast<LlmcScales>(a.scale_type)),
         has_zeros(a.has_zeros != 0) {}
 
+  int32_t usual_zero() const { return bits == 4 ? 8 : 128; }
   int64_t codes_per_word() const { return 32 / bits; }
   int64_t words(int64_t k) const { return (k + codes_per_word() - 1) / codes_per_word(); }
   int64_t header_bytes() const { return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0); }
@@ -79,7 +80,7 @@ inline Vec load_scales(const uint8_t* header, LlmcScales type, int lane) {
 }
 
 inline VecInt load_zeros(const CodePanels& panels, const uint8_t* header, int lane) {
-  if (!panels.has_zeros) return VecInt{} + (panels.bits == 4 ? 8 : 128);
+  if (!panels.has_zeros) return VecInt{} + panels.usual_zero();
   typedef int16_t Shorts __attribute__((vector_size(kLanes * 2)));
   Shorts zeros;
   std::memcpy(&zeros, header + panels.scale_bytes + 2 * lane, sizeof zeros);

@@ -62,7 +62,8 @@ inline void add_products(VecInt& sum, VecBits codes, VecInt x) {
 #endif
 
 // x in int8. Packed, for each group: minus the sum of each token's codes, which multiplied by the zero is what unsigned
-// codes add too much; then for each four k every token's four codes.
+// codes add too much (multiplied already where all weights have the usual zero); then for each four k every token's
+// four codes.
 template <class Codes>
 struct IntegerProduct {
   using X = int32_t;
@@ -75,11 +76,16 @@ struct IntegerProduct {
   struct Running {
     VecInt sums[kHeight][kCodeVecs];
 
-    __attribute__((always_inline)) Running(const VecInt (&zeros)[kCodeVecs], const X* x) {
+    __attribute__((always_inline)) Running(bool has_zeros, const VecInt (&zeros)[kCodeVecs], const X* x) {
 #pragma GCC unroll 8
       for (int t = 0; t < kHeight; t++)
 #pragma GCC unroll 2
-        for (int v = 0; v < kCodeVecs; v++) sums[t][v] = zeros[v] * x[t];
+        for (int v = 0; v < kCodeVecs; v++) sums[t][v] = VecInt{} + x[t];
+      if (!has_zeros) return;
+#pragma GCC unroll 8
+      for (int t = 0; t < kHeight; t++)
+#pragma GCC unroll 2
+        for (int v = 0; v < kCodeVecs; v++) sums[t][v] *= zeros[v];
     }
     __attribute__((always_inline)) void add(const VecBits (&words)[kCodeVecs], const VecInt (&)[kCodeVecs],
                                             const X* x) {
@@ -197,7 +203,7 @@ struct FloatProduct {
   struct Running {
     Vec sums[kHeight][kCodeVecs] = {};
 
-    __attribute__((always_inline)) Running(const VecInt (&)[kCodeVecs], const X*) {}
+    __attribute__((always_inline)) Running(bool, const VecInt (&)[kCodeVecs], const X*) {}
     __attribute__((always_inline)) void add(const VecBits (&words)[kCodeVecs], const VecInt (&zeros)[kCodeVecs],
                                             const X* x) {
 #pragma GCC unroll 8
@@ -237,7 +243,7 @@ void multiply_codes(const CodeBlock& block, const typename Product::X* x, float*
         zeros[v] = load_zeros(panels, header, lane + v * kLanes);
       }
       for (int64_t done = 0; done < block.words; done += Product::kRunWords) {
-        typename Product::template Running<kHeight> running(zeros, values);
+        typename Product::template Running<kHeight> running(panels.has_zeros, zeros, values);
         values += Product::kXPerRun * kHeight;
         const int64_t count = std::min(Product::kRunWords, block.words - done);
         for (int64_t i = 0; i < count; i++) {

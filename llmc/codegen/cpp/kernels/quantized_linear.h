@@ -29,7 +29,8 @@ inline Part part_from(const CodePanels& panels, int64_t k) {
 // One token's values of one group, or part of one, to[i · height]. Where the group is no multiple of 16 long, zeros
 // must follow.
 template <class Codes>
-inline void pack_group(IntegerProduct<Codes>, const float* values, int64_t words, int64_t height, int32_t* to) {
+inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const float* values, int64_t words,
+                       int64_t height, int32_t* to) {
   constexpr int kQuads = IntegerProduct<Codes>::kXPerWord;
   typedef int8_t Bytes __attribute__((vector_size(kLanes)));
   int32_t quads[kLanes / 4];
@@ -44,11 +45,11 @@ inline void pack_group(IntegerProduct<Codes>, const float* values, int64_t words
   }
   int32_t total = 0;
   for (int i = 0; i < kLanes; i++) total += sum[i];
-  to[0] = -total;
+  to[0] = panels.has_zeros ? -total : -total * panels.usual_zero();
 }
 
 template <class Operands>
-inline void pack_group(FloatProduct<Operands>, const float* values, int64_t words, int64_t height,
+inline void pack_group(FloatProduct<Operands>, const CodePanels&, const float* values, int64_t words, int64_t height,
                        typename FloatProduct<Operands>::X* to) {
   using Steps = typename Operands::Steps;
   constexpr int kCodes = Operands::kSteps * Steps::kWidth;
@@ -105,7 +106,7 @@ struct PackedX {
         round_values(row + k, part.count, scale, format, values);
         std::fill_n(values + part.count, kPadding, 0.0f);
         for (int64_t group = 0; group < part.groups; group++) {
-          pack_group(Product{}, values + group * count, panels.words(count), height, to);
+          pack_group(Product{}, panels, values + group * count, panels.words(count), height, to);
           to += group_size(count) * height;
         }
         of_part += part_size(part) * tokens;
