@@ -38,7 +38,9 @@ def tiny_llama(seed: int = 0) -> Any:
         max_position_embeddings=64,
         initializer_range=0.2,
     )
-    return LlamaForCausalLM(config).eval()
+    model = LlamaForCausalLM(config)
+    model.train(False)
+    return model
 
 
 def write_quantized(directory: Path, model: Any, config: dict[str, Any], writer: Writer) -> dict[str, Tensor]:
