@@ -208,8 +208,7 @@ def run_passes(
             check(record, graph)
 
     numbers = count(1)
-    tokenizer = next((file for file in captured.tokenizer_files if file.name == "tokenizer.json"), None)
-    data = ModelData(captured.source, tokenizer, stages.count)
+    data = ModelData(captured.source, captured.tokenizer, stages.count)
     result = run_pipeline(captured.graph, passes, options, observe, data)
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(

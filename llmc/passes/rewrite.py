@@ -62,13 +62,15 @@ class GraphPass:
 
     Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
-    runner. stage: as in Rewrite.
+    runner. stage: as in Rewrite. budget: of a lossy pass, the largest |Δlogit| over the logits' spread that
+    `check_passes` lets it make; None for the usual one (debug/check_passes.py).
     """
 
     name: str
     run: Callable[[ModelGraph, BuildOptions, RewriteLog], None]
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
+    budget: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +81,7 @@ class WeightPass:
     run: Callable[[ModelGraph, BuildOptions, RewriteLog, ModelData], None]
     numerics: Numerics = Numerics.LOSSY
     stage: Stage | None = None
+    budget: float | None = None
 
 
 Pass = Rewrite | GraphPass | WeightPass

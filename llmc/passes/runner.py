@@ -91,6 +91,7 @@ def run_pipeline(
             seconds,
             size,
             len(nodes.nodes),
+            None if isinstance(each, Rewrite) else each.budget,
         )
         records.append(record)
         if observer is not None:

@@ -54,7 +54,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     Quantizer(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
 
 
-quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY)
+# Single logits of 4-bit weights move by most of the logits' spread; what it costs in quality is measured by perplexity.
+_BUDGET = 2.0
+quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY, budget=_BUDGET)
 
 
 class Quantizer:
