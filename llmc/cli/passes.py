@@ -22,6 +22,9 @@ def passes(
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
     rewrites: Annotated[bool, typer.Option("--rewrites", help="list every rewrite with its number")] = False,
+    quantize: Annotated[list[str] | None, typer.Option(help="as in `llmc build` (repeatable, or commas)")] = None,
+    kv_cache: Annotated[str, typer.Option(help="as in `llmc build`")] = "auto",
+    calibration: Annotated[Path | None, typer.Option(help="as in `llmc build`")] = None,
     refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
     passes_from: Annotated[
         list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
@@ -43,11 +46,21 @@ def passes(
         return
     from llmc.graph.capture import capture
     from llmc.graph.render import render
+    from llmc.passes.model_data import ModelData
     from llmc.passes.runner import run_pipeline
 
-    options = parse_options({"stop_after": stop_after})
+    options = parse_options(
+        {
+            "stop_after": stop_after,
+            "quantize": ",".join(quantize or ()),
+            "kv_cache": kv_cache,
+            "calibration": None if calibration is None else str(calibration),
+        }
+    )
     with Console(stderr=True).status("capturing and rewriting"):
-        result = run_pipeline(capture(model, options).graph, pipeline, options)
+        captured = capture(model, options)
+        data = ModelData(captured.source, captured.tokenizer)
+        result = run_pipeline(captured.graph, pipeline, options, data=data)
     if graph:
         print(render(result.graph), end="")
         return

@@ -125,6 +125,7 @@ _PER_ELEMENT = {
     "llmc.gated_activation": 5,
     "llmc.rope_angles": 20,
     "llmc.embedding": 0,
+    "llmc.quantized_embedding": 1,
     "llmc.select_rows": 0,
     "llmc.kv_write": 0,
     "aten.cat": 0,
@@ -138,8 +139,14 @@ _PRODUCTS = frozenset(
         "llmc.lm_head",
         "llmc.norm_linear",
         "llmc.norm_gated_linear",
+        "llmc.quantized_linear",
+        "llmc.quantized_gated_linear",
+        "llmc.quantized_lm_head",
     }
 )
+_LOOKUPS = frozenset({"llmc.embedding", "llmc.quantized_embedding"})
+# Two codes of these lie in a byte, though a graph shows one in each.
+_HALF_BYTE_FORMATS = frozenset({"int4", "nf4", "mxfp4"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
@@ -164,15 +171,16 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
     """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows."""
-    lookups = [u for u in node.users if u in members and _is_lookup(u, node)]
-    return sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+    readers = [u for u in node.users if u in members]
+    lookups = [u for u in readers if _is_lookup(u, node)]
+    total = sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+    is_half = any(dict(_arguments(u)).get("format") in _HALF_BYTE_FORMATS and u.args[1] is node for u in readers)
+    return total / 2 if is_half and not lookups else total
 
 
 def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
     name = _name(user)
-    return (name == "llmc.embedding" and user.args[1] is table) or (
-        name == "llmc.select_rows" and user.args[0] is table
-    )
+    return (name in _LOOKUPS and user.args[1] is table) or (name == "llmc.select_rows" and user.args[0] is table)
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
@@ -191,7 +199,7 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
     name, arguments = _name(node), dict(_arguments(node))
     if name in _PRODUCTS:
-        weight = arguments["weight"].meta["val"]
+        weight = arguments["weight" if "weight" in arguments else "codes"].meta["val"]
         rows = _numel(arguments["x"].meta["val"].shape[:-1], symbols)
         return 2 * rows * weight.shape[0] * weight.shape[1]
     if name in ("llmc.attention", "llmc.paged_attention"):

@@ -6,8 +6,8 @@ import sys
 from collections.abc import Sequence
 from itertools import groupby
 
-from llmc.passes.pipeline import canonical, fusion, serving
-from llmc.passes.rewrite import GraphPass, Pass
+from llmc.passes.pipeline import canonical, fusion, quantization, serving
+from llmc.passes.rewrite import Pass, Rewrite
 
 _NUMERICS = {
     "exact": "the same bits",
@@ -24,6 +24,7 @@ and `llmc explain MODEL` says why. Numerics: {numerics}. What a class allows is 
 """
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
+    ("Quantization", "Codes in the place of weights and activations, as `--quantize` asks.", quantization),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
     ("Fusion", "Fewer trips to memory.", fusion),
 )
@@ -41,7 +42,7 @@ def passes_page() -> str:
 
 def docstring(each: Pass) -> str:
     """The docstring of the file that a pass is written in, or of its own function where the file has none."""
-    function = each.run if isinstance(each, GraphPass) else each.replacement
+    function = each.replacement if isinstance(each, Rewrite) else each.run
     return (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip()
 
 
@@ -49,7 +50,7 @@ def section(passes: Sequence[Pass]) -> str:
     """Title, summary, before → after, and numerics of the passes of one file."""
     summary, _, rest = docstring(passes[0]).partition("\n")
     figures = "\n".join(
-        f"- `{each.name}`: {'pattern' if not isinstance(each, GraphPass) else 'whole graph'}, "
+        f"- `{each.name}`: {'pattern' if isinstance(each, Rewrite) else 'whole graph'}, "
         f"numerics **{each.numerics.value}**, leaves stage {each.stage.value if each.stage else 'as it was'}"
         for each in passes
     )

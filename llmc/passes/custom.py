@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from llmc.errors import LlmcError, OptionError
-from llmc.passes.rewrite import GraphPass, Pass, Rewrite
+from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 
 ENTRY_POINT_GROUP = "llmc.passes"
 
@@ -27,7 +27,7 @@ def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
     order = list(passes)
     placed: dict[str, str] = {}
     for each in added:
-        if not isinstance(each, Rewrite | GraphPass):
+        if not isinstance(each, Rewrite | GraphPass | WeightPass):
             raise OptionError(
                 f"a pass must be a Rewrite or a GraphPass, not {each!r:.80} ({type(each).__name__})",
                 at=f"{each!r:.80}",
@@ -90,7 +90,7 @@ def load_passes(reference: str) -> tuple[Pass, ...]:
     at = f"--passes-from {reference}"
     module = _module(module_name, at)
     if not hasattr(module, attribute):
-        known = [name for name, value in vars(module).items() if isinstance(value, Rewrite | GraphPass)]
+        known = [name for name, value in vars(module).items() if isinstance(value, Rewrite | GraphPass | WeightPass)]
         hint = f"passes in it: {', '.join(known)}" if known else "it defines no passes"
         raise OptionError(f"{module_name} has no {attribute!r}", at=at, fix=hint)
     return _as_passes(getattr(module, attribute), at)
@@ -132,7 +132,7 @@ def _guarded(load: Callable[[], Any], at: str, fix: str) -> Any:
 def _as_passes(value: Any, at: str) -> tuple[Pass, ...]:
     found = tuple(value) if isinstance(value, list | tuple) else (value,)
     for each in found:
-        if not isinstance(each, Rewrite | GraphPass):
+        if not isinstance(each, Rewrite | GraphPass | WeightPass):
             raise OptionError(
                 f"a pass must be a Rewrite or a GraphPass, not {each!r:.80} ({type(each).__name__})",
                 at=at,

@@ -54,7 +54,10 @@ class RefusalRecord:
 
 @dataclass(frozen=True)
 class PassRecord:
-    """One pass of a pipeline run. numerics: a Numerics value; seconds: wall time, verification included."""
+    """One pass of a pipeline run. numerics: a Numerics value; seconds: wall time, verification included.
+
+    budget: what a lossy pass declares, as in WeightPass.
+    """
 
     name: str
     numerics: str
@@ -64,6 +67,7 @@ class PassRecord:
     seconds: float
     nodes_before: int
     nodes_after: int
+    budget: float | None = None
 
     def to_json(self, *, timings: bool = False) -> dict[str, Any]:
         """Plain data. timings: with seconds; without, the same inputs give the same text."""

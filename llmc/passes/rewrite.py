@@ -1,4 +1,5 @@
-"""What a pass is: a Rewrite (patterns, a replacement, a precondition) or a GraphPass (a function over the graph)."""
+"""What a pass is: a Rewrite (patterns and a replacement), a GraphPass (a function over the graph), or a WeightPass
+(one that reads weights and may run the graph)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
+from llmc.passes.model_data import ModelData
 from llmc.passes.rewrite_log import RewriteLog
 
 
@@ -64,7 +66,8 @@ class GraphPass:
 
     Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
-    runner. stage, after: as in Rewrite.
+    runner. stage, after: as in Rewrite. budget: of a lossy pass, the largest |Δlogit| over the logits' spread that
+    `check_passes` lets it make; None for the usual one (debug/check_passes.py).
     """
 
     name: str
@@ -72,6 +75,19 @@ class GraphPass:
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
     after: str | None = None
+    budget: float | None = None
 
 
-Pass = Rewrite | GraphPass
+@dataclass(frozen=True)
+class WeightPass:
+    """A whole-graph pass that needs the data of weights; otherwise like GraphPass."""
+
+    name: str
+    run: Callable[[ModelGraph, BuildOptions, RewriteLog, ModelData], None]
+    numerics: Numerics = Numerics.LOSSY
+    stage: Stage | None = None
+    after: str | None = None
+    budget: float | None = None
+
+
+Pass = Rewrite | GraphPass | WeightPass

@@ -20,10 +20,11 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.verify import verify
 from llmc.options import BuildOptions
 from llmc.passes.match import Match, find_match
+from llmc.passes.model_data import ModelData
 from llmc.passes.pattern import parameters, trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.report import PassRecord, RewriteRecord
-from llmc.passes.rewrite import GraphPass, Pass, Rewrite
+from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
 from llmc.passes.shapes import same_value
 
@@ -49,6 +50,7 @@ def run_pipeline(
     passes: Sequence[Pass],
     options: BuildOptions,
     observer: Observer | None = None,
+    data: ModelData | None = None,
     *,
     before_rewrite: RewriteObserver | None = None,
     essential: Collection[str] = (),
@@ -59,7 +61,8 @@ def run_pipeline(
     before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may
     still be in it). Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or
     for the one after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential`
-    run as if there were none, the others make no further rewrites.
+    run as if there were none, the others make no further rewrites. data: for passes that read weights, which are
+    skipped without it.
     Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
     fails, breaks the graph or misses a contract.
     """
@@ -75,14 +78,14 @@ def run_pipeline(
     records: list[PassRecord] = []
     was_cut = False
     for each in passes:
-        if each.name in options.disable_passes:
+        if each.name in options.disable_passes or (data is None and isinstance(each, WeightPass)):
             continue
         started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
         is_whole = options.finish_cut and each.name in essential
         log.begin_pass(each.name, may_cut=not is_whole, is_added=not _is_own(each))
         is_partial = False
         try:
-            _run_pass(each, result, options, log)
+            _run_pass(each, result, options, log, data)
         except PipelineCut:
             was_cut = is_partial = True
         except PassError as error:
@@ -106,6 +109,7 @@ def run_pipeline(
             seconds,
             size,
             len(nodes.nodes),
+            None if isinstance(each, Rewrite) else each.budget,
         )
         records.append(record)
         if observer is not None:
@@ -117,7 +121,7 @@ def run_pipeline(
 
 def _is_own(each: Pass) -> bool:
     """Whether a pass comes with llmc."""
-    function = each.run if isinstance(each, GraphPass) else each.replacement
+    function = each.replacement if isinstance(each, Rewrite) else each.run
     return str(getattr(function, "__module__", "")).startswith("llmc.")
 
 
@@ -131,9 +135,9 @@ def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
 
 def _check_types(passes: Sequence[Pass]) -> None:
     for index, each in enumerate(passes):
-        if not isinstance(each, Rewrite | GraphPass):
+        if not isinstance(each, Rewrite | GraphPass | WeightPass):
             raise OptionError(
-                f"a pass must be a Rewrite or a GraphPass, not {each!r} ({type(each).__name__})",
+                f"a pass must be a Rewrite, a GraphPass or a WeightPass, not {each!r} ({type(each).__name__})",
                 at=f"passes[{index}]",
                 fix="add your own to the default ones: passes=[*llmc.passes.default(), my_pass]",
             )
@@ -152,9 +156,9 @@ def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
             )
 
 
-def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
     try:
-        _apply(each, graph, options, log)
+        _apply(each, graph, options, log, data)
     except (LlmcError, MemoryError):
         raise
     except Exception as error:  # A pass may be the user's own code, which may raise anything.
@@ -172,9 +176,13 @@ def _raised_at(error: Exception) -> str:
     return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}"
 
 
-def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
     if isinstance(each, GraphPass):
         each.run(graph, options, log)
+        return
+    if isinstance(each, WeightPass):
+        assert data is not None, "weight passes are skipped without data"
+        each.run(graph, options, log, data)
         return
     roots = tuple(dict.fromkeys(trace_pattern(p).root.target for p in each.patterns))
     for _ in range(_MAX_ROUNDS):

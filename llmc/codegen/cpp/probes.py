@@ -16,6 +16,7 @@ from llmc.errors import LlmcError
 from llmc.targets import CpuTarget
 
 Suffix = Literal["f32", "bf16"]
+Operands = Literal["f32", "bf16", "int8"]
 # Of the products that are measured: the most tokens and channels, which the threads' scratch memory is for.
 MAX_TOKENS, MAX_CHANNELS = 512, 2048
 
@@ -30,7 +31,7 @@ def read_bandwidth(target: CpuTarget, threads: int, *, megabytes: int = 256, cac
         return probes.read_bandwidth(memory)
 
 
-def multiply_rate(target: CpuTarget, threads: int, dtype: Suffix, *, cache_dir: Path | None = None) -> float:
+def multiply_rate(target: CpuTarget, threads: int, dtype: Operands, *, cache_dir: Path | None = None) -> float:
     """Floating-point operations per second of the matrix products' inner loop on operands in cache; about 0.1 s.
 
     Raises as read_bandwidth.
@@ -63,7 +64,7 @@ class Probes:
         """Bytes a second."""
         return memory.nbytes / _best(lambda: self._library.llmc_read_all(self._pool, memory.address, memory.nbytes))
 
-    def multiply_rate(self, dtype: Suffix, repeats: int) -> float:
+    def multiply_rate(self, dtype: Operands, repeats: int) -> float:
         """Floating-point operations a second, in cache. repeats: some microseconds each."""
         run = getattr(self._library, f"llmc_multiply_in_cache_{dtype}")
         operations: int = run(self._pool, max(1, repeats // 10))
@@ -138,9 +139,10 @@ def _declare(library: ctypes.CDLL) -> None:
     library.llmc_linear_scratch.argtypes, library.llmc_linear_scratch.restype = (number, number), number
     library.llmc_read_all.argtypes, library.llmc_read_all.restype = (pointer, pointer, number), ctypes.c_uint64
     library.llmc_empty_regions.argtypes, library.llmc_empty_regions.restype = (pointer, number), None
-    for dtype in ("f32", "bf16"):
-        multiply, product = (getattr(library, f"llmc_{name}_{dtype}") for name in ("multiply_in_cache", "linear"))
+    for dtype in ("f32", "bf16", "int8"):
+        multiply = getattr(library, f"llmc_multiply_in_cache_{dtype}")
         multiply.argtypes, multiply.restype = (pointer, number), number
+    for product in (library.llmc_linear_f32, library.llmc_linear_bf16):
         product.argtypes, product.restype = (pointer, pointer), None
 
 

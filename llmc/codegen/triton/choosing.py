@@ -247,6 +247,9 @@ class _OperandCall:
     def weight(self, name: str, layout: Layout) -> str:
         raise NotImplementedError(f"{self.op} has no weights")
 
+    def code_panels(self, layout: Layout) -> str:
+        raise NotImplementedError(f"{self.op} has no weights")
+
     def table(self, name: str) -> Layout:
         raise NotImplementedError(f"{self.op} has no weights")
 

@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.pack import pack
 from llmc.codegen.triton.device_lowered import DeviceLowered
+from llmc.compiler import packed
 from llmc.graph.execute import Chunk
-from llmc.graph.weights import WeightSource, evaluate
+from llmc.graph.weights import WeightSource
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.step import Step
-
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def interpret_steps(
@@ -44,7 +42,7 @@ def interpreter(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = {slot.name: pack(evaluate(r, source), slot.layout, DTYPES[slot.dtype]) for slot, r in pairs}
+    weights = {slot.name: packed(slot, recipe, source) for slot, recipe in pairs}
     return TritonInterpreterExecutor(lowered.program, directory, weights, blocks)
 
 
