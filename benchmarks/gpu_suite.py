@@ -97,8 +97,8 @@ def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
         found.append(Job(f"HF compiled {shape}", peer, 120, needs=needs))
     found.append(Job("kernels", (*module, "benchmarks.gpu.kernels"), 60))
     for shape in shapes:
-        peer = (*module, "benchmarks.gpu.hf_model", str(directory / shape))
-        found.append(Job(f"HF eager {shape}", peer, 40, needs=(f"prepare {shape}",)))
+        eager = (*module, "benchmarks.gpu.hf_model", str(directory / shape))
+        found.append(Job(f"HF eager {shape}", eager, 40, needs=(f"prepare {shape}",)))
     return tuple(found)
 
 
