@@ -73,7 +73,8 @@ def _inverse(lower: Tensor) -> Tensor:
     """Of a lower triangular matrix, by halves: [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹·B·A⁻¹, C⁻¹]]."""
     size = len(lower)
     if size <= _LEAF:
-        return torch.linalg.solve_triangular(lower, torch.eye(size), upper=False)
+        leaf: Tensor = torch.linalg.solve_triangular(lower, torch.eye(size), upper=False)
+        return leaf
     half = size // 2
     result = torch.zeros_like(lower)
     result[:half, :half] = _inverse(lower[:half, :half])
