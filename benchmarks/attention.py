@@ -1,10 +1,11 @@
 """Paged attention beside torch's SDPA: decode in GB/s of keys and values read, prefill in GFLOP/s.
 
-Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--kv-cache int8] [--json]. The shape is Llama-3.2-1B's: 32 query heads
-on 8 KV heads of 64 channels, in blocks of 16 positions. Caches of many layers are read in turn, 256 MB in all, so that
-none is still in the processor's cache; blocks lie in order, as a fresh server hands them out, or shuffled, as an old
-one does. SDPA gets the form that suits it best: contiguous keys and values; in decode the queries of a KV head as its
-tokens, in prefill a copy of the keys and values for each query head.
+Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--kv-cache int8] [--json]. The shape is
+Llama-3.2-1B's: 32 query heads on 8 KV heads of 64 channels, in blocks of 16 positions. Caches of many layers are read
+in turn, 256 MB of bf16 in all, so that none is still in the processor's cache; blocks lie in order, as a fresh server
+hands them out, or shuffled, as an old one does. SDPA gets the form that suits it best: contiguous keys and values, of
+the activations' type; in decode the queries of a KV head as its tokens, in prefill a copy of the keys and values for
+each query head.
 """
 
 from __future__ import annotations
