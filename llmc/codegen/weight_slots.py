@@ -19,7 +19,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived, Recipe, Stored
 from llmc.program import Layout, WeightSlot
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32"}
 _llmc = torch.ops.llmc
 _PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
 
@@ -72,7 +72,7 @@ class WeightSlots:
         stored = torch.float32 if layout is Layout.VECTOR_F32 else dtype
         key = (self._key(weight), layout, stored)
         if key not in self._slots:
-            if stored not in self._backend.float_dtypes:
+            if stored not in self._backend.float_dtypes and stored != torch.int32:
                 raise unsupported(weight, f"a weight is {stored}", "build with dtype float32 or bfloat16")
             shape = tuple(int(s) for s in weight.meta["val"].shape)
             nbytes = packed_nbytes(shape, layout, stored)
