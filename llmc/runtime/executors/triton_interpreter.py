@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+import llmc.ops  # noqa: F401  (registers the ops that the kernels' sources name)
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
