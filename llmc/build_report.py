@@ -17,7 +17,9 @@ from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 from llmc.passes.report import PassRecord
+from llmc.passes.runner import PipelineResult
 from llmc.program import DeviceBinary, Program
+from llmc.quantized_weight import QuantizedWeight
 from llmc.targets import GpuTarget, Target
 
 
@@ -26,6 +28,7 @@ class BuildReport:
     """What a build did, for its closing table. Sizes in bytes; times in seconds.
 
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
+    quantized: what was done to each weight; kv_bytes: of the KV cache, a token.
     decode_bytes, decode_flops: of one step with a single token at context 1. unplanned_bytes: what the
     intermediates would take without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory
     beside the engine; None for a CPU.
@@ -44,12 +47,14 @@ class BuildReport:
     decode_bytes: float
     decode_flops: float
     seconds: dict[str, float]
+    quantized: tuple[QuantizedWeight, ...]
+    kv_bytes: int
 
 
 def build_report(
     path: Path,
     target: Target,
-    passes: tuple[PassRecord, ...],
+    result: PipelineResult,
     program: Program,
     manifest: Manifest,
     seconds: dict[str, float],
@@ -58,7 +63,7 @@ def build_report(
     return BuildReport(
         path=path,
         target=target,
-        passes=passes,
+        passes=result.records,
         kernels=Counter(launch.kernel for launch in program.launches if launch.runs(tokens=1, logit_rows=1)),
         binaries={kernel.name: kernel.binaries for kernel in program.launched_kernels()},
         engine_bytes=sum(record.bytes for record in manifest.files.values()),
@@ -69,6 +74,8 @@ def build_report(
         decode_bytes=manifest.cost["decode_bytes"],
         decode_flops=manifest.cost["decode_flops"],
         seconds=seconds,
+        quantized=result.graph.quantized,
+        kv_bytes=manifest.memory["kv_per_token"],
     )
 
 

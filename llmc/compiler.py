@@ -7,7 +7,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import count
 from pathlib import Path
@@ -17,26 +17,31 @@ from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from llmc.build_report import BuildReport, build_report, manifest_of
+from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.pack import pack
+from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.lowering import Lowered, lower
+from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.codegen.triton.compile import compile_program, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
+from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS
+from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS, QUANTIZATION_NAME
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
-from llmc.graph.weights import Recipe, WeightSource, evaluate
+from llmc.graph.weights import WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
+from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import default
 from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
@@ -118,6 +123,17 @@ class Stages:
         if self.progress is not None:
             self.progress.advance(amount)
 
+    def count(self, name: str, done: int, total: int) -> None:
+        """`done` of `total` steps of a part of a stage are done; the stage goes on when all are."""
+        if self.progress is None:
+            return
+        if done == 0:
+            self.progress.stage(name, total)
+        elif done < total:
+            self.progress.advance(1)
+        else:
+            self.progress.stage("passes", None)
+
 
 def _build(
     model: Model,
@@ -131,6 +147,7 @@ def _build(
     check_dtypes(target, options)
     if isinstance(target, GpuTarget):
         require_triton()
+    check_quantization(target, options)
     with EngineWriter(output) as writer:
         with stages("capture"):
             captured = capture(model, options)
@@ -153,7 +170,7 @@ def _build(
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
             manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
-    return build_report(output, target, result.records, engine.program, manifest, stages.seconds)
+    return build_report(output, target, result, engine.program, manifest, stages.seconds)
 
 
 def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
@@ -177,6 +194,16 @@ def check_dtypes(target: Target, options: BuildOptions) -> None:
             )
 
 
+def check_quantization(target: Target, options: BuildOptions) -> None:
+    """Raise OptionError for a scheme or KV cache that the target has no kernels for, before anything is read."""
+    if isinstance(target, CpuTarget):
+        check_kernels(options, CppBackend(target), target.name)
+    elif isinstance(target, GpuTarget):
+        from llmc.codegen.triton.backend import TritonBackend  # imports Triton, which CPU builds do without
+
+        check_kernels(options, TritonBackend(target), target.name)
+
+
 def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
 ) -> PipelineResult:
@@ -193,7 +220,9 @@ def run_passes(
             check(record, graph)
 
     numbers = count(1)
-    result = run_pipeline(captured.graph, passes, options, observe)
+    tokenizer = next((file for file in captured.tokenizer_files if file.name == "tokenizer.json"), None)
+    data = ModelData(captured.source, tokenizer, stages.count)
+    result = run_pipeline(captured.graph, passes, options, observe, data)
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
@@ -204,6 +233,9 @@ def run_passes(
         )
     records = [record.to_json() for record in result.records]
     writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    if result.graph.quantized:
+        weights = [asdict(weight) for weight in result.graph.quantized]
+        writer.write_text(QUANTIZATION_NAME, json.dumps(weights, indent=1, ensure_ascii=False) + "\n")
     return result
 
 
@@ -258,6 +290,10 @@ def binary_count(engine: LoweredEngine, target: Target) -> int | None:
     return sum(len(program.launched_kernels()) for program in engine.programs.values())
 
 
-def packed(slot: WeightSlot, recipe: Recipe, source: WeightSource) -> Tensor:
+def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource) -> Tensor:
     """One weight in kernel layout; the checkpoint's tensors are read now and dropped after."""
+    if isinstance(recipe, CodesRecipe):
+        zeros = None if recipe.zeros is None else evaluate(recipe.zeros, source)
+        codes, scales = evaluate(recipe.codes, source), evaluate(recipe.scales, source)
+        return pack_codes(codes, scales, zeros, recipe.format, slot.layout)
     return pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype])

@@ -5,19 +5,24 @@ from __future__ import annotations
 import difflib
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
+from llmc.cache_format import parse_cache_format
 from llmc.errors import OptionError
+from llmc.schemes import Quantization, parse_quantization
 
 # What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
-Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows"]
+Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows", "quantized"]
 
 
 class BuildOptions(BaseModel):
     """How to build an engine.
 
     dtype: of weights and activations; auto keeps the checkpoint's; float16 is for GPUs.
-    kv_dtype: of the KV cache; auto is dtype.
+    kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/cache_format.py).
+    quantize: schemes of weights and activations (llmc/schemes.py): one for all, then PATTERN=SCHEME for some modules;
+    a text is split at commas. calibration: a text file, or token ids in a .json, .npy or .txt.ids file, for methods
+    that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number.
@@ -29,6 +34,11 @@ class BuildOptions(BaseModel):
 
     dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
     kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    kv_cache: str = "auto"
+    quantize: tuple[str, ...] = ()
+    calibration: str | None = None
+    calibration_sequences: int = Field(default=32, ge=1, le=65536)
+    calibration_length: int = Field(default=256, ge=16, le=65536)
     max_model_len: int | None = Field(default=None, ge=1)
     max_batch_tokens: int = Field(default=512, ge=1, le=65536)
     max_sequences: int = Field(default=64, ge=1, le=4096)
@@ -38,6 +48,29 @@ class BuildOptions(BaseModel):
     stop_after: int | None = Field(default=None, ge=0)
     allow_fallback: tuple[Contract, ...] = ()
     check_passes: bool = False
+
+    @field_validator("quantize", mode="before")
+    @classmethod
+    def _split(cls, value: Any) -> Any:
+        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+    @field_validator("quantize")
+    @classmethod
+    def _parses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_quantization(value)
+        return value
+
+    @field_validator("kv_cache")
+    @classmethod
+    def _is_cache_format(cls, value: str) -> str:
+        if value != "auto":
+            parse_cache_format(value)
+        return value
+
+    @property
+    def quantization(self) -> Quantization:
+        """What `quantize` says."""
+        return parse_quantization(self.quantize)
 
 
 def parse_options(values: dict[str, Any]) -> BuildOptions:

@@ -9,6 +9,7 @@ import re
 from dataclasses import dataclass, field
 from enum import Enum
 
+from llmc.cache_format import parse_cache_format
 from llmc.errors import EngineFormatError
 
 
@@ -49,12 +50,15 @@ class Layout(Enum):
     """How a weight lies in the file.
 
     ROWS: row-major, as in the checkpoint. PANELS: for linear, lm_head and embedding (kernels/api.h).
-    GATED_PANELS: the same with gate and up rows side by side. VECTOR_F32: a vector widened to fp32.
+    GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
+    weights, scales and zeros included. VECTOR_F32: a vector widened to fp32.
     """
 
     ROWS = "rows"
     PANELS = "panels"
     GATED_PANELS = "gated_panels"
+    CODE_PANELS = "code_panels"
+    GATED_CODE_PANELS = "gated_code_panels"
     VECTOR_F32 = "vector_f32"
 
 
@@ -103,17 +107,29 @@ class WeightSlot:
 
 @dataclass(frozen=True)
 class CacheSlot:
-    """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim]."""
+    """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
+
+    format: of codes (llmc/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
+    """
 
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: str
+    format: str | None = None
+
+    def widths(self) -> tuple[int, int]:
+        """Elements of one head at one position, of keys and of values."""
+        if self.format is None:
+            return self.head_dim, self.value_dim
+        format = parse_cache_format(self.format)
+        return format.position_bytes(self.head_dim), format.position_bytes(self.value_dim)
 
     def key_and_value_bytes(self, block_size: int) -> tuple[int, int]:
         """Bytes of the keys and of the values of one block of this layer."""
-        row = self.kv_heads * block_size * {"F32": 4, "BF16": 2, "F16": 2}[self.dtype]
-        return row * self.head_dim, row * self.value_dim
+        row = self.kv_heads * block_size * {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}[self.dtype]
+        keys, values = self.widths()
+        return row * keys, row * values
 
     def bytes_per_block(self, block_size: int) -> int:
         """Bytes of keys and values of one block of this layer."""
@@ -183,7 +199,8 @@ class RowRange:
 class Launch:
     """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
 
-    A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation.
+    A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation or
+    of a format.
     On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
     expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them. wanted:
     what those are to give; empty for anything. bytes_moved and flops are sympy expressions over the symbols of

@@ -10,13 +10,17 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
 FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid", "library"}
+FOUNDATION |= {"cache_format", "quantized_weight", "schemes"}
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
-    "options": {"errors"},
+    "cache_format": {"errors"},
+    "quantized_weight": set(),
+    "schemes": {"errors"},
+    "options": {"errors", "cache_format", "schemes"},
     "targets": {"errors"},
-    "program": {"errors"},
+    "program": {"errors", "cache_format"},
     "typed_json": {"errors"},
     "grid": {"errors"},
     "library": set(),

@@ -14,6 +14,7 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
+from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.options import BuildOptions
 from llmc.runtime.threads import thread_count
@@ -31,6 +32,16 @@ def build(
     target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU")] = "cpu",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype,
     kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype,
+    quantize: Annotated[
+        list[str] | None,
+        typer.Option(help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)"),
+    ] = None,
+    kv_cache: Annotated[str, typer.Option(help="auto, or codes: int8, int4, fp8")] = _DEFAULTS.kv_cache,
+    calibration: Annotated[Path | None, typer.Option(help="text or token file for methods that look at data")] = None,
+    calibration_sequences: Annotated[
+        int, typer.Option(help="sequences taken from it")
+    ] = _DEFAULTS.calibration_sequences,
+    calibration_length: Annotated[int, typer.Option(help="tokens of each")] = _DEFAULTS.calibration_length,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
     max_sequences: Annotated[
@@ -52,6 +63,11 @@ def build(
         options: dict[str, Any] = {
             "dtype": dtype,
             "kv_dtype": kv_dtype,
+            "quantize": ",".join(quantize or ()),
+            "kv_cache": kv_cache,
+            "calibration": None if calibration is None else str(calibration),
+            "calibration_sequences": calibration_sequences,
+            "calibration_length": calibration_length,
             "max_model_len": max_model_len,
             "max_batch_tokens": max_batch_tokens,
             "max_logit_rows": max_logit_rows,
@@ -69,6 +85,8 @@ def build(
     console = Console()
     console.print(passes_table(report))
     console.print(kernels_table(report))
+    if report.quantized:
+        console.print(quantization_table(report.quantized))
     console.print(summary_table(report))
 
 
@@ -172,6 +190,9 @@ def summary_table(report: BuildReport) -> Table:
     )
     if report.fitting_sequences is not None:
         table.add_row("sequences of full length that fit", str(report.fitting_sequences))
+    if report.quantized:
+        table.add_row("bits a quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
+    table.add_row("KV cache", f"{in_bytes(report.kv_bytes)} a token")
     table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():
         table.add_row(name, in_seconds(seconds))

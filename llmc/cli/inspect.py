@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from llmc.cli.quantization import quantization_table
 from llmc.cli.units import in_bytes
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ def inspect(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     launches: Annotated[bool, typer.Option("--launches", help="every launch with where it comes from")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
+    quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
     context: Annotated[int, typer.Option(help="cached positions of the decode step that costs are for", min=1)] = 1024,
     requests: Annotated[int, typer.Option(help="requests of that step; on GPUs", min=1)] = 1,
     prefill: Annotated[int | None, typer.Option(help="instead, a prompt of so many tokens; on GPUs", min=1)] = None,
@@ -39,6 +41,16 @@ def inspect(
         print_launches(console, directory.program.launches)
     if weights:
         console.print(weight_list(directory))
+    if quantization:
+        print_quantization(console, directory)
+
+
+def print_quantization(console: Console, directory: EngineDirectory) -> None:
+    """What the build's report says of each quantized weight."""
+    from llmc.engine_format.reader import read_quantization
+
+    found = read_quantization(directory)
+    console.print(quantization_table(found) if found else "no weight is quantized")
 
 
 def overview(directory: EngineDirectory) -> Table:

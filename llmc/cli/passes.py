@@ -70,8 +70,8 @@ def pass_list() -> Table:
 
 def summary(each: Pass) -> str:
     """The first line of the docstring of the file that the pass is written in."""
-    from llmc.passes.rewrite import GraphPass
+    from llmc.passes.rewrite import Rewrite
 
-    function = each.run if isinstance(each, GraphPass) else each.replacement
+    function = each.replacement if isinstance(each, Rewrite) else each.run
     text = sys.modules[function.__module__].__doc__ or ""
     return text.strip().partition("\n")[0]

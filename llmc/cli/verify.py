@@ -23,6 +23,12 @@ TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 def verify(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     against: Annotated[Path, typer.Option(help="the Hugging Face directory that it was built from")],
+    perplexity: Annotated[
+        Path | None, typer.Option(help="text file: compare perplexities over all of it, and nothing else")
+    ] = None,
+    max_ratio: Annotated[
+        float | None, typer.Option(help="largest perplexity of the engine over the model's; default: any")
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="text file to run over; default: random token ids")] = None,
     length: Annotated[int, typer.Option(help="tokens a sequence", min=2)] = 256,
     sequences: Annotated[int, typer.Option(help="how many sequences", min=1)] = 4,
@@ -35,6 +41,9 @@ def verify(
     from llmc.debug.compare import compare, hf_logits
     from llmc.runtime.engine import load
 
+    if perplexity is not None:
+        compare_perplexities(engine, against, perplexity, length, max_ratio)
+        return
     with load(engine) as opened:
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
         allowed = TOLERANCE[opened.info.dtype] if tolerance is None else tolerance
@@ -50,15 +59,50 @@ def verify(
         )
 
 
-def token_sequences(engine: Engine, text: Path | None, length: int, count: int, seed: int) -> list[list[int]]:
-    """`count` sequences of `length` tokens, from the text file or drawn evenly from the vocabulary."""
+def compare_perplexities(engine: Path, against: Path, text: Path, length: int, max_ratio: float | None) -> None:
+    """Perplexity of the engine and of the model in its checkpoint's dtype, unquantized, over windows of a text.
+
+    Raises LlmcError if the ratio is above `max_ratio`.
+    """
+    from rich.progress import track
+
+    from llmc.debug.compare import Perplexity, hf_logits
+    from llmc.runtime.engine import load
+
+    with load(engine) as opened:
+        windows = token_sequences(opened, text, min(length, opened.limits.max_model_len), None, 0)
+        reference = hf_logits(against, opened.info.dtype)
+        ours, theirs = Perplexity(), Perplexity()
+        for tokens in track(windows, "perplexity", console=Console(stderr=True)):
+            ours.add(opened.logits(tokens), tokens)
+            theirs.add(reference(tokens), tokens)
+        dtype = opened.info.dtype
+    ratio = ours.value / theirs.value
+    table = Table(title=f"perplexity over {ours.tokens} tokens", title_justify="left", show_header=False)
+    table.add_column()
+    table.add_column(justify="right")
+    table.add_row("engine", f"{ours.value:.4f}")
+    table.add_row(f"model, unquantized, {dtype}", f"{theirs.value:.4f}")
+    table.add_row("ratio", f"{ratio:.4f}")
+    Console().print(table)
+    if max_ratio is not None and not ratio <= max_ratio:
+        raise LlmcError(
+            f"the engine's perplexity is {ratio:.4f} times the model's; {max_ratio} is allowed",
+            at=engine,
+            fix="quantize less: int4-gptq instead of int4, or --quantize auto:5 to see which weights matter",
+        )
+
+
+def token_sequences(engine: Engine, text: Path | None, length: int, count: int | None, seed: int) -> list[list[int]]:
+    """`count` sequences of `length` tokens, from the text file or drawn evenly from the vocabulary; of a text without a
+    count, all."""
     import numpy as np
 
     from llmc.debug.compare import windows
 
     if text is None:
         generator = np.random.default_rng(seed)
-        return [generator.integers(0, engine.info.vocab_size, length).tolist() for _ in range(count)]
+        return [generator.integers(0, engine.info.vocab_size, length).tolist() for _ in range(count or 1)]
     try:
         content = text.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:

@@ -44,6 +44,10 @@ class Call(Protocol):
         """A weight in a layout."""
         ...
 
+    def code_panels(self, layout: Layout) -> str:
+        """A quantized weight, the arguments codes, scales, zeros and format, in a layout."""
+        ...
+
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
         ...

@@ -28,9 +28,9 @@ from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
 from llmc.codegen.pointwise import refusal
 from llmc.codegen.views import View, Views, find_views
+from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import CacheSlot, Program
 from llmc.targets import CpuTarget
@@ -44,7 +44,7 @@ class Lowered:
 
     program: Program
     source: str
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[SlotRecipe, ...]
 
 
 @dataclass(frozen=True)
@@ -53,7 +53,7 @@ class StepPlan:
 
     program: Program
     loops: dict[Loop, str]
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[SlotRecipe, ...]
 
 
 def lower(graph: ModelGraph, target: CpuTarget, options: BuildOptions) -> Lowered:
@@ -126,6 +126,9 @@ def _output_view(graph: ModelGraph, views: Views) -> View:
 def _caches(graph: ModelGraph, backend: Backend) -> tuple[CacheSlot, ...]:
     slots = []
     for cache in graph.caches:
+        if cache.format is not None:
+            slots.append(CacheSlot(cache.kv_heads, cache.head_dim, cache.value_dim, "U8", str(cache.format)))
+            continue
         dtype = dtype_name(cache.dtype)
         if dtype is None or cache.dtype not in backend.float_dtypes:
             raise LoweringError(f"the KV cache cannot be {cache.dtype}", fix="build with kv_dtype float32 or bfloat16")

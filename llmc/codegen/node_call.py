@@ -80,13 +80,16 @@ class NodeCall:
         return str(operand)
 
     def weight(self, name: str, layout: Layout) -> str:
-        view = self._view(name)
-        node = view.value.node
-        if node.name not in self._builder.graph.weights or view != view.value.whole():
-            raise unsupported(self._node, f"its {name} is computed in the step", _FOLD)
+        node = self._weight_node(name)
         x = self._arguments.get("x")
         dtype = node.meta["val"].dtype if x is None else x.meta["val"].dtype
         return str(Operand("weight", self._builder.weights.request(node, layout, dtype).name))
+
+    def code_panels(self, layout: Layout) -> str:
+        parts = [self._weight_node(name) for name in ("codes", "scales")]
+        zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
+        slot = self._builder.weights.request_codes(parts[0], parts[1], zeros, self._arguments["format"], layout)
+        return str(Operand("weight", slot.name))
 
     def table(self, name: str) -> Layout:
         weight = self._view(name).value.node
@@ -109,6 +112,12 @@ class NodeCall:
 
     def limits(self) -> Limits:
         return self._builder.limits
+
+    def _weight_node(self, name: str) -> fx.Node:
+        view = self._view(name)
+        if view.value.node.name not in self._builder.graph.weights or view != view.value.whole():
+            raise unsupported(self._node, f"its {name} is computed in the step", _FOLD)
+        return view.value.node
 
     def _view(self, name: str) -> View:
         view = self._builder.views[self._arguments[name]]

@@ -42,6 +42,11 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         unplanned_arena=Affine(),
         buffers=(),
         weights=tuple(slots),
-        caches=tuple(CacheSlot(c.kv_heads, c.head_dim, c.value_dim, DTYPE_NAMES[c.dtype]) for c in graph.caches),
+        caches=tuple(
+            CacheSlot(
+                c.kv_heads, c.head_dim, c.value_dim, DTYPE_NAMES[c.dtype], None if c.format is None else str(c.format)
+            )
+            for c in graph.caches
+        ),
     )
     return ReferenceEngine(program, serialize_graph(graph), tuple(graph.weights[slot.name] for slot in slots))

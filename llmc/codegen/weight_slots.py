@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import fx
+from torch import Tensor, fx
 
 from llmc.codegen.backend import Backend
 from llmc.codegen.call import arguments_of
 from llmc.codegen.cpp.pack import packed_nbytes
+from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.origin import unsupported
 from llmc.codegen.views import View, Views
 from llmc.graph.model_graph import ModelGraph
@@ -22,6 +24,20 @@ _llmc = torch.ops.llmc
 _PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
 
 
+@dataclass(frozen=True)
+class CodesRecipe:
+    """What code panels are made of, as in llmc/ops/weight_codes.py."""
+
+    codes: Recipe
+    scales: Recipe
+    zeros: Recipe | None
+    format: str
+
+
+# What a slot's tensor is made of, before packing.
+SlotRecipe = Recipe | CodesRecipe
+
+
 class WeightSlots:
     """The slots asked for so far, in the order in which the step first reads them.
 
@@ -30,7 +46,7 @@ class WeightSlots:
 
     def __init__(self, graph: ModelGraph, views: Views, backend: Backend) -> None:
         self._graph, self._backend = graph, backend
-        self._slots: dict[tuple[Hashable, Layout, torch.dtype], tuple[WeightSlot, Recipe]] = {}
+        self._slots: dict[tuple[Hashable, Layout, Hashable], tuple[WeightSlot, SlotRecipe]] = {}
         self._in_panels: set[tuple[Hashable, torch.dtype]] = set()
         for node in graph.graph.nodes:
             if backend.has_panels and node.target in _PRODUCTS:
@@ -43,7 +59,7 @@ class WeightSlots:
         """In the order of the engine's weight pointers."""
         return tuple(slot for slot, _ in self._slots.values())
 
-    def recipes(self) -> tuple[Recipe, ...]:
+    def recipes(self) -> tuple[SlotRecipe, ...]:
         """What each slot's tensor is made of, before packing."""
         return tuple(recipe for _, recipe in self._slots.values())
 
@@ -62,6 +78,22 @@ class WeightSlots:
             nbytes = packed_nbytes(shape, layout, stored)
             slot = WeightSlot(self._name(weight, layout), _DTYPES[stored], shape, layout, nbytes)
             self._slots[key] = slot, self._graph.weights[weight.name]
+        return self._slots[key][0]
+
+    def request_codes(
+        self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str, layout: Layout
+    ) -> WeightSlot:
+        """The slot of a quantized weight's three placeholders in code panels."""
+        parts = (codes, scales, *(() if zeros is None else (zeros,)))
+        key = (tuple(self._key(part) for part in parts), layout, format)
+        if key not in self._slots:
+            shape = tuple(int(s) for s in codes.meta["val"].shape)
+            given: Tensor = scales.meta["val"]
+            size = CodeShape(shape, int(given.shape[1]), format, given.dtype, zeros is not None)
+            slot = WeightSlot(self._name(codes, layout), "U8", shape, layout, size.nbytes(layout))
+            recipes = [self._graph.weights[part.name] for part in parts]
+            recipe = CodesRecipe(recipes[0], recipes[1], None if zeros is None else recipes[2], format)
+            self._slots[key] = slot, recipe
         return self._slots[key][0]
 
     def _name(self, weight: fx.Node, layout: Layout) -> str:

@@ -70,6 +70,24 @@ def compare(engine: LogitFunction, reference: LogitFunction, sequences: Sequence
     )
 
 
+class Perplexity:
+    """exp of the mean negative log-likelihood of next tokens, gathered sequence by sequence. tokens: how many."""
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        self._total = 0.0
+
+    def add(self, logits: Logits, tokens: Sequence[int]) -> None:
+        """Take in one sequence. logits: [tokens, vocabulary]."""
+        self._total += negative_log_likelihood(logits.astype(np.float64), tokens)
+        self.tokens += len(tokens) - 1
+
+    @property
+    def value(self) -> float:
+        """Of what was added so far."""
+        return float(np.exp(self._total / self.tokens))
+
+
 def negative_log_likelihood(logits: npt.NDArray[np.float64], tokens: Sequence[int]) -> float:
     """Sum over positions of -log p(next token), natural. logits: [tokens, vocabulary]."""
     scores = logits[:-1]

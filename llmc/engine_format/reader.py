@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from dataclasses import dataclass
@@ -14,8 +15,9 @@ from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.program import Program
 from llmc.program_json import program_from_json
+from llmc.quantized_weight import QuantizedWeight
 from llmc.targets import CpuTarget, is_gpu_target, missing_features
-from llmc.typed_json import REBUILD
+from llmc.typed_json import REBUILD, from_json
 
 PROGRAM_NAME = "program.json"
 # The programs of an engine's further GPUs: PROGRAMS/TARGET.json.
@@ -24,6 +26,8 @@ PROGRAMS = "programs"
 # and the dynamic loader knows libraries by their paths.
 LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
 GRAPH_NAME = "graph.json"
+# What quantization did to each weight; absent from an engine without.
+QUANTIZATION_NAME = "report/quantization.json"
 REFERENCE_TARGET = "reference"
 
 
@@ -76,6 +80,18 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
     if check_machine:
         check_target(path, manifest.target)
     return EngineDirectory(path, manifest, program, executable, tensors, programs)
+
+
+def read_quantization(directory: EngineDirectory) -> tuple[QuantizedWeight, ...]:
+    """What quantization did to each weight; empty for an engine without. Raises EngineFormatError."""
+    if QUANTIZATION_NAME not in directory.manifest.files:
+        return ()
+    path = directory.path / QUANTIZATION_NAME
+    try:
+        content = json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise EngineFormatError(f"it is no JSON: {error}", at=path, fix=REBUILD) from None
+    return from_json(tuple[QuantizedWeight, ...], content, str(path))
 
 
 def check_directory(path: Path) -> None:

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from llmc.errors import CaptureError
 from llmc.graph import hf_hooks
 from llmc.graph.capture_program import graph_from_program
-from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.checkpoint import SafetensorsSource, read_json
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
 from llmc.graph.hf_config import (
     check_directory,
@@ -25,6 +25,8 @@ from llmc.graph.hf_config import (
 from llmc.graph.hf_names import stored_recipes
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.quantization_config import is_quantized
+from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
@@ -35,7 +37,8 @@ def capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGrap
     check_directory(directory)
     config, model_class = load_config(directory)
     check_rope(config, directory / "config.json")
-    source = SafetensorsSource(directory)
+    quantized = is_quantized(read_json(directory / "config.json"))
+    source = QuantizedSource(directory) if quantized else SafetensorsSource(directory)
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     config._attn_implementation = hf_hooks.implementation_for(model_class)
     with torch.device("meta"), valid_values(config.model_type, directory / "config.json"):

@@ -133,6 +133,7 @@ _PER_ELEMENT = {
     "llmc.gated_activation": 5,
     "llmc.rope_angles": 20,
     "llmc.embedding": 0,
+    "llmc.quantized_embedding": 1,
     "llmc.select_rows": 0,
     "llmc.kv_write": 0,
     "aten.cat": 0,
@@ -146,8 +147,14 @@ _PRODUCTS = frozenset(
         "llmc.lm_head",
         "llmc.norm_linear",
         "llmc.norm_gated_linear",
+        "llmc.quantized_linear",
+        "llmc.quantized_gated_linear",
+        "llmc.quantized_lm_head",
     }
 )
+_LOOKUPS = frozenset({"llmc.embedding", "llmc.quantized_embedding"})
+# Two codes of these lie in a byte, though a graph shows one in each.
+_HALF_BYTE_FORMATS = frozenset({"int4", "nf4", "mxfp4"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
@@ -172,8 +179,11 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
     """Bytes of a tensor; of an embedding table only the rows that are looked up."""
-    lookups = [u for u in node.users if u in members and _name(u) == "llmc.embedding" and u.args[1] is node]
-    return sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+    readers = [u for u in node.users if u in members]
+    lookups = [u for u in readers if _name(u) in _LOOKUPS and u.args[1] is node]
+    total = sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+    is_half = any(dict(_arguments(u)).get("format") in _HALF_BYTE_FORMATS and u.args[1] is node for u in readers)
+    return total / 2 if is_half and not lookups else total
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
@@ -192,7 +202,7 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
     name, arguments = _name(node), dict(_arguments(node))
     if name in _PRODUCTS:
-        weight = arguments["weight"].meta["val"]
+        weight = arguments["weight" if "weight" in arguments else "codes"].meta["val"]
         rows = _numel(arguments["x"].meta["val"].shape[:-1], symbols)
         return 2 * rows * weight.shape[0] * weight.shape[1]
     if name in ("llmc.attention", "llmc.paged_attention"):

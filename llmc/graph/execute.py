@@ -85,8 +85,8 @@ class _Caches:
         sequences = max(chunk.sequence for chunk in chunks) + 1
         self.tensors: dict[str, Tensor] = {}
         for i, cache in enumerate(graph.caches):
-            for part, dim in (("k", cache.head_dim), ("v", cache.value_dim)):
-                shape = (sequences * self.blocks, cache.kv_heads, block_size, dim)
+            for part in "kv":
+                shape = (sequences * self.blocks, cache.kv_heads, block_size, cache.width(part))
                 self.tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=cache.dtype)
 
     def table(self, sequence: int) -> list[int]:

@@ -61,11 +61,6 @@ def load_config(directory: Path) -> tuple[Any, Any]:
         raise CheckpointError("config.json names no model_type", at=file, fix="use a transformers checkpoint")
     if settings.get("is_encoder_decoder"):
         raise _not_a_decoder(model_type, "is an encoder-decoder model", file)
-    if settings.get("quantization_config"):
-        method = settings["quantization_config"].get("quant_method", "unknown")
-        raise CheckpointError(
-            f"the checkpoint is quantized ({method})", at=file, fix="use the original F32, BF16 or F16 checkpoint"
-        )
     if model_type not in CONFIG_MAPPING:
         if settings.get("auto_map"):
             raise CheckpointError(
@@ -84,6 +79,9 @@ def load_config(directory: Path) -> tuple[Any, Any]:
     model_class = getattr(transformers, class_name)
     with valid_values(model_type, file):
         config = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
+    # Weights are read as codes by graph/quantized_checkpoint.py; the model is captured as if they were none.
+    if hasattr(config, "quantization_config"):
+        del config.quantization_config
     # A vision-language checkpoint's decoder takes the text part of the config, as in AutoModelForCausalLM.
     if model_class.config_class is config.sub_configs.get("text_config"):
         config = config.get_text_config()

@@ -8,10 +8,11 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.weights import Recipe, Stored
 
 
-def stored_recipes(model: Any, source: SafetensorsSource) -> dict[str, Recipe]:
+def stored_recipes(model: Any, source: SafetensorsSource | QuantizedSource) -> dict[str, Recipe]:
     """A Stored recipe for every parameter and saved buffer, by its name in the model; tied ones get equal recipes.
 
     Raises CheckpointError that names tensors which the checkpoint lacks, or whose shape or type does not fit.

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from llmc.cache_format import CacheFormat
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
+from llmc.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True)
@@ -30,13 +32,19 @@ class ModelInfo:
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """The paged KV cache of one attention layer."""
+    """The paged KV cache of one attention layer. format: of codes, in a cache of dtype uint8."""
 
     layer: int
     kv_heads: int
     head_dim: int
     value_dim: int
     dtype: torch.dtype
+    format: CacheFormat | None = None
+
+    def width(self, part: str) -> int:
+        """Elements of one head at one position. part: "k" or "v"."""
+        channels = self.head_dim if part == "k" else self.value_dim
+        return channels if self.format is None else self.format.position_bytes(channels)
 
 
 @dataclass
@@ -55,6 +63,7 @@ class ModelGraph:
     weights: dict[str, Recipe]
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
+    quantized: tuple[QuantizedWeight, ...] = ()
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""
@@ -71,4 +80,4 @@ class ModelGraph:
         output = graph.graph_copy(self.graph, mapping)
         if output is not None:
             graph.output(output)
-        return ModelGraph(graph, self.stage, dict(self.weights), self.info, self.caches)
+        return ModelGraph(graph, self.stage, dict(self.weights), self.info, self.caches, self.quantized)

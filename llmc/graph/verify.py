@@ -91,6 +91,14 @@ _MODEL_OPS = frozenset(
         "llmc.rope_angles.default",
     }
 )
+_QUANTIZATION_OPS = frozenset(
+    {
+        "llmc.dequantize.default",
+        "llmc.dequantize_tokens.default",
+        "llmc.quantize_tokens.default",
+        "llmc.select_channels.default",
+    }
+)
 _WHOLE_SEQUENCE_OPS = frozenset({"llmc.attention.default"})
 _PAGED_OPS = frozenset({"llmc.kv_write.default", "llmc.paged_attention.default", "llmc.select_rows.default"})
 _FUSED_OPS = frozenset(
@@ -99,10 +107,14 @@ _FUSED_OPS = frozenset(
         "llmc.add_rms_norm.default",
         "llmc.fused_linear.default",
         "llmc.gated_linear.default",
+        "llmc.quantized_embedding.default",
+        "llmc.quantized_gated_linear.default",
+        "llmc.quantized_linear.default",
+        "llmc.quantized_lm_head.default",
         "llmc.rope_kv_write.default",
     }
 )
-_TOKENWISE = _MODEL_OPS | POINTWISE | REDUCTIONS | SHAPE_OPS
+_TOKENWISE = _MODEL_OPS | _QUANTIZATION_OPS | POINTWISE | REDUCTIONS | SHAPE_OPS
 
 # llmc:: ops are named as text, since this package is below the one that registers them.
 # Captured graphs may hold any functional aten op as well; see _is_captured.

@@ -1,6 +1,21 @@
 """The llmc:: ops, one file each (or one family): importing this package registers them all with torch."""
 
-from llmc.ops import activation, attention, embedding, kv_cache, linear, norm, norm_linear, rope, sampling, select_rows
+from llmc.ops import (
+    activation,
+    attention,
+    embedding,
+    kv_cache,
+    linear,
+    norm,
+    norm_linear,
+    quantized_linear,
+    rope,
+    sampling,
+    select_channels,
+    select_rows,
+    token_codes,
+    weight_codes,
+)
 from llmc.ops.registry import OPS, Op
 
 __all__ = [
@@ -13,7 +28,11 @@ __all__ = [
     "linear",
     "norm",
     "norm_linear",
+    "quantized_linear",
     "rope",
     "sampling",
+    "select_channels",
     "select_rows",
+    "token_codes",
+    "weight_codes",
 ]

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from llmc.ops.cache_codes import read_codes
 from llmc.ops.registry import op
 
 
@@ -93,13 +94,16 @@ def _fake_paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    cache_format: str | None = None,
+    value_dim: int | None = None,
 ) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+    return q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
 
 
 @op(
     "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_starts, Tensor context_lens, "
-    "Tensor block_tables, float scale, int? window=None, float? softcap=None, Tensor? sinks=None) -> Tensor",
+    "Tensor block_tables, float scale, int? window=None, float? softcap=None, Tensor? sinks=None, "
+    "str? cache_format=None, int? value_dim=None) -> Tensor",
     fake=_fake_paged_attention,
 )
 def paged_attention(
@@ -113,6 +117,8 @@ def paged_attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    cache_format: str | None = None,
+    value_dim: int | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -120,12 +126,20 @@ def paged_attention(
     query_starts[r]:query_starts[r + 1], which are the last of its context_lens[r] cached positions; its position p
     lies in block block_tables[r, p // block_size]. query_starts: [requests + 1], context_lens: [requests],
     block_tables: [requests, max_blocks], all int32. Caches as in kv_write. Returns [tokens, heads, value_dim].
+    cache_format, value_dim: of caches that hold codes (cache_codes.py), which their shape does not show.
     """
-    out = q.new_empty((q.shape[0], q.shape[1], v_cache.shape[3]))
+    out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
     block_size = k_cache.shape[2]
     for r, length in enumerate(context_lens.tolist()):
         start, end = int(query_starts[r]), int(query_starts[r + 1])
         blocks = block_tables[r, : -(-length // block_size)].long()
-        k, v = (cache[blocks].transpose(1, 2).flatten(0, 1)[:length] for cache in (k_cache, v_cache))
+        k, v = (
+            _cached(cache[blocks], channels, cache_format).transpose(1, 2).flatten(0, 1)[:length]
+            for cache, channels in ((k_cache, q.shape[2]), (v_cache, out.shape[2]))
+        )
         out[start:end] = attend(q[start:end], k, v, length - (end - start), scale, window, softcap, sinks).to(q.dtype)
     return out
+
+
+def _cached(blocks: Tensor, channels: int, cache_format: str | None) -> Tensor:
+    return blocks if cache_format is None else read_codes(blocks, channels, cache_format)

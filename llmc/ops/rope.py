@@ -62,13 +62,14 @@ def _fake_rope_kv_write(
     v_cache: Tensor,
     slot_mapping: Tensor,
     interleaved: bool,
+    cache_format: str | None = None,
 ) -> Tensor:
     return q.new_empty(q.shape)
 
 
 @op(
     "rope_kv_write(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor slot_mapping, bool interleaved) -> Tensor",
+    "Tensor slot_mapping, bool interleaved, str? cache_format=None) -> Tensor",
     fake=_fake_rope_kv_write,
 )
 def rope_kv_write(
@@ -81,11 +82,12 @@ def rope_kv_write(
     v_cache: Tensor,
     slot_mapping: Tensor,
     interleaved: bool,
+    cache_format: str | None = None,
 ) -> Tensor:
     """Rotate q and k, write k and v to their slots, return q rotated: llmc::rope twice and llmc::kv_write in one pass.
 
     q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim]; the rest as in rope and kv_write.
     """
-    write_slots(rotate(k, cos, sin, interleaved), k_cache, slot_mapping)
-    write_slots(v, v_cache, slot_mapping)
+    write_slots(rotate(k, cos, sin, interleaved), k_cache, slot_mapping, cache_format)
+    write_slots(v, v_cache, slot_mapping, cache_format)
     return rotate(q, cos, sin, interleaved)

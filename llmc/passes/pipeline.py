@@ -33,13 +33,18 @@ from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
 from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
+from llmc.passes.quantization.fuse_quantized import fuse_quantized
+from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
+from llmc.passes.quantization.quantize_weights import quantize_weights
+from llmc.passes.quantization.read_codes import read_codes
+from llmc.passes.quantization.scale_channels import scale_channels
 from llmc.passes.rewrite import Pass
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 
 
 def default() -> tuple[Pass, ...]:
     """Every pass of a build, in order."""
-    return (*canonical(), *serving(), *fusion())
+    return (*canonical(), *quantization(), *serving(), *fusion())
 
 
 def canonical() -> tuple[Pass, ...]:
@@ -75,9 +80,14 @@ def canonical() -> tuple[Pass, ...]:
     )
 
 
+def quantization() -> tuple[Pass, ...]:
+    """Codes in the place of weights and activations, as the option `quantize` asks; nothing without it."""
+    return (read_codes, scale_channels, quantize_weights)
+
+
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
-    return (page_kv_cache, cast_kv_cache, select_logit_rows)
+    return (page_kv_cache, cast_kv_cache, quantize_kv_cache, select_logit_rows)
 
 
 def fusion() -> tuple[Pass, ...]:
@@ -89,4 +99,5 @@ def fusion() -> tuple[Pass, ...]:
         fuse_linear_residual,
         fuse_add_norm,
         fuse_rope_kv_write,
+        fuse_quantized,
     )

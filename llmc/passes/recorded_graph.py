@@ -59,7 +59,7 @@ def recorded_copy(graph: ModelGraph) -> tuple[ModelGraph, RecordedGraph]:
     nodes = RecordedGraph()
     mapping: dict[fx.Node, fx.Node] = {}
     nodes.output(nodes.graph_copy(graph.graph, mapping))
-    return ModelGraph(nodes, graph.stage, dict(graph.weights), graph.info, graph.caches), nodes
+    return ModelGraph(nodes, graph.stage, dict(graph.weights), graph.info, graph.caches, graph.quantized), nodes
 
 
 def new_weight(graph: ModelGraph, name: str, recipe: Recipe, like: Any) -> fx.Node:

@@ -1,4 +1,5 @@
-"""What a pass is: a Rewrite (patterns, a replacement, a precondition) or a GraphPass (a function over the graph)."""
+"""What a pass is: a Rewrite (patterns and a replacement), a GraphPass (a function over the graph), or a WeightPass
+(one that reads weights and may run the graph)."""
 
 from __future__ import annotations
 
@@ -12,6 +13,7 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
+from llmc.passes.model_data import ModelData
 from llmc.passes.rewrite_log import RewriteLog
 
 
@@ -69,4 +71,14 @@ class GraphPass:
     stage: Stage | None = None
 
 
-Pass = Rewrite | GraphPass
+@dataclass(frozen=True)
+class WeightPass:
+    """A whole-graph pass that needs the data of weights; otherwise like GraphPass."""
+
+    name: str
+    run: Callable[[ModelGraph, BuildOptions, RewriteLog, ModelData], None]
+    numerics: Numerics = Numerics.LOSSY
+    stage: Stage | None = None
+
+
+Pass = Rewrite | GraphPass | WeightPass

@@ -19,10 +19,11 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.verify import verify
 from llmc.options import BuildOptions
 from llmc.passes.match import Match, find_match
+from llmc.passes.model_data import ModelData
 from llmc.passes.pattern import parameters, trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.report import PassRecord
-from llmc.passes.rewrite import GraphPass, Pass, Rewrite
+from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
 from llmc.passes.shapes import same_value
 
@@ -42,11 +43,16 @@ class PipelineResult:
 
 
 def run_pipeline(
-    graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions, observer: Observer | None = None
+    graph: ModelGraph,
+    passes: Sequence[Pass],
+    options: BuildOptions,
+    observer: Observer | None = None,
+    data: ModelData | None = None,
 ) -> PipelineResult:
     """Run passes in order on a copy of the graph.
 
-    observer: called after each pass with its record and the graph, which it must not change. Cut by
+    observer: called after each pass with its record and the graph, which it must not change. data: for passes that
+    read weights, which are skipped without it. Cut by
     options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one after.
     Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
     breaks the graph or a contract is missed.
@@ -58,12 +64,12 @@ def run_pipeline(
     records: list[PassRecord] = []
     was_cut = False
     for each in passes:
-        if each.name in options.disable_passes:
+        if each.name in options.disable_passes or (data is None and isinstance(each, WeightPass)):
             continue
         started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
         log.begin_pass(each.name)
         try:
-            _run_pass(each, result, options, log)
+            _run_pass(each, result, options, log, data)
         except PipelineCut:
             was_cut = True
         except PassError as error:
@@ -104,9 +110,9 @@ def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
 
 def _check_types(passes: Sequence[Pass]) -> None:
     for index, each in enumerate(passes):
-        if not isinstance(each, Rewrite | GraphPass):
+        if not isinstance(each, Rewrite | GraphPass | WeightPass):
             raise OptionError(
-                f"a pass must be a Rewrite or a GraphPass, not {each!r} ({type(each).__name__})",
+                f"a pass must be a Rewrite, a GraphPass or a WeightPass, not {each!r} ({type(each).__name__})",
                 at=f"passes[{index}]",
                 fix="add your own to the default ones: passes=[*llmc.passes.default(), my_pass]",
             )
@@ -125,9 +131,13 @@ def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
             )
 
 
-def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
     if isinstance(each, GraphPass):
         each.run(graph, options, log)
+        return
+    if isinstance(each, WeightPass):
+        assert data is not None, "weight passes are skipped without data"
+        each.run(graph, options, log, data)
         return
     roots = tuple(dict.fromkeys(trace_pattern(p).root.target for p in each.patterns))
     for _ in range(_MAX_ROUNDS):

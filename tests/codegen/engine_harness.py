@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.build import compile_engine
-from llmc.codegen.cpp.pack import pack
 from llmc.codegen.lowering import Lowered
+from llmc.compiler import packed
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
-from llmc.graph.weights import WeightSource, evaluate
+from llmc.graph.weights import WeightSource
 from llmc.program import Program
 from llmc.targets import CpuTarget
 
@@ -62,9 +62,9 @@ class OpenEngine:
         self.call_step: Callable[..., object] = lambda function, engine, step: function(engine, step)
         size = program.limits.block_size
         self.caches = [
-            torch.zeros((sequences * blocks, c.kv_heads, size, dim), dtype=TORCH_DTYPES[c.dtype])
+            torch.zeros(sequences * blocks * nbytes // TORCH_DTYPES[c.dtype].itemsize, dtype=TORCH_DTYPES[c.dtype])
             for c in program.caches
-            for dim in (c.head_dim, c.value_dim)
+            for nbytes in c.key_and_value_bytes(size)
         ]
         limits = program.limits
         arena_bytes = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
@@ -136,7 +136,7 @@ def run_engine(
 def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:
     """Each weight as the kernels read it."""
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = [pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype]) for slot, recipe in pairs]
+    weights = [packed(slot, recipe, source) for slot, recipe in pairs]
     for slot, weight in zip(lowered.program.weights, weights, strict=True):
         assert weight.nbytes == slot.nbytes
     return weights

@@ -178,7 +178,7 @@ def test_wrong_shape_is_named(tmp_path: Path) -> None:
         ({"model_type": None}, CheckpointError, "names no model_type"),
         ({"model_type": "t5", "is_encoder_decoder": True}, CaptureError, "'t5' is an encoder-decoder model"),
         ({"model_type": "vit"}, CaptureError, "'vit' has no causal language model"),
-        ({"quantization_config": {"quant_method": "gptq"}}, CheckpointError, r"quantized \(gptq\)"),
+        ({"quantization_config": {"quant_method": "hqq"}}, CheckpointError, "quantized by 'hqq'"),
         ({"hidden_size": "wide"}, CheckpointError, "does not make a llama model: .*'hidden_size'"),
         ({"hidden_act": "sillu"}, CheckpointError, "does not make a llama model: .*sillu"),
         (

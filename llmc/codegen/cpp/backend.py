@@ -9,7 +9,7 @@ from torch import fx
 
 from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Argument, Call, arguments_of
-from llmc.codegen.cpp.kernel_table import KERNELS, SUFFIXES, supports
+from llmc.codegen.cpp.kernel_table import KERNELS, SUFFIXES, suffix, supports
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
 from llmc.program import RowCount
@@ -36,7 +36,7 @@ class CppBackend:
         kernel, given = KERNELS[node.target], arguments_of(node)
         arguments: dict[str, Argument] = {n: a for n, a in kernel.arguments(call).items() if a is not None}
         base = kernel.function if isinstance(kernel.function, str) else kernel.function(call)
-        name = "_".join([base, *(SUFFIXES[given[s].meta["val"].dtype] for s in kernel.suffixes)])
+        name = "_".join([base, *(suffix(given, s) or "" for s in kernel.suffixes)])
         return ((KernelCall(name, arguments),),)
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:

@@ -36,9 +36,11 @@ def read_bandwidth(target: CpuTarget, threads: int, *, megabytes: int = 256, cac
 
 
 def multiply_rate(
-    target: CpuTarget, threads: int, dtype: Literal["f32", "bf16"], *, cache_dir: Path | None = None
+    target: CpuTarget, threads: int, dtype: Literal["f32", "bf16", "int8"], *, cache_dir: Path | None = None
 ) -> float:
-    """Floating-point operations per second of the matrix products' inner loop on operands in cache; about 0.1 s.
+    """Operations per second of the matrix products' inner loop on operands in cache; about 0.1 s.
+
+    dtype: of the activations and weights.
 
     Raises as read_bandwidth.
     """
@@ -57,7 +59,8 @@ def _pool(target: CpuTarget, threads: int, cache_dir: Path | None) -> Iterator[t
     library.llmc_pool_destroy.argtypes = (ctypes.c_void_p,)
     library.llmc_read_all.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_int64)
     library.llmc_read_all.restype = ctypes.c_uint64
-    for multiply in (library.llmc_multiply_in_cache_f32, library.llmc_multiply_in_cache_bf16):
+    for dtype in ("f32", "bf16", "int8"):
+        multiply = getattr(library, f"llmc_multiply_in_cache_{dtype}")
         multiply.argtypes = (ctypes.c_void_p, ctypes.c_int64)
         multiply.restype = ctypes.c_int64
     pool = library.llmc_pool_create(threads, 64)

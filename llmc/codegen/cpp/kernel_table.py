@@ -10,6 +10,7 @@ import torch
 from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
+from llmc.cache_format import parse_cache_format
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
@@ -37,13 +38,18 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     kernel = KERNELS.get(node.target)
     if kernel is None:
         return Refusal(f"no kernel for {target.name} computes {node.target}", node)
-    tensors = {name: a.meta["val"] for name, a in arguments_of(node).items() if isinstance(a, fx.Node)}
+    given = arguments_of(node)
+    tensors = {name: a.meta["val"] for name, a in given.items() if isinstance(a, fx.Node)}
     for name in kernel.suffixes:
-        if tensors[name].dtype not in SUFFIXES:
+        if suffix(given, name) is None:
             return Refusal(f"{name} is {tensors[name].dtype}; kernels know float32 and bfloat16", node)
+    if given.get("cache_format") is not None:
+        return _cache_refusal(node, given, tensors)
     for name, ranks in kernel.ranks.items():
         if tensors[name].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensors[name].shape)}; the kernel takes rank {ranks}", node)
+    if "codes" in tensors:
+        return _codes_refusal(node, given, tensors)
     x, weight = tensors.get("x"), tensors.get("weight")
     if node.target in _NORMS or x is None or weight is None:
         return None
@@ -52,7 +58,47 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     return None
 
 
+def suffix(given: Mapping[str, Any], name: str) -> str | None:
+    """How kernels' names say a tensor argument's element type, or what codes a cache holds; None for no kernel's."""
+    dtype = given[name].meta["val"].dtype
+    if dtype == torch.uint8 and given.get("cache_format") is not None:
+        return parse_cache_format(given["cache_format"]).codes
+    return SUFFIXES.get(dtype)
+
+
+def _cache_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
+    heads = [tensors[name].shape[2] for name in ("q", "k", "v") if name in tensors]
+    widest = max(*heads, given.get("value_dim") or 0)
+    if widest > _CODED_HEAD:
+        return Refusal(f"heads have {widest} channels; kernels put {_CODED_HEAD} at most into codes", node)
+    return None
+
+
+def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
+    format, x_format = given["format"], given.get("x_format", "none")
+    if x_format not in _X_FORMATS[format]:
+        return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
+    if tensors["scales"].dtype not in _SCALES:
+        return Refusal(f"scales are {tensors['scales'].dtype}; kernels know {', '.join(map(str, _SCALES))}", node)
+    columns, groups = tensors["codes"].shape[1], tensors["scales"].shape[1]
+    if groups > 1 and columns // groups % 16:
+        return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
+    if given.get("dtype", torch.float32) not in SUFFIXES:
+        return Refusal(f"the result is {given['dtype']}; kernels know float32 and bfloat16", node)
+    return None
+
+
 SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_CODED_HEAD = 1024  # LLMC_CODED_HEAD
+_SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+# What activations of products with weights of a format can be rounded to.
+_X_FORMATS = {
+    "int8": ("none", "int8"),
+    "int4": ("none", "int8"),
+    "fp8": ("none", "fp8"),
+    "nf4": ("none",),
+    "mxfp4": ("none",),
+}
 
 
 def _product(call: Call, layout: Layout) -> dict[str, Argument]:
@@ -83,6 +129,66 @@ def _fused_linear(call: Call) -> dict[str, Argument]:
 def _gated_linear(call: Call) -> dict[str, Argument]:
     product = _product(call, Layout.GATED_PANELS)
     return product | {"y": call.result(), "activation": call.plain("activation"), "scale": 1.0}
+
+
+def _codes(call: Call) -> dict[str, Argument]:
+    return {
+        "format": call.plain("format"),
+        "scale_type": _SCALES[call.dtype("scales")],
+        "has_zeros": call.plain("zeros") is not None,
+    }
+
+
+def _quantized_product(call: Call, layout: Layout) -> dict[str, Argument]:
+    out, channels = call.shape("codes")
+    return {
+        "tokens": call.count("x"),
+        "in": channels,
+        "out": out // 2 if layout is Layout.GATED_CODE_PANELS else out,
+        "group": channels // call.shape("scales")[1],
+        "x": call.rows("x"),
+        "weight": call.code_panels(layout),
+        "x_scale": call.vector("x_scale"),
+        "bias": call.vector("bias"),
+        "y": call.result(),
+        "activation": "identity",
+        "scale": 1.0,
+        "x_format": call.plain("x_format"),
+    } | _codes(call)
+
+
+def _quantized_linear(call: Call) -> dict[str, Argument]:
+    fused: dict[str, Argument] = {
+        "residual": call.rows("residual"),
+        "activation": call.plain("activation"),
+        "scale": call.plain("scale"),
+    }
+    return _in_order(_quantized_product(call, Layout.CODE_PANELS) | fused, _QUANTIZED_FIELDS)
+
+
+def _quantized_gated_linear(call: Call) -> dict[str, Argument]:
+    product = _quantized_product(call, Layout.GATED_CODE_PANELS) | {"activation": call.plain("activation")}
+    return _in_order(product, _QUANTIZED_FIELDS)
+
+
+def _quantized_lm_head(call: Call) -> dict[str, Argument]:
+    return _in_order(_quantized_product(call, Layout.CODE_PANELS), _QUANTIZED_FIELDS)
+
+
+def _quantized_embedding(call: Call) -> dict[str, Argument]:
+    channels = call.shape("codes")[1]
+    return {
+        "tokens": call.count("ids"),
+        "channels": channels,
+        "group": channels // call.shape("scales")[1],
+        "ids": call.vector("ids"),
+        "weight": call.code_panels(Layout.CODE_PANELS),
+        "y": call.result(),
+    } | _codes(call)
+
+
+def _quantized_embedding_function(call: Call) -> str:
+    return f"llmc_quantized_embedding_{SUFFIXES[call.plain('dtype')]}"
 
 
 def _embedding(call: Call) -> dict[str, Argument]:
@@ -189,7 +295,14 @@ def _kv_write(call: Call) -> dict[str, Argument]:
         "k_cache": call.cache("k_cache"),
         "v_cache": call.cache("v_cache"),
         "slot_mapping": call.vector("slot_mapping"),
+        "cache_group": _cache_group(call),
     }
+
+
+def _cache_group(call: Call) -> int | None:
+    """Channels that share a scale in a cache of codes; None for all of a head's, and for plain caches."""
+    format = call.plain("cache_format")
+    return None if format is None else parse_cache_format(format).group
 
 
 def _rope_kv_write(call: Call) -> dict[str, Argument]:
@@ -214,7 +327,7 @@ def _paged_attention(call: Call) -> dict[str, Argument]:
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
-        "value_dim": call.shape("v_cache")[2],
+        "value_dim": call.plain("value_dim") or call.shape("v_cache")[2],
         "block_size": call.block_size(),
         "q": call.rows("q"),
         "k_cache": call.cache("k_cache"),
@@ -228,6 +341,7 @@ def _paged_attention(call: Call) -> dict[str, Argument]:
         "softcap": call.plain("softcap") or 0.0,
         "sinks": call.vector("sinks"),
         "y": call.result(),
+        "cache_group": _cache_group(call),
     }
 
 
@@ -246,9 +360,13 @@ def _in_order(arguments: dict[str, Argument], fields: str) -> dict[str, Argument
 _NORM_FIELDS = "tokens groups channels x residual weight bias eps y sum"
 _KV_WRITE_FIELDS = (
     "tokens heads kv_heads head_dim value_dim half block_size interleaved q k v cos sin k_cache v_cache "
-    "slot_mapping q_out"
+    "slot_mapping q_out cache_group"
+)
+_QUANTIZED_FIELDS = (
+    "tokens in out group x weight x_scale bias residual y activation scale format x_format scale_type has_zeros"
 )
 _MATRIX = {"x": (2,), "weight": (2,)}
+_CODES = {"x": (2,), "codes": (2,)}
 _NORMS = frozenset({_llmc.rms_norm.default, _llmc.layer_norm.default}) | frozenset(
     {_llmc.add_rms_norm.default, _llmc.add_layer_norm.default}
 )
@@ -259,6 +377,12 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.gated_linear.default: Kernel("llmc_gated_linear", _gated_linear, ranks=_MATRIX),
     _llmc.lm_head.default: Kernel("llmc_lm_head", _linear, ranks=_MATRIX),
     _llmc.embedding.default: Kernel(_embedding_function, _embedding, ("weight",), ranks={"ids": (1,)}),
+    _llmc.quantized_linear.default: Kernel("llmc_quantized_linear", _quantized_linear, ranks=_CODES),
+    _llmc.quantized_gated_linear.default: Kernel("llmc_quantized_gated_linear", _quantized_gated_linear, ranks=_CODES),
+    _llmc.quantized_lm_head.default: Kernel("llmc_quantized_lm_head", _quantized_lm_head, ranks=_CODES),
+    _llmc.quantized_embedding.default: Kernel(
+        _quantized_embedding_function, _quantized_embedding, (), ranks={"ids": (1,)}
+    ),
     _llmc.select_rows.default: Kernel("llmc_select_rows", _select_rows),
     _llmc.rms_norm.default: Kernel("llmc_rms_norm", _rms_norm, ranks={"x": (2, 3)}),
     _llmc.layer_norm.default: Kernel("llmc_layer_norm", _layer_norm, ranks={"x": (2, 3)}),

@@ -23,7 +23,7 @@ def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:
         return weight.to(dtype).reshape(-1).contiguous()
     if layout is Layout.VECTOR_F32:
         return weight.float().reshape(-1).contiguous()
-    panels = _padded_rows(tuple(weight.shape), layout) // PANEL
+    panels = padded_rows(tuple(weight.shape), layout) // PANEL
     words = _words(weight.to(dtype))
     packed = np.zeros((panels, words.shape[1], PANEL), np.int32)
     parts = (words,) if layout is Layout.PANELS else np.split(words, 2)
@@ -43,7 +43,7 @@ def packed_nbytes(shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) ->
             count *= length
         return count * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
     step = _step(dtype)
-    return _padded_rows(shape, layout) * -(-shape[1] // step) * step * dtype.itemsize
+    return padded_rows(shape, layout) * -(-shape[1] // step) * step * dtype.itemsize
 
 
 def _step(dtype: torch.dtype) -> int:
@@ -60,7 +60,8 @@ def _words(weight: Tensor) -> npt.NDArray[np.int32]:
     return words
 
 
-def _padded_rows(shape: tuple[int, ...], layout: Layout) -> int:
+def padded_rows(shape: tuple[int, ...], layout: Layout) -> int:
+    """Rows of a weight in PANELS or GATED_PANELS. Raises LoweringError for a shape that the layout does not fit."""
     if len(shape) != 2:
         raise LoweringError(f"a weight of shape {list(shape)} cannot be put into {layout.value}: it is not a matrix")
     if layout is Layout.GATED_PANELS and shape[0] % 2:

@@ -10,7 +10,7 @@ from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Reduce, St
 # A parallel region costs some microseconds: a thread takes at least this many elements at a time.
 _GRAIN = 16384
 
-_ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
+_ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t", "U8": "uint8_t"}
 _KINDS = {Kind.FLOAT: "float", Kind.INT: "int32_t", Kind.BOOL: "bool"}
 _EXPRESSIONS = {
     "add": "{} + {}",

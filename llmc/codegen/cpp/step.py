@@ -13,6 +13,8 @@ from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
 
 _COUNTS = {"T": "step->tokens", "L": "step->logit_rows", "R": "step->requests", "max_blocks": "step->max_blocks"}
 _INPUTS = {"logit_rows": "logit_row_ids"}
+# Arguments that are one of an enum's names (kernels/api.h), and what those names start with.
+_ENUMS = {"activation": "LLMC_", "format": "LLMC_", "x_format": "LLMC_X_", "scale_type": "LLMC_SCALES_"}
 _ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
 
 
@@ -137,8 +139,8 @@ class _LaunchPrinter:
             return f"{value!r}f"
         if not isinstance(value, str):
             return str(value)
-        if name == "activation":
-            return f"LLMC_{value.upper()}"
+        if name in _ENUMS:
+            return _ENUMS[name] + value.upper()
         if value == "max_blocks":
             return _COUNTS[value]
         if value in _COUNTS:

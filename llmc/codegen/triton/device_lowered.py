@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmc.graph.weights import Recipe
+from llmc.codegen.weight_slots import SlotRecipe
 from llmc.program import Program
 
 
@@ -17,7 +17,7 @@ class DeviceLowered:
 
     programs: dict[str, Program]
     sources: dict[str, str]
-    recipes: tuple[Recipe, ...]
+    recipes: tuple[SlotRecipe, ...]
 
     @property
     def program(self) -> Program:

@@ -84,6 +84,7 @@ def _fuse(graph: ModelGraph, q: fx.Node, k: fx.Node, write: fx.Node, attention: 
                 written["v_cache"],
                 written["slot_mapping"],
                 turn["interleaved"],
+                *(() if written["cache_format"] is None else (written["cache_format"],)),
             ),
         )
     q.replace_all_uses_with(rotated)

@@ -1,4 +1,7 @@
-"""One weight made of several, stacked along their first axis: the recipe changes, no data is touched."""
+"""One weight made of several, stacked along their first axis: the recipe changes, no data is touched.
+
+A quantized weight is stacked by its codes, scales and zeros: rows stand alone in all of them.
+"""
 
 from __future__ import annotations
 
@@ -11,10 +14,26 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Derived
+from llmc.passes.pattern import call_arguments
+
+_DEQUANTIZE = torch.ops.llmc.dequantize.default
+_PARTS = ("codes", "scales", "zeros")
 
 
 def stack_rows(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
-    """A new weight placeholder, the rows of each of `weights` in order; all of one dtype and width."""
+    """A new weight, the rows of each of `weights` in order, all of one dtype and width: a placeholder, or the values
+    of codes where the weights are."""
+    if weights[0].target is not _DEQUANTIZE:
+        return _stacked(graph, weights)
+    arguments = [call_arguments(weight) for weight in weights]
+    parts = [
+        None if arguments[0][name] is None else _stacked(graph, [each[name] for each in arguments]) for name in _PARTS
+    ]
+    with graph.graph.inserting_before(min(weights)):
+        return graph.graph.call_function(_DEQUANTIZE, (*parts, arguments[0]["format"], arguments[0]["dtype"]))
+
+
+def _stacked(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
     value = _stacked_value(graph, weights)
     with graph.graph.inserting_after(graph.graph.find_nodes(op="placeholder")[-1]):
         node = graph.graph.placeholder(_joined_name([w.name for w in weights]))
@@ -28,7 +47,11 @@ def cannot_stack(graph: ModelGraph, owners: Sequence[tuple[fx.Node, fx.Node]]) -
     """Why the weights of some ops cannot become one. owners: (weight, the op that reads it)."""
     first = owners[0][0].meta["val"]
     for weight, op in owners:
-        if weight.name not in graph.weights:
+        if weight.target is _DEQUANTIZE or owners[0][0].target is _DEQUANTIZE:
+            refusal = _cannot_stack_codes(owners[0][0], weight, op)
+            if refusal is not None:
+                return refusal
+        elif weight.name not in graph.weights:
             return Refusal(f"{weight.name} is computed in the step, not a weight", op)
         others = [u.name for u in weight.users if u is not op]
         if others:
@@ -36,6 +59,23 @@ def cannot_stack(graph: ModelGraph, owners: Sequence[tuple[fx.Node, fx.Node]]) -
         if weight.meta["val"].dtype is not first.dtype:
             return Refusal(f"weight {weight.name} is {weight.meta['val'].dtype}, {owners[0][0].name} {first.dtype}", op)
     return None
+
+
+def _cannot_stack_codes(first: fx.Node, weight: fx.Node, op: fx.Node) -> Refusal | None:
+    """Why a quantized weight cannot be stacked on the first one."""
+    kinds = [_code_kind(each) for each in (first, weight)]
+    if kinds[0] != kinds[1]:
+        return Refusal(f"weight {weight.name} is {kinds[1]}, {first.name} {kinds[0]}", op)
+    return None
+
+
+def _code_kind(weight: fx.Node) -> str:
+    if weight.target is not _DEQUANTIZE:
+        return "not quantized"
+    arguments = call_arguments(weight)
+    scales = arguments["scales"].meta["val"]
+    zeros = "without zeros" if arguments["zeros"] is None else "with zeros"
+    return f"{arguments['format']} in {scales.shape[1]} groups {zeros}, scales {scales.dtype}"
 
 
 def _stacked_value(graph: ModelGraph, weights: Sequence[fx.Node]) -> torch.Tensor:

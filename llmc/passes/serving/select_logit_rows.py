@@ -37,6 +37,9 @@ _ROW_WISE = frozenset(
         torch.ops.llmc.rms_norm.default,
         torch.ops.llmc.layer_norm.default,
         torch.ops.llmc.gated_activation.default,
+        torch.ops.llmc.quantize_tokens.default,
+        torch.ops.llmc.dequantize_tokens.default,
+        torch.ops.llmc.select_channels.default,
     }
 )
 # Row by row when they work on the last axis.

@@ -27,8 +27,8 @@ class ReferenceExecutor:
         self._tensors = _weights(engine)
         size = program.limits.block_size
         for i, cache in enumerate(program.caches):
-            for part, dim in (("k", cache.head_dim), ("v", cache.value_dim)):
-                shape = (blocks, cache.kv_heads, size, dim)
+            for part, width in zip("kv", cache.widths(), strict=True):
+                shape = (blocks, cache.kv_heads, size, width)
                 self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
         self._interpreter = GraphInterpreter(graph)
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]

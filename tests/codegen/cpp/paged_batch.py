@@ -8,13 +8,15 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from llmc.cache_format import CacheFormat
 from llmc.ops.attention import paged_attention
+from llmc.ops.cache_codes import write_codes
 from tests.codegen.cpp.row_abi import PagedAttention, call, pointer, rows, scratch_bytes
 
 
 @dataclass(frozen=True)
 class PagedBatch:
-    """The tensor arguments of llmc::paged_attention, and its options."""
+    """The tensor arguments of llmc::paged_attention, and its options. format, value_dim: of caches of codes."""
 
     q: Tensor
     k_cache: Tensor
@@ -26,6 +28,19 @@ class PagedBatch:
     window: int | None = None
     softcap: float | None = None
     sinks: Tensor | None = None
+    format: CacheFormat | None = None
+    value_dim: int | None = None
+
+    def coded(self, format: CacheFormat) -> PagedBatch:
+        """The same over caches of codes; what no request may read becomes huge."""
+        caches = []
+        for cache in (self.k_cache, self.v_cache):
+            blocks, heads, block_size, channels = cache.shape
+            coded = torch.zeros(blocks, heads, block_size, format.position_bytes(channels), dtype=torch.uint8)
+            values = cache.float().transpose(1, 2).flatten(0, 1).nan_to_num(nan=1e30)
+            write_codes(values, coded, torch.arange(blocks * block_size), str(format))
+            caches.append(coded)
+        return replace(self, k_cache=caches[0], v_cache=caches[1], format=format, value_dim=self.v_cache.shape[3])
 
     def expected(self) -> Tensor:
         """The reference's result."""
@@ -40,12 +55,14 @@ class PagedBatch:
             self.window,
             self.softcap,
             self.sinks,
+            None if self.format is None else str(self.format),
+            self.value_dim,
         )
 
     def run(self, target: str, threads: int = 2) -> Tensor:
         """The kernel's result, from rows that are wider than they need be."""
         tokens, heads, _ = self.q.shape
-        value_dim = self.v_cache.shape[3]
+        value_dim = self.value_dim or self.v_cache.shape[3]
         wide = torch.full((tokens, heads * value_dim + 3), 7.0).to(self.q.dtype)
         call(target, "paged_attention", self.dtypes, self.arguments(wide), threads, self.scratch(target))
         assert bool((wide[:, heads * value_dim :] == 7.0).all())
@@ -53,13 +70,15 @@ class PagedBatch:
         return y
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, torch.dtype]:
-        """Of activations and caches: they name the kernel."""
-        return self.q.dtype, self.k_cache.dtype
+    def dtypes(self) -> tuple[torch.dtype | str, torch.dtype | str]:
+        """Of activations and caches, or the cache's codes: they name the kernel."""
+        return self.q.dtype, self.k_cache.dtype if self.format is None else self.format.codes
 
     def scratch(self, target: str) -> int:
         """Bytes that each thread needs."""
-        return scratch_bytes(target, self.q.shape[1], self.k_cache.shape[1], self.q.shape[2], self.v_cache.shape[3])
+        return scratch_bytes(
+            target, self.q.shape[1], self.k_cache.shape[1], self.q.shape[2], self.value_dim or self.v_cache.shape[3]
+        )
 
     def arguments(self, y: Tensor) -> PagedAttention:
         """The kernel's arguments, to write rows y: [tokens, heads·value_dim or more]."""
@@ -69,7 +88,7 @@ class PagedBatch:
             heads=self.q.shape[1],
             kv_heads=self.k_cache.shape[1],
             head_dim=self.q.shape[2],
-            value_dim=self.v_cache.shape[3],
+            value_dim=self.value_dim or self.v_cache.shape[3],
             block_size=self.k_cache.shape[2],
             q=rows(self.q),
             k_cache=pointer(self.k_cache),
@@ -83,6 +102,7 @@ class PagedBatch:
             softcap=self.softcap or 0.0,
             sinks=pointer(self.sinks),
             y=rows(y),
+            cache_group=0 if self.format is None else self.format.group or 0,
         )
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:

@@ -106,6 +106,7 @@ class KvWrite(ctypes.Structure):
         ("v_cache", _POINTER),
         ("slot_mapping", _POINTER),
         ("q_out", Rows),
+        ("cache_group", _LONG),
     )
 
 
@@ -130,6 +131,7 @@ class PagedAttention(ctypes.Structure):
         ("softcap", _FLOAT),
         ("sinks", _POINTER),
         ("y", Rows),
+        ("cache_group", _LONG),
     )
 
 
@@ -152,7 +154,7 @@ def pointer(tensor: Tensor | None) -> int | None:
 def call(
     target: str,
     kernel: str,
-    dtypes: Sequence[torch.dtype],
+    dtypes: Sequence[torch.dtype | str],
     arguments: ctypes.Structure,
     threads: int = 2,
     scratch: int = 64,
@@ -162,9 +164,10 @@ def call(
         function(target, kernel, dtypes)(pool, ctypes.byref(arguments))
 
 
-def function(target: str, kernel: str, dtypes: Sequence[torch.dtype]) -> Callable[..., Any]:
-    """llmc_{kernel}_{suffixes of dtypes}(pool, struct)."""
-    loaded: Callable[..., Any] = getattr(library(target), "_".join(["llmc", kernel, *(SUFFIX[d] for d in dtypes)]))
+def function(target: str, kernel: str, dtypes: Sequence[torch.dtype | str]) -> Callable[..., Any]:
+    """llmc_{kernel}_{suffixes of dtypes}(pool, struct); a string is a suffix itself."""
+    suffixes = [d if isinstance(d, str) else SUFFIX[d] for d in dtypes]
+    loaded: Callable[..., Any] = getattr(library(target), "_".join(["llmc", kernel, *suffixes]))
     return loaded
 
 

@@ -9,14 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.pack import pack
 from llmc.codegen.triton.device_lowered import DeviceLowered
+from llmc.compiler import packed
 from llmc.graph.execute import Chunk
-from llmc.graph.weights import WeightSource, evaluate
+from llmc.graph.weights import WeightSource
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.step_inputs import Step
-
-DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16}
 
 
 def interpret_steps(
@@ -29,7 +27,7 @@ def interpret_steps(
         path.write_text(text, encoding="utf-8")
     program = lowered.program
     pairs = zip(program.weights, lowered.recipes, strict=True)
-    weights = {slot.name: pack(evaluate(r, source), slot.layout, DTYPES[slot.dtype]) for slot, r in pairs}
+    weights = {slot.name: packed(slot, recipe, source) for slot, recipe in pairs}
     chunks = [chunk for step in steps for chunk in step]
     blocks = -(-max(c.start + len(c.tokens) for c in chunks) // program.limits.block_size)
     sequences = max(c.sequence for c in chunks) + 1

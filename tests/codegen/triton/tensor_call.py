@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.grid import evaluate_grid
 from llmc.ops.registry import OPS
@@ -128,6 +129,10 @@ class TensorCall:
     def weight(self, name: str, layout: Layout) -> str:
         assert layout is Layout.ROWS
         return self._put(f"weight:{name}", self._arguments[name].contiguous())
+
+    def code_panels(self, layout: Layout) -> str:
+        codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
+        return self._put("weight:codes", pack_codes(codes, scales, zeros, self._arguments["format"], layout))
 
     def table(self, name: str) -> Layout:
         return Layout.ROWS

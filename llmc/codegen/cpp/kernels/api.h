@@ -68,6 +68,55 @@ void llmc_gated_linear_bf16(LlmcPool* pool, const LlmcLinear* arguments);
 void llmc_lm_head_f32(LlmcPool* pool, const LlmcLinear* arguments);
 void llmc_lm_head_bf16(LlmcPool* pool, const LlmcLinear* arguments);
 
+// ---- quantized weights -----------------------------------------------------------------------------------------
+// What codes stand for: llmc/ops/weight_codes.py.
+enum LlmcCodes { LLMC_INT8 = 0, LLMC_INT4 = 1, LLMC_FP8 = 2, LLMC_NF4 = 3, LLMC_MXFP4 = 4 };
+// What x is rounded to first: llmc/ops/token_codes.py.
+enum LlmcXCodes { LLMC_X_NONE = 0, LLMC_X_INT8 = 1, LLMC_X_FP8 = 2 };
+enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2 };
+
+// Code panels: output rows in groups of LLMC_PANEL (gated ones as above), k in groups that share a scale; the bytes of
+// one group of one panel are
+//   scale[lane]; zero[lane] as int16, if the weight has zeros; code words[k / codes a word][lane]
+// 8 bits: a byte for each of four k. 4 bits: for each of eight k; byte i holds the i-th low, the (i + 4)-th high.
+// Integers, and their zeros, are shifted to be unsigned: by 128 in int8, by 8 in int4. What stands for no row has
+// scale 0. A group is a multiple of 16, or all of in; then the last word is filled up.
+
+// The products of LlmcLinear with weight[o, k] = (code - zero) · scale (llmc::quantized_linear, quantized_gated_linear,
+// quantized_lm_head).
+typedef struct {
+  int64_t tokens, in, out, group;
+  LlmcRows x;
+  const void* weight;    // code panels
+  const float* x_scale;  // [1], static; or null: a scale for each token
+  const float* bias;
+  LlmcRows residual;
+  LlmcRows y;
+  int32_t activation;
+  float scale;
+  int32_t format;      // LlmcCodes
+  int32_t x_format;    // LlmcXCodes
+  int32_t scale_type;  // LlmcScales
+  int32_t has_zeros;
+} LlmcQuantizedLinear;
+void llmc_quantized_linear_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_linear_bf16(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_gated_linear_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_gated_linear_bf16(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_lm_head_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+void llmc_quantized_lm_head_bf16(LlmcPool* pool, const LlmcQuantizedLinear* arguments);
+
+// y[t] = weight[ids[t]]                                            (llmc::quantized_embedding)
+typedef struct {
+  int64_t tokens, channels, group;
+  const int32_t* ids;
+  const void* weight;  // code panels
+  LlmcRows y;
+  int32_t format, scale_type, has_zeros;
+} LlmcQuantizedEmbedding;
+void llmc_quantized_embedding_f32(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments);
+void llmc_quantized_embedding_bf16(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments);
+
 // ---- rows ------------------------------------------------------------------------------------------------------
 // y[t] = weight[ids[t]]; the weight row-major, or in the panels of a tied lm_head.   (llmc::embedding)
 typedef struct {
@@ -155,11 +204,20 @@ typedef struct {
   void* v_cache;
   const int32_t* slot_mapping;  // [tokens]
   LlmcRows q_out;
+  int64_t cache_group;  // of codes: channels that share a scale; 0: all of a head's
 } LlmcKvWrite;
 void llmc_kv_write_f32_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_f32_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_bf16_f32(LlmcPool* pool, const LlmcKvWrite* arguments);
 void llmc_kv_write_bf16_bf16(LlmcPool* pool, const LlmcKvWrite* arguments);
+// Caches of codes are bytes as llmc/ops/cache_codes.py lays them out; a head has LLMC_CODED_HEAD channels at most.
+enum { LLMC_CODED_HEAD = 1024 };
+void llmc_kv_write_f32_int8(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_f32_int4(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_f32_fp8(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_int8(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_int4(LlmcPool* pool, const LlmcKvWrite* arguments);
+void llmc_kv_write_bf16_fp8(LlmcPool* pool, const LlmcKvWrite* arguments);
 
 // llmc::paged_attention; prefill chunks and decodes mixed. The bits of a request's rows depend neither on its neighbours
 // nor on where its prefill is cut nor on the number of threads. With bf16 activations and caches, on processors that
@@ -178,11 +236,18 @@ typedef struct {
   float softcap;       // 0: none
   const float* sinks;  // [heads] or null
   LlmcRows y;          // [tokens, heads * value_dim]
+  int64_t cache_group;  // as in LlmcKvWrite
 } LlmcPagedAttention;
 void llmc_paged_attention_f32_f32(LlmcPool* pool, const LlmcPagedAttention* arguments);
 void llmc_paged_attention_f32_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments);
 void llmc_paged_attention_bf16_f32(LlmcPool* pool, const LlmcPagedAttention* arguments);
 void llmc_paged_attention_bf16_bf16(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_int8(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_int4(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_f32_fp8(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_int8(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_int4(LlmcPool* pool, const LlmcPagedAttention* arguments);
+void llmc_paged_attention_bf16_fp8(LlmcPool* pool, const LlmcPagedAttention* arguments);
 
 // Scratch bytes that one thread needs for attention of these shapes: what the pool must be created with.
 int64_t llmc_paged_attention_scratch(int64_t heads, int64_t kv_heads, int64_t head_dim, int64_t value_dim);
@@ -194,9 +259,10 @@ int64_t llmc_linear_scratch(int64_t max_tokens, int64_t max_in);
 // a loop that does nothing else, for the machine's read bandwidth.
 uint64_t llmc_read_all(LlmcPool* pool, const void* data, int64_t bytes);
 // The matrix products' inner loop on operands in cache, `repeats` times some microseconds of it, shared by the
-// threads; returns the floating-point operations done.
+// threads; returns the operations done: floating-point ones, or those of int8 weights and activations.
 int64_t llmc_multiply_in_cache_f32(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_bf16(LlmcPool* pool, int64_t repeats);
+int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 
 // ---- a compiled engine -----------------------------------------------------------------------------------------
 enum { LLMC_ENGINE_ABI = 1 };

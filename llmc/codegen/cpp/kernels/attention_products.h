@@ -3,9 +3,7 @@
 // Sums run over channels, and over keys, one at a time and in order, whatever number of rows is done together: a row's
 // result has the same bits in every company.
 #pragma once
-#include <type_traits>
-
-#include "row.h"
+#include "cached_rows.h"
 #include "transpose.h"
 
 namespace llmc {
@@ -114,31 +112,44 @@ inline void pack_query(const T* q, int64_t channels, float* packed) {
 }
 
 // Rows of the cache, one for each key of a tile: they lie block by block, and for one head after the other.
-template <class T>
+template <class K>
 struct CachedRows {
-  const T* const* first_head;
-  int64_t offset;  // of the head that is meant, from the first
-  const T* row(int64_t key) const { return first_head[key] + offset; }
+  using Row = typename Cache<K>::Row;
+  const Cache<K>& cache;
+  const Row* first_head;
+  int64_t offset;  // bytes to the head that is meant, from the first
+
+  Row row(int64_t key) const { return Cache<K>::moved(first_head[key], offset); }
+  template <class Steps, class Lanes>
+  Vec load_steps(int64_t key, int64_t channel, Lanes lanes) const {
+    if constexpr (kHoldsCodes<K>)
+      return cache.values(row(key), channel, lanes);
+    else
+      return Steps::load_steps(row(key) + channel, lanes);
+  }
 };
 
 // Fetches the keys and values that come next while this tile is worked on. Blocks lie anywhere, so the processor does
 // not see them coming; and asked for all at once, they would fill its miss buffers and make it wait (20 instead of
 // 26 GB/s on one core of a Zen 5). So each stage of the work asks for a quarter of the keys, line by line.
-template <class T>
+template <class K>
 struct FetchNext {
-  CachedRows<T> keys, values;
-  int64_t head_dim, value_dim;  // zero: fetch nothing
+  CachedRows<K> keys, values;
+  int64_t key_bytes, value_bytes;  // of a row; zero: fetch nothing
 
   // Always inline: GCC drops calls of a function that does nothing but prefetch.
   __attribute__((always_inline)) void line(int64_t key, int64_t index) const {
-    constexpr int64_t kLine = 64 / sizeof(T);
-    if (index * kLine < head_dim) __builtin_prefetch(keys.row(key) + index * kLine);
-    if (index * kLine < value_dim) __builtin_prefetch(values.row(key) + index * kLine);
+    if (index * 64 < key_bytes) fetch(keys, key, index * 64);
+    if (index * 64 < value_bytes) fetch(values, key, index * 64);
   }
   __attribute__((always_inline)) void row(int64_t key) const {
-    constexpr int64_t kLine = 64 / sizeof(T);
-    for (int64_t c = 0; c < head_dim; c += kLine) __builtin_prefetch(keys.row(key) + c);
-    for (int64_t c = 0; c < value_dim; c += kLine) __builtin_prefetch(values.row(key) + c);
+    for (int64_t byte = 0; byte < key_bytes; byte += 64) fetch(keys, key, byte);
+    for (int64_t byte = 0; byte < value_bytes; byte += 64) fetch(values, key, byte);
+  }
+
+ private:
+  __attribute__((always_inline)) static void fetch(const CachedRows<K>& rows, int64_t key, int64_t byte) {
+    __builtin_prefetch(static_cast<const uint8_t*>(Cache<K>::address(rows.row(key))) + byte);
   }
 };
 
@@ -150,7 +161,7 @@ inline void pack_keys(CachedRows<T> keys, int64_t channels, const FetchNext<T>& 
   for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
     for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
       Vec square[kLanes];
-      for (int i = 0; i < kLanes; i++) square[i] = Steps::load_steps(keys.row(key + i) + channel, lanes);
+      for (int i = 0; i < kLanes; i++) square[i] = keys.template load_steps<Steps>(key + i, channel, lanes);
       transpose(square);
       float* to = packed + channel / Steps::kWidth * kAttentionKeys + key;
       const int64_t steps = steps_of<Steps>(channels - channel);
@@ -165,24 +176,33 @@ inline void pack_keys(CachedRows<T> keys, int64_t channels, const FetchNext<T>& 
 }
 
 // Values of a tile where they lie in the cache.
-template <class Steps, class T>
+template <class Steps, class K>
 struct CachedValues {
-  CachedRows<T> values;
+  CachedRows<K> values;
 
   template <class Lanes>
   Vec load(int64_t step, int64_t channel, Lanes lanes) const {
-    const T* rows[Steps::kWidth];
-    find(step, rows);
-    return Steps::load_across(rows, channel, lanes);
+    if constexpr (kHoldsCodes<K>) {
+      return values.template load_steps<Steps>(step, channel, lanes);
+    } else {
+      const K* rows[Steps::kWidth];
+      find(step, rows);
+      return Steps::load_across(rows, channel, lanes);
+    }
   }
   template <int VECTORS>
   void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
-    const T* rows[Steps::kWidth];
-    find(step, rows);
-    Steps::load_across(rows, channel, to);
+    if constexpr (kHoldsCodes<K>) {
+      for (int v = 0; v < VECTORS; v++) to[v] = load(step, channel + v * kLanes, AllLanes{});
+    } else {
+      const K* rows[Steps::kWidth];
+      find(step, rows);
+      Steps::load_across(rows, channel, to);
+    }
   }
 
  private:
+  template <class T>
   void find(int64_t step, const T* (&rows)[Steps::kWidth]) const {
     for (int i = 0; i < Steps::kWidth; i++) rows[i] = values.row(step * Steps::kWidth + i);
   }

@@ -56,6 +56,8 @@ class TileAttention {
         group_(a_.heads / a_.kv_heads),
         first_token_(a_.query_starts[tile.request]),
         first_position_(a_.context_lens[tile.request] - (a_.query_starts[tile.request + 1] - first_token_)),
+        keys_(a_.head_dim, a_.block_size, a_.cache_group),
+        values_(a_.value_dim, a_.block_size, a_.cache_group),
         q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {}
 
   int64_t rows() const { return tile_.kv_heads * tile_.rows; }
@@ -122,8 +124,8 @@ class TileAttention {
 
   // Where a tile of keys lies, for the first head.
   struct CachedKeys {
-    const K* keys[kAttentionKeys];
-    const K* values[kAttentionKeys];
+    typename Cache<K>::Row keys[kAttentionKeys];
+    typename Cache<K>::Row values[kAttentionKeys];
   };
 
   // Keys outside of `seen` are masked later: any that may be read does in their place.
@@ -134,12 +136,11 @@ class TileAttention {
     const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
     for (int64_t position = first; position < last;) {
       const int64_t in_block = position % a_.block_size;
-      const int64_t row =
-          (blocks[position / a_.block_size] * a_.kv_heads + tile_.kv_head) * a_.block_size + in_block;
+      const int64_t head = blocks[position / a_.block_size] * a_.kv_heads + tile_.kv_head;
       const int64_t end = std::min(last, position - in_block + a_.block_size);
-      const K* key = static_cast<const K*>(a_.k_cache) + row * a_.head_dim;
-      const K* value = static_cast<const K*>(a_.v_cache) + row * a_.value_dim;
-      for (; position < end; position++, key += a_.head_dim, value += a_.value_dim) {
+      auto key = keys_.row(static_cast<const uint8_t*>(a_.k_cache) + head * keys_.head_bytes(), in_block);
+      auto value = values_.row(static_cast<const uint8_t*>(a_.v_cache) + head * values_.head_bytes(), in_block);
+      for (; position < end; position++, key = keys_.next(key), value = values_.next(value)) {
         tile.keys[position - base] = key;
         tile.values[position - base] = value;
       }
@@ -155,10 +156,12 @@ class TileAttention {
   // One tile of keys of one head, from position `base` on, of which some row sees `seen`.
   void attend_keys(int64_t base, Keys seen, int64_t head, const CachedKeys& now, const CachedKeys& next,
                    int64_t next_head, const SoftmaxPart& to) const {
-    const int64_t keys_of_head = a_.block_size * a_.head_dim, values_of_head = a_.block_size * a_.value_dim;
-    const CachedRows<K> keys{now.keys, head * keys_of_head}, values{now.values, head * values_of_head};
-    const FetchNext<K> fetch{
-        {next.keys, next_head * keys_of_head}, {next.values, next_head * values_of_head}, a_.head_dim, a_.value_dim};
+    const int64_t key_bytes = keys_.head_bytes(), value_bytes = values_.head_bytes();
+    const CachedRows<K> keys{keys_, now.keys, head * key_bytes}, values{values_, now.values, head * value_bytes};
+    const FetchNext<K> fetch{{keys_, next.keys, next_head * key_bytes},
+                             {values_, next.values, next_head * value_bytes},
+                             keys_.row_bytes(),
+                             values_.row_bytes()};
     pack_keys<Steps>(keys, a_.head_dim, fetch, memory_.keys);
     const CachedValues<Steps, K> cached{values};
     constexpr int64_t kFewRows = 8;
@@ -203,6 +206,7 @@ class TileAttention {
   const int64_t group_;
   const int64_t first_token_;
   const int64_t first_position_;
+  const Cache<K> keys_, values_;
   const int64_t q_stride_;
 };
 

@@ -1,4 +1,5 @@
 // llmc::kv_write and llmc::rope_kv_write: this step's keys and values to their slots of the paged cache.
+#include "cached_rows.h"
 #include "rope.h"
 
 namespace {
@@ -8,11 +9,75 @@ void copy_row(const T* x, int64_t channels, U* y) {
   llmc::for_vectors(channels, [&](int64_t c, auto lanes) { llmc::store(y + c, llmc::load(x + c, lanes), lanes); });
 }
 
-template <class T, class U>
+// One head's channels at one position: those of x, rotated if there is a rotation.
+template <class T, class K>
+void write_row(const llmc::CacheOf<K>& cache, const llmc::Rotation* rotation, const T* x, K* to) {
+  if (rotation != nullptr)
+    llmc::rotate(*rotation, cache.channels, x, to);
+  else
+    copy_row(x, cache.channels, to);
+}
+
+// Codes of channels [first, first + width): nearest((x - minimum) / scale), the scale and the minimum being bf16.
+template <class Format>
+void encode_group(const float* x, int64_t width, float scale, float minimum, uint8_t* codes) {
+  typedef uint8_t Bytes __attribute__((vector_size(llmc::kLanes)));
+  llmc::for_vectors(width, [&](int64_t c, auto lanes) {
+    const llmc::Vec lowest = llmc::broadcast(Format::kNibbles ? 0.0f : -Format::kLargest);
+    const llmc::Vec scaled = (llmc::load(x + c, lanes) - minimum) / scale;
+    const llmc::Vec saturated = llmc::maximum(lowest, llmc::minimum(llmc::broadcast(Format::kLargest), scaled));
+    const Bytes bytes = __builtin_convertvector(Format::encode(saturated), Bytes);
+    std::memcpy(codes + c, &bytes, static_cast<size_t>(std::min<int64_t>(llmc::kLanes, width - c)));
+  });
+}
+
+void store_bf16(uint8_t* to, float x) {
+  const llmc::bf16 value = llmc::to_bf16(x);
+  std::memcpy(to, &value, sizeof value);
+}
+
+float rounded(float x) { return llmc::to_float(llmc::to_bf16(x)); }
+
+template <class T, class Format>
+void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* rotation, const T* x, llmc::CodeRow to) {
+  float values[LLMC_CODED_HEAD];
+  uint8_t codes[LLMC_CODED_HEAD];
+  write_row(llmc::CacheOf<float>(cache.channels, 0, 0), rotation, x, values);
+  for (int64_t group = 0; group < cache.groups(); group++) {
+    const float* of_group = values + group * cache.width;
+    const auto [low, high] = std::minmax_element(of_group, of_group + cache.width);
+    const float minimum = Format::kNibbles ? rounded(*low) : 0.0f;
+    const float reach = Format::kNibbles ? *high - minimum : std::max(-*low, *high);
+    const float exact = rounded(reach / Format::kLargest), scale = exact > 0.0f ? exact : 1.0f;
+    uint8_t* scales = const_cast<uint8_t*>(to.scales) + group * cache.block_size * 2;
+    store_bf16(scales, scale);
+    if (Format::kNibbles) store_bf16(scales + cache.groups() * cache.block_size * 2, minimum);
+    encode_group<Format>(of_group, cache.width, scale, minimum, codes + group * cache.width);
+  }
+  uint8_t* out = const_cast<uint8_t*>(to.codes);
+  if (Format::kNibbles) {
+    const int64_t half = cache.channels / 2;
+    for (int64_t c = 0; c < half; c++) out[c] = static_cast<uint8_t>(codes[c] | codes[half + c] << 4);
+  } else {
+    std::memcpy(out, codes, static_cast<size_t>(cache.channels));
+  }
+}
+
+template <class K>
+auto slot(const llmc::Cache<K>& cache, void* data, int64_t head, int64_t position) {
+  const auto row = cache.row(static_cast<uint8_t*>(data) + head * cache.head_bytes(), position);
+  if constexpr (llmc::kHoldsCodes<K>)
+    return row;
+  else
+    return const_cast<K*>(row);
+}
+
+template <class T, class K>
 void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
   const bool rotates = a.cos != nullptr;
   const int64_t heads = rotates ? a.heads : 0;
   const int64_t work = (heads + a.kv_heads) * a.head_dim + a.kv_heads * a.value_dim;
+  const llmc::Cache<K> keys(a.head_dim, a.block_size, a.cache_group), values(a.value_dim, a.block_size, a.cache_group);
   llmc::for_rows(pool, a.tokens, work, [&](int64_t token) {
     const int64_t angles = rotates ? token * a.half : 0;
     const llmc::Rotation rotation{a.cos + angles, a.sin + angles, a.half, a.interleaved != 0};
@@ -23,28 +88,44 @@ void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
     const int64_t block = a.slot_mapping[token] / a.block_size;
     const int64_t position = a.slot_mapping[token] % a.block_size;
     for (int64_t head = 0; head < a.kv_heads; head++) {
-      const int64_t row = (block * a.kv_heads + head) * a.block_size + position;
+      const int64_t of_block = block * a.kv_heads + head;
       const T* k = llmc::row_of<const T>(a.k, token) + head * a.head_dim;
       const T* v = llmc::row_of<const T>(a.v, token) + head * a.value_dim;
-      U* cached_k = static_cast<U*>(a.k_cache) + row * a.head_dim;
-      if (rotates)
-        llmc::rotate(rotation, a.head_dim, k, cached_k);
-      else
-        copy_row(k, a.head_dim, cached_k);
-      copy_row(v, a.value_dim, static_cast<U*>(a.v_cache) + row * a.value_dim);
+      write_row(keys, rotates ? &rotation : nullptr, k, slot<K>(keys, a.k_cache, of_block, position));
+      write_row(values, nullptr, v, slot<K>(values, a.v_cache, of_block, position));
     }
   });
 }
 
 }  // namespace
 
-void llmc_kv_write_f32_f32(LlmcPool* pool, const LlmcKvWrite* arguments) { kv_write<float, float>(pool, *arguments); }
+void llmc_kv_write_f32_f32(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<float, float>(pool, *arguments);
+}
 void llmc_kv_write_f32_bf16(LlmcPool* pool, const LlmcKvWrite* arguments) {
   kv_write<float, llmc::bf16>(pool, *arguments);
+}
+void llmc_kv_write_f32_int8(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<float, llmc::Int8Cache>(pool, *arguments);
+}
+void llmc_kv_write_f32_int4(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<float, llmc::Int4Cache>(pool, *arguments);
+}
+void llmc_kv_write_f32_fp8(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<float, llmc::Fp8Cache>(pool, *arguments);
 }
 void llmc_kv_write_bf16_f32(LlmcPool* pool, const LlmcKvWrite* arguments) {
   kv_write<llmc::bf16, float>(pool, *arguments);
 }
 void llmc_kv_write_bf16_bf16(LlmcPool* pool, const LlmcKvWrite* arguments) {
   kv_write<llmc::bf16, llmc::bf16>(pool, *arguments);
+}
+void llmc_kv_write_bf16_int8(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<llmc::bf16, llmc::Int8Cache>(pool, *arguments);
+}
+void llmc_kv_write_bf16_int4(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<llmc::bf16, llmc::Int4Cache>(pool, *arguments);
+}
+void llmc_kv_write_bf16_fp8(LlmcPool* pool, const LlmcKvWrite* arguments) {
+  kv_write<llmc::bf16, llmc::Fp8Cache>(pool, *arguments);
 }

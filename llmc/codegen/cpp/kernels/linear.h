@@ -22,9 +22,13 @@ constexpr int64_t kSerialPack = 16384;
 template <class T>
 constexpr int64_t kBlockIn = 24576 / (LLMC_PANEL * sizeof(T));
 
+// What one packed token takes at most, for any type and with quantized weights (words of eight codes).
+inline int64_t packed_floats(int64_t in) { return (in + 7) / 8 * 8; }
+
+// Of one thread: packed x, a scale for each token, the sums of a panel.
 inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
-  const int64_t block = std::min(tokens, kBlockTokens);
-  return block * (in + in % 2) * static_cast<int64_t>(sizeof(float)) + block * LLMC_PANEL * 4;
+  const int64_t floats = std::min(tokens, kBlockTokens) * (packed_floats(in) + 1 + LLMC_PANEL);
+  return floats * static_cast<int64_t>(sizeof(float));
 }
 
 // `tokens` split into the fewest tiles of at most `tallest`, of heights that differ by at most one, taller ones first.
@@ -61,9 +65,9 @@ void pack_tile(const T* x, int64_t stride, int64_t in, int64_t height, typename 
 
 // ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
 // y = activation(sum + bias) · scale + residual
-template <class T>
+template <class T, class Arguments>
 struct LinearEpilogue {
-  const LlmcLinear& a;
+  const Arguments& a;
 
   int64_t weight_rows() const { return a.out; }
 
@@ -82,8 +86,9 @@ struct LinearEpilogue {
 };
 
 // y = sum + bias, in fp32
+template <class Arguments>
 struct LogitsEpilogue {
-  const LlmcLinear& a;
+  const Arguments& a;
 
   int64_t weight_rows() const { return a.out; }
 
@@ -99,9 +104,9 @@ struct LogitsEpilogue {
 };
 
 // y = activation(gate sum + bias) · (up sum + bias)
-template <class T>
+template <class T, class Arguments>
 struct GatedEpilogue {
-  const LlmcLinear& a;
+  const Arguments& a;
 
   static constexpr int64_t kOutputs = LLMC_PANEL / 2;
   int64_t weight_rows() const { return (a.out + kOutputs - 1) / kOutputs * LLMC_PANEL; }

@@ -1,4 +1,5 @@
 // What the processor can multiply: the inner loop of the matrix products on operands that stay in the nearest cache.
+#include "code_products.h"
 #include "panel_product.h"
 #include "thread_pool.h"
 
@@ -23,6 +24,28 @@ int64_t multiply_in_cache(LlmcPool* pool, int64_t repeats) {
   return 2 * repeats * kPerChunk * kSteps * Product::kStep * LLMC_PANEL * kHeight;
 }
 
+// int8 codes and activations, one scale a row.
+int64_t multiply_codes_in_cache(LlmcPool* pool, int64_t repeats) {
+  using Product = IntegerProduct<Int8Codes>;
+  constexpr int64_t kWords = 64;
+  constexpr int64_t kPerChunk = 100;
+  parallel_for(pool, repeats, [](int64_t, void*) {
+    alignas(64) uint8_t weight[LLMC_PANEL * 4 * (1 + kWords)] = {};
+    alignas(64) Product::X x[kCodeTokens * (1 + kWords)] = {};
+    alignas(64) float sums[kCodeTokens * LLMC_PANEL];
+    LlmcQuantizedLinear a = {};
+    a.weight = weight;
+    a.group = kWords * 4;
+    const CodePanels panels(a, a.group);
+    const CodeBlock block{panels, panels.header(0, 0), panels.codes(0, 0), 1, kWords};
+    for (int64_t i = 0; i < kPerChunk; i++) {
+      asm volatile("" : : "r"(weight), "r"(x), "r"(sums) : "memory");
+      multiply_codes<Product, kCodeTokens>(block, x, sums, i == 0, weight, 0);
+    }
+  });
+  return 2 * repeats * kPerChunk * kWords * 4 * LLMC_PANEL * kCodeTokens;
+}
+
 }  // namespace
 }  // namespace llmc
 
@@ -32,4 +55,8 @@ int64_t llmc_multiply_in_cache_f32(LlmcPool* pool, int64_t repeats) {
 
 int64_t llmc_multiply_in_cache_bf16(LlmcPool* pool, int64_t repeats) {
   return llmc::multiply_in_cache<llmc::bf16>(pool, repeats);
+}
+
+int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats) {
+  return llmc::multiply_codes_in_cache(pool, repeats);
 }

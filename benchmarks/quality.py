@@ -1,0 +1,196 @@
+"""What quantization costs in quality: perplexity of the shipped trained model on held-out text, scheme by scheme.
+
+    python -m benchmarks.quality --json results.json
+
+Each scheme is built into an engine for this CPU (or for the reference target, where the CPU has no kernel; the table
+says so) and read over the whole text in windows. Calibration text is another one. The second table is of the same
+function with outliers in its activations: channels of every norm are scaled up and the weights after it down, by
+powers of two, so that bf16 loses nothing. Figures are exact for a machine and repeat; nothing here is timed.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import shutil
+import tempfile
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from rich.progress import track
+from safetensors.torch import load_file, save_file
+
+import llmc
+from llmc.debug.compare import Perplexity, windows
+from llmc.errors import OptionError
+
+ROOT = Path(__file__).parent.parent / "examples"
+OUTLIER_CHANNELS, OUTLIER_FACTOR = 6, 64.0
+
+
+@dataclass(frozen=True)
+class Trial:
+    """limit: the largest ratio to bf16 that is promised, None for none. below: a trial that must be worse."""
+
+    options: dict[str, Any]
+    limit: float | None = None
+    below: str | None = None
+
+    @property
+    def name(self) -> str:
+        return " ".join(f"{'kv ' if key == 'kv_cache' else ''}{value}" for key, value in self.options.items()) or "bf16"
+
+
+@dataclass(frozen=True)
+class Row:
+    """ratio: perplexity over that of bf16. bits: of a quantized weight, scales included."""
+
+    name: str
+    perplexity: float
+    ratio: float
+    bits: float | None
+    kv_bytes: int
+    target: str
+    limit: float | None
+    holds: bool
+
+
+TRIALS = (
+    Trial({}),
+    Trial({"quantize": "int8"}, 1.002),
+    Trial({"quantize": "w8a8"}, 1.01),
+    Trial({"quantize": "w8a8-smoothquant"}, 1.01),
+    Trial({"quantize": "w8a8:static"}),
+    Trial({"quantize": "int4"}),
+    Trial({"quantize": "int4-gptq"}, 1.03, "int4"),
+    Trial({"quantize": "int4-awq:sym"}, 1.03, "int4"),
+    Trial({"quantize": "int4:asym"}),
+    Trial({"quantize": "int4-gptq:asym"}, 1.03, "int4:asym"),
+    Trial({"quantize": "int4-awq"}, 1.03, "int4:asym"),
+    Trial({"quantize": "int4:g64"}),
+    Trial({"quantize": "int4:g32"}),
+    Trial({"quantize": "w4a8"}),
+    Trial({"quantize": "w4a8-gptq"}),
+    Trial({"quantize": "nf4"}),
+    Trial({"quantize": "mxfp4"}),
+    Trial({"quantize": "fp8"}),
+    Trial({"quantize": "fp8:block"}),
+    Trial({"quantize": "fp8-w8a8"}),
+    Trial({"quantize": "auto:4.5"}),
+    Trial({"quantize": "auto:4.5:gptq"}),
+    Trial({"quantize": "auto:6"}),
+    Trial({"kv_cache": "int8"}, 1.005),
+    Trial({"kv_cache": "fp8"}),
+    Trial({"kv_cache": "int4"}, 1.05),
+    Trial({"quantize": "int4-gptq", "kv_cache": "int8"}),
+)
+OUTLIER_TRIALS = (
+    Trial({}),
+    Trial({"quantize": "int8"}),
+    Trial({"quantize": "w8a8"}),
+    Trial({"quantize": "w8a8-smoothquant"}, 1.01, "w8a8"),
+)
+
+
+def main() -> None:
+    """Both tables, as Markdown."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", type=Path, default=ROOT / "models" / "bard-6m")
+    parser.add_argument("--text", type=Path, default=ROOT / "data" / "heldout.txt")
+    parser.add_argument("--calibration", type=Path, default=ROOT / "data" / "calibration.txt")
+    parser.add_argument("--length", type=int, default=512, help="tokens of a window")
+    parser.add_argument("--windows", type=int, help="use no more than this many")
+    parser.add_argument("--only", help="trials whose name contains this, and bf16")
+    parser.add_argument("--json", type=Path)
+    arguments = parser.parse_args()
+    tables = {"model": measure(arguments.model, TRIALS, arguments)}
+    with tempfile.TemporaryDirectory() as directory:
+        outliers = with_outliers(arguments.model, Path(directory) / "outliers")
+        tables["model with outlier activations"] = measure(outliers, OUTLIER_TRIALS, arguments)
+    for title, rows in tables.items():
+        print(f"\n{title}\n\n{markdown(rows)}")
+    if arguments.json is not None:
+        content = {title: [asdict(row) for row in rows] for title, rows in tables.items()}
+        arguments.json.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def measure(model: Path, trials: tuple[Trial, ...], arguments: argparse.Namespace) -> list[Row]:
+    """Build and read with each; the first is what the others are compared with."""
+    chosen = [t for i, t in enumerate(trials) if i == 0 or arguments.only is None or arguments.only in t.name]
+    rows: list[Row] = []
+    for trial in track(chosen, model.name, console=Console(stderr=True)):
+        perplexity, bits, kv_bytes, target = read(model, trial, arguments)
+        ratio = perplexity / rows[0].perplexity if rows else 1.0
+        found = {row.name: row for row in rows}
+        holds = trial.limit is None or ratio <= trial.limit
+        if trial.below in found:
+            holds = holds and perplexity < found[trial.below].perplexity
+        rows.append(Row(trial.name, perplexity, ratio, bits, kv_bytes, target, trial.limit, holds))
+    return rows
+
+
+def read(model: Path, trial: Trial, arguments: argparse.Namespace) -> tuple[float, float | None, int, str]:
+    """Perplexity, bits a quantized weight, bytes of the cache a token, and the target that ran it."""
+    options = {**trial.options, "calibration": str(arguments.calibration), "dtype": "bfloat16"}
+    with tempfile.TemporaryDirectory() as directory:
+        path, target = Path(directory) / "engine.llmc", "cpu"
+        try:
+            report = build(model, path, target, options)
+        except OptionError:
+            target = "reference"
+            report = build(model, path, target, options)
+        with llmc.load(path) as engine:
+            total = Perplexity()
+            text = engine.tokenize(arguments.text.read_text(encoding="utf-8"))
+            for tokens in windows(text, arguments.length, arguments.windows):
+                total.add(engine.logits(tokens), tokens)
+    elements = sum(w.rows * w.columns for w in report.quantized)
+    bits = sum(w.bits * w.rows * w.columns for w in report.quantized) / elements if elements else None
+    return total.value, bits, report.kv_bytes, target
+
+
+def build(model: Path, path: Path, target: str, options: dict[str, Any]) -> Any:
+    """The build's report."""
+    from llmc.compiler import build as build_engine
+
+    return build_engine(model, path, target=target, **options)
+
+
+def with_outliers(model: Path, output: Path) -> Path:
+    """A Llama checkpoint of the same function, a few channels of each norm OUTLIER_FACTOR times as large."""
+    shutil.copytree(model, output)
+    tensors = load_file(output / "model.safetensors")
+    generator = torch.Generator().manual_seed(0)
+    readers = {
+        "input_layernorm": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
+        "post_attention_layernorm": ("mlp.gate_proj", "mlp.up_proj"),
+    }
+    for name in [n for n in tensors if n.endswith("layernorm.weight")]:
+        prefix, _, norm = name.removesuffix(".weight").rpartition(".")
+        channels = torch.randperm(len(tensors[name]), generator=generator)[:OUTLIER_CHANNELS]
+        tensors[name][channels] *= OUTLIER_FACTOR
+        for reader in readers[norm]:
+            tensors[f"{prefix}.{reader}.weight"][:, channels] /= OUTLIER_FACTOR
+    save_file(tensors, output / "model.safetensors", metadata={"format": "pt"})
+    return output
+
+
+def markdown(rows: list[Row]) -> str:
+    """The table as it stands in docs/quantization.md."""
+    lines = [
+        "| scheme | bits a weight | KV bytes a token | perplexity | over bf16 | promised |",
+        "|---|--:|--:|--:|--:|--:|",
+    ]
+    for row in rows:
+        bits = "16" if row.bits is None else f"{row.bits:.2f}"
+        promised = "" if row.limit is None else f"≤ {row.limit}{'' if row.holds else ' **missed**'}"
+        name = row.name if row.target == "cpu" else f"{row.name} (reference)"
+        lines.append(f"| {name} | {bits} | {row.kv_bytes} | {row.perplexity:.3f} | {row.ratio:.4f} | {promised} |")
+    return "\n".join(lines)
+
+
+if __name__ == "__main__":
+    main()

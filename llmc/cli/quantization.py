@@ -1,0 +1,37 @@
+"""The table of what quantization did to each weight, as `llmc build` and `llmc inspect` print it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from llmc.quantized_weight import QuantizedWeight
+
+
+def quantization_table(weights: Sequence[QuantizedWeight]) -> Table:
+    """Scheme, bits and error of each weight; reasons where mixed precision chose."""
+    table = Table(title=f"quantized weights: {mean_bits(weights):.3f} bits on average", title_justify="left")
+    table.add_column("weight", overflow="fold")
+    table.add_column("shape", justify="right")
+    table.add_column("scheme")
+    table.add_column("bits", justify="right")
+    on_output = any(weight.is_output_error for weight in weights)
+    table.add_column("output error" if on_output else "weight error", justify="right")
+    has_reasons = any(weight.reason for weight in weights)
+    if has_reasons:
+        table.add_column("why")
+    for weight in weights:
+        kind = "" if weight.is_output_error == on_output else " (weight)"
+        error = "as stored" if weight.error is None else f"{weight.error:.2%}{kind}"
+        row = (weight.module, f"{weight.rows} × {weight.columns}", weight.scheme, f"{weight.bits:.3f}", error)
+        table.add_row(*row, *((weight.reason or "",) if has_reasons else ()))
+    return table
+
+
+def mean_bits(weights: Sequence[QuantizedWeight]) -> float:
+    """Bits a weight, scales included, over all that are quantized."""
+    elements = sum(weight.rows * weight.columns for weight in weights)
+    return sum(weight.bits * weight.rows * weight.columns for weight in weights) / elements

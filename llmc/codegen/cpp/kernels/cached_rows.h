@@ -1,0 +1,128 @@
+// Rows of a paged cache: where one head's channels at one position lie, and what numbers they are.
+#pragma once
+#include <algorithm>
+#include <type_traits>
+
+#include "row.h"
+#include "token_codes.h"
+
+namespace llmc {
+
+// A cache of numbers: K is float or bf16. A row is a pointer to its channels.
+template <class K>
+struct CacheOf {
+  using Row = const K*;
+  int64_t channels, block_size;
+
+  CacheOf(int64_t channels, int64_t block_size, int64_t) : channels(channels), block_size(block_size) {}
+  int64_t head_bytes() const { return block_size * channels * static_cast<int64_t>(sizeof(K)); }  // of a block
+  int64_t row_bytes() const { return channels * static_cast<int64_t>(sizeof(K)); }
+  Row row(const void* block, int64_t position) const { return static_cast<const K*>(block) + position * channels; }
+  Row next(Row row) const { return row + channels; }
+  static Row moved(Row row, int64_t bytes) { return row + bytes / static_cast<int64_t>(sizeof(K)); }
+  static const void* address(Row row) { return row; }
+};
+
+// ---- codes: llmc/ops/cache_codes.py ----------------------------------------------------------------------------
+// A format: value(code) for codes in the low bytes of lanes; encode(x) for |x| <= kLargest, in the low bits of lanes.
+struct Int8Cache {
+  static constexpr bool kNibbles = false;
+  static constexpr float kLargest = 127.0f;
+  static Vec value(VecBits code) { return __builtin_convertvector(reinterpret_cast<VecInt>(code << 24) >> 24, Vec); }
+  static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
+};
+
+struct Fp8Cache {
+  static constexpr bool kNibbles = false;
+  static constexpr float kLargest = 448.0f;
+  static Vec value(VecBits code) { return e4m3_value(code); }
+  static VecBits encode(Vec x) { return e4m3_code(x); }
+};
+
+// Two channels a byte, half a head apart; a minimum is added.
+struct Int4Cache {
+  static constexpr bool kNibbles = true;
+  static constexpr float kLargest = 15.0f;
+  static Vec value(VecBits code) { return __builtin_convertvector(reinterpret_cast<VecInt>(code), Vec); }
+  static VecBits encode(Vec x) { return reinterpret_cast<VecBits>(nearest_integer(x)); }
+};
+
+template <class K>
+constexpr bool kHoldsCodes = !std::is_same_v<K, float> && !std::is_same_v<K, bf16>;
+
+inline VecBits widened_bytes(const uint8_t* from, int64_t count) {
+  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
+  Bytes bytes = {};
+  std::memcpy(&bytes, from, static_cast<size_t>(count));
+  return __builtin_convertvector(bytes, VecBits);
+}
+
+inline VecBits widened_bytes(const uint8_t* from, AllLanes) { return widened_bytes(from, kLanes); }
+
+struct CodeRow {
+  const uint8_t* codes;
+  const uint8_t* scales;  // of the first group, bf16; those of the next are block_size further
+};
+
+template <class Format>
+struct CacheOfCodes {
+  using Row = CodeRow;
+  int64_t channels, block_size, width;  // channels of a group
+
+  CacheOfCodes(int64_t channels, int64_t block_size, int64_t group)
+      : channels(channels), block_size(block_size), width(group == 0 ? channels : group) {}
+  int64_t groups() const { return channels / width; }
+  int64_t code_bytes() const { return Format::kNibbles ? channels / 2 : channels; }
+  int64_t head_bytes() const { return block_size * (code_bytes() + groups() * (Format::kNibbles ? 4 : 2)); }
+  int64_t row_bytes() const { return code_bytes(); }
+  Row row(const void* block, int64_t position) const {
+    const auto* data = static_cast<const uint8_t*>(block);
+    return {data + position * code_bytes(), data + block_size * code_bytes() + 2 * position};
+  }
+  Row next(Row row) const { return {row.codes + code_bytes(), row.scales + 2}; }
+  static Row moved(Row row, int64_t bytes) { return {row.codes + bytes, row.scales + bytes}; }
+  static const void* address(Row row) { return row.codes; }
+
+  template <class Lanes>
+  Vec values(Row row, int64_t channel, Lanes lanes) const {
+    const Vec x = Format::value(codes(row, channel, lanes));
+    if constexpr (Format::kNibbles)
+      return x * of_groups(row, 0, channel) + of_groups(row, groups(), channel);
+    else
+      return x * of_groups(row, 0, channel);
+  }
+
+ private:
+  template <class Lanes>
+  VecBits codes(Row row, int64_t channel, Lanes lanes) const {
+    if constexpr (!Format::kNibbles) {
+      return widened_bytes(row.codes + channel, lanes);
+    } else {
+      const int64_t half = channels / 2;
+      if (channel + kLanes <= half) return widened_bytes(row.codes + channel, lanes) & 15u;
+      if (channel >= half) return widened_bytes(row.codes + channel - half, lanes) >> 4;
+      VecBits bits = {};
+      for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++)
+        bits[c - channel] = c < half ? row.codes[c] & 15u : row.codes[c - half] >> 4;
+      return bits;
+    }
+  }
+
+  // The scales (first: 0) or minima (first: groups()) of the groups that channels from `channel` on belong to.
+  Vec of_groups(Row row, int64_t first, int64_t channel) const {
+    const auto of_channel = [&](int64_t c) {
+      bf16 value;
+      std::memcpy(&value, row.scales + (first + c / width) * block_size * 2, sizeof value);
+      return to_float(value);
+    };
+    if (width % kLanes == 0 || width == channels) return broadcast(of_channel(channel));
+    Vec x = {};
+    for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++) x[c - channel] = of_channel(c);
+    return x;
+  }
+};
+
+template <class K>
+using Cache = std::conditional_t<kHoldsCodes<K>, CacheOfCodes<K>, CacheOf<K>>;
+
+}  // namespace llmc

@@ -1,0 +1,175 @@
+// Matrix products with quantized weights: packing x into tiles, sharing the panels among threads.
+//
+// Every panel is read from memory once per block of tokens, while all tiles of tokens go over each of its blocks of k
+// in cache. See code_products.h for the inner loop, linear.h for what this has in common with plain weights.
+#pragma once
+#include "code_products.h"
+#include "linear.h"
+
+namespace llmc {
+
+// What a block of codes takes in cache, and how far ahead memory is read: twice that is slower.
+constexpr int64_t kCodeBlockBytes = 8192;
+
+// A run of k: whole groups, or a part of one.
+struct Part {
+  int64_t k, count, groups;
+};
+
+// The parts of `in`, each as large as a block of codes at most. They depend on the weight only.
+inline Part part_from(const CodePanels& panels, int64_t k) {
+  const int64_t longest = kCodeBlockBytes * 8 / (LLMC_PANEL * panels.bits);
+  const int64_t left = panels.in - k;
+  if (panels.group >= longest) return {k, std::min({longest, panels.group - k % panels.group, left}), 1};
+  const int64_t groups = std::min(longest / panels.group, left / panels.group);
+  return {k, groups * panels.group, groups};
+}
+
+// ---- packing x -------------------------------------------------------------------------------------------------
+// One token's values of one group, or part of one, to[i · height]. Where the group is no multiple of 16 long, zeros
+// must follow.
+template <class Codes>
+inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const float* values, int64_t words,
+                       int64_t height, int32_t* to) {
+  constexpr int kQuads = IntegerProduct<Codes>::kXPerWord;
+  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
+  int32_t quads[kLanes / 4];
+  VecInt sum = {};
+  for (int64_t i = 0; i < words * kQuads; i += kLanes / 4) {
+    const VecInt codes = nearest_integer(load(values + 4 * i));
+    sum += codes;
+    const Bytes bytes = __builtin_convertvector(codes, Bytes);
+    std::memcpy(quads, &bytes, sizeof quads);
+    const int64_t count = std::min<int64_t>(kLanes / 4, words * kQuads - i);
+    for (int64_t j = 0; j < count; j++) to[(1 + i + j) * height] = quads[j];
+  }
+  int32_t total = 0;
+  for (int i = 0; i < kLanes; i++) total += sum[i];
+  to[0] = panels.has_zeros ? -total : -total * panels.usual_zero();
+}
+
+template <class Operands>
+inline void pack_group(FloatProduct<Operands>, const CodePanels&, const float* values, int64_t words, int64_t height,
+                       typename FloatProduct<Operands>::X* to) {
+  using Steps = typename Operands::Steps;
+  constexpr int kCodes = Operands::kSteps * Steps::kWidth;
+  for (int64_t word = 0; word < words; word++)
+    for (int i = 0; i < Operands::kSteps; i++, to += height) {
+      const float low = values[word * kCodes + Operands::low(i)];
+      if constexpr (Steps::kWidth == 1)
+        *to = low;
+      else  // both are bf16 already
+        *to = to_bits(low) >> 16 | to_bits(values[word * kCodes + Operands::high(i)]);
+    }
+}
+
+// What is multiplied instead of x, in fp32 and less the scale: integers are rounded in pack_group.
+template <class T>
+inline void round_values(const T* x, int64_t count, const TokenScale& scale, LlmcXCodes format, float* values) {
+  const float largest = largest_code(format);
+  for_vectors(count, [&](int64_t c, auto lanes) {
+    Vec v = load(x + c, lanes);
+    if (format != LLMC_X_NONE) v = saturated(v * scale.inverse, largest);
+    if (format == LLMC_X_FP8) v = nearest_e4m3(v);
+    store(values + c, v);
+  });
+}
+
+// x packed in tiles. The tiles of one part lie together: that is the order in which they are read.
+template <class Product>
+struct PackedX {
+  using X = typename Product::X;
+  const CodePanels& panels;
+  const Tiles& tiles;
+  int64_t tokens;
+  float* scales;  // [tokens]
+  X* data;
+
+  int64_t group_size(int64_t k) const { return Product::kXPerRun + panels.words(k) * Product::kXPerWord; }
+  int64_t part_size(const Part& part) const { return part.groups * group_size(part.count / part.groups); }
+
+  template <class T>
+  void pack(const LlmcRows& x, const float* x_scale, LlmcXCodes format, int64_t tile) const {
+    constexpr int64_t kPadding = kLanes + 8;
+    float values[kCodeBlockBytes * 8 / (LLMC_PANEL * 4) + kPadding];
+    const int64_t first = tiles.start(tile), height = tiles.height_of(tile);
+    for (int64_t t = 0; t < height; t++) {
+      const T* row = row_of<const T>(x, first + t);
+      const TokenScale scale =
+          format == LLMC_X_NONE ? TokenScale{1.0f, 1.0f} : token_scale(row, panels.in, x_scale, format);
+      scales[first + t] = scale.scale;
+      X* of_part = data;
+      for (int64_t k = 0; k < panels.in;) {
+        const Part part = part_from(panels, k);
+        const int64_t count = part.count / part.groups;
+        X* to = of_part + part_size(part) * first + t;
+        round_values(row + k, part.count, scale, format, values);
+        std::fill_n(values + part.count, kPadding, 0.0f);
+        for (int64_t group = 0; group < part.groups; group++) {
+          pack_group(Product{}, panels, values + group * count, panels.words(count), height, to);
+          to += group_size(count) * height;
+        }
+        of_part += part_size(part) * tokens;
+        k += part.count;
+      }
+    }
+  }
+};
+
+// ---- the product -----------------------------------------------------------------------------------------------
+template <class Product>
+using MultiplyCodes = void (*)(const CodeBlock&, const typename Product::X*, float*, bool, const uint8_t*, int64_t);
+
+template <class Product, int... kHeights>
+constexpr std::array<MultiplyCodes<Product>, sizeof...(kHeights)> codes_table(std::integer_sequence<int, kHeights...>) {
+  return {multiply_codes<Product, kHeights + 1>...};
+}
+
+template <class Product, class T, class Epilogue>
+void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
+  static constexpr auto kMultiply = codes_table<Product>(std::make_integer_sequence<int, kCodeTokens>());
+  using X = typename Product::X;
+  const CodePanels panels(a, a.in);
+  const auto format = static_cast<LlmcXCodes>(a.x_format);
+  const int64_t count = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
+
+  for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
+    const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
+    const Tiles tiles(tokens, kCodeTokens);
+    const LlmcRows x{const_cast<T*>(row_of<const T>(a.x, start)), a.x.stride};
+    auto* scales = static_cast<float*>(pool->scratch(0));
+    const PackedX<Product> packed{panels, tiles, tokens, scales, reinterpret_cast<X*>(scales + tokens)};
+    const auto pack = [&](int64_t tile, void*) { packed.template pack<T>(x, a.x_scale, format, tile); };
+    if (tokens * a.in < kSerialPack)
+      for (int64_t tile = 0; tile < tiles.count; tile++) pack(tile, nullptr);
+    else
+      parallel_for(pool, tiles.count, pack);
+
+    parallel_for(pool, count, [&](int64_t panel, void* scratch) {
+      auto* sums = static_cast<float*>(scratch) + tokens * (1 + packed_floats(a.in));
+      const X* values = packed.data;
+      for (int64_t k = 0; k < a.in;) {
+        const Part part = part_from(panels, k);
+        const int64_t words = panels.words(part.count / part.groups);
+        const CodeBlock block{panels, panels.header(panel, k), panels.codes(panel, k), part.groups, words};
+        const int64_t steps = part.groups * words * (LLMC_PANEL / (kCodeVecs * kLanes));
+        const int64_t next_stride = (LLMC_PANEL * 4 * words * part.groups / steps + tiles.count - 1) / tiles.count;
+        const uint8_t* next = block.codes + part.groups * words * LLMC_PANEL * 4;
+        for (int64_t tile = 0; tile < tiles.count; tile++) {
+          const int64_t height = tiles.height_of(tile);
+          kMultiply[height - 1](block, values, sums + tiles.start(tile) * LLMC_PANEL, k == 0, next, next_stride);
+          values += packed.part_size(part) * height;
+          next += steps * next_stride;
+        }
+        k += part.count;
+      }
+      for (int64_t t = 0; t < tokens; t++) {
+        float* of_token = sums + t * LLMC_PANEL;
+        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) store(of_token + lane, load(of_token + lane) * scales[t]);
+        epilogue(start + t, panel, of_token);
+      }
+    });
+  }
+}
+
+}  // namespace llmc

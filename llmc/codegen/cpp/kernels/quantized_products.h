@@ -1,0 +1,35 @@
+// Which inner loop multiplies weights of a format and activations: for quantized_linear_*.cpp.
+#pragma once
+#include "quantized_linear.h"
+
+namespace llmc {
+
+#if defined(__AVX512BF16__)
+template <class T, class Codes>
+using OperandsOf = std::conditional_t<std::is_same_v<T, bf16>, PairOperands<Codes>, FloatOperands<Codes>>;
+#else
+template <class T, class Codes>
+using OperandsOf = FloatOperands<Codes>;
+#endif
+
+template <class T, class Epilogue>
+void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
+  const auto multiply = [&](auto product) { quantized_product<decltype(product), T>(pool, a, epilogue); };
+  const auto format = static_cast<LlmcCodes>(a.format);
+  if (a.x_format == LLMC_X_INT8)
+    return format == LLMC_INT4 ? multiply(IntegerProduct<Int4Codes>{}) : multiply(IntegerProduct<Int8Codes>{});
+  switch (format) {
+    case LLMC_INT8:
+      return multiply(FloatProduct<OperandsOf<T, Int8Codes>>{});
+    case LLMC_INT4:
+      return multiply(FloatProduct<OperandsOf<T, Int4Codes>>{});
+    case LLMC_FP8:
+      return multiply(FloatProduct<OperandsOf<T, Fp8Codes>>{});
+    case LLMC_NF4:  // its values need all of fp32
+      return multiply(FloatProduct<FloatOperands<Nf4Codes>>{});
+    case LLMC_MXFP4:
+      return multiply(FloatProduct<OperandsOf<T, E2m1Codes>>{});
+  }
+}
+
+}  // namespace llmc

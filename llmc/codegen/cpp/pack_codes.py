@@ -1,0 +1,107 @@
+"""Put quantized weights into code panels (kernels/api.h): 32 output rows' scales, zeros and codes, group by group."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.cpp.pack import PANEL, padded_rows
+from llmc.errors import LoweringError
+from llmc.ops.weight_codes import CODE_BITS
+from llmc.program import Layout
+
+# The layout in code panels of what a plain weight would have in panels.
+_PLAIN = {Layout.CODE_PANELS: Layout.PANELS, Layout.GATED_CODE_PANELS: Layout.GATED_PANELS}
+# What is added to integer codes and zeros, so that they are unsigned.
+_UNSIGNED = {"int8": 128, "int4": 8}
+# Panels put together at a time, so that memory holds little beside the codes and the result.
+_PANELS_AT_A_TIME = 64
+
+
+@dataclass(frozen=True)
+class CodeShape:
+    """What a quantized weight's size depends on. shape: [out, in]; groups: of columns that share a scale."""
+
+    shape: tuple[int, ...]
+    groups: int
+    format: str
+    scale_dtype: torch.dtype
+    has_zeros: bool
+
+    @property
+    def group(self) -> int:
+        """Columns that share a scale."""
+        return self.shape[1] // self.groups
+
+    @property
+    def words(self) -> int:
+        """32-bit words of one row's codes of one group, the last one filled up."""
+        return -(-self.group * CODE_BITS[self.format] // 32)
+
+    @property
+    def group_nbytes(self) -> int:
+        """Bytes of one group of one panel."""
+        return PANEL * (self.scale_dtype.itemsize + 2 * self.has_zeros + 4 * self.words)
+
+    def nbytes(self, layout: Layout) -> int:
+        """Bytes of `pack_codes`'s result. Raises LoweringError for a shape that the layout does not fit."""
+        return padded_rows(self.shape, _PLAIN[layout]) // PANEL * self.groups * self.group_nbytes
+
+
+def pack_codes(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+    """The weight in CODE_PANELS or GATED_CODE_PANELS, uint8, 1-D.
+
+    codes: [out, in], scales: [out, groups], zeros: [out, groups] or None, as in llmc/ops/weight_codes.py;
+    GATED_CODE_PANELS takes gate's rows followed by up's. Raises LoweringError for a shape that the layout does not fit.
+    """
+    shape = CodeShape(tuple(codes.shape), scales.shape[1], format, scales.dtype, zeros is not None)
+    if shape.group * shape.groups != codes.shape[1]:
+        raise LoweringError(f"{codes.shape[1]} columns cannot be cut into {shape.groups} equal groups")
+    packed = torch.empty(shape.nbytes(layout), dtype=torch.uint8)
+    panels = packed.view(-1, shape.groups, shape.group_nbytes)
+    rows = _rows(codes.shape[0], layout, panels.shape[0])
+    for first in range(0, panels.shape[0], _PANELS_AT_A_TIME):
+        of_panels = rows[first : first + _PANELS_AT_A_TIME]
+        _fill(panels[first : first + _PANELS_AT_A_TIME], of_panels, shape, codes, scales, zeros)
+    return packed
+
+
+def _rows(out: int, layout: Layout, panels: int) -> Tensor:
+    """[panels, PANEL]: which row of the weight is whose lane; -1 for none."""
+    parts = 1 if layout is Layout.CODE_PANELS else 2
+    lanes, rows = PANEL // parts, out // parts
+    of_part = torch.arange(panels * lanes).view(panels, lanes)
+    return torch.cat([torch.where(of_part < rows, of_part + i * rows, -1) for i in range(parts)], dim=1)
+
+
+def _fill(to: Tensor, rows: Tensor, shape: CodeShape, codes: Tensor, scales: Tensor, zeros: Tensor | None) -> None:
+    """to: [panels, groups, group_nbytes]."""
+    taken = rows.clamp_min(0).flatten()
+    lanes = (*rows.shape, shape.groups)
+    of_rows = torch.where(rows[..., None] >= 0, scales[taken].view(lanes), torch.zeros((), dtype=scales.dtype))
+    start = _put(to, 0, of_rows.transpose(1, 2))
+    shift = _UNSIGNED.get(shape.format, 0)
+    if zeros is not None:
+        start = _put(to, start, (zeros[taken].view(lanes).to(torch.int16) + shift).transpose(1, 2))
+    unsigned = codes[taken].view(torch.uint8) + shift  # wraps around as it should
+    words = _words(unsigned.view(*lanes, shape.group), shape)
+    _put(to, start, words.permute(0, 2, 3, 1))
+
+
+def _put(to: Tensor, start: int, values: Tensor) -> int:
+    """Write values: [panels, groups, …] from byte `start` of each group on; returns the byte after."""
+    data = values.contiguous().view(torch.uint8).flatten(2)
+    to[:, :, start : start + data.shape[2]] = data
+    return start + data.shape[2]
+
+
+def _words(codes: Tensor, shape: CodeShape) -> Tensor:
+    """[panels, PANEL, groups, words], int32, of unsigned codes [panels, PANEL, groups, group]."""
+    per_word = 32 // CODE_BITS[shape.format]
+    codes = torch.nn.functional.pad(codes, (0, shape.words * per_word - shape.group))
+    if per_word == 8:
+        halves = codes.unflatten(-1, (shape.words, 2, 4))
+        codes = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)
+    return codes.contiguous().view(torch.int32)

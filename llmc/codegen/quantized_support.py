@@ -1,0 +1,91 @@
+"""Whether a backend has kernels for what quantization will ask of it, found out before any weight is read."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+import llmc.ops  # noqa: F401  (registers the ops that are asked for)
+from llmc.cache_format import CacheFormat, parse_cache_format
+from llmc.codegen.backend import Backend
+from llmc.errors import OptionError
+from llmc.ops.weight_codes import CODE_DTYPES
+from llmc.options import BuildOptions
+from llmc.schemes import SCHEMES, Scheme
+
+# A shape that every group size divides; kernels refuse by format, not by size.
+_ROWS, _COLUMNS, _TOKENS = 256, 256, 4
+
+
+def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
+    """Raise OptionError for a scheme or a KV cache format that the target has no kernel for."""
+    dtype = {"float32": torch.float32, "float16": torch.float16}.get(options.dtype, torch.bfloat16)
+    quantization = options.quantization
+    schemes = quantization.schemes if quantization.budget is None else (*quantization.schemes, SCHEMES["int4"])
+    for scheme in schemes:
+        reason = _scheme_refusal(scheme, backend, dtype)
+        if reason is not None:
+            known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]
+            raise OptionError(
+                f"{target} cannot run the scheme {scheme.name}: {reason}",
+                at=f"quantize={scheme.name}",
+                fix=f"it runs {', '.join(known)}" if known else "build without quantize, or with target reference",
+            )
+    if options.kv_cache != "auto":
+        reason = _cache_refusal(parse_cache_format(options.kv_cache), backend, dtype)
+        if reason is not None:
+            raise OptionError(
+                f"{target} cannot keep a KV cache in {options.kv_cache}: {reason}",
+                at=f"kv_cache={options.kv_cache}",
+                fix="build with --kv-cache auto, or with target reference",
+            )
+
+
+def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:
+    with FakeTensorMode():
+        x = torch.empty(_TOKENS, _COLUMNS, dtype=dtype)
+        codes = torch.empty(_ROWS, _COLUMNS, dtype=CODE_DTYPES[scheme.format])
+        groups = _COLUMNS // (scheme.columns or _COLUMNS)
+        scales = torch.empty(_ROWS, groups, dtype=torch.float32 if scheme.columns is None else torch.bfloat16)
+        zeros = None if scheme.symmetric else torch.empty(_ROWS, groups, dtype=torch.int8)
+        x_scale = torch.empty(1) if scheme.is_static else None
+        result = torch.empty(_TOKENS, _ROWS, dtype=dtype)
+    formats = (scheme.format, scheme.activation)
+    return _refusal(
+        torch.ops.llmc.quantized_linear.default,
+        (x, codes, scales, zeros, x_scale, None, None, "identity", 1.0, *formats),
+        result,
+        backend,
+    )
+
+
+def _cache_refusal(format: CacheFormat, backend: Backend, dtype: torch.dtype) -> str | None:
+    with FakeTensorMode():
+        heads = torch.empty(_TOKENS, 2, 64, dtype=dtype)
+        cache = torch.empty(8, 2, 16, format.position_bytes(64), dtype=torch.uint8)
+        indices = torch.empty(_TOKENS, dtype=torch.int32)
+        table = torch.empty(_TOKENS, 4, dtype=torch.int32)
+    write = (heads, heads, cache, cache, indices, str(format))
+    read = (heads, cache, cache, indices, indices, table, 0.125, None, None, None, str(format), 64)
+    return _refusal(torch.ops.llmc.kv_write.default, write, None, backend) or _refusal(
+        torch.ops.llmc.paged_attention.default, read, heads, backend
+    )
+
+
+def _refusal(
+    op: torch._ops.OpOverload, args: tuple[object, ...], result: torch.Tensor | None, backend: Backend
+) -> str | None:
+    """What the backend says of one call in a graph of its own."""
+    graph = fx.Graph()
+    nodes: list[Any] = []
+    for index, value in enumerate(args):
+        nodes.append(graph.placeholder(f"a{index}") if isinstance(value, torch.Tensor) else value)
+        if isinstance(value, torch.Tensor):
+            nodes[-1].meta["val"] = value
+    call = graph.create_node("call_function", op, tuple(nodes))
+    call.meta["val"] = result
+    found = backend.refusal(call)
+    return None if found is None else found.reason

@@ -1,0 +1,128 @@
+"""What config.json says of how a checkpoint's weights are quantized."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import CheckpointError
+
+METHODS = ("gptq", "awq", "compressed-tensors")
+_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+
+
+@dataclass(frozen=True)
+class StoredScheme:
+    """method: one of METHODS. format: of the codes: int4, int8 or fp8. required, optional: suffixes of a weight's
+    tensors. zero_offset: what GPTQ's stored zeros lack. activation: what tokens are rounded to: none, int8 or fp8;
+    with a static scale in the checkpoint if is_static."""
+
+    method: str
+    format: str
+    bits: int
+    required: tuple[str, ...]
+    optional: tuple[str, ...]
+    zero_offset: int = 0
+    is_blockwise: bool = False
+    activation: str = "none"
+    is_static: bool = False
+
+    @property
+    def suffixes(self) -> tuple[str, ...]:
+        """All that mark a quantized module."""
+        return (*self.required, *self.optional)
+
+    @property
+    def label(self) -> str:
+        """For reports."""
+        rounded = "" if self.activation == "none" else f", {self.activation} activations"
+        return f"{self.method} {self.format}{rounded}"
+
+
+def is_quantized(settings: dict[str, Any]) -> bool:
+    """Whether config.json says that weights are codes."""
+    return bool(settings.get("quantization_config"))
+
+
+def stored_scheme(settings: dict[str, Any], file: Path) -> StoredScheme:
+    """The scheme in a config.json; raises CheckpointError for one that llmc does not read."""
+    config = settings["quantization_config"]
+    method = config.get("quant_method", "unknown")
+    if method == "gptq":
+        return _gptq(config, file)
+    if method == "awq":
+        return _awq(config, file)
+    if method == "compressed-tensors":
+        return _compressed(config, file)
+    raise CheckpointError(
+        f"the checkpoint is quantized by {method!r}, which llmc does not read",
+        at=file,
+        fix=f"use one of {', '.join(METHODS)}, or the original F32, BF16 or F16 checkpoint",
+    )
+
+
+def _gptq(config: dict[str, Any], file: Path) -> StoredScheme:
+    bits = config.get("bits")
+    if bits not in (4, 8):
+        raise _unread(f"GPTQ with {bits} bits", "4 or 8 bits", file)
+    version = config.get("checkpoint_format", "gptq")
+    if version not in ("gptq", "gptq_v2"):
+        raise _unread(f"GPTQ's checkpoint_format {version!r}", "gptq or gptq_v2", file)
+    offset = 1 if version == "gptq" else 0
+    return StoredScheme("gptq", f"int{bits}", bits, ("qweight", "qzeros", "scales"), ("g_idx",), offset)
+
+
+def _awq(config: dict[str, Any], file: Path) -> StoredScheme:
+    bits, version = config.get("bits", config.get("w_bit")), str(config.get("version", "gemm")).lower()
+    if bits != 4 or version != "gemm":
+        raise _unread(f"AWQ with {bits} bits in version {version!r}", "4 bits in version 'gemm'", file)
+    required = ("qweight", "scales", *(("qzeros",) if config.get("zero_point", True) else ()))
+    return StoredScheme("awq", "int4", 4, required, ("qzeros",))
+
+
+def _compressed(config: dict[str, Any], file: Path) -> StoredScheme:
+    groups = list((config.get("config_groups") or {}).values())
+    if len(groups) != 1:
+        raise _unread(f"compressed-tensors with {len(groups)} config_groups", "one group", file)
+    (group,) = groups
+    format = group.get("format") or config.get("format")
+    if format not in _FORMATS:
+        raise _unread(f"compressed-tensors format {format!r}", ", ".join(_FORMATS), file)
+    weights, inputs = group["weights"], group.get("input_activations")
+    bits, kind = weights.get("num_bits"), weights.get("type", "int")
+    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
+        raise _unread(f"compressed-tensors weights of {bits}-bit {kind}", "4- or 8-bit int, or 8-bit float", file)
+    activation, is_static = _activation(inputs, file)
+    is_packed = format == "pack-quantized"
+    optional = ("weight_g_idx",) + (() if weights.get("symmetric", True) else ("weight_zero_point",))
+    return StoredScheme(
+        "compressed-tensors",
+        "fp8" if kind == "float" else f"int{bits}",
+        bits,
+        ("weight_packed", "weight_scale", "weight_shape") if is_packed else ("weight", "weight_scale"),
+        (*optional, "input_scale") if is_static else optional,
+        is_blockwise=weights.get("strategy") == "block",
+        activation=activation,
+        is_static=is_static,
+    )
+
+
+def _activation(inputs: dict[str, Any] | None, file: Path) -> tuple[str, bool]:
+    """What tokens are rounded to, and whether the scale is in the checkpoint."""
+    if inputs is None:
+        return "none", False
+    bits, kind, strategy = inputs.get("num_bits"), inputs.get("type", "int"), inputs.get("strategy")
+    seen = f"activations of {bits}-bit {kind}, strategy {strategy}"
+    if bits != 8 or kind not in ("int", "float") or not inputs.get("symmetric", True):
+        raise _unread(seen, "symmetric 8-bit int or float", file)
+    name = "fp8" if kind == "float" else "int8"
+    if inputs.get("dynamic") is True and strategy == "token":
+        return name, False
+    if inputs.get("dynamic") in (False, None) and strategy in ("tensor", None):
+        return name, True
+    raise _unread(f"{seen}, dynamic {inputs.get('dynamic')}", "dynamic per token, or static per tensor", file)
+
+
+def _unread(seen: str, known: str, file: Path) -> CheckpointError:
+    return CheckpointError(f"{seen} is not read", at=file, fix=f"llmc reads {known}")

@@ -1,0 +1,211 @@
+"""Checkpoints whose weights are codes: GPTQ, AWQ and compressed-tensors, as they are on the Hub.
+
+A QuantizedSource shows each quantized weight under the name that the model knows, with its true shape, and beside it
+`NAME::codes`, `NAME::scales`, `NAME::zeros` and `NAME::order`, so that codes go into an engine as they are.
+"""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, read_json
+from llmc.graph.quantization_config import StoredScheme, stored_scheme
+from llmc.graph.stored_codes import UnpackedCodes, unpack_awq, unpack_compressed, unpack_gptq
+
+_PARTS = ("codes", "scales", "zeros", "order")
+
+
+@dataclass(frozen=True)
+class StoredWeight:
+    """A quantized weight of a checkpoint. shape: [out, in]. tensors: names in the files by suffix.
+
+    input_scale: the name of the static scale of its activations.
+    """
+
+    name: str
+    shape: tuple[int, int]
+    tensors: dict[str, str]
+    scheme: StoredScheme
+    input_scale: str | None
+
+
+class QuantizedSource:
+    """The tensors of a quantized checkpoint; a WeightSource. Opening reads headers and config.json only.
+
+    Raises CheckpointError for a format that is not known, and for quantized tensors that are not complete.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files = SafetensorsSource(directory)
+        scheme = stored_scheme(read_json(directory / "config.json"), directory / "config.json")
+        self._weights = _find_weights(self._files, scheme)
+        hidden = {name for weight in self._weights.values() for name in weight.tensors.values()}
+        hidden |= {weight.input_scale for weight in self._weights.values() if weight.input_scale is not None}
+        self._names = tuple(sorted((set(self._files.names()) - hidden) | set(self._weights)))
+        # Codes, scales and zeros of one weight are asked for one after the other.
+        self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors as the model knows them, sorted."""
+        return self._names
+
+    def weight(self, name: str) -> StoredWeight | None:
+        """How the weight of that name is stored; None if it is not quantized."""
+        return self._weights.get(name)
+
+    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
+        """As SafetensorsSource.check."""
+        weight = self._weights.get(name)
+        if weight is None:
+            self._files.check(name, shape, floating=floating)
+        elif weight.shape != shape:
+            raise CheckpointError(
+                f"quantized tensor {name!r} has shape {list(weight.shape)}, where config.json makes it {list(shape)}",
+                at=self._entry(weight).file,
+                fix="check that config.json belongs to these weights",
+            )
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU: dequantized to fp32 if it is a quantized weight, or the part of one that is named."""
+        base, _, part = name.partition("::")
+        if base not in self._weights:
+            return self._files.load(name)
+        unpacked = self._unpacked(base)
+        if not part:
+            return _values(unpacked)
+        found: Tensor | None = getattr(unpacked, part) if part in _PARTS else None
+        if found is None:
+            raise CheckpointError(f"weight {base!r} has no {part}", at=self.directory, fix="compile the model again")
+        return found
+
+    def unpacked(self, name: str) -> UnpackedCodes:
+        """All parts of a quantized weight."""
+        return self._unpacked(name)
+
+    def input_scale(self, weight: StoredWeight) -> Tensor | None:
+        """The static scale of a weight's activations, [1] in fp32."""
+        return None if weight.input_scale is None else self._files.load(weight.input_scale).float().reshape(1)
+
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype that most elements that are not codes are stored in."""
+        return self._files.dtype()
+
+    def _entry(self, weight: StoredWeight) -> TensorEntry:
+        return self._files.entry(next(iter(weight.tensors.values())))
+
+    def _unpack(self, name: str) -> UnpackedCodes:
+        weight = self._weights[name]
+        part = {suffix: self._files.load(stored) for suffix, stored in weight.tensors.items()}
+        scheme = weight.scheme
+        try:
+            if scheme.method == "gptq":
+                group = weight.shape[1] // part["scales"].shape[0]
+                stored = (part["qweight"], part["qzeros"], part["scales"], part.get("g_idx"))
+                return unpack_gptq(*stored, scheme.bits, group, scheme.zero_offset)
+            if scheme.method == "awq":
+                return unpack_awq(part["qweight"], part.get("qzeros"), part["scales"])
+            packed = part.get("weight_packed")
+            codes, bits = (part["weight"], None) if packed is None else (packed, scheme.bits)
+            scale, zero = part["weight_scale"], part.get("weight_zero_point")
+            found = unpack_compressed(codes, scale, zero, weight.shape, bits, scheme.is_blockwise)
+            return _in_group_order(found, part.get("weight_g_idx"))
+        except (ValueError, RuntimeError) as error:
+            raise CheckpointError(
+                f"the codes of {name!r} do not fit together: {error}",
+                at=self._entry(weight).file,
+                fix="check that config.json belongs to these weights",
+            ) from None
+
+
+def _in_group_order(found: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes:
+    """compressed-tensors keeps columns in place and says the group of each: sort them, so that groups are runs."""
+    if g_idx is None or bool((g_idx.diff() >= 0).all()):
+        return found
+    order = torch.argsort(g_idx.long(), stable=True)
+    sizes = torch.bincount(g_idx.long(), minlength=found.scales.shape[1])
+    if len(sizes) != found.scales.shape[1] or int(sizes.min()) != int(sizes.max()):
+        raise ValueError(f"weight_g_idx gives groups {int(sizes.min())} to {int(sizes.max())} columns")
+    return replace(found, codes=found.codes[:, order].contiguous(), order=order)
+
+
+def _values(unpacked: UnpackedCodes) -> Tensor:
+    is_float = unpacked.codes.dtype is torch.uint8
+    values = unpacked.codes.view(torch.float8_e4m3fn).float() if is_float else unpacked.codes.float()
+    width = values.shape[1] // unpacked.scales.shape[1]
+    if unpacked.zeros is not None:
+        values = values - unpacked.zeros.float().repeat_interleave(width, 1)
+    values = values * unpacked.scales.float().repeat_interleave(width, 1)
+    if unpacked.order is None:
+        return values
+    in_place = torch.empty_like(values)
+    in_place[:, unpacked.order] = values
+    return in_place
+
+
+def _find_weights(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, StoredWeight]:
+    """Every module that has quantized tensors. Raises CheckpointError naming the one that lacks some."""
+    modules: dict[str, dict[str, str]] = {}
+    for name in files.names():
+        module, _, suffix = name.rpartition(".")
+        if suffix in scheme.suffixes and suffix != "weight":
+            modules.setdefault(module, {})[suffix] = name
+    found: dict[str, StoredWeight] = {}
+    for module, tensors in modules.items():
+        if "weight" in scheme.required and f"{module}.weight" in files.names():
+            tensors["weight"] = f"{module}.weight"
+        input_scale = tensors.pop("input_scale", None)
+        missing = sorted(set(scheme.required) - set(tensors))
+        if missing:
+            raise CheckpointError(
+                f"{module} has {', '.join(sorted(tensors.values()))} but no {module}.{missing[0]}",
+                at=files.directory,
+                fix="download the whole checkpoint again",
+            )
+        shape = _shape(files, tensors, scheme, module)
+        found[f"{module}.weight"] = StoredWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
+    _check_unexpected(files, found, scheme)
+    if not found:
+        raise CheckpointError(
+            f"config.json says that the weights are {scheme.method}, but no tensor ends in .{scheme.required[0]}",
+            at=files.directory,
+            fix="check that config.json belongs to these weights",
+        )
+    return found
+
+
+def _shape(files: SafetensorsSource, tensors: dict[str, str], scheme: StoredScheme, module: str) -> tuple[int, int]:
+    per_word = 32 // scheme.bits
+    if scheme.method in ("gptq", "awq"):
+        rows, columns = files.entry(tensors["qweight"]).shape
+        return (columns, rows * per_word) if scheme.method == "gptq" else (columns * per_word, rows)
+    if "weight_shape" in tensors:
+        rows, columns = files.load(tensors["weight_shape"]).tolist()
+        return int(rows), int(columns)
+    entry = files.entry(tensors["weight"])
+    if len(entry.shape) != 2 or entry.dtype not in ("I8", "F8_E4M3"):
+        raise CheckpointError(
+            f"tensor {module}.weight is {entry.dtype} {list(entry.shape)}, where codes are I8 or F8_E4M3 matrices",
+            at=entry.file,
+            fix="check that config.json belongs to these weights",
+        )
+    return entry.shape[0], entry.shape[1]
+
+
+def _check_unexpected(files: SafetensorsSource, found: dict[str, StoredWeight], scheme: StoredScheme) -> None:
+    """A quantized module may have a bias beside its codes, and nothing else."""
+    known = {name for weight in found.values() for name in (*weight.tensors.values(), weight.input_scale)}
+    for name in files.names():
+        module, _, suffix = name.rpartition(".")
+        if f"{module}.weight" in found and name not in known and suffix != "bias":
+            raise CheckpointError(
+                f"unexpected tensor {name!r} beside {scheme.method} codes",
+                at=files.entry(name).file,
+                fix="llmc reads the formats that docs/quantization.md lists; requantize with one of them",
+            )

@@ -1,0 +1,106 @@
+"""How GPTQ, AWQ and compressed-tensors pack a weight's codes, and how they are unpacked, without rounding anything.
+
+What comes out is what llmc/ops/weight_codes.py describes: codes [out, in], scales and zeros [out, groups].
+Sources: AutoGPTQ and GPTQModel (qlinear), AutoAWQ (packing_utils), compressed-tensors (compressors).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+# AWQ's kernels want the eight columns of a word in this order.
+_AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
+
+
+@dataclass(frozen=True)
+class UnpackedCodes:
+    """codes int8 [out, in], or uint8 with the bits of e4m3fn; zeros int8 or None if all are the middle of the range.
+
+    order: the input channel that each column belongs to, int64 [in], where columns are sorted by their group; None if
+    they are in place.
+    """
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    order: Tensor | None = None
+
+
+def unpack_gptq(
+    qweight: Tensor, qzeros: Tensor, scales: Tensor, g_idx: Tensor | None, bits: int, group: int, zero_offset: int
+) -> UnpackedCodes:
+    """qweight int32 [in · bits / 32, out], qzeros int32 [groups, out · bits / 32], scales [groups, out], g_idx [in].
+
+    zero_offset: 1 for checkpoint_format gptq, which stores zeros less one, 0 for gptq_v2. Raises ValueError for groups
+    of unequal size.
+    """
+    middle = 1 << (bits - 1)
+    codes = _unpack(qweight, bits, 0).t() - middle
+    zeros = (_unpack(qzeros, bits, 1).t() + zero_offset) - middle
+    order = None
+    if g_idx is not None:
+        sizes = torch.bincount(g_idx.long(), minlength=scales.shape[0])
+        if len(sizes) != scales.shape[0] or bool((sizes != group).any()):
+            raise ValueError(f"g_idx gives groups {int(sizes.min())} to {int(sizes.max())} columns, expected {group}")
+        if not torch.equal(g_idx.long(), torch.arange(len(g_idx)) // group):
+            order = torch.argsort(g_idx.long(), stable=True)
+            codes = codes[:, order]
+    return UnpackedCodes(_int8(codes), scales.t().contiguous(), _zeros(zeros), order)
+
+
+def unpack_awq(qweight: Tensor, qzeros: Tensor | None, scales: Tensor) -> UnpackedCodes:
+    """qweight int32 [in, out / 8], qzeros int32 [groups, out / 8] or None for the middle, scales [groups, out]."""
+    codes = _awq_columns(_unpack(qweight, 4, 1)).t() - 8
+    zeros = None if qzeros is None else _zeros(_awq_columns(_unpack(qzeros, 4, 1)).t() - 8)
+    return UnpackedCodes(_int8(codes), scales.t().contiguous(), zeros)
+
+
+def unpack_compressed(
+    weight: Tensor, scale: Tensor, zero_point: Tensor | None, shape: tuple[int, int], bits: int | None, block: bool
+) -> UnpackedCodes:
+    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
+    of rows [out, 1], of groups [out, groups], or of blocks. zero_point: packed along the rows if `bits`."""
+    rows, columns = shape
+    scales = scale.reshape(1, 1).expand(rows, 1) if scale.numel() == 1 else scale
+    if block:
+        # Rows of the last block may be missing.
+        scales = scales.repeat_interleave(-(-rows // scales.shape[0]), 0)[:rows]
+    zeros = None
+    if zero_point is not None:
+        if bits is not None:
+            middle = 1 << (bits - 1)
+            zero_point = (_unpack(zero_point, bits, 0)[:rows] - middle).reshape(rows, -1)
+        zeros = _zeros(zero_point.int().reshape(-1, scales.shape[1]).expand(rows, -1))
+    if bits is not None:
+        codes = _int8(_unpack(weight, bits, 1)[:, :columns] - (1 << (bits - 1)))
+    else:
+        codes = weight.view(torch.uint8) if weight.dtype is torch.float8_e4m3fn else weight
+    return UnpackedCodes(codes.contiguous(), scales.contiguous(), zeros)
+
+
+def _unpack(words: Tensor, bits: int, axis: int) -> Tensor:
+    """Unsigned numbers of some bits along an axis of int32 words, the lowest bits first; int32."""
+    shifts = torch.arange(0, 32, bits, dtype=torch.int32)
+    parts = (words.unsqueeze(axis + 1) >> shifts.reshape([-1 if i == axis + 1 else 1 for i in range(3)])) & (
+        (1 << bits) - 1
+    )
+    return parts.flatten(axis, axis + 1)
+
+
+def _awq_columns(packed: Tensor) -> Tensor:
+    """Put each eight columns in order."""
+    columns = torch.empty_like(packed)
+    for nibble, column in enumerate(_AWQ_ORDER):
+        columns[:, column::8] = packed[:, nibble::8]
+    return columns
+
+
+def _int8(codes: Tensor) -> Tensor:
+    return codes.to(torch.int8).contiguous()
+
+
+def _zeros(zeros: Tensor) -> Tensor | None:
+    return _int8(zeros) if bool(zeros.any()) else None

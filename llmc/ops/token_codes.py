@@ -1,0 +1,62 @@
+"""Quantized activations: each token's channels rounded to codes with one scale."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.ops.registry import op
+from llmc.ops.weight_codes import FP8_MAX
+
+LARGEST = {"int8": 127.0, "fp8": FP8_MAX}
+
+
+def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
+    """Codes of x's shape and scales [tokens, 1], fp32; a code stands for code · scale.
+
+    format: int8 (-127 … 127) or fp8 (uint8, bits of e4m3fn). scale: [1], fp32, static, found by calibration; None:
+    scale = max |x[t]| / largest code. In fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where
+    the dynamic 1 / scale is computed as largest / max |x[t]|; a row of zeros has scale 0 and codes 0.
+    """
+    values, largest = x.float(), LARGEST[format]
+    if scale is None:
+        magnitude = values.abs().amax(-1, keepdim=True)
+        scales = magnitude / largest
+        inverse = torch.where(magnitude > 0, largest / magnitude, torch.zeros_like(magnitude))
+    else:
+        scales = scale.float().expand(*x.shape[:-1], 1)
+        inverse = 1.0 / scales
+    scaled = (values * inverse).clamp(-largest, largest)
+    if format == "fp8":
+        return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales.contiguous()
+    return torch.round(scaled).to(torch.int8), scales.contiguous()
+
+
+def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
+    """What codes stand for, fp32."""
+    values = codes.view(torch.float8_e4m3fn).float() if format == "fp8" else codes.float()
+    return values * scales
+
+
+def _fake_quantize(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
+    codes = x.new_empty(x.shape, dtype=torch.uint8 if format == "fp8" else torch.int8)
+    return codes, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+
+
+@op("quantize_tokens(Tensor x, Tensor? scale, str format) -> (Tensor, Tensor)", fake=_fake_quantize)
+def quantize_tokens(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
+    """Codes and scales of x: [tokens, channels], as in `token_codes`."""
+    return token_codes(x, scale, format)
+
+
+def _fake_dequantize(codes: Tensor, scales: Tensor, format: str, dtype: torch.dtype) -> Tensor:
+    return codes.new_empty(codes.shape, dtype=dtype)
+
+
+@op(
+    "dequantize_tokens(Tensor codes, Tensor scales, str format, ScalarType dtype) -> Tensor",
+    fake=_fake_dequantize,
+)
+def dequantize_tokens(codes: Tensor, scales: Tensor, format: str, dtype: torch.dtype) -> Tensor:
+    """What codes: [tokens, channels] stand for, rounded to dtype."""
+    return token_values(codes, scales, format).to(dtype)

@@ -1,0 +1,1 @@
+"""Passes that make weights, activations and the KV cache smaller."""

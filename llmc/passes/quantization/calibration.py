@@ -1,0 +1,83 @@
+"""Calibration data: sequences of token ids from a text or token file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmc.errors import OptionError
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+
+# Fewer say next to nothing of a model's activations.
+_LEAST_TOKENS = 512
+
+
+def calibration_sequences(graph: ModelGraph, options: BuildOptions, data: ModelData) -> tuple[Tensor, ...]:
+    """calibration_sequences rows of calibration_length ids, int64, from the file's beginning; fewer if it ends before.
+
+    Raises OptionError for a file that is missing, unreadable or too short, and for ids beyond the vocabulary.
+    """
+    if options.calibration is None:
+        raise OptionError(
+            f"quantize={','.join(options.quantize)} looks at activations, and no text is given",
+            at="calibration",
+            fix="name a text file like what the model will read: --calibration FILE",
+        )
+    path = Path(options.calibration)
+    length = min(options.calibration_length, graph.info.max_positions or options.calibration_length)
+    wanted = options.calibration_sequences * length
+    ids = _ids(path, data, wanted)
+    if len(ids) < min(wanted, _LEAST_TOKENS):
+        raise OptionError(
+            f"the calibration text is too short: {len(ids)} tokens, of {min(wanted, _LEAST_TOKENS)} at least",
+            at=path,
+            fix="name a longer text; some 8,000 tokens are usual",
+        )
+    if ids.min() < 0 or ids.max() >= graph.info.vocab_size:
+        raise OptionError(
+            f"token id {int(ids.max() if ids.max() >= graph.info.vocab_size else ids.min())} is not in the vocabulary "
+            f"of {graph.info.vocab_size}",
+            at=path,
+            fix="tokenize the text with this model's tokenizer",
+        )
+    tokens = torch.from_numpy(ids[:wanted])
+    return tuple(part for part in tokens.split(length) if len(part) > 1)
+
+
+def _ids(path: Path, data: ModelData, wanted: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    try:
+        if path.suffix == ".npy":
+            return _flat(np.load(path, allow_pickle=False), path)
+        text = path.read_text(encoding="utf-8")
+        if path.suffix == ".json":
+            return _flat(np.asarray(json.loads(text)), path)
+    except (OSError, ValueError) as error:
+        raise OptionError(
+            f"cannot read the calibration data: {error}", at=path, fix="name a UTF-8 text, or ids as .json or .npy"
+        ) from None
+    if data.tokenizer is None:
+        raise OptionError(
+            "the model has no tokenizer.json for the calibration text",
+            at=path,
+            fix="give token ids: a .json list of whole numbers, or a .npy array",
+        )
+    from tokenizers import Tokenizer
+
+    tokenizer = Tokenizer.from_file(str(data.tokenizer))
+    tokenizer.no_truncation()
+    # No token is longer than 32 characters on average, so that a whole library is not tokenized for a few thousand.
+    return np.asarray(tokenizer.encode(text[: 32 * wanted]).ids, dtype=np.int64)
+
+
+def _flat(
+    values: np.ndarray[tuple[int, ...], np.dtype[np.generic]], path: Path
+) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    if not np.issubdtype(values.dtype, np.integer):
+        raise OptionError(f"the calibration data are {values.dtype}, not whole numbers", at=path, fix="give token ids")
+    return values.reshape(-1).astype(np.int64)

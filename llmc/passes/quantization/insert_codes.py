@@ -1,0 +1,70 @@
+"""Put codes in the place of a weight, and rounded tokens in the place of a product's input, as nodes of the graph.
+
+linear(x, w)  ->  linear(x, dequantize(w_codes, w_scales, w_zeros))
+linear(x, w)  ->  codes, scales = quantize_tokens(x); linear(dequantize_tokens(codes, scales), w)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import getitem
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Constant, Recipe
+from llmc.passes.quantization.file_backed import file_backed
+from llmc.passes.quantization.round_weight import RoundedWeight
+from llmc.passes.recorded_graph import new_weight
+
+_llmc = torch.ops.llmc
+
+
+def insert_weight(
+    graph: ModelGraph, weights: Sequence[fx.Node], readers: Sequence[fx.Node], rounded: RoundedWeight
+) -> None:
+    """Make readers read codes. weights: the placeholders that they read now, of one tensor."""
+    parts = {"codes": rounded.codes, "scales": rounded.scales, "zeros": rounded.zeros}
+    recipes = {name: Constant(file_backed(part)) for name, part in parts.items() if part is not None}
+    insert_recipes(graph, weights, readers, recipes, parts, rounded.format)
+
+
+def insert_recipes(
+    graph: ModelGraph,
+    weights: Sequence[fx.Node],
+    readers: Sequence[fx.Node],
+    recipes: dict[str, Recipe] | dict[str, Constant],
+    like: dict[str, Tensor | None],
+    format: str,
+) -> None:
+    """The same with any recipes of codes, scales and zeros. like: tensors of their shape and dtype, None if absent."""
+    first = weights[0].meta["val"]
+    placeholders = [
+        new_weight(graph, f"{weights[0].name}_{name}", recipes[name], first.new_empty(part.shape, dtype=part.dtype))
+        if (part := like[name]) is not None
+        else None
+        for name in ("codes", "scales", "zeros")
+    ]
+    for node in placeholders:
+        if node is not None:
+            node.meta["stack_trace"] = weights[0].meta.get("stack_trace")
+    with graph.graph.inserting_before(min(readers)):
+        values = graph.graph.call_function(_llmc.dequantize.default, (*placeholders, format, graph.info.dtype))
+    for weight in weights:
+        for reader in readers:
+            reader.replace_input_with(weight, values)
+
+
+def insert_tokens(graph: ModelGraph, product: fx.Node, x: fx.Node, scale: Tensor | None, format: str) -> fx.Node:
+    """Round a product's input; the node that the product reads now. scale: [1] if it is static."""
+    static = None
+    if scale is not None:
+        static = new_weight(graph, f"{x.name}_scale", Constant(scale), x.meta["val"].new_empty(1, dtype=torch.float32))
+    with graph.graph.inserting_before(product):
+        both = graph.graph.call_function(_llmc.quantize_tokens.default, (x, static, format))
+        codes, scales = (graph.graph.call_function(getitem, (both, i)) for i in range(2))
+        values = graph.graph.call_function(
+            _llmc.dequantize_tokens.default, (codes, scales, format, x.meta["val"].dtype)
+        )
+    return values

@@ -1,0 +1,70 @@
+"""Keep keys and values as codes, each position and head with scales of its own, as the option `kv_cache` asks.
+
+    kv_write(k, v, kc, vc, slots)   ->  kv_write(k, v, kc, vc, slots, "int8")
+    paged_attention(q, kc, vc, …)   ->  paged_attention(q, kc, vc, …, "int8", value_dim)
+and the caches become bytes (llmc/ops/cache_codes.py). One rewrite a layer. Scales come from what is written, so that
+no calibration is needed and an entry never changes; attention's kernels read codes.
+Must have: paged caches, whose heads the format's groups divide. Numerics: lossy.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.cache_format import CacheFormat, parse_cache_format
+from llmc.errors import OptionError
+from llmc.graph.model_graph import CacheSpec, ModelGraph
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.pattern import call_arguments
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Change each layer's pair of caches and the ops that use them."""
+    if options.kv_cache == "auto":
+        return
+    format = parse_cache_format(options.kv_cache)
+    inputs = {node.name: node for node in graph.inputs()}
+    for spec in graph.caches:
+        if spec.format is not None:
+            continue
+        _check(spec, format)
+        pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]
+        log.step(f"{pair[0].name} + {pair[1].name} to {format}", *pair)
+        _quantize(graph, spec, format, pair)
+
+
+quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SERVING)
+
+
+def _check(spec: CacheSpec, format: CacheFormat) -> None:
+    for name, channels in (("keys", spec.head_dim), ("values", spec.value_dim)):
+        if channels % (format.group or channels) or channels % 2:
+            raise OptionError(
+                f"the {name} of layer {spec.layer} have {channels} channels, which {format} does not divide",
+                at=f"kv_cache={format}",
+                fix=f"give each head one scale: --kv-cache {format.codes}:head"
+                if channels % 2 == 0
+                else "build with --kv-cache auto",
+            )
+
+
+def _quantize(graph: ModelGraph, spec: CacheSpec, format: CacheFormat, pair: list[fx.Node]) -> None:
+    changed = replace(spec, dtype=torch.uint8, format=format)
+    for part, node in zip("kv", pair, strict=True):
+        shape = (*node.meta["val"].shape[:3], changed.width(part))
+        node.meta["val"] = node.meta["val"].new_empty(shape, dtype=torch.uint8)
+    for user in dict.fromkeys(u for node in pair for u in node.users):
+        extra: dict[str, Any] = {"cache_format": str(format)}
+        if user.target is torch.ops.llmc.paged_attention.default:
+            extra["value_dim"] = spec.value_dim
+        user.args, user.kwargs = tuple((call_arguments(user) | extra).values()), {}
+    caches = list(graph.caches)
+    caches[spec.layer] = changed
+    graph.caches = tuple(caches)

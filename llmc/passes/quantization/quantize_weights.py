@@ -1,0 +1,193 @@
+"""Round the weights of products, and the tokens that they are multiplied with, as the option `quantize` asks.
+
+    linear(x, w)  ->  linear(dequantize_tokens(quantize_tokens(x)), dequantize(w_codes, w_scales, w_zeros))
+One rewrite for each weight. It comes last in the canonical stage: names are still the checkpoint's, each norm stands
+apart so that scales can be folded into it, and the graph runs on one sequence, so that calibration needs nothing else;
+merges and fusions that follow stack codes as they stack weights, since rows stand alone.
+Must have: a weight of finite numbers whose columns the scheme's groups divide. Methods: round to nearest; GPTQ
+(gptq.py), for which the graph is run on calibration text with the weights before already quantized.
+Numerics: lossy. fuse_quantized then makes one kernel of each product.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import torch
+from torch import Tensor, fx
+
+from llmc.errors import CheckpointError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import evaluate
+from llmc.ops.token_codes import LARGEST, token_codes, token_values
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+from llmc.passes.pattern import call_arguments
+from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.gptq import Solver, gptq, prepare
+from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
+from llmc.passes.quantization.mixed_precision import choose_schemes
+from llmc.passes.quantization.plan import Planned, plan, tensor_name
+from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest, row_chunks
+from llmc.passes.quantization.stream import Stream
+from llmc.passes.rewrite import Numerics, WeightPass
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.quantized_weight import QuantizedWeight
+from llmc.schemes import Scheme
+
+# Tokens that errors are measured on.
+_MEASURED_ROWS = 256
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
+    """Quantize every planned weight, in the order in which the step reads them."""
+    quantization = options.quantization
+    if quantization.is_none:
+        return
+    planned = plan(graph, quantization)
+    sequences: tuple[Tensor, ...] = ()
+    if quantization.needs_calibration or options.calibration is not None:
+        sequences = calibration_sequences(graph, options, data)
+    reasons: dict[str, str] = {}
+    if quantization.budget is not None:
+        planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data)
+    Quantizer(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
+
+
+quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY)
+
+
+class Quantizer:
+    """One run over a graph. stream: calibration tokens on their way through it; None where no text was given."""
+
+    def __init__(
+        self, graph: ModelGraph, log: RewriteLog, data: ModelData, stream: Stream | None, reasons: dict[str, str]
+    ) -> None:
+        self._graph, self._log, self._data, self._stream, self._reasons = graph, log, data, stream, reasons
+        self._rounded_tokens: dict[tuple[fx.Node, str, bool], fx.Node] = {}
+        self._solver: tuple[fx.Node, Scheme, Solver] | None = None
+
+    def run(self, planned: tuple[Planned, ...]) -> None:
+        """Round each weight when its first reader is reached."""
+        at = {each.readers[0]: each for each in planned if each.scheme is not None}
+        later = {node: each for each in planned if each.scheme is not None for node in each.readers[1:]}
+        stops: Iterator[fx.Node]
+        if self._stream is None:
+            stops = iter([node for node in self._graph.graph.nodes if node in at or node in later])
+        else:
+            stops = self._stream.stops([*at, *later])
+        done = 0
+        for node in stops:
+            if node in at:
+                self._data.progress("quantize", done, len(at))
+                self._quantize(at[node])
+                done += 1
+            each = at.get(node) or later[node]
+            assert each.scheme is not None
+            if each.scheme.activation != "none" and node in each.products:
+                self._round_input(node, each.scheme)
+        self._data.progress("quantize", done, len(at))
+
+    def _quantize(self, planned: Planned) -> None:
+        scheme = planned.scheme
+        assert scheme is not None
+        self._log.step(f"{planned.module} to {scheme.name}", *planned.readers)
+        weight = self._load(planned)
+        x = call_arguments(planned.products[0])["x"] if planned.products else None
+        if scheme.method == "gptq" and x is not None:
+            rounded = gptq(weight, self._solve(x, scheme), scheme)
+        else:
+            importance = self._importance(x) if scheme.method == "awq" and x is not None else None
+            rounded = round_to_nearest(weight, scheme, importance)
+        error, is_output = self._error(weight, rounded, planned)
+        insert_weight(self._graph, planned.weights, planned.readers, rounded)
+        rows, columns = planned.shape
+        self._graph.quantized = (
+            *self._graph.quantized,
+            QuantizedWeight(
+                module=planned.module,
+                scheme=scheme.name,
+                rows=rows,
+                columns=columns,
+                bits=scheme.bits(rows, columns),
+                error=error,
+                is_output_error=is_output,
+                reason=self._reasons.get(planned.module),
+            ),
+        )
+
+    def _load(self, planned: Planned) -> Tensor:
+        weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
+        if not all(bool(torch.isfinite(part).all()) for part in weight.split(4096)):
+            bad = int((~torch.isfinite(weight)).sum())
+            raise CheckpointError(
+                f"tensor {tensor_name(self._graph, planned)} holds {bad} numbers that are NaN or infinite",
+                at=tensor_name(self._graph, planned),
+                fix="download the checkpoint again, or check how it was trained",
+            )
+        return weight
+
+    def _solve(self, x: fx.Node, scheme: Scheme) -> Solver:
+        """Factored once for all products of the same input."""
+        if self._solver is None or self._solver[0] is not x or self._solver[1] != scheme:
+            assert self._stream is not None, "GPTQ is planned with calibration text only"
+            self._solver = None
+            self._solver = x, scheme, prepare(self._gram(x), scheme)
+        return self._solver[2]
+
+    def _gram(self, x: fx.Node) -> Tensor:
+        """XᵀX over all tokens."""
+        assert self._stream is not None
+        columns = int(x.meta["val"].shape[-1])
+        total = torch.zeros(columns, columns)
+        for part in self._stream.parts(x):
+            values = part.reshape(-1, columns).float()
+            total.addmm_(values.t(), values)
+        return total
+
+    def _importance(self, x: fx.Node) -> Tensor:
+        assert self._stream is not None
+        return self._stream.rows(x).float().square().mean(0)
+
+    def _round_input(self, product: fx.Node, scheme: Scheme) -> None:
+        x = call_arguments(product)["x"]
+        key = (x, scheme.activation, scheme.is_static)
+        if key not in self._rounded_tokens:
+            scale = None
+            if scheme.is_static:
+                assert self._stream is not None, "static scales are planned with calibration text only"
+                largest = max(float(part.abs().max()) for part in self._stream.parts(x))
+                scale = torch.tensor([max(largest, 1e-12) / LARGEST[scheme.activation]])
+            self._rounded_tokens[key] = insert_tokens(self._graph, product, x, scale, scheme.activation)
+        # The weight may be the same node as x nowhere, so that this changes the one argument.
+        product.replace_input_with(x, self._rounded_tokens[key])
+
+    def _error(self, weight: Tensor, rounded: RoundedWeight, planned: Planned) -> tuple[float, bool]:
+        """Root mean square error over the root mean square, of the product's output if there are tokens to measure on,
+        else of the weight; and which it is."""
+        scheme, products = planned.scheme, planned.products
+        assert scheme is not None
+        x = None
+        if self._stream is not None and products and products[0] is planned.readers[0]:
+            x = self._stream.rows(call_arguments(products[0])["x"], _MEASURED_ROWS).float()
+        rounded_x = x
+        if x is not None and scheme.activation != "none":
+            rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
+        wrong = right = 0.0
+        start = 0
+        for rows in row_chunks(weight, scheme):
+            end = start + len(rows)
+            part = RoundedWeight(
+                rounded.codes[start:end],
+                rounded.scales[start:end],
+                None if rounded.zeros is None else rounded.zeros[start:end],
+                rounded.format,
+            ).values()
+            if x is None or rounded_x is None:
+                expected, seen = rows, part
+            else:
+                expected, seen = x @ rows.t(), rounded_x @ part.t()
+            wrong += float((seen - expected).square().sum())
+            right += float(expected.square().sum())
+            start = end
+        return (wrong / right) ** 0.5 if right > 0 else 0.0, x is not None

@@ -1,0 +1,108 @@
+"""Take codes from a quantized checkpoint as they are.
+
+    linear(x, w)  ->  linear(x', dequantize(w::codes, w::scales, w::zeros))
+where x' is x rounded as the checkpoint asks, or its channels in the order of the codes' columns (GPTQ's act-order).
+One rewrite for each weight. Runs before any other quantization, which then sees what is left.
+Must have: a checkpoint whose format graph/quantized_checkpoint.py knows. Numerics: exact for weights; lossy where
+activations are rounded.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
+from llmc.graph.stored_codes import UnpackedCodes
+from llmc.graph.weights import Constant, Recipe, Stored
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+from llmc.passes.pattern import call_arguments
+from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens
+from llmc.passes.quantization.plan import PRODUCTS, readers_of_weights
+from llmc.passes.recorded_graph import new_weight
+from llmc.passes.rewrite import Numerics, WeightPass
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.quantized_weight import QuantizedWeight
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
+    """Replace every weight that the checkpoint has as codes."""
+    if not isinstance(data.source, QuantizedSource):
+        return
+    inputs: dict[tuple[fx.Node, str, bytes], fx.Node] = {}
+    for readers in readers_of_weights(graph):
+        node = call_arguments(readers[0])["weight"]
+        recipe = graph.weights[node.name]
+        stored = data.source.weight(recipe.name) if isinstance(recipe, Stored) else None
+        if stored is None or not isinstance(recipe, Stored):
+            continue
+        log.step(f"{stored.name.removesuffix('.weight')} as {stored.scheme.label}", *readers)
+        unpacked = data.source.unpacked(stored.name)
+        _insert(graph, recipe, readers, stored, unpacked)
+        for product in [reader for reader in readers if reader.target in PRODUCTS]:
+            _change_input(graph, product, stored, unpacked.order, data.source, inputs)
+        graph.quantized = (*graph.quantized, _record(stored, unpacked))
+
+
+read_codes = WeightPass("read_codes", run, Numerics.LOSSY)
+
+
+def _insert(
+    graph: ModelGraph, recipe: Stored, readers: tuple[fx.Node, ...], stored: StoredWeight, unpacked: UnpackedCodes
+) -> None:
+    like: dict[str, Tensor | None] = {
+        "codes": unpacked.codes,
+        "scales": unpacked.scales,
+        "zeros": unpacked.zeros,
+    }
+    recipes: dict[str, Recipe] = {
+        name: Stored(f"{recipe.name}::{name}", part.dtype) for name, part in like.items() if part is not None
+    }
+    weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
+    insert_recipes(graph, weights, readers, recipes, like, stored.scheme.format)
+
+
+def _change_input(
+    graph: ModelGraph,
+    product: fx.Node,
+    stored: StoredWeight,
+    order: Tensor | None,
+    source: QuantizedSource,
+    inputs: dict[tuple[fx.Node, str, bytes], fx.Node],
+) -> None:
+    """Order and round what a product reads; products that want the same share it, so that they can be merged."""
+    x = call_arguments(product)["x"]
+    scale = source.input_scale(stored)
+    marks = b"".join(b"" if each is None else each.numpy().tobytes() for each in (order, scale))
+    key = (x, stored.scheme.activation, marks)
+    if key not in inputs:
+        changed = x
+        if order is not None:
+            columns = new_weight(
+                graph, f"{x.name}_order", Constant(order.int()), x.meta["val"].new_empty(len(order), dtype=torch.int32)
+            )
+            with graph.graph.inserting_before(product):
+                changed = graph.graph.call_function(torch.ops.llmc.select_channels.default, (x, columns))
+        if stored.scheme.activation != "none":
+            changed = insert_tokens(graph, product, changed, scale, stored.scheme.activation)
+        inputs[key] = changed
+    if inputs[key] is not x:
+        product.replace_input_with(x, inputs[key])
+
+
+def _record(stored: StoredWeight, unpacked: UnpackedCodes) -> QuantizedWeight:
+    rows, columns = stored.shape
+    overhead = unpacked.scales.numel() * unpacked.scales.dtype.itemsize * 8
+    overhead += 0 if unpacked.zeros is None else unpacked.zeros.numel() * stored.scheme.bits
+    return QuantizedWeight(
+        module=stored.name.removesuffix(".weight"),
+        scheme=stored.scheme.label,
+        rows=rows,
+        columns=columns,
+        bits=stored.scheme.bits + overhead / (rows * columns),
+        error=None,
+        is_output_error=False,
+        reason=None,
+    )

@@ -1,0 +1,91 @@
+"""Round one weight to codes: scales that cover it, scales fitted to what its inputs are, and the nearest codes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.schemes import BLOCK, Scheme
+
+# Elements that are rounded at a time: intermediates are fp32, and a vocabulary's weight has a thousand times as many.
+_CHUNK = 1 << 22
+# Shares of the covering range that a fit tries. Source: the same grid as AutoGPTQ's and AWQ's clipping searches.
+_SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
+
+
+@dataclass(frozen=True)
+class RoundedWeight:
+    """codes [rows, columns], scales and zeros [rows, groups] as in ops/weight_codes.py."""
+
+    codes: Tensor
+    scales: Tensor
+    zeros: Tensor | None
+    format: str
+
+    def values(self) -> Tensor:
+        """What the codes stand for, fp32."""
+        return weight_values(self.codes, self.scales, self.zeros, self.format)
+
+
+def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
+    """Codes of a weight [rows, columns]. importance: [columns], weights of the error that scales are fitted to."""
+    codes, scales, zeros = [], [], []
+    for rows in row_chunks(weight, scheme):
+        found, zero = scales_of(rows, scheme, importance)
+        scales.append(found)
+        codes.append(weight_codes(rows, found, zero, scheme.format))
+        if zero is not None:
+            zeros.append(zero)
+    return RoundedWeight(torch.cat(codes), torch.cat(scales), torch.cat(zeros) if zeros else None, scheme.format)
+
+
+def scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+    """Scales and zeros of a weight's rows: covering, or of several shrunk ones those with the least weighted error."""
+    scales, zeros = _covering(weight, scheme, 1.0)
+    if importance is None or scheme.format == "mxfp4" or _shared_rows(weight, scheme) > 1:
+        return scales, zeros
+    best = _group_error(weight, scales, zeros, scheme, importance)
+    for shrinkage in _SHRINKAGES:
+        tried, zero = _covering(weight, scheme, shrinkage)
+        error = _group_error(weight, tried, zero, scheme, importance)
+        better = error < best
+        best = torch.where(better, error, best)
+        scales = torch.where(better, tried, scales)
+        if zeros is not None and zero is not None:
+            zeros = torch.where(better, zero, zeros)
+    return scales, zeros
+
+
+def row_chunks(weight: Tensor, scheme: Scheme) -> Iterator[Tensor]:
+    """Rows in fp32, some at a time; all at once where they share a scale."""
+    step = max(1, _CHUNK // weight.shape[1])
+    if scheme.granularity == "tensor":
+        step = weight.shape[0]
+    elif scheme.granularity == "block":
+        step = -(-step // BLOCK) * BLOCK
+    for rows in weight.split(step):
+        yield rows.float()
+
+
+def _covering(weight: Tensor, scheme: Scheme, shrinkage: float) -> tuple[Tensor, Tensor | None]:
+    # bf16 scales are as good as fp32 ones, since codes are chosen after the scale is rounded; fp32 costs little.
+    dtype = torch.float32 if scheme.columns is None else torch.bfloat16
+    shared = _shared_rows(weight, scheme)
+    width = scheme.columns or weight.shape[1]
+    scaled = weight if shrinkage == 1.0 else weight * shrinkage
+    scales = weight_scales(scaled, scheme.format, width, scheme.symmetric, shared, dtype)
+    return scales, None if scheme.symmetric else weight_zeros(scaled, scales, scheme.format, shared)
+
+
+def _shared_rows(weight: Tensor, scheme: Scheme) -> int:
+    return {"tensor": weight.shape[0], "block": BLOCK}.get(scheme.granularity, 1)
+
+
+def _group_error(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, importance: Tensor) -> Tensor:
+    codes = weight_codes(weight, scales, zeros, scheme.format)
+    error = (weight_values(codes, scales, zeros, scheme.format) - weight).square_().mul_(importance)
+    return error.reshape(len(weight), scales.shape[1], -1).sum(-1)

@@ -1,0 +1,210 @@
+"""Scale the channels that products read, and fold the inverse into what makes them, before weights are rounded.
+
+    rms_norm(x, w);  linear(·, u), …        ->  rms_norm(x, w / s);  linear(·, u · s), …
+    gated_activation(g, linear(x, up)) …    ->  the rows of up / s
+    attention(q, k, linear(x, v)) …         ->  the rows of v / s, alike for the heads that share a KV head
+Only recipes of weights change. s is AWQ's or SmoothQuant's (channel_scales.py), from calibration text.
+Must have: everything that reads the channels is a product that is to be quantized by the same method; what makes them
+is used for nothing else. Numerics: reorder, since the function stays the same; scaled weights are kept in fp32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.weights import Constant, Derived
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+from llmc.passes.pattern import call_arguments
+from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.channel_scales import Tie, awq_scales, smoothing_scales
+from llmc.passes.quantization.plan import Planned, plan
+from llmc.passes.quantization.stream import Stream
+from llmc.passes.rewrite import Numerics, WeightPass
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.schemes import Scheme
+
+_llmc, _aten = torch.ops.llmc, torch.ops.aten
+_NORMS = frozenset({_llmc.rms_norm.default, _llmc.layer_norm.default})
+_LINEAR = _llmc.linear.default
+_METHODS = ("awq", "smoothquant")
+# Tokens that AWQ's search multiplies, twenty times with every weight.
+_SEARCHED_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Fold:
+    """Where the inverse scales go: into weights of `maker`, named by argument, along their first axis.
+
+    tie: makes channels equal that have the same maker. reduce: all channels' scales → one for each row of the weights.
+    """
+
+    maker: fx.Node
+    names: tuple[str, ...]
+    tie: Tie
+    reduce: Callable[[Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Group:
+    """The products that read one tensor of channels, with their plans."""
+
+    x: fx.Node
+    products: tuple[fx.Node, ...]
+    plans: tuple[Planned, ...]
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
+    """Find the scales of every group on one run over the calibration text, then fold them."""
+    planned = plan(graph, options.quantization)
+    groups = _groups([p for p in planned if p.scheme is not None and p.scheme.method in _METHODS])
+    folds: dict[fx.Node, Fold] = {}
+    for group in groups:
+        fold = _fold(graph, group)
+        if isinstance(fold, Refusal):
+            log.refuse(fold)
+        else:
+            folds[group.products[0]] = fold
+    if not folds:
+        return
+    stream = Stream(graph, data.source, calibration_sequences(graph, options, data))
+    found: list[tuple[Group, Fold, Tensor]] = []
+    at = {group.products[0]: group for group in groups if group.products[0] in folds}
+    for done, node in enumerate(stream.stops(list(at))):
+        data.progress("scale", done, len(at))
+        scales = _scales(at[node], folds[node], stream)
+        if isinstance(scales, Refusal):
+            log.refuse(scales)
+        else:
+            found.append((at[node], folds[node], scales))
+    data.progress("scale", len(at), len(at))
+    quantized = {weight for each in planned if each.scheme is not None for weight in each.weights}
+    # Only now, since the stream ran on unscaled weights.
+    for group, fold, scales in found:
+        log.step(f"{group.x.name} for {', '.join(p.module for p in group.plans)}", fold.maker, *group.products)
+        _apply(graph, group, fold, scales, quantized)
+
+
+scale_channels = WeightPass("scale_channels", run, Numerics.REORDER)
+
+
+def _groups(planned: list[Planned]) -> list[Group]:
+    readers: dict[fx.Node, list[tuple[fx.Node, Planned]]] = {}
+    for each in planned:
+        for product in each.products:
+            readers.setdefault(call_arguments(product)["x"], []).append((product, each))
+    return [Group(x, tuple(n for n, _ in found), tuple(p for _, p in found)) for x, found in readers.items()]
+
+
+def _fold(graph: ModelGraph, group: Group) -> Fold | Refusal:
+    schemes = {(p.scheme.method, p.scheme.alpha) for p in group.plans if p.scheme is not None}
+    if len(schemes) > 1:
+        return Refusal(f"{group.x.name} is read by products with different methods: {sorted(schemes)}", group.x)
+    others = [user.name for user in group.x.users if user not in group.products]
+    if others:
+        return Refusal(f"{group.x.name} is also read by {', '.join(others)}, which is not scaled", group.x)
+    for each in group.plans:
+        if len(each.readers) > 1:
+            return Refusal(f"{each.module} is also read by {each.readers[1].name}", group.x)
+    found = _maker(group.x)
+    if isinstance(found, Refusal):
+        return found
+    for name in found.names:
+        weight = call_arguments(found.maker)[name]
+        if weight.name not in graph.weights:
+            return Refusal(f"{name} of {found.maker.name} is {weight.name}, which is computed in the step", found.maker)
+        if len(weight.users) > 1:
+            return Refusal(f"{weight.name} is used by {len(weight.users)} nodes", found.maker)
+    return found
+
+
+def _maker(x: fx.Node) -> Fold | Refusal:
+    if x.target in _NORMS:
+        names = _present(x, ("weight", "bias"))
+        return Fold(x, names, _untied, _same) if names[:1] == ("weight",) else Refusal(f"{x.name} has no weight", x)
+    if x.target is _llmc.gated_activation.default:
+        up = call_arguments(x)["up"]
+        return _row_fold(up, x, _untied, _same)
+    if x.target is _aten.reshape.default and x.all_input_nodes[0].target is _llmc.attention.default:
+        return _attention_fold(x, x.all_input_nodes[0])
+    return Refusal(f"{x.name} is a {x.target}, which takes no scales", x)
+
+
+def _attention_fold(x: fx.Node, attention: fx.Node) -> Fold | Refusal:
+    """Values pass attention as they are, so that they can be scaled where they are made."""
+    v = call_arguments(attention)["v"]
+    heads, kv_heads, dim = attention.meta["val"].shape[1], v.meta["val"].shape[1], v.meta["val"].shape[2]
+    if len(attention.users) > 1 or v.target is not _aten.reshape.default or len(v.users) > 1:
+        return Refusal(f"the values {v.name} of {attention.name} are not those of one product", attention)
+
+    def tie(values: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
+        shared = values.reshape(kv_heads, heads // kv_heads, dim)
+        return reduction(shared).expand_as(shared).reshape(-1)
+
+    def reduce(scales: Tensor) -> Tensor:
+        return scales.reshape(kv_heads, heads // kv_heads, dim)[:, 0].reshape(-1)
+
+    return _row_fold(v.all_input_nodes[0], v, tie, reduce)
+
+
+def _row_fold(linear: fx.Node, user: fx.Node, tie: Tie, reduce: Callable[[Tensor], Tensor]) -> Fold | Refusal:
+    if linear.target is not _LINEAR:
+        return Refusal(f"{linear.name} is a {linear.target}, not a product", user)
+    if len(linear.users) > 1:
+        return Refusal(f"{linear.name} has {len(linear.users)} readers", user)
+    return Fold(linear, _present(linear, ("weight", "bias")), tie, reduce)
+
+
+def _present(node: fx.Node, names: tuple[str, ...]) -> tuple[str, ...]:
+    arguments = call_arguments(node)
+    return tuple(name for name in names if arguments.get(name) is not None)
+
+
+def _untied(values: Tensor, reduction: Callable[[Tensor], Tensor]) -> Tensor:
+    return values
+
+
+def _same(scales: Tensor) -> Tensor:
+    return scales
+
+
+def _scales(group: Group, fold: Fold, stream: Stream) -> Tensor | Refusal:
+    schemes: list[Scheme] = [each.scheme for each in group.plans if each.scheme is not None]
+    weights = [stream.weight(each.weights[0]) for each in group.plans]
+    if schemes[0].method == "smoothquant":
+        return smoothing_scales(stream.rows(group.x), weights, schemes[0].alpha, fold.tie)
+    scales, share = awq_scales(stream.rows(group.x, _SEARCHED_ROWS), weights, schemes, fold.tie)
+    if share >= 1.0:
+        return Refusal(f"no scales of {group.x.name} make the products' error smaller", group.x)
+    return scales
+
+
+def _apply(graph: ModelGraph, group: Group, fold: Fold, scales: Tensor, quantized: set[fx.Node]) -> None:
+    for each in group.plans:
+        _scale(graph, each.weights[0], scales, keeps_dtype=False)
+    inverse = 1.0 / fold.reduce(scales)
+    for name in fold.names:
+        weight = call_arguments(fold.maker)[name]
+        column = inverse if weight.meta["val"].dim() == 1 else inverse[:, None]
+        is_row_weight = fold.maker.target is _LINEAR and name == "weight"
+        _scale(graph, weight, column, keeps_dtype=is_row_weight and weight not in quantized)
+
+
+def _scale(graph: ModelGraph, weight: fx.Node, factor: Tensor, *, keeps_dtype: bool) -> None:
+    """Multiply a weight, in fp32: rounding the product to bf16 would cost some of what scaling gains."""
+    recipe: Any = graph.weights[weight.name]
+    dtype = weight.meta["val"].dtype
+    wide = Derived(_aten._to_copy.default, (recipe,), (("dtype", torch.float32),))
+    scaled = Derived(_aten.mul.Tensor, (wide, Constant(factor)))
+    if keeps_dtype:
+        graph.weights[weight.name] = Derived(_aten._to_copy.default, (scaled,), (("dtype", dtype),))
+        return
+    graph.weights[weight.name] = scaled
+    weight.meta["val"] = weight.meta["val"].new_empty(weight.meta["val"].shape, dtype=torch.float32)

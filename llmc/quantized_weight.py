@@ -1,0 +1,24 @@
+"""What quantization did to one weight: for the report of a build, and for `llmc inspect`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class QuantizedWeight:
+    """What quantization did to one weight.
+
+    module: its name in the checkpoint. scheme: as spelled. bits: a weight, scales included. error: root mean square
+    error over the root mean square, of the product's output on calibration text if is_output_error, else of the
+    weight; None where codes came with the checkpoint. reason: why mixed precision chose the scheme.
+    """
+
+    module: str
+    scheme: str
+    rows: int
+    columns: int
+    bits: float
+    error: float | None
+    is_output_error: bool
+    reason: str | None

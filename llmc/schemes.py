@@ -1,0 +1,260 @@
+"""Quantization schemes as data: what `--quantize` spells, which weights it is for, and what each spelling means."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
+from typing import Literal
+
+from llmc.errors import OptionError
+
+Format = Literal["int8", "int4", "fp8", "nf4", "mxfp4"]
+Activation = Literal["none", "int8", "fp8"]
+Granularity = Literal["tensor", "channel", "group", "block"]
+Method = Literal["rtn", "gptq", "awq", "smoothquant"]
+
+NOT_QUANTIZED = "none"
+BLOCK = 128
+_BITS = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4, "mxfp4": 4}
+
+
+@dataclass(frozen=True)
+class Scheme:
+    """How one weight is quantized.
+
+    name: as spelled. format: of the weight's codes (ops/weight_codes.py). granularity: what shares a scale: the
+    tensor, a channel (row), a group of `group` columns in a row, or a block of 128 × 128. activation: what the tokens
+    are rounded to, each with its own scale, or with one found by calibration if is_static. method: how weights are
+    rounded, or prepared for it. act_order, damping: of GPTQ. alpha: of SmoothQuant.
+    """
+
+    name: str
+    format: Format
+    granularity: Granularity = "channel"
+    group: int | None = None
+    symmetric: bool = True
+    activation: Activation = "none"
+    is_static: bool = False
+    method: Method = "rtn"
+    act_order: bool = True
+    damping: float = 0.01
+    alpha: float = 0.5
+
+    @property
+    def code_bits(self) -> int:
+        """Of one code."""
+        return _BITS[self.format]
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it takes text to run the model on."""
+        return self.method != "rtn" or self.is_static
+
+    @property
+    def columns(self) -> int | None:
+        """How many columns share a scale; None for all."""
+        return {"group": self.group, "block": BLOCK}.get(self.granularity)
+
+    def bits(self, rows: int, columns: int) -> float:
+        """Per weight of a matrix [rows, columns], scales (16 bits a group, 32 a channel) and zeros included."""
+        width = self.columns or columns
+        scale = 32 if self.columns is None else 8 if self.format == "mxfp4" else 16
+        zero = 0 if self.symmetric else self.code_bits
+        sharing = {"tensor": rows, "block": BLOCK}.get(self.granularity, 1)
+        return self.code_bits + (scale + zero) / (width * sharing)
+
+
+_BASES: dict[str, Scheme] = {
+    "int8": Scheme("int8", "int8"),
+    "int4": Scheme("int4", "int4", "group", 128),
+    "w8a8": Scheme("w8a8", "int8", activation="int8"),
+    "w4a8": Scheme("w4a8", "int4", "group", 128, activation="int8"),
+    "fp8": Scheme("fp8", "fp8"),
+    "fp8-w8a8": Scheme("fp8-w8a8", "fp8", activation="fp8"),
+    "nf4": Scheme("nf4", "nf4", "group", 64),
+    "mxfp4": Scheme("mxfp4", "mxfp4", "group", 32),
+}
+_METHODS: dict[str, tuple[Method, ...]] = {
+    "int8": ("gptq",),
+    "int4": ("gptq", "awq"),
+    "w4a8": ("gptq", "awq"),
+    "w8a8": ("smoothquant", "gptq"),
+}
+SCHEMES: dict[str, Scheme] = {
+    name: scheme
+    for base, plain in _BASES.items()
+    for name, scheme in (
+        (base, plain),
+        *(
+            # AWQ was made for codes with a zero, and ships so.
+            (f"{base}-{method}", replace(plain, name=f"{base}-{method}", method=method, symmetric=method != "awq"))
+            for method in _METHODS.get(base, ())
+        ),
+    )
+}
+
+
+def parse_scheme(text: str) -> Scheme | None:
+    """The scheme that a text such as `int4-gptq:g64:asym` names, None for `none`. Raises OptionError."""
+    name, *words = text.split(":")
+    if name == NOT_QUANTIZED and not words:
+        return None
+    scheme = SCHEMES.get(name)
+    if scheme is None:
+        near = difflib.get_close_matches(name, SCHEMES, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise OptionError(
+            f"unknown quantization scheme {name!r}",
+            at=f"quantize={text}",
+            fix=f"{hint}known: {', '.join(SCHEMES)}, auto:BITS and none",
+        )
+    scheme = replace(scheme, name=text)
+    for word in words:
+        scheme = _with_option(scheme, name, word)
+    return scheme
+
+
+def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
+    key, _, value = word.partition("=")
+    if key[:1] == "g" and key[1:] in ("32", "64", "128") and scheme.format != "mxfp4":
+        return replace(scheme, granularity="group", group=int(key[1:]))
+    if key == "channel" and scheme.format in ("int8", "int4", "fp8"):
+        return replace(scheme, granularity="channel", group=None)
+    if key in ("tensor", "block") and scheme.format == "fp8":
+        return replace(scheme, granularity="tensor" if key == "tensor" else "block", group=None)
+    if key in ("sym", "asym") and scheme.format in ("int8", "int4"):
+        return replace(scheme, symmetric=key == "sym")
+    if key in ("static", "dynamic") and scheme.activation != "none":
+        return replace(scheme, is_static=key == "static")
+    if key in ("actorder", "noactorder") and scheme.method == "gptq":
+        return replace(scheme, act_order=key == "actorder")
+    if key == "damp" and scheme.method == "gptq":
+        return replace(scheme, damping=_number(value, 0.0, 1.0, word))
+    if key == "alpha" and scheme.method == "smoothquant":
+        return replace(scheme, alpha=_number(value, 0.0, 1.0, word))
+    raise OptionError(
+        f"{name} has no option {word!r}",
+        at=f"quantize={scheme.name}",
+        fix=f"options of {name}: {', '.join(_options(scheme))}",
+    )
+
+
+def _options(scheme: Scheme) -> tuple[str, ...]:
+    options: tuple[str, ...] = () if scheme.format == "mxfp4" else ("g32", "g64", "g128")
+    options += ("channel",) if scheme.format in ("int8", "int4", "fp8") else ()
+    options += ("tensor", "block") if scheme.format == "fp8" else ()
+    options += ("sym", "asym") if scheme.format in ("int8", "int4") else ()
+    options += ("static", "dynamic") if scheme.activation != "none" else ()
+    options += ("actorder", "noactorder", "damp=0.01") if scheme.method == "gptq" else ()
+    options += ("alpha=0.5",) if scheme.method == "smoothquant" else ()
+    return options or ("none",)
+
+
+def _number(text: str, low: float, high: float, word: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = float("nan")
+    if not low <= value <= high:
+        raise OptionError(f"{text!r} is no number from {low} to {high}", at=f"quantize=…:{word}", fix="such as 0.5")
+    return value
+
+
+@dataclass(frozen=True)
+class Rule:
+    """scheme: for modules whose dotted name, or the end of it after a dot, matches the glob pattern; None: none."""
+
+    pattern: str
+    scheme: Scheme | None
+
+    def matches(self, module: str) -> bool:
+        """Whether the rule is for a module, such as `model.layers.0.mlp.down_proj`."""
+        return fnmatchcase(module, self.pattern) or fnmatchcase(module, f"*.{self.pattern}")
+
+
+@dataclass(frozen=True)
+class Budget:
+    """auto:BITS — the least sensitive weights at 4 bits, others at 8 or none, so that the mean is at most `bits`."""
+
+    bits: float
+    method: Method
+
+
+@dataclass(frozen=True)
+class Quantization:
+    """What the option `quantize` says. default: of every weight that no rule matches; of rules the last one counts."""
+
+    default: Scheme | None
+    budget: Budget | None
+    rules: tuple[Rule, ...]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is quantized."""
+        return not self.schemes and self.budget is None
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """Every scheme that is named."""
+        return tuple(s for s in (self.default, *(rule.scheme for rule in self.rules)) if s is not None)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it takes text to run the model on."""
+        return self.budget is not None or any(s.needs_calibration for s in self.schemes)
+
+    def rule_for(self, module: str) -> Rule | None:
+        """The rule that decides on a module, None if the default does."""
+        return next((rule for rule in reversed(self.rules) if rule.matches(module)), None)
+
+
+def parse_quantization(items: Iterable[str]) -> Quantization:
+    """Items as in `("int4-gptq:g64", "lm_head=int8", "*.down_proj=none")`. Raises OptionError."""
+    default: Scheme | None = None
+    budget: Budget | None = None
+    rules: list[Rule] = []
+    seen: str | None = None
+    for item in items:
+        pattern, scheme = _split_rule(item)
+        if pattern is not None:
+            rules.append(Rule(pattern, parse_scheme(scheme)))
+            continue
+        if seen is not None:
+            raise OptionError(
+                f"two schemes for everything, {seen} and {item}",
+                at=f"quantize={seen},{item}",
+                fix=f"say which modules the second is for, such as lm_head={item}",
+            )
+        seen = item
+        if item.partition(":")[0] == "auto":
+            budget = _parse_budget(item)
+        else:
+            default = parse_scheme(item)
+    return Quantization(default, budget, tuple(rules))
+
+
+def _split_rule(item: str) -> tuple[str | None, str]:
+    """(pattern, scheme): an equals sign before the first colon makes a rule, later ones belong to options."""
+    head, equals, rest = item.partition("=")
+    return (head, rest) if equals and ":" not in head else (None, item)
+
+
+def _parse_budget(text: str) -> Budget:
+    words = text.split(":")[1:]
+    try:
+        bits = float(words[0])
+    except (IndexError, ValueError):
+        bits = 0.0
+    if not 4.0 < bits <= 16.0:
+        raise OptionError(
+            f"{text!r} has no budget of bits a weight between 4 and 16",
+            at=f"quantize={text}",
+            fix="such as auto:4.5; scales count too, so 4-bit codes in groups of 128 take 4.125",
+        )
+    if words[1:] not in ([], ["rtn"], ["gptq"]):
+        raise OptionError(
+            f"auto has no option {':'.join(words[1:])!r}", at=f"quantize={text}", fix="options: gptq, rtn"
+        )
+    return Budget(bits, "gptq" if words[1:] == ["gptq"] else "rtn")

@@ -1,0 +1,119 @@
+"""kv_write and paged_attention over caches of codes, against the ops' references."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llmc.cache_format import CacheFormat, parse_cache_format
+from llmc.ops.cache_codes import read_codes
+from llmc.ops.kv_cache import kv_write
+from llmc.ops.rope import rope_kv_write
+from tests.codegen.cpp.paged_batch import paged_batch
+from tests.codegen.cpp.row_abi import RUNNABLE, KvWrite, call, pointer, rows
+
+targets = pytest.mark.parametrize("target", RUNNABLE)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+FORMATS = ["int8", "int8:g16", "fp8", "fp8:g8", "int4:head", "int4:g32", "int4:g8"]
+MIXED = [(1, 1), (37, 37), (150, 20), (64, 1), (90, 0), (129, 2), (65, 1)]
+
+
+def written(
+    target: str, k: torch.Tensor, v: torch.Tensor, caches: list[torch.Tensor], slots: torch.Tensor, format: CacheFormat
+) -> KvWrite:
+    """Arguments without a rotation."""
+    return KvWrite(
+        tokens=k.shape[0],
+        kv_heads=k.shape[1],
+        head_dim=k.shape[2],
+        value_dim=v.shape[2],
+        block_size=caches[0].shape[2],
+        k=rows(k),
+        v=rows(v),
+        k_cache=pointer(caches[0]),
+        v_cache=pointer(caches[1]),
+        slot_mapping=pointer(slots),
+        cache_group=format.group or 0,
+    )
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format_text", FORMATS)
+@pytest.mark.parametrize("shape", [(1, 1, 32, 32, 8), (19, 3, 96, 64, 24), (50, 2, 160, 32, 16)], ids=str)
+def test_the_bytes_are_the_reference_s(
+    target: str, dtype: torch.dtype, format_text: str, shape: tuple[int, int, int, int, int]
+) -> None:
+    tokens, heads, head_dim, value_dim, block_size = shape
+    format = parse_cache_format(format_text)
+    torch.manual_seed(tokens)
+    k, v = (torch.randn(tokens, heads * dim).to(dtype).unflatten(1, (heads, dim)) for dim in (head_dim, value_dim))
+    k[0], v[-1] = 0, 1e-3
+    blocks = tokens // block_size + 2
+    slots = torch.randperm(blocks * block_size)[:tokens].int()
+    sizes = [format.position_bytes(dim) for dim in (head_dim, value_dim)]
+    expected, actual = ([torch.full((blocks, heads, block_size, n), 7, dtype=torch.uint8) for n in sizes] for _ in "12")
+    kv_write(k, v, expected[0], expected[1], slots, str(format))
+    call(target, "kv_write", [dtype, format.codes], written(target, k, v, actual, slots, format))
+    assert torch.equal(actual[0], expected[0])
+    assert torch.equal(actual[1], expected[1])
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format_text", FORMATS)
+def test_keys_are_rotated_first(target: str, dtype: torch.dtype, format_text: str) -> None:
+    """Angles are rounded differently, so that a code may be the neighbour's."""
+    format = parse_cache_format(format_text)
+    torch.manual_seed(0)
+    q, k, v = (torch.randn(21, heads, 64).to(dtype) for heads in (4, 2, 2))
+    angles = 100 * torch.rand(21, 24)
+    slots = torch.randperm(48)[:21].int()
+    expected, actual = (
+        [torch.zeros(3, 2, 16, format.position_bytes(64), dtype=torch.uint8) for _ in range(2)] for _ in range(2)
+    )
+    rope_kv_write(q, k, v, angles.cos(), angles.sin(), expected[0], expected[1], slots, False, str(format))
+    arguments = written(target, k, v, actual, slots, format)
+    cos, sin, q_out = angles.cos(), angles.sin(), torch.empty_like(q)
+    arguments.heads, arguments.half, arguments.q, arguments.q_out = 4, 24, rows(q), rows(q_out)
+    arguments.cos, arguments.sin = pointer(cos), pointer(sin)
+    call(target, "kv_write", [dtype, format.codes], arguments)
+    a, b = (read_codes(cache, 64, str(format)) for cache in (actual[0], expected[0]))
+    largest = {"int8": 127, "int4": 7.5, "fp8": 16}[format.codes]
+    torch.testing.assert_close(a, b, rtol=0, atol=1.1 * k.abs().amax().item() * 1.5 / largest)
+    assert (a != b).float().mean() < 0.02
+    assert torch.equal(actual[1], expected[1])
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format_text", FORMATS)
+@pytest.mark.parametrize(("head_dim", "value_dim"), [(32, 32), (64, 160), (96, 64)])
+def test_attention_equals_the_reference(
+    target: str, dtype: torch.dtype, format_text: str, head_dim: int, value_dim: int
+) -> None:
+    batch = paged_batch(MIXED, head_dim=head_dim, value_dim=value_dim, dtype=dtype, cache_dtype=torch.float32)
+    batch = batch.coded(parse_cache_format(format_text))
+    tolerance = 1e-5 if dtype == torch.float32 else 1e-2
+    torch.testing.assert_close(batch.run(target), batch.expected(), rtol=tolerance, atol=tolerance)
+
+
+@targets
+@pytest.mark.parametrize("format_text", ["int8", "int4", "fp8:g16"])
+def test_long_contexts_windows_and_many_heads(target: str, format_text: str) -> None:
+    requests = [(2100, 1), (1030, 3), (70, 70)]
+    for options in ({"window": 900, "sinks": True}, {"softcap": 2.0, "heads": 12, "kv_heads": 2, "block_size": 24}):
+        batch = paged_batch(requests, head_dim=32, **options)
+        batch = batch.coded(parse_cache_format(format_text))
+        torch.testing.assert_close(batch.run(target), batch.expected(), rtol=1e-5, atol=1e-5)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format_text", ["int8", "int4"])
+def test_a_request_does_not_depend_on_how_it_is_cut(target: str, dtype: torch.dtype, format_text: str) -> None:
+    batch = paged_batch([(1100, 30), (9, 9)], head_dim=32, dtype=dtype).coded(parse_cache_format(format_text))
+    whole = batch.run(target, threads=2)
+    for first, last, threads in [(0, 1, 1), (7, 20, 3), (29, 30, 2)]:
+        part = batch.part(0, first, last).run(target, threads)
+        assert torch.equal(part, whole[first:last])

@@ -1,0 +1,226 @@
+"""Products with quantized weights against the ops' eager references, for every instruction set of this machine."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.ops.quantized_linear import (
+    quantized_embedding,
+    quantized_gated_linear,
+    quantized_linear,
+    quantized_lm_head,
+)
+from llmc.ops.weight_codes import weight_values
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.linear_calls import HOST_TARGETS, kernels, open_pool
+from tests.codegen.cpp.quantized_calls import (
+    FORMATS,
+    QuantizedWeight,
+    call_quantized,
+    call_quantized_embedding,
+    quantized,
+)
+
+targets = pytest.mark.parametrize("target", HOST_TARGETS, ids=lambda t: t.name)
+dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
+
+# What the schemes make: format, what x is rounded to, symmetric.
+SCHEMES = [
+    ("int8", "none", True),
+    ("int8", "none", False),
+    ("int4", "none", True),
+    ("int4", "none", False),
+    ("fp8", "none", True),
+    ("nf4", "none", True),
+    ("mxfp4", "none", True),
+    ("int8", "int8", True),
+    ("int8", "int8", False),
+    ("int4", "int8", True),
+    ("int4", "int8", False),
+    ("fp8", "fp8", True),
+]
+schemes = pytest.mark.parametrize(("format", "x_format", "symmetric"), SCHEMES)
+
+# tokens, out, in, group: ones, primes, the panel's and the tiles' edges, several parts of k, several blocks of tokens.
+SHAPES = [
+    (1, 1, 1, None),
+    (3, 31, 7, None),
+    (9, 33, 129, None),
+    (7, 97, 1543, None),
+    (2, 40, 96, 32),
+    (17, 70, 640, 128),
+    (5, 64, 1088, 64),
+    (515, 35, 48, 16),
+]
+
+
+def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    return torch.randn(shape).to(dtype)
+
+
+def assert_close(actual: Tensor, expected: Tensor, x: Tensor, weight: QuantizedWeight) -> None:
+    """Equal but for the order of the sum over in, and one rounding of the element type."""
+    values = weight_values(weight.codes, weight.scales, weight.zeros, weight.format)
+    bound = 6e-7 * (x.float().abs() @ values.abs().t()).amax().item() + 1e-6
+    relative = 0.0 if actual.dtype == torch.float32 else 2.0**-7
+    torch.testing.assert_close(actual.float(), expected.float(), rtol=relative, atol=bound)
+
+
+@targets
+@dtypes
+@schemes
+def test_linear_matches_reference(
+    target: CpuTarget, dtype: torch.dtype, format: str, x_format: str, symmetric: bool
+) -> None:
+    torch.manual_seed(0)
+    for number, (tokens, out, channels, group) in enumerate(SHAPES):
+        scale_dtype = (torch.float32, torch.float16, torch.bfloat16)[number % 3]
+        weight = quantized(out, channels, format, group=group, symmetric=symmetric, scale_dtype=scale_dtype)
+        x = draw(tokens, channels, dtype=dtype)
+        y = call_quantized(target, "linear", x, weight, x.new_empty(tokens, out), x_format=x_format)
+        given = (x, weight.codes, weight.scales, weight.zeros, None, None)
+        assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)
+
+
+@targets
+@pytest.mark.parametrize(("format", "x_format"), [("int8", "int8"), ("int4", "int8"), ("fp8", "fp8")])
+def test_activations_can_have_a_static_scale(target: CpuTarget, format: str, x_format: str) -> None:
+    """Too small for some values, which saturate."""
+    torch.manual_seed(1)
+    weight, x, x_scale = quantized(50, 128, format, group=64), draw(11, 128), torch.tensor([0.01])
+    y = call_quantized(target, "linear", x, weight, torch.empty(11, 50), x_format=x_format, x_scale=x_scale)
+    given = (x, weight.codes, weight.scales, weight.zeros, x_scale, None)
+    assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)
+
+
+@targets
+@pytest.mark.parametrize("x_format", ["int8", "fp8"])
+def test_extreme_activations(target: CpuTarget, x_format: str) -> None:
+    """Tokens of zeros, of one great value, of tiny and of huge ones."""
+    torch.manual_seed(2)
+    format = "int8" if x_format == "int8" else "fp8"
+    weight, x = quantized(40, 64, format, group=32), draw(5, 64)
+    x[0] = 0
+    x[1] = 0
+    x[1, 3] = -100
+    x[2] *= 1e-30
+    x[3] *= 1e30
+    y = call_quantized(target, "linear", x, weight, torch.empty(5, 40), x_format=x_format)
+    given = (x, weight.codes, weight.scales, None, None, None)
+    expected = quantized_linear(*given, None, "identity", 1.0, format, x_format)
+    assert (y[0] == 0).all()
+    for t in range(1, 5):
+        assert_close(y[t : t + 1] / x[t].abs().amax(), expected[t : t + 1] / x[t].abs().amax(), x[4:], weight)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize(("format", "x_format"), [("int4", "none"), ("int4", "int8"), ("int8", "int8")])
+def test_linear_with_everything(target: CpuTarget, dtype: torch.dtype, format: str, x_format: str) -> None:
+    """Bias, activation, scale and residual together; the rows of x, residual and y are slices of wider matrices."""
+    torch.manual_seed(3)
+    x, residual = draw(19, 80, dtype=dtype)[:, 5:69], draw(19, 90, dtype=dtype)[:, 3:80]
+    weight, bias = quantized(77, 64, format, group=32, symmetric=False), draw(77, dtype=dtype)
+    wide = torch.full((19, 100), 7.0, dtype=dtype)
+    y = wide[:, 10:87]
+    call_quantized(
+        target,
+        "linear",
+        x,
+        weight,
+        y,
+        x_format=x_format,
+        bias=bias,
+        residual=residual,
+        activation="silu",
+        scale=0.22,
+        threads=3,
+    )
+    given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
+    expected = quantized_linear(*given, residual, "silu", 0.22, format, x_format)
+    relative = 2e-6 if dtype == torch.float32 else 2.0**-7
+    torch.testing.assert_close(y, expected, rtol=relative, atol=relative)
+    assert (wide[:, :10] == 7).all() and (wide[:, 87:] == 7).all()
+
+
+@targets
+@dtypes
+@schemes
+def test_gated_linear_matches_reference(
+    target: CpuTarget, dtype: torch.dtype, format: str, x_format: str, symmetric: bool
+) -> None:
+    torch.manual_seed(4)
+    relative = 2e-6 if dtype == torch.float32 else 2.0**-7
+    for out in (1, 16, 53):
+        x, bias = draw(10, 64, dtype=dtype), draw(2 * out, dtype=dtype)
+        weight = quantized(2 * out, 64, format, group=32, symmetric=symmetric)
+        y = call_quantized(
+            target, "gated_linear", x, weight, x.new_empty(10, out), x_format=x_format, bias=bias, activation="silu"
+        )
+        given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
+        torch.testing.assert_close(
+            y, quantized_gated_linear(*given, "silu", format, x_format), rtol=relative, atol=2 * relative
+        )
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize(("format", "x_format"), [("int8", "none"), ("int8", "int8"), ("int4", "int8")])
+def test_lm_head_returns_fp32(target: CpuTarget, dtype: torch.dtype, format: str, x_format: str) -> None:
+    torch.manual_seed(5)
+    x, weight, bias = draw(9, 70, dtype=dtype), quantized(1001, 70, format), draw(1001)
+    y = call_quantized(target, "lm_head", x, weight, torch.empty(9, 1001), x_format=x_format, bias=bias)
+    given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
+    assert_close(y, quantized_lm_head(*given, format, x_format), x, weight)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("format", FORMATS)
+def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, format: str) -> None:
+    torch.manual_seed(6)
+    ids = torch.tensor([0, 69, 31, 32, 5, 5, 40, 63, 64], dtype=torch.int32)
+    for channels, group, symmetric in [(96, 32, True), (77, None, True), (640, 128, format not in ("int8", "int4"))]:
+        weight = quantized(70, channels, format, group=group, symmetric=symmetric)
+        y = call_quantized_embedding(target, ids, weight, torch.empty(9, channels, dtype=dtype))
+        assert torch.equal(y, quantized_embedding(ids, weight.codes, weight.scales, weight.zeros, format, dtype))
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize(
+    ("format", "x_format", "group"),
+    [("int4", "none", 128), ("int8", "none", None), ("nf4", "none", 64), ("int4", "int8", 128), ("int8", "int8", None)],
+)
+def test_a_row_does_not_depend_on_its_neighbours(
+    target: CpuTarget, dtype: torch.dtype, format: str, x_format: str, group: int | None
+) -> None:
+    """Bit for bit the same alone, in any batch, in any place of it, and with any number of threads."""
+    torch.manual_seed(7)
+    x, weight = draw(600, 1152, dtype=dtype), quantized(70, 1152, format, group=group, symmetric=format == "nf4")
+
+    def run(rows: Tensor, threads: int) -> Tensor:
+        y = rows.new_empty(rows.shape[0], 70)
+        return call_quantized(target, "linear", rows, weight, y, x_format=x_format, threads=threads)
+
+    whole = run(x, 2)
+    for first, count, threads in [(0, 1, 1), (599, 1, 2), (3, 8, 4), (100, 13, 1), (64, 32, 2), (88, 512, 3)]:
+        assert torch.equal(run(x[first : first + count], threads), whole[first : first + count])
+
+
+@targets
+def test_what_an_earlier_product_left_in_the_scratch_does_not_matter(target: CpuTarget) -> None:
+    torch.manual_seed(8)
+    with open_pool(target, 2, kernels(target).llmc_linear_scratch(300, 704)) as pool:
+        for tokens, channels, format, x_format in [
+            (300, 704, "nf4", "none"),
+            (3, 16, "int4", "int8"),
+            (17, 704, "int8", "int8"),
+            (1, 32, "fp8", "fp8"),
+        ]:
+            x, weight = draw(tokens, channels), quantized(64, channels, format, group=16)
+            y = call_quantized(target, "linear", x, weight, torch.empty(tokens, 64), x_format=x_format, pool=pool)
+            given = (x, weight.codes, weight.scales, None, None, None)
+            assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)

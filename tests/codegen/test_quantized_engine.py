@@ -1,0 +1,99 @@
+"""Quantized engines on CPUs: each scheme and KV cache format computes what the quantized graph computes in torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from llmc.codegen.cpp.backend import CppBackend
+from llmc.codegen.lowering import lower
+from llmc.graph.capture import Captured, capture
+from llmc.graph.execute import Chunk, run_steps
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import parse_options
+from llmc.passes.pipeline import canonical
+from llmc.passes.runner import run_pipeline
+from llmc.program import Layout
+from llmc.targets import host_target
+from tests.codegen.engine_harness import run_engine
+from tests.passes.quantization.quantizing import TOKENS, captured_llama, optimized
+from tests.quantized_checkpoints import tiny_llama
+
+STEPS = (
+    (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8])),
+    (Chunk(1, 3, TOKENS[8:20]), Chunk(0, 20, TOKENS[20:21])),
+    (Chunk(0, 21, TOKENS[21:22]), Chunk(1, 15, TOKENS[20:21])),
+)
+
+
+def difference(graph: ModelGraph, directory: Path) -> float:
+    """The greatest root mean square difference from the graph's logits, over their spread."""
+    lowered = lower(graph, host_target(), parse_options({}))
+    source = captured_llama().source
+    got, want = run_engine(lowered, source, STEPS, host_target(), directory), run_steps(graph, source, STEPS)
+    pairs = [(a, b) for step in zip(got, want, strict=True) for a, b in zip(*step, strict=True)]
+    return max(float((a - b).square().mean().sqrt() / b.std()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("scheme", ["int8", "int4:g32", "int4:g32:asym", "fp8", "nf4:g32", "mxfp4"])
+def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
+    assert difference(optimized(scheme).graph, tmp_path) < 1e-5
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "w4a8:g32", "fp8-w8a8"])
+def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
+    """But where a sum in another order moves an activation over the edge between two codes."""
+    assert difference(optimized(scheme).graph, tmp_path) < 1e-2
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "int4:g8", "fp8"])
+def test_coded_kv_caches_equal_the_graph(kv_cache: str, tmp_path: Path) -> None:
+    assert difference(optimized("none", kv_cache=kv_cache).graph, tmp_path) < 1e-2
+
+
+def test_a_tied_weight_is_stored_once() -> None:
+    model = tiny_llama()
+    model.config.tie_word_embeddings = True
+    model.tie_weights()
+    options = parse_options({})
+    found = capture(model, options)
+    captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    graph = optimized("w4a8:g32,lm_head=w4a8:g32", captured=captured).graph
+    program = lower(graph, host_target(), parse_options({})).program
+    (head,) = (launch for launch in program.launches if launch.kernel.startswith("llmc_quantized_lm_head"))
+    (rows,) = (launch for launch in program.launches if launch.kernel.startswith("llmc_quantized_embedding"))
+    assert head.arguments["weight"] == rows.arguments["weight"]
+    assert {slot.layout for slot in program.weights if slot.dtype == "U8"} == {
+        Layout.CODE_PANELS,
+        Layout.GATED_CODE_PANELS,
+    }
+
+
+def refusal(
+    format: str = "int4",
+    x_format: str = "none",
+    groups: int = 3,
+    dtype: torch.dtype = torch.float32,
+    scale_dtype: torch.dtype = torch.bfloat16,
+) -> str | None:
+    """Why the CPU cannot multiply 4 tokens and a weight [64, 96]."""
+    graph, given = fx.Graph(), []
+    x, codes = torch.empty(4, 96, dtype=dtype), torch.empty(64, 96, dtype=torch.int8)
+    for name, value in {"x": x, "codes": codes, "scales": torch.empty(64, groups, dtype=scale_dtype)}.items():
+        given.append(graph.placeholder(name))
+        given[-1].meta["val"] = value
+    arguments = (*given, None, None, None, None, "identity", 1.0, format, x_format)
+    node = graph.call_function(torch.ops.llmc.quantized_linear.default, arguments)
+    found = CppBackend(host_target()).refusal(node)
+    return None if found is None else found.reason
+
+
+def test_what_no_kernel_multiplies_is_refused() -> None:
+    assert refusal() is None
+    assert refusal(format="nf4", x_format="int8") == "kernels do not multiply int8 activations and nf4 weights"
+    assert "x is torch.float16" in str(refusal(dtype=torch.float16))
+    assert "scales are torch.float64" in str(refusal(scale_dtype=torch.float64))
+    assert "groups are of 4 columns" in str(refusal(groups=24))

@@ -1,0 +1,31 @@
+"""The KV cache as codes: every op that uses it is told, and the logits stay close."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llmc.errors import OptionError
+from tests.passes.quantization.quantizing import captured_llama, logit_error, logits, optimized
+
+
+@pytest.mark.parametrize(("format", "error"), [("int8", 0.02), ("fp8", 0.1), ("int4:head", 0.3), ("int4:g8", 0.2)])
+def test_logits_stay_close(format: str, error: float) -> None:
+    graph = optimized("", kv_cache=format).graph
+    assert error / 20 < logit_error(graph) < error
+    assert {str(cache.format) for cache in graph.caches} == {format}
+    assert all(cache.dtype is torch.uint8 for cache in graph.caches)
+
+
+def test_steps_one_by_one_read_what_earlier_ones_wrote() -> None:
+    from llmc.graph.execute import run_tokens
+    from tests.passes.quantization.quantizing import TOKENS
+
+    graph, source = optimized("", kv_cache="int8").graph, captured_llama().source
+    stepped = run_tokens(graph, source, TOKENS, chunk_sizes=[7, *[1] * (len(TOKENS) - 7)])
+    torch.testing.assert_close(stepped, logits(graph), rtol=0, atol=1e-3)
+
+
+def test_refuses_groups_that_do_not_divide_a_head() -> None:
+    with pytest.raises(OptionError, match="keys of layer 0 have 16 channels, which int4:g32 does not divide"):
+        optimized("", kv_cache="int4")
