@@ -21,17 +21,11 @@ class QuantizedWeight:
 
 
 def quantized_weight(
-    format: str,
-    out: int,
-    columns: int,
-    group: int | None,
-    *,
-    asymmetric: bool = False,
-    dtype: torch.dtype | None = None,
+    format: str, out: int, columns: int, group: int | None, *, asymmetric: bool = False
 ) -> QuantizedWeight:
-    """Rounded from normal numbers of a seed. group: None for a scale a row. dtype: of the scales, by default the usual."""
+    """Rounded from normal numbers of a seed. group: None for a scale a row."""
     weight = torch.randn(out, columns, generator=torch.Generator().manual_seed(out * columns))
-    dtype = dtype or (torch.float32 if group is None else torch.bfloat16)
+    dtype = torch.float32 if group is None else torch.bfloat16
     scales = _OPS.weight_scales(weight, format, group or columns, not asymmetric, 1, dtype)
     zeros = _OPS.weight_zeros(weight, scales, format, 1) if asymmetric else None
     return QuantizedWeight(_OPS.weight_codes(weight, scales, zeros, format), scales, zeros, format)

@@ -86,9 +86,7 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
     compile_without_spills(kernels, target, workers, tmp_path)
 
 
-def _linear(
-    target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str
-) -> list[DeviceKernel]:
+def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str) -> list[DeviceKernel]:
     """At the sizes of Llama 3.1 8B's down projection."""
     weight = _weight(4096, 14336, format, group, asymmetric)
     arguments = (_meta(2, 14336), *weight, None, None, _meta(2, 4096), "identity", 1.0, format, x_format)

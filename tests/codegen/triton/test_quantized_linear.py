@@ -63,23 +63,20 @@ def _linear(
     return check(quantized_linear, *arguments, device=device, tolerance=tolerance, target=target)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=["f32", "f16", "bf16"])
 @pytest.mark.parametrize(("format", "group", "asymmetric", "x_format"), SCHEMES)
-def test_every_scheme(
-    device: str, format: str, group: int | None, asymmetric: bool, x_format: str, dtype: torch.dtype
-) -> None:
-    weight = quantized_weight(format, 72, 256, group, asymmetric=asymmetric)
-    for tokens in (1, 3, 33):
+def test_every_scheme(device: str, format: str, group: int | None, asymmetric: bool, x_format: str) -> None:
+    weight = quantized_weight(format, 24, 256, group, asymmetric=asymmetric)
+    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.bfloat16), (18, torch.float16)):
         _linear(_random(tokens, tokens, 256).to(dtype), weight, x_format, device)
 
 
-@pytest.mark.parametrize("tokens", [2, 17, 70, 131, 300])
+@pytest.mark.parametrize("tokens", [2, 70, 150])
 @pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 128, "none"), ("int8", None, "int8")])
 def test_every_row_count(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
     _linear(_random(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
 
 
-@pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (257, 100), (64, 1032)])
+@pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (130, 100), (20, 1032)])
 @pytest.mark.parametrize(("format", "x_format"), [("int4", "none"), ("int8", "none"), ("int8", "int8"), ("fp8", "fp8")])
 def test_odd_shapes(device: str, outputs: int, channels: int, format: str, x_format: str) -> None:
     for tokens in (1, 17):

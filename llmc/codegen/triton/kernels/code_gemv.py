@@ -97,9 +97,9 @@ def _sums(
     MASKED: tl.constexpr = COUNT % CHUNKS != 0 or IN % (CHUNK_BYTES * (2 if IN_PAIRS else 1)) != 0
     chunk, byte = tl.arange(0, CHUNKS)[None, None, :, None], tl.arange(0, CHUNK_BYTES)[None, None, None, :]
     row = row[None, :, None, None]
-    zeros = 0.0
+    row_zeros = tl.zeros([1, OUT_BLOCK, 1, 1], dtype=tl.float32)
     if zeros_ptr is not None and not IN_GROUPS:
-        zeros = tl.load(zeros_ptr + row).to(tl.float32)
+        row_zeros = tl.load(zeros_ptr + row).to(tl.float32)
     sums = tl.zeros([TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES], dtype=tl.float32)
     for start in range(0, COUNT, CHUNKS):
         place = (start + chunk) * CHUNK_BYTES + byte
@@ -108,6 +108,7 @@ def _sums(
             codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=place < ROW_BYTES, other=0)
         else:
             codes = tl.load(codes_ptr + row * ROW_BYTES + place)
+        zeros = row_zeros
         if IN_GROUPS:
             group = row * GROUPS + (start + chunk) // PER_GROUP
             is_group = (row >= 0) & (start + chunk < COUNT)
