@@ -57,10 +57,10 @@ def _tile_channels(codes: Codes) -> int:
 
 
 def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Tiling:
-    """A warp along a row's channels; fewer outputs a program where there would be too few programs."""
-    per_warp = target.warp_size * _THREAD_BYTES * codes.per_byte
+    """Warps along a row's channels; fewer outputs a program where there would be too few programs, or registers."""
+    per_warp = target.warp_size * (_THREAD_BYTES if tokens == 1 else _THREAD_BYTES // 2) * codes.per_byte
     warps = next((w for w in (4, 2) if product.channels % (w * per_warp) == 0), 1)
-    out_block = max(1, 4 // triton.next_power_of_2(tokens))
+    out_block = max(1, 2 // triton.next_power_of_2(tokens))
     while out_block > 1 and product.outputs < 4 * target.sm_count * out_block:
         out_block //= 2
     return Tiling(Way.CODE_GEMV, triton.next_power_of_2(tokens), out_block, warps * per_warp, warps, 1, 1.0)
