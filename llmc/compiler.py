@@ -24,6 +24,7 @@ from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.reference import ReferenceEngine, lower_reference
+from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.compile import compile_program, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
@@ -51,7 +52,7 @@ from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
-from llmc.program import WeightSlot
+from llmc.program import Layout, WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
@@ -320,4 +321,6 @@ def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource) -> Tensor
         zeros = None if recipe.zeros is None else evaluate(recipe.zeros, source)
         codes, scales = evaluate(recipe.codes, source), evaluate(recipe.scales, source)
         return pack_codes(codes, scales, zeros, recipe.format, slot.layout)
+    if slot.layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
+        return code_rows(evaluate(recipe, source), slot.layout)
     return pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype])

@@ -51,7 +51,8 @@ class Layout(Enum):
 
     ROWS: row-major, as in the checkpoint. PANELS: for linear, lm_head and embedding (kernels/api.h).
     GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
-    weights, scales and zeros included. VECTOR_F32: a vector widened to fp32.
+    weights, scales and zeros included. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of a quantized weight alone, a byte
+    each or two in a byte (codegen/triton/code_rows.py). VECTOR_F32: a vector widened to fp32.
     """
 
     ROWS = "rows"
@@ -59,6 +60,8 @@ class Layout(Enum):
     GATED_PANELS = "gated_panels"
     CODE_PANELS = "code_panels"
     GATED_CODE_PANELS = "gated_code_panels"
+    CODE_ROWS = "code_rows"
+    CODE_PAIR_ROWS = "code_pair_rows"
     VECTOR_F32 = "vector_f32"
 
 
@@ -79,7 +82,7 @@ class Affine:
 class Buffer:
     """An intermediate in the arena: rows × columns elements, row-major, at byte `offset`.
 
-    dtype: a safetensors name (F32, BF16, I32).
+    dtype: a safetensors name (F32, BF16, F16, I32; of a node's own workspace also I8, U8).
     """
 
     name: str
@@ -165,7 +168,7 @@ class Operand:
 
 
 # Bytes of an element.
-ITEMSIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4}
+ITEMSIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I8": 1, "U8": 1}
 # In place of a source file: the kernel is a library's.
 LIBRARY = "library"
 

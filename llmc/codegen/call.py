@@ -48,6 +48,10 @@ class Call(Protocol):
         """A quantized weight, the arguments codes, scales, zeros and format, in a layout."""
         ...
 
+    def code_rows(self) -> tuple[str, str, str | None]:
+        """The same arguments, with row-major codes (CODE_ROWS or CODE_PAIR_ROWS), scales and zeros each by itself."""
+        ...
+
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
         ...

@@ -40,6 +40,8 @@ CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.def
 
 # Copies that a launch needs are numbered from here on as results of its node, past any real ones.
 _FIRST_COPY = 100
+# Of a node's own workspace, which no loop computes.
+_CODES = {torch.int8: "I8", torch.uint8: "U8"}
 _KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
 
 
@@ -276,7 +278,7 @@ def _loop_title(loop: Loop) -> str:
 
 
 def _dtype_of(value: Value) -> str:
-    name = dtype_name(value.dtype)
+    name = _CODES.get(value.dtype) or dtype_name(value.dtype)
     if name is None:
         raise unsupported(value.node, f"its result is {value.dtype}", "use float32, bfloat16 or float16")
     return name

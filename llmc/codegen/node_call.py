@@ -71,7 +71,10 @@ class NodeCall:
         if view.value.node.name in self._builder.graph.weights:
             if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
                 raise unsupported(self._node, f"{name} is a part of a weight", _FOLD)
-            slot = self._builder.weights.request(view.value.node, Layout.VECTOR_F32, torch.float32)
+            if view.value.dtype is torch.int32:
+                slot = self._builder.weights.request(view.value.node, Layout.ROWS, torch.int32)
+            else:
+                slot = self._builder.weights.request(view.value.node, Layout.VECTOR_F32, torch.float32)
             return str(Operand("weight", slot.name))
         if view.value.node.op == "placeholder":
             return str(Operand("input", view.value.node.name, view.offset))
@@ -92,6 +95,14 @@ class NodeCall:
         zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
         slot = self._builder.weights.request_codes(parts[0], parts[1], zeros, self._arguments["format"], layout)
         return str(Operand("weight", slot.name))
+
+    def code_rows(self) -> tuple[str, str, str | None]:
+        codes, scales = (self._weight_node(name) for name in ("codes", "scales"))
+        zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
+        slots = self._builder.weights.request_code_rows(codes, scales, zeros, self._arguments["format"])
+        first, second, third = (None if slot is None else str(Operand("weight", slot.name)) for slot in slots)
+        assert first is not None and second is not None
+        return first, second, third
 
     def table(self, name: str) -> Layout:
         weight = self._view(name).value.node

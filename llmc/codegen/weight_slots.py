@@ -14,12 +14,14 @@ from llmc.codegen.call import arguments_of
 from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.origin import unsupported
+from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.views import View, Views
+from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived, Recipe, Stored
+from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, WeightSlot
 
-_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16", torch.int32: "I32"}
 _llmc = torch.ops.llmc
 _PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
 
@@ -70,15 +72,9 @@ class WeightSlots:
     def request(self, weight: fx.Node, layout: Layout, dtype: torch.dtype) -> WeightSlot:
         """The slot of a weight placeholder in a layout, made if there is none yet. VECTOR_F32 ignores `dtype`."""
         stored = torch.float32 if layout is Layout.VECTOR_F32 else dtype
-        key = (self._key(weight), layout, stored)
-        if key not in self._slots:
-            if stored not in self._backend.float_dtypes and stored != torch.int32:
-                raise unsupported(weight, f"a weight is {stored}", "build with dtype float32 or bfloat16")
-            shape = tuple(int(s) for s in weight.meta["val"].shape)
-            nbytes = packed_nbytes(shape, layout, stored)
-            slot = WeightSlot(self._name(weight, layout), _DTYPES[stored], shape, layout, nbytes)
-            self._slots[key] = slot, self._graph.weights[weight.name]
-        return self._slots[key][0]
+        if stored not in self._backend.float_dtypes | {torch.int32}:
+            raise unsupported(weight, f"a weight is {stored}", "build with dtype float32 or bfloat16")
+        return self._slot(weight, layout, stored)
 
     def request_codes(
         self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str, layout: Layout
@@ -94,6 +90,30 @@ class WeightSlots:
             recipes = [self._graph.weights[part.name] for part in parts]
             recipe = CodesRecipe(recipes[0], recipes[1], None if zeros is None else recipes[2], format)
             self._slots[key] = slot, recipe
+        return self._slots[key][0]
+
+    def request_code_rows(
+        self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str
+    ) -> tuple[WeightSlot, WeightSlot, WeightSlot | None]:
+        """The slots of a quantized weight's placeholders, each by itself: codes in rows, scales and zeros as given."""
+        layout = Layout.CODE_PAIR_ROWS if CODE_BITS[format] == 4 else Layout.CODE_ROWS
+        given = codes.meta["val"]
+        dtype = given.dtype if layout is Layout.CODE_ROWS else torch.uint8
+        nbytes = int(given.shape[0]) * row_bytes(int(given.shape[1]), layout)
+        return (
+            self._slot(codes, layout, dtype, nbytes),
+            self._slot(scales, Layout.ROWS, scales.meta["val"].dtype),
+            None if zeros is None else self._slot(zeros, Layout.ROWS, torch.int8),
+        )
+
+    def _slot(self, weight: fx.Node, layout: Layout, dtype: torch.dtype, nbytes: int | None = None) -> WeightSlot:
+        """The slot of that placeholder, layout and dtype; nbytes: None for what the layout takes."""
+        key = (self._key(weight), layout, dtype)
+        if key not in self._slots:
+            shape = tuple(int(s) for s in weight.meta["val"].shape)
+            nbytes = packed_nbytes(shape, layout, dtype) if nbytes is None else nbytes
+            slot = WeightSlot(self._name(weight, layout), DTYPE_NAMES[dtype], shape, layout, nbytes)
+            self._slots[key] = slot, self._graph.weights[weight.name]
         return self._slots[key][0]
 
     def _name(self, weight: fx.Node, layout: Layout) -> str:

@@ -250,6 +250,9 @@ class _OperandCall:
     def code_panels(self, layout: Layout) -> str:
         raise NotImplementedError(f"{self.op} has no weights")
 
+    def code_rows(self) -> tuple[str, str, str | None]:
+        raise NotImplementedError(f"{self.op} has no weights")
+
     def table(self, name: str) -> Layout:
         raise NotImplementedError(f"{self.op} has no weights")
 

@@ -20,12 +20,19 @@ from llmc.codegen.triton.kernels.linear import (
     norm_linear,
 )
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
+from llmc.codegen.triton.kernels.quantized_linear import (
+    quantized_gated_linear,
+    quantized_linear,
+    quantized_lm_head,
+)
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
+from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.codegen.triton.kernels.select_rows import select_rows
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 
@@ -46,8 +53,13 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     lm_head,
     norm_linear,
     norm_gated_linear,
+    quantized_linear,
+    quantized_gated_linear,
+    quantized_lm_head,
+    quantized_embedding,
     paged_attention,
     select_rows,
+    select_channels,
     argmax_rows,
     draw_rows,
     top_k_rows,

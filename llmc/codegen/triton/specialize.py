@@ -25,7 +25,7 @@ from llmc.program import (
 )
 
 _ALIGNMENT = 16
-_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32"}
+_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8": "*i8", "U8": "*u8"}
 
 
 def specialize(

@@ -22,14 +22,13 @@ from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
-
-_DTYPES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "I32": torch.int32}
 
 
 def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
@@ -66,7 +65,7 @@ class TritonInterpreterExecutor:
             ("output", "logits"): self._logits,
         }
         for name, dtype in CHOICE_OUTPUTS.items():
-            self._memory["output", name] = torch.zeros(limits.max_logit_rows, dtype=_DTYPES[dtype])
+            self._memory["output", name] = torch.zeros(limits.max_logit_rows, dtype=TORCH_DTYPES[dtype])
         for name, weight in weights.items():
             self._memory["weight", name] = weight.reshape(-1)
         for i, cache in enumerate(program.caches):
@@ -135,7 +134,7 @@ class TritonInterpreterExecutor:
     def _tensor(self, pointer: Pointer, counts: dict[str, int]) -> Tensor:
         memory = self._memory[pointer.space, pointer.name].view(torch.uint8)
         offset = pointer.offset.at(tokens=counts["T"], logit_rows=counts["L"])
-        dtype = _DTYPES[pointer.dtype]
+        dtype = TORCH_DTYPES[pointer.dtype]
         end = memory.numel() - (memory.numel() - offset) % dtype.itemsize
         return memory[offset:end].view(dtype)
 

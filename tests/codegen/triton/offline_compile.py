@@ -18,6 +18,7 @@ from llmc.targets import GpuTarget
 from tests.codegen.triton.tensor_call import TensorCall
 
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
+_DTYPES |= {torch.int8: "i8", torch.uint8: "u8"}
 
 
 def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: GpuTarget) -> list[DeviceKernel]:

@@ -13,13 +13,17 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.pack_codes import pack_codes
+from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.grid import evaluate_grid
 from llmc.ops.registry import OPS
+from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.targets import GpuTarget, resolve_target
 
 _GAP = 16
+# Arguments without a row for each token.
+_WHOLE = ("weight", "codes", "scales", "bias", "inv_freq", "order")
 _MOST_ROWS = 8192
 
 
@@ -96,7 +100,7 @@ class TensorCall:
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = tuple(self._arguments[name].shape)
-        return shape if name in ("weight", "bias", "inv_freq") or name.endswith("_cache") else shape[1:]
+        return shape if name in _WHOLE or name.endswith("_cache") else shape[1:]
 
     def count(self, name: str) -> str | int:
         return "L" if name == "rows" else "T"
@@ -133,6 +137,16 @@ class TensorCall:
     def code_panels(self, layout: Layout) -> str:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
         return self._put("weight:codes", pack_codes(codes, scales, zeros, self._arguments["format"], layout))
+
+    def code_rows(self) -> tuple[str, str, str | None]:
+        codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
+        is_pair = CODE_BITS[self._arguments["format"]] == 4
+        packed = code_rows(codes, Layout.CODE_PAIR_ROWS if is_pair else Layout.CODE_ROWS)
+        return (
+            self._put("weight:codes", packed),
+            self._put("weight:scales", scales.contiguous()),
+            None if zeros is None else self._put("weight:zeros", zeros.contiguous()),
+        )
 
     def table(self, name: str) -> Layout:
         return Layout.ROWS

@@ -11,6 +11,8 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from llmc.codegen.triton.kernels.cache_codes import read_codes
+
 LOG2E = tl.constexpr(1.4426950408889634)
 # Below every score, and finite: a row that has seen no key yet makes no inf - inf.
 LOWEST = tl.constexpr(-1.0e30)
@@ -42,6 +44,8 @@ def attend_keys(
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    CACHE_FORMAT: tl.constexpr,
+    CACHE_GROUP: tl.constexpr,
     MASKED: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
     """Attend to keys [start, end), KEY_TILE at a time; returns (weighted, row_sum, row_max) brought up to date.
@@ -49,6 +53,7 @@ def attend_keys(
     weighted: [rows, VALUE_TILE], row_sum and row_max (in units of log2): [rows], fp32. q: [rows, DIM_TILE], zero past
     HEAD_DIM. positions: [rows]. MASKED: keys below first_key, past the end, after a row's position or outside of its
     window are left out, and those before first_key or past the end are not read; otherwise every row sees every key.
+    CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
     """
     dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
     exponent_scale = (SOFTCAP if SOFTCAP > 0 else scale) * LOG2E
@@ -60,10 +65,16 @@ def attend_keys(
         else:
             present = keys >= tile
             blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
-        slots = (blocks.to(tl.int64) * KV_HEADS + kv_head) * BLOCK_SIZE + keys % BLOCK_SIZE
-        k_ptrs = k_cache_ptr + slots[:, None] * HEAD_DIM + dims[None, :]
-        v_ptrs = v_cache_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :]
-        k = _load(k_ptrs, present[:, None], dims[None, :] < HEAD_DIM, MASKED, DIM_TILE != HEAD_DIM)
+        block_and_head = blocks.to(tl.int64) * KV_HEADS + kv_head
+        if CACHE_FORMAT == "none":
+            slots = block_and_head * BLOCK_SIZE + keys % BLOCK_SIZE
+            k_ptrs = k_cache_ptr + slots[:, None] * HEAD_DIM + dims[None, :]
+            k = _load(k_ptrs, present[:, None], dims[None, :] < HEAD_DIM, MASKED, DIM_TILE != HEAD_DIM)
+        else:
+            k = read_codes(
+                k_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
+                HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, DIM_TILE,
+            )  # fmt: skip
         scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
@@ -78,7 +89,14 @@ def attend_keys(
         shrink = tl.exp2(row_max - new_max)
         row_sum = row_sum * shrink + tl.sum(weights, 1)
         weighted = weighted * shrink[:, None]
-        v = _load(v_ptrs, present[:, None], value_dims[None, :] < VALUE_DIM, MASKED, VALUE_TILE != VALUE_DIM)
+        if CACHE_FORMAT == "none":
+            v_ptrs = v_cache_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :]
+            v = _load(v_ptrs, present[:, None], value_dims[None, :] < VALUE_DIM, MASKED, VALUE_TILE != VALUE_DIM)
+        else:
+            v = read_codes(
+                v_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
+                VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, VALUE_TILE,
+            )  # fmt: skip
         weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted, input_precision="ieee")
         row_max = new_max
     return weighted, row_sum, row_max

@@ -10,9 +10,11 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Argument, Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.cache_format import parse_cache_format
+from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.code_write import code_launch
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
@@ -69,13 +71,21 @@ def copy_heads(
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """k, v: [tokens, kv_heads, dim] of one float dtype; both caches of one float dtype, which may be another."""
-    found = refuse_dtypes(node, "k", "v") or refuse_dtypes(node, "k_cache", "v_cache")
+    """k, v: [tokens, kv_heads, dim] of one float dtype; both caches of one float dtype, or of codes."""
+    format = arguments_of(node)["cache_format"]
+    found = refuse_dtypes(node, "k", "v") or refuse_ranks(node, k=(3,), v=(3,))
+    if found is None and format is not None:
+        tensors = tensors_of(node)
+        return refuse_format(node, format, tensors["k"].shape[2], tensors["v"].shape[2])
+    found = found or refuse_dtypes(node, "k_cache", "v_cache")
     return found or refuse_ranks(node, k=(3,), v=(3,), k_cache=(4,), v_cache=(4,))
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
+    if call.plain("cache_format") is not None:
+        not_turned: dict[str, Argument] = {"cos_ptr": None, "sin_ptr": None, "HALF": 0, "INTERLEAVED": False}
+        return (code_launch(call, cache_arguments(call), cache_constants(call) | cache_codes(call), not_turned),)
     constants = cache_constants(call)
     heads, dim = constants["KV_HEADS"], constants["DIM_BLOCK"]
     block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // dim))
@@ -105,6 +115,26 @@ def cache_constants(call: Call) -> dict[str, int]:
         "BLOCK_SIZE": call.block_size(),
         "DIM_BLOCK": triton.next_power_of_2(max(head_dim, value_dim)),
     }
+
+
+def cache_codes(call: Call) -> dict[str, Constant]:
+    """What the cache holds: CACHE_FORMAT is none for numbers; CACHE_GROUP is 0 for a scale a head."""
+    text = call.plain("cache_format")
+    if text is None:
+        return {"CACHE_FORMAT": "none", "CACHE_GROUP": 0}
+    format = parse_cache_format(text)
+    return {"CACHE_FORMAT": format.codes, "CACHE_GROUP": format.group or 0}
+
+
+def refuse_format(node: fx.Node, text: str, *dims: int) -> Refusal | None:
+    """Groups of channels must be a power of two that divides half of a head; heads are cut in two."""
+    group = parse_cache_format(text).group
+    for dim in dims:
+        if dim % 2:
+            return Refusal(f"a head of {dim} channels has no halves; kernels code two halves", node)
+        if group is not None and (group & (group - 1) or dim // 2 % group):
+            return Refusal(f"groups of {group} channels do not fit half of a head of {dim} in kernels", node)
+    return None
 
 
 kv_write = KernelTemplate(torch.ops.llmc.kv_write.default, supports, candidates)

@@ -18,6 +18,7 @@ from torch import fx
 
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.kv_write import cache_codes, refuse_format
 from llmc.codegen.triton.kernels.paged_decode import combine_splits_kernel, paged_decode_kernel
 from llmc.codegen.triton.kernels.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
@@ -47,21 +48,27 @@ class Tile:
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """q and caches of float dtypes, the caches' no wider than q's; head and value dimension up to 256."""
-    found = refuse_dtypes(node, "q") or refuse_dtypes(node, "k_cache", "v_cache")
+    given = arguments_of(node)
+    is_coded = given["cache_format"] is not None
+    found = refuse_dtypes(node, "q") or (None if is_coded else refuse_dtypes(node, "k_cache", "v_cache"))
     found = found or refuse_ranks(node, q=(3,), k_cache=(4,), v_cache=(4,), block_tables=(2,))
     if found is not None:
         return found
-    given = arguments_of(node)
     q, k_cache, v_cache = (given[name].meta["val"] for name in ("q", "k_cache", "v_cache"))
-    if q.dtype is not k_cache.dtype and k_cache.dtype.itemsize >= q.dtype.itemsize:
+    head_dim, value_dim = (q.shape[2], given["value_dim"]) if is_coded else (k_cache.shape[3], v_cache.shape[3])
+    if is_coded:
+        found = refuse_format(node, given["cache_format"], head_dim, value_dim)
+        if found is not None:
+            return found
+    elif q.dtype is not k_cache.dtype and k_cache.dtype.itemsize >= q.dtype.itemsize:
         return Refusal(f"the cache is {k_cache.dtype} but q is {q.dtype}: the kernel multiplies in q's dtype", node)
-    for name, dim in (("head_dim", k_cache.shape[3]), ("value_dim", v_cache.shape[3])):
+    for name, dim in (("head_dim", head_dim), ("value_dim", value_dim)):
         if dim > _MAX_DIM:
             return Refusal(f"{name} is {dim}; the kernel holds rows of up to {_MAX_DIM}", node)
     heads, kv_heads = q.shape[1], k_cache.shape[1]
     if heads % kv_heads:
         return Refusal(f"{heads} query heads do not divide among {kv_heads} KV heads", node)
-    most = _MAX_ROW_ELEMENTS // triton.next_power_of_2(max(16, k_cache.shape[3], v_cache.shape[3]))
+    most = _MAX_ROW_ELEMENTS // triton.next_power_of_2(max(16, head_dim, value_dim))
     if heads // kv_heads > most:
         reason = f"{heads // kv_heads} query heads share a KV head; with these dimensions a program holds {most}"
         return Refusal(reason, node)
@@ -74,7 +81,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """Prefill with each of the target's tiles, the predicted best first; decode is the same in all of them."""
     heads, head_dim = call.shape("q")
     kv_heads = call.shape("k_cache")[-3]
-    value_dim = call.shape("v_cache")[-1]
+    is_coded = call.plain("cache_format") is not None
+    value_dim = call.plain("value_dim") if is_coded else call.shape("v_cache")[-1]
     group = heads // kv_heads
     dim_tile, value_tile = (max(16, triton.next_power_of_2(dim)) for dim in (head_dim, value_dim))
     constants: dict[str, Constant] = {
@@ -87,6 +95,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "SOFTCAP": float(call.plain("softcap") or 0.0),
         "DIM_TILE": dim_tile,
         "VALUE_TILE": value_tile,
+        **cache_codes(call),
     }
     arguments: dict[str, Argument] = {
         **rows("q", call.rows("q")),

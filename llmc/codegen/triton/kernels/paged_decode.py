@@ -34,6 +34,8 @@ def paged_decode_kernel(
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
+    CACHE_FORMAT: tl.constexpr,
+    CACHE_GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -72,12 +74,14 @@ def paged_decode_kernel(
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, positions, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE, False,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
         weighted, row_sum, row_max, q, positions, whole_tiles_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE, True,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, True,
     )  # fmt: skip
 
     partial = ((request.to(tl.int64) * KV_HEADS * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
+from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, parse_operand
 
 _DESCRIPTOR_ALIGNMENT = 16
@@ -26,12 +27,34 @@ class Norm:
 
 
 @dataclass(frozen=True)
+class Codes:
+    """How W is quantized. format, x_format: the op's. group: columns that share a scale; None for all of a row.
+
+    nbytes: of W, scales and zeros included. quantize: rounds x to codes into a workspace; coded: x_ptr, x_row_stride
+    and x_scales_ptr there.
+    """
+
+    format: str
+    x_format: str
+    group: int | None
+    nbytes: int
+    quantize: DeviceLaunch | None
+    coded: dict[str, Argument]
+
+    @property
+    def per_byte(self) -> int:
+        """Codes in a byte."""
+        return 8 // CODE_BITS[self.format]
+
+
+@dataclass(frozen=True)
 class Product:
     """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
 
     count: of rows, T or L or a number. channels: of x. outputs: of y; gated, W has twice as many rows. itemsize: bytes
     of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W, and
-    a wide tile of y can be stored in whole vectors. norm: what x goes through first, if anything.
+    a wide tile of y can be stored in whole vectors. norm: what x goes through first, if anything. codes: of a
+    quantized W, which only the kernels for codes read.
     """
 
     call: Call
@@ -45,6 +68,7 @@ class Product:
     result_itemsize: int
     has_aligned_rows: bool
     norm: Norm | None = None
+    codes: Codes | None = None
 
     @property
     def weight_rows(self) -> int:
@@ -54,8 +78,9 @@ class Product:
     def bytes_moved(self, tokens: int) -> int:
         """W, x, the residual and y, each once."""
         residual = 0 if self.arguments["residual_ptr"] is None else self.itemsize
-        operands = (self.weight_rows + tokens) * self.channels * self.itemsize
-        return operands + tokens * self.outputs * (self.result_itemsize + residual)
+        row = self.channels * self.itemsize
+        weight = self.weight_rows * row if self.codes is None else self.codes.nbytes
+        return weight + tokens * row + tokens * self.outputs * (self.result_itemsize + residual)
 
     def operations(self, tokens: int) -> int:
         """Multiplications and additions."""

@@ -11,25 +11,29 @@ import triton
 from llmc import library
 from llmc.codegen.call import Argument
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
-from llmc.codegen.triton.kernels.product import Product
+from llmc.codegen.triton.kernels.code_gemv import code_gemv_kernel
+from llmc.codegen.triton.kernels.code_tile import code_tile_kernel
+from llmc.codegen.triton.kernels.code_tiling import code_operands
+from llmc.codegen.triton.kernels.product import Codes, Product
 from llmc.codegen.triton.kernels.product_gemv import gemv_kernel
 from llmc.codegen.triton.kernels.product_narrow import add_splits_kernel, narrow_kernel
 from llmc.codegen.triton.kernels.product_persistent import persistent_kernel
 from llmc.codegen.triton.kernels.product_tile import tile_kernel
 from llmc.codegen.triton.kernels.product_tiling import (
     MOST_NARROW_ROWS,
-    Tiling,
-    Way,
     needs_finish,
     predicted_seconds,
     tilings,
 )
+from llmc.codegen.triton.kernels.tiling import Tiling, Way
 from llmc.program import RowCount
 from llmc.targets import GpuTarget
 
 # Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.
 _BUCKETS = (1, 2, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, None)
 _GROUP = 8
+# Codes that a thread or a few of them read together in a product of few tokens.
+_CHUNK_BYTES = 64
 # Outputs of a program that finishes a product, and what follows a sum of parts.
 _FINISH_BLOCK = 1024
 _FINISHING = ("bias_ptr", "residual_ptr", "residual_row_stride", "y_ptr", "y_row_stride", "tokens", "scale")
@@ -80,6 +84,9 @@ def _serving(
     if product.norm is not None and not tiling.normed:
         follows = replace(launch, then=(), seconds=seconds), *launch.then
         return replace(product.norm.launch, min_tokens=first, max_tokens=last, then=follows)
+    if product.codes is not None and product.codes.quantize is not None:
+        follows = replace(launch, then=(), seconds=seconds), *launch.then
+        return replace(product.codes.quantize, min_tokens=first, max_tokens=last, then=follows)
     return replace(launch, min_tokens=first, max_tokens=last, seconds=seconds)
 
 
@@ -87,6 +94,8 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
     """The product's own launch and what follows it."""
     if tiling.way is Way.LIBRARY:
         return _library(product, tiling)
+    if product.codes is not None:
+        return _code_launch(product, product.codes, target, tiling)
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     token_tiles = f"cdiv({product.count}, {tiling.token_block})"
     constants: dict[str, Constant] = {
@@ -111,6 +120,28 @@ def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch
     return _with(persistent_kernel, product, constants, grid, tiling)
 
 
+def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
+    """The same of a product with a quantized weight."""
+    out_tiles = triton.cdiv(product.outputs, tiling.out_block)
+    constants: dict[str, Constant] = {**product.constants, "OUT_BLOCK": tiling.out_block}
+    if tiling.way is Way.CODE_GEMV:
+        chunk = min(_CHUNK_BYTES, (codes.group or _CHUNK_BYTES * codes.per_byte) // codes.per_byte)
+        chunks = max(1, min(tiling.in_block, triton.next_power_of_2(product.channels)) // codes.per_byte // chunk)
+        constants |= {"TOKENS": tiling.token_block, "CHUNKS": chunks, "CHUNK_BYTES": chunk}
+        return _with(code_gemv_kernel, product, constants, (str(out_tiles),), tiling)
+    constants |= {
+        "OPERANDS": code_operands(product, codes, target),
+        "TOKEN_BLOCK": tiling.token_block,
+        "BYTE_BLOCK": tiling.in_block // codes.per_byte,
+        "SPLITS": tiling.splits,
+        "GROUP": _GROUP,
+        "UPCAST": False,
+    }
+    tiles = f"cdiv({product.count}, {tiling.token_block}) * {out_tiles}"
+    whole = _with(code_tile_kernel, product, constants, (tiles, str(tiling.splits)), tiling)
+    return whole if tiling.splits == 1 else _split(product, whole, tiling.splits)
+
+
 def _with(
     function: Any, product: Product, constants: dict[str, Constant], grid: tuple[str, ...], tiling: Tiling
 ) -> DeviceLaunch:
@@ -125,6 +156,8 @@ def _x(product: Product, tiling: Tiling) -> dict[str, Argument]:
     """Where the kernel finds x: normed, if a launch before it does that."""
     if product.norm is not None and not tiling.normed:
         return product.norm.normed
+    if product.codes is not None:
+        return product.codes.coded
     return {name: product.arguments[name] for name in ("x_ptr", "x_row_stride")}
 
 

@@ -7,12 +7,13 @@ shares of bandwidth and peak that each way reaches are starting values, until `l
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from enum import Enum
+from dataclasses import replace
 
 import triton
 
+from llmc.codegen.triton.kernels.code_tiling import code_operands, code_tilings
 from llmc.codegen.triton.kernels.product import Product
+from llmc.codegen.triton.kernels.tiling import Tiling, Way
 from llmc.codegen.triton.launch_seconds import SECONDS_PER_LAUNCH
 from llmc.targets import GpuTarget
 
@@ -27,40 +28,15 @@ _L2_SPEED = 2.0
 _RESERVED_SHARED_BYTES = 2048
 
 
-class Way(Enum):
-    """Which kernel computes a product; the file of that name has it. LIBRARY: llmc/library.py and a finishing one."""
-
-    GEMV = "gemv"
-    NARROW = "narrow"
-    TILE = "tile"
-    PERSISTENT = "persistent"
-    LIBRARY = "library"
-
-
 # Of the memory's bandwidth, where that is the limit.
 _BANDWIDTH_SHARE = {Way.GEMV: 0.9, Way.NARROW: 0.85, Way.TILE: 0.8, Way.PERSISTENT: 0.85, Way.LIBRARY: 0.8}
-
-
-@dataclass(frozen=True)
-class Tiling:
-    """One way to compute a product, and how it is cut. efficiency: the share of the peak rate that its loop reaches.
-
-    normed: the kernel norms x itself; otherwise a launch before it does, where there is a norm.
-    """
-
-    way: Way
-    token_block: int
-    out_block: int
-    in_block: int
-    num_warps: int
-    num_stages: int
-    efficiency: float
-    splits: int = 1
-    normed: bool = False
+_BANDWIDTH_SHARE |= {Way.CODE_GEMV: 0.75, Way.CODE_TILE: 0.7}
 
 
 def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
+    if product.codes is not None:
+        return code_tilings(product, product.codes, target, tokens)
     shapes = [_gemv(product, target, tokens)] if tokens <= MOST_GEMV_ROWS else _shapes(product, target, tokens)
     fitting = [found for found in (_fit(product, target, shape) for shape in shapes) if found is not None]
     if product.norm is not None:
@@ -85,6 +61,8 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         moved, launches = moved + 2 * product.itemsize * tokens * product.weight_rows, launches + 1
     if product.norm is not None and not tiling.normed:
         moved, launches = moved + 2 * product.itemsize * tokens * product.channels, launches + 1
+    if product.codes is not None and product.codes.quantize is not None:
+        moved, launches = moved + 2 * tokens * product.channels, launches + 1
     if tiling.normed:
         # The programs of a multiprocessor that run at the same time share the norm's weight in its L1 cache.
         rounds = min(programs, target.sm_count * triton.cdiv(programs, target.sm_count * _PROGRAMS_AT_ONCE))
@@ -110,6 +88,11 @@ def needs_finish(product: Product, tiling: Tiling) -> bool:
 
 
 def _rate(product: Product, target: GpuTarget) -> float:
+    operands = None if product.codes is None else code_operands(product, product.codes, target)
+    if operands == "fp8" and target.fp8_rate is not None:
+        return target.fp8_rate
+    if operands == "int8":
+        return 2 * target.bf16_rate
     return target.fp32_rate if product.itemsize == 4 else target.bf16_rate
 
 

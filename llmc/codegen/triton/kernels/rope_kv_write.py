@@ -12,12 +12,19 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call
+from llmc.codegen.call import Argument, Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels import kv_write as kv_write_kernels
-from llmc.codegen.triton.kernels.kv_write import cache_arguments, cache_constants, copy_heads, slot_rows
+from llmc.codegen.triton.kernels.code_write import code_launch
+from llmc.codegen.triton.kernels.kv_write import (
+    cache_arguments,
+    cache_codes,
+    cache_constants,
+    copy_heads,
+    slot_rows,
+)
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.codegen.triton.kernels.rope import rotation_constants, turn
+from llmc.codegen.triton.kernels.rope import rope_kernel, rotation_constants, turn
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
@@ -97,6 +104,8 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     heads, head_dim = call.shape("q")
     (half,) = call.shape("cos")
+    if call.plain("cache_format") is not None:
+        return (_coded(call),)
     constants = cache_constants(call) | rotation_constants(heads, head_dim, half, call.plain("interleaved"))
     block = constants["HEAD_BLOCK"]
     parts = triton.cdiv(heads, block) + 2 * triton.cdiv(constants["KV_HEADS"], block)
@@ -109,6 +118,24 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     }
     grid = (str(call.count("q")), str(parts))
     return (DeviceLaunch(rope_kv_write_kernel, arguments, {"HEADS": heads, **constants}, grid),)
+
+
+def _coded(call: Call) -> DeviceLaunch:
+    """Queries are turned in a launch of their own where keys and values become codes."""
+    heads, head_dim = call.shape("q")
+    (half,) = call.shape("cos")
+    turned = rotation_constants(heads, head_dim, half, call.plain("interleaved"))
+    angles: dict[str, Argument] = {"cos_ptr": call.vector("cos"), "sin_ptr": call.vector("sin")}
+    x = {f"x_{name.partition('_')[2]}": value for name, value in rows("q", call.rows("q")).items()}
+    rotation = {**angles, "HALF": half, "INTERLEAVED": call.plain("interleaved")}
+    write = code_launch(call, cache_arguments(call), cache_constants(call) | cache_codes(call), rotation)
+    return DeviceLaunch(
+        rope_kernel,
+        {**x, **angles, **rows("y", call.result())},
+        {"HEADS": heads, **turned},
+        (str(call.count("q")), str(triton.cdiv(heads, turned["HEAD_BLOCK"]))),
+        then=(write,),
+    )
 
 
 rope_kv_write = KernelTemplate(torch.ops.llmc.rope_kv_write.default, supports, candidates, in_place=(("q", 0),))

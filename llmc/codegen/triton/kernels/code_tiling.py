@@ -1,0 +1,70 @@
+"""The ways to compute a product with a quantized weight on a target: code_gemv.py and code_tile.py, in which tiles."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from llmc.codegen.triton.kernels.product import Codes, Product
+from llmc.codegen.triton.kernels.tiling import Tiling, Way
+from llmc.targets import GpuTarget
+
+_MOST_GEMV_ROWS = 4
+_MOST_SPLIT_ROWS = 256
+# Bytes of codes that a thread reads at once, and channels of a tile's turn without groups.
+_THREAD_BYTES = 16
+_CHANNELS = 128
+# Of both operands, in a matrix instruction of 8-bit numbers.
+_LEAST_DEPTH = 32
+
+
+def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
+    """What the matrix units multiply: int8 or fp8 codes where they can, else numbers of x's type, exact for codes."""
+    depth = _tile_channels(codes) // codes.per_byte
+    if codes.x_format == "int8" and depth >= _LEAST_DEPTH:
+        return "int8"
+    if codes.x_format == "fp8" and depth >= _LEAST_DEPTH and target.fp8_rate is not None and target.backend == "cuda":
+        return "fp8"
+    if codes.x_format != "none":
+        return "bf16"
+    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[product.call.dtype("x")]
+
+
+def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
+    """The ways that can serve that many rows on the target."""
+    shapes = [_gemv(product, codes, target, tokens)] if tokens <= _MOST_GEMV_ROWS else []
+    in_block = _tile_channels(codes)
+    operands = code_operands(product, codes, target)
+    if operands == "fp32":
+        for splits in (1, 2, 4, 8) if tokens <= _MOST_SPLIT_ROWS else (1,):
+            shapes.append(Tiling(Way.CODE_TILE, min(32, _block(tokens)), 32, min(64, in_block), 4, 2, 0.3, splits))
+        return tuple(shapes)
+    if tokens <= _MOST_SPLIT_ROWS:
+        block = min(32 if product.gated else 64, _block(tokens))
+        for splits in (1, 2, 4, 8):
+            if product.channels >= splits * in_block:
+                shapes.append(Tiling(Way.CODE_TILE, block, 64, in_block, 4, 3, 0.35, splits))
+    if tokens > 32:
+        wide = 64 if product.gated else 128
+        shapes.append(Tiling(Way.CODE_TILE, 128, wide, in_block, 8, 3, 0.5))
+        shapes.append(Tiling(Way.CODE_TILE, 64, 64, in_block, 4, 3, 0.4))
+    return tuple(shapes)
+
+
+def _tile_channels(codes: Codes) -> int:
+    """Channels of a tile's turn: no more than share a scale."""
+    return min(_CHANNELS, codes.group or _CHANNELS)
+
+
+def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Tiling:
+    """Warps along a row's channels; fewer outputs a program where there would be too few programs, or registers."""
+    per_warp = target.warp_size * (_THREAD_BYTES if tokens == 1 else _THREAD_BYTES // 2) * codes.per_byte
+    warps = next((w for w in (4, 2) if product.channels % (w * per_warp) == 0), 1)
+    out_block = max(1, 2 // triton.next_power_of_2(tokens))
+    while out_block > 1 and product.outputs < 4 * target.sm_count * out_block:
+        out_block //= 2
+    return Tiling(Way.CODE_GEMV, triton.next_power_of_2(tokens), out_block, warps * per_warp, warps, 1, 1.0)
+
+
+def _block(tokens: int) -> int:
+    return max(16, 1 << (tokens - 1).bit_length())

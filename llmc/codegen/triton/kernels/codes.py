@@ -1,0 +1,89 @@
+"""Device code for quantized weights: what codes stand for, without a table in memory.
+
+Integers and narrow floats are put together from their bits, so that every target and the interpreter compute the same
+exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py; 4-bit codes
+come two in a byte (codegen/triton/code_rows.py): channel 32·i + j in the low half of byte 16·i + j, channel
+32·i + 16 + j in its high half.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+# 1.5·2²³: a small integer added to its bits is added to the number.
+_INTEGER_BITS = tl.constexpr(0x4B400000)
+_INTEGER = tl.constexpr(12582912.0)
+
+
+@triton.jit
+def low_codes(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """int32 codes: the low halves of bytes, or the whole bytes of a format of 8 bits."""
+    if FORMAT == "int8" or FORMAT == "fp8":
+        return codes.to(tl.int32)
+    else:
+        return codes.to(tl.int32) & 15
+
+
+@triton.jit
+def high_codes(codes: tl.tensor) -> tl.tensor:
+    """int32 codes: the high halves of bytes."""
+    return codes.to(tl.int32) >> 4
+
+
+@triton.jit
+def code_values(codes: tl.tensor, zeros: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """What int32 codes stand for before they are scaled, fp32. zeros: fp32, of integer formats; broadcast to codes."""
+    if FORMAT == "int8":
+        return (codes + _INTEGER_BITS).to(tl.float32, bitcast=True) - (_INTEGER + zeros)
+    elif FORMAT == "int4":
+        return (codes + _INTEGER_BITS).to(tl.float32, bitcast=True) - (_INTEGER + 8.0 + zeros)
+    elif FORMAT == "fp8":
+        return e4m3_values(codes)
+    elif FORMAT == "mxfp4":
+        # e2m1 in the place of fp32's exponent and mantissa, 2^126 too small.
+        bits = ((codes & 7) << 22) | ((codes & 8) << 28)
+        return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
+    else:
+        tl.static_assert(FORMAT == "nf4", "unknown format")
+        return _nf4_values(codes)
+
+
+@triton.jit
+def e4m3_values(codes: tl.tensor) -> tl.tensor:
+    """fp32 of the bits of e4m3fn in int32, NaN aside: in the place of fp32's bits, 2^120 too small."""
+    bits = ((codes & 0x7F) << 20) | ((codes & 0x80) << 24)
+    return bits.to(tl.float32, bitcast=True) * 1.329227995784916e36
+
+
+@triton.jit
+def e4m3_codes(values: tl.tensor) -> tl.tensor:
+    """The bits of the nearest e4m3fn, int32, ties to even, of fp32 values of up to 448."""
+    bits = values.to(tl.int32, bitcast=True)
+    magnitude = bits & 0x7FFFFFFF
+    rounded = (magnitude + 0x7FFFF + ((magnitude >> 20) & 1)) >> 20
+    normal = rounded - (120 << 3)
+    # Below 2^-6 codes are multiples of 2^-9.
+    small = nearest_integers(tl.abs(values) * 512.0)
+    return tl.where(magnitude < (121 << 23), small, normal) | ((bits >> 24) & 0x80)
+
+
+@triton.jit
+def nearest_integers(values: tl.tensor) -> tl.tensor:
+    """int32 of fp32 values of up to 2²², ties to even: where one is added, fp32 has no digits after the point."""
+    return (values + _INTEGER).to(tl.int32, bitcast=True) - _INTEGER_BITS
+
+
+@triton.jit
+def _nf4_values(codes: tl.tensor) -> tl.tensor:
+    """The quantiles of llmc/ops/weight_codes.py, by halving: no memory is read for them."""
+    first, second, third = (codes & 1) != 0, (codes & 2) != 0, (codes & 4) != 0
+    a = tl.where(second, tl.where(first, -0.39491748809814453, -0.5250730514526367),
+                 tl.where(first, -0.6961928009986877, -1.0))  # fmt: skip
+    b = tl.where(second, tl.where(first, 0.0, -0.09105003625154495),
+                 tl.where(first, -0.18477343022823334, -0.28444138169288635))  # fmt: skip
+    c = tl.where(second, tl.where(first, 0.33791524171829224, 0.24611230194568634),
+                 tl.where(first, 0.16093020141124725, 0.07958029955625534))  # fmt: skip
+    d = tl.where(second, tl.where(first, 1.0, 0.7229568362236023),
+                 tl.where(first, 0.5626170039176941, 0.44070982933044434))  # fmt: skip
+    return tl.where(codes >= 8, tl.where(third, d, c), tl.where(third, b, a))

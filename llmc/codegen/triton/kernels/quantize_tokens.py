@@ -1,0 +1,77 @@
+"""Tokens rounded to int8 or fp8 codes with a scale each, ahead of the products that multiply codes.
+
+    scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
+
+Memory-bound: moves T·C elements of x and as many codes; the second reading comes from the cache. A program takes a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernels.codes import e4m3_codes, nearest_integers
+from llmc.codegen.triton.kernels.row_tile import row_tile
+from llmc.program import RowCount
+
+
+@triton.jit
+def quantize_tokens_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    x_scale_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    codes_row_stride: int,
+    scales_ptr: tl.tensor,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program t: the codes and the scale of row t. Columns past the last one become zero codes."""
+    token = tl.program_id(0).to(tl.int64)
+    x_ptr += token * x_row_stride
+    LARGEST: tl.constexpr = 448.0 if FORMAT == "fp8" else 127.0
+    if x_scale_ptr is None:
+        largest = tl.zeros([BLOCK], dtype=tl.float32)
+        for start in range(0, COLUMNS, BLOCK):
+            column = start + tl.arange(0, BLOCK)
+            largest = tl.maximum(
+                largest, tl.abs(tl.load(x_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32))
+            )
+        magnitude = tl.max(largest, 0)
+        scale = tl.div_rn(magnitude, LARGEST)
+        inverse = tl.where(magnitude > 0, tl.div_rn(LARGEST, tl.where(magnitude > 0, magnitude, 1.0)), 0.0)
+    else:
+        scale = tl.load(x_scale_ptr)
+        inverse = tl.div_rn(1.0, scale)
+    tl.store(scales_ptr + token, scale)
+    for start in range(0, COLUMNS, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = tl.load(x_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+        scaled = tl.minimum(tl.maximum(x * inverse, -LARGEST), LARGEST)
+        codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
+        codes_row = codes_ptr + token * codes_row_stride
+        tl.store(codes_row + column, codes.to(codes_ptr.dtype.element_ty), mask=column < codes_row_stride)
+
+
+def quantize_launch(call: Call, format: str) -> tuple[DeviceLaunch, dict[str, Argument]]:
+    """The launch that rounds the node's x, and what a product then reads in the place of x."""
+    (columns,) = call.shape("x")
+    count = RowCount(str(call.count("x")))
+    dtype = torch.int8 if format == "int8" else torch.uint8
+    codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
+    scales = rows("scales", call.workspace("x_scales", count, 1, torch.float32))["scales_ptr"]
+    tile = row_tile(columns, most_rows=1)
+    launch = DeviceLaunch(
+        quantize_tokens_kernel,
+        {**rows("x", call.rows("x")), "x_scale_ptr": call.vector("x_scale"), **codes, "scales_ptr": scales},
+        {"COLUMNS": columns, "FORMAT": format, "BLOCK": min(tile.block, 4096)},
+        (str(call.count("x")),),
+        num_warps=max(1, min(8, min(tile.block, 4096) // 256)),
+        num_stages=2,
+    )
+    coded = {"x_ptr": codes["codes_ptr"], "x_row_stride": codes["codes_row_stride"], "x_scales_ptr": scales}
+    return launch, coded

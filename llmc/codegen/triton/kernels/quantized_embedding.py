@@ -1,0 +1,96 @@
+"""llmc::quantized_embedding: y[t] = what row ids[t] of a quantized table stands for, rounded once.
+
+Memory-bound: moves T·C elements and as many codes, only of the rows looked up. The table may be quantized_lm_head's.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import fx
+
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.triton.code_rows import row_bytes
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.codes import code_values, low_codes
+from llmc.codegen.triton.kernels.quantized_linear import refuse_codes
+from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_ranks
+from llmc.codegen.triton.kernels.row_tile import row_tile
+from llmc.graph.refusal import Refusal
+from llmc.ops.weight_codes import CODE_BITS
+from llmc.program import Layout
+from llmc.targets import GpuTarget
+
+
+@triton.jit
+def quantized_embedding_kernel(
+    ids_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program (t, j): the j-th BLOCK columns of token t."""
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids_ptr + token).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    if FORMAT == "int8" or FORMAT == "fp8":
+        codes = low_codes(tl.load(codes_ptr + row * ROW_BYTES + column, mask=inside, other=0), FORMAT)
+    else:
+        place = column // 32 * 16 + column % 16
+        codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=inside, other=0).to(tl.int32)
+        codes = (codes >> (column % 32 // 16 * 4)) & 15
+    group = row * GROUPS + column // (COLUMNS // GROUPS)
+    scales = tl.load(scales_ptr + group, mask=inside, other=0.0).to(tl.float32)
+    zeros = tl.zeros([BLOCK], dtype=tl.float32)
+    if zeros_ptr is not None:
+        zeros = tl.load(zeros_ptr + group, mask=inside, other=0).to(tl.float32)
+    y = code_values(codes, zeros, FORMAT) * scales
+    tl.store(y_ptr + token * y_row_stride + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """One id a token; a result of a float dtype."""
+    dtype = arguments_of(node)["dtype"]
+    if dtype not in FLOATS:
+        return Refusal(f"the result is {dtype}; GPU kernels know float16, bfloat16 and float32", node)
+    return refuse_ranks(node, ids=(1,)) or refuse_codes(node)
+
+
+def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """One launch."""
+    columns, format = call.shape("codes")[1], call.plain("format")
+    codes, scales, zeros = call.code_rows()
+    layout = Layout.CODE_PAIR_ROWS if CODE_BITS[format] == 4 else Layout.CODE_ROWS
+    block = min(row_tile(columns, most_rows=1).block, 1024)
+    return (
+        DeviceLaunch(
+            quantized_embedding_kernel,
+            {
+                "ids_ptr": call.vector("ids"),
+                "codes_ptr": codes,
+                "scales_ptr": scales,
+                "zeros_ptr": zeros,
+                **rows("y", call.result()),
+            },
+            {
+                "COLUMNS": columns,
+                "FORMAT": format,
+                "ROW_BYTES": row_bytes(columns, layout),
+                "GROUPS": call.shape("scales")[1],
+                "BLOCK": block,
+            },
+            (str(call.count("ids")), str(triton.cdiv(columns, block))),
+        ),
+    )
+
+
+quantized_embedding = KernelTemplate(torch.ops.llmc.quantized_embedding.default, supports, candidates)

@@ -1,0 +1,36 @@
+"""What says how a matrix product is computed: which kernel, and the sizes of its tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Way(Enum):
+    """Which kernel computes a product; the file of that name has it. LIBRARY: llmc/library.py and a finishing one."""
+
+    GEMV = "gemv"
+    NARROW = "narrow"
+    TILE = "tile"
+    PERSISTENT = "persistent"
+    CODE_GEMV = "code_gemv"
+    CODE_TILE = "code_tile"
+    LIBRARY = "library"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One way to compute a product, and how it is cut. efficiency: the share of the peak rate that its loop reaches.
+
+    normed: the kernel norms x itself; otherwise a launch before it does, where there is a norm.
+    """
+
+    way: Way
+    token_block: int
+    out_block: int
+    in_block: int
+    num_warps: int
+    num_stages: int
+    efficiency: float
+    splits: int = 1
+    normed: bool = False

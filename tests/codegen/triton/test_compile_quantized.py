@@ -1,0 +1,129 @@
+"""The kernels for codes compile for every instruction set: no spills, shared memory that fits, matrix instructions."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.backend import alternatives
+from llmc.codegen.triton.compile import Workers
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
+from llmc.codegen.triton.kernels.quantized_linear import quantized_gated_linear, quantized_linear
+from llmc.codegen.triton.kernels.select_channels import select_channels
+from llmc.ops.weight_codes import CODE_DTYPES
+from llmc.program import DeviceKernel
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.triton.offline_compile import compile_without_spills, node_kernels
+
+TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
+
+
+@pytest.fixture(scope="module")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as found:
+        yield found
+
+
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    ("format", "group", "asymmetric", "x_format"),
+    [
+        ("int4", 128, True, "none"),
+        ("int8", None, False, "int8"),
+        ("fp8", None, False, "fp8"),
+    ],
+)
+def test_products(
+    name: str, format: str, group: int | None, asymmetric: bool, x_format: str, workers: Workers, tmp_path: Path
+) -> None:
+    target = _target(name)
+    if x_format == "fp8" and target.fp8_rate is None:
+        pytest.skip("refused")
+    kernels = _linear(target, format, group, asymmetric, x_format) + _gated(target, format, group, x_format)
+    assemblies = compile_without_spills(kernels, target, workers, tmp_path)
+    for kernel, assembly in zip(kernels, assemblies, strict=True):
+        if kernel.function == "code_tile_kernel":
+            instruction = MATRIX_INSTRUCTION.get(name, "mma.sync")
+            assert instruction in assembly, f"{kernel.constants} has no {instruction}"
+
+
+@pytest.mark.parametrize(
+    ("format", "group", "x_format"),
+    [
+        ("int4", 32, "none"),
+        ("int4", None, "none"),
+        ("int8", None, "none"),
+        ("nf4", 64, "none"),
+        ("mxfp4", 32, "none"),
+        ("fp8", 128, "none"),
+        ("fp8", 128, "fp8"),
+        ("int4", 128, "int8"),
+        ("int4", 32, "int8"),
+    ],
+)
+def test_other_schemes(format: str, group: int | None, x_format: str, workers: Workers, tmp_path: Path) -> None:
+    target = _target("h100")
+    compile_without_spills(_linear(target, format, group, False, x_format), target, workers, tmp_path)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
+    target = _target(name)
+    codes, ids = _meta(128256, 4096, dtype=torch.int8), _meta(2, dtype=torch.int32)
+    kernels = node_kernels(quantized_embedding, (ids, codes, _scales(128256, 1), None, "int8", torch.bfloat16), target)
+    groups = (ids, codes, _scales(128256, 32), None, "int4", torch.bfloat16)
+    kernels += node_kernels(quantized_embedding, groups, target)
+    kernels += node_kernels(select_channels, (_meta(2, 4096), _meta(4096, dtype=torch.int32)), target)
+    compile_without_spills(kernels, target, workers, tmp_path)
+
+
+def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str) -> list[DeviceKernel]:
+    """At the sizes of Llama 3.1 8B's down projection."""
+    weight = _weight(4096, 14336, format, group, asymmetric)
+    arguments = (_meta(2, 14336), *weight, None, None, _meta(2, 4096), "identity", 1.0, format, x_format)
+    return _chosen(quantized_linear, arguments, target)
+
+
+def _gated(target: GpuTarget, format: str, group: int | None, x_format: str) -> list[DeviceKernel]:
+    weight = _weight(28672, 4096, format, group, False)
+    return _chosen(quantized_gated_linear, (_meta(2, 4096), *weight, None, None, "silu", format, x_format), target)
+
+
+def _chosen(template: KernelTemplate, arguments: tuple[object, ...], target: GpuTarget) -> list[DeviceKernel]:
+    """Of what an engine carries."""
+    return node_kernels(replace(template, candidates=partial(_carried, template)), arguments, target)
+
+
+def _carried(template: KernelTemplate, call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    return tuple(launch for launch, _, _ in alternatives(template.candidates(call, target)))
+
+
+def _weight(
+    out: int, columns: int, format: str, group: int | None, asymmetric: bool
+) -> tuple[Tensor, Tensor, Tensor | None]:
+    groups = 1 if group is None else columns // group
+    zeros = _meta(out, groups, dtype=torch.int8) if asymmetric else None
+    return _meta(out, columns, dtype=CODE_DTYPES[format]), _scales(out, groups), zeros
+
+
+def _scales(out: int, groups: int) -> Tensor:
+    return _meta(out, groups, dtype=torch.float32 if groups == 1 else torch.bfloat16)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _target(name: str) -> GpuTarget:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    return target

@@ -1,0 +1,159 @@
+"""Products with quantized weights against their references: every scheme, every kernel that serves a row count."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.backend import python_function
+from llmc.codegen.triton.code_rows import code_rows
+from llmc.codegen.triton.kernel import DeviceLaunch
+from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
+from llmc.codegen.triton.kernels.quantized_linear import quantized_gated_linear, quantized_linear, quantized_lm_head
+from llmc.codegen.triton.kernels.select_channels import select_channels
+from llmc.program import Layout
+from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
+from tests.codegen.triton.tensor_call import check
+
+TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+# Format, columns that share a scale, whether it has zeros, what x is rounded to.
+SCHEMES = [
+    ("int4", 128, False, "none"),
+    ("int4", 64, True, "none"),
+    ("int4", 32, True, "none"),
+    ("int4", None, False, "none"),
+    ("int8", None, False, "none"),
+    ("int8", 128, True, "none"),
+    ("fp8", None, False, "none"),
+    ("fp8", 128, False, "none"),
+    ("nf4", 64, False, "none"),
+    ("mxfp4", 32, False, "none"),
+    ("int8", None, False, "int8"),
+    ("int8", 128, False, "int8"),
+    ("int4", 128, True, "int8"),
+    ("int4", 32, False, "int8"),
+    ("fp8", None, False, "fp8"),
+    ("fp8", 128, False, "fp8"),
+]
+# The tables of these are rounded to the type of the matrix units' operands.
+ROUNDED = {"nf4"}
+
+
+def _random(seed: int, *shape: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def _linear(
+    x: Tensor,
+    weight: QuantizedWeight,
+    x_format: str,
+    device: str,
+    *,
+    bias: Tensor | None = None,
+    residual: Tensor | None = None,
+    x_scale: Tensor | None = None,
+    activation: str = "identity",
+    scale: float = 1.0,
+    target: str = "h100",
+) -> list[DeviceLaunch]:
+    parts = (weight.codes, weight.scales, weight.zeros, x_scale, bias, residual, activation, scale)
+    tolerance = TOLERANCE[x.dtype] * (2 if weight.format in ROUNDED else 1)
+    arguments = (x, *parts, weight.format, x_format)
+    return check(quantized_linear, *arguments, device=device, tolerance=tolerance, target=target)
+
+
+@pytest.mark.parametrize(("format", "group", "asymmetric", "x_format"), SCHEMES)
+def test_every_scheme(device: str, format: str, group: int | None, asymmetric: bool, x_format: str) -> None:
+    weight = quantized_weight(format, 24, 256, group, asymmetric=asymmetric)
+    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.bfloat16), (18, torch.float16)):
+        _linear(_random(tokens, tokens, 256).to(dtype), weight, x_format, device)
+
+
+@pytest.mark.parametrize("tokens", [2, 70, 150])
+@pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 128, "none"), ("int8", None, "int8")])
+def test_every_row_count(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
+    _linear(_random(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
+
+
+@pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (130, 100), (20, 1032)])
+@pytest.mark.parametrize(("format", "x_format"), [("int4", "none"), ("int8", "none"), ("int8", "int8"), ("fp8", "fp8")])
+def test_odd_shapes(device: str, outputs: int, channels: int, format: str, x_format: str) -> None:
+    for tokens in (1, 17):
+        x = _random(tokens, tokens, channels).half()
+        _linear(x, quantized_weight(format, outputs, channels, None), x_format, device)
+
+
+@pytest.mark.parametrize("tokens", [1, 4, 9, 70])
+def test_epilogue(device: str, tokens: int) -> None:
+    weight, x, residual = quantized_weight("int4", 40, 64, 32), _random(0, tokens, 64).half(), _random(3, tokens, 40)
+    bias = _random(2, 40).half()
+    _linear(x, weight, "none", device, bias=bias, residual=residual.half(), activation="gelu_tanh", scale=0.5)
+    _linear(x, weight, "int8", device, bias=bias, activation="relu2")
+
+
+@pytest.mark.parametrize("tokens", [1, 3, 9, 70])
+@pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 32, "none"), ("int8", None, "int8")])
+def test_gated(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
+    weight, x = quantized_weight(format, 2 * 37, 96, group), _random(0, tokens, 96).half()
+    parts = (weight.codes, weight.scales, weight.zeros, None, _random(2, 2 * 37).half(), "silu", format, x_format)
+    check(quantized_gated_linear, x, *parts, device=device, tolerance=1e-3)
+
+
+@pytest.mark.parametrize("x_format", ["none", "int8"])
+def test_logits_stay_in_fp32(device: str, x_format: str) -> None:
+    weight = quantized_weight("int8", 130, 96, None)
+    for tokens in (1, 5, 70):
+        x = _random(0, tokens, 96).half()
+        parts = (weight.codes, weight.scales, None, None, None, "int8", x_format)
+        check(quantized_lm_head, x, *parts, device=device, tolerance=2e-6)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+def test_a_static_scale_and_rows_of_zeros(device: str, format: str) -> None:
+    x = _random(0, 6, 64).half()
+    x[2] = 0
+    weight = quantized_weight(format, 40, 64, None)
+    # A quarter of the range is cut off.
+    _linear(x, weight, format, device, x_scale=torch.tensor([float(x.abs().max()) * 0.75 / 127]))
+    _linear(x, weight, format, device)
+
+
+@pytest.mark.parametrize("target", ["a100", "rtx4090", "b200", "mi300x"])
+def test_other_targets(device: str, target: str) -> None:
+    if device == "cuda" and target == "mi300x":
+        pytest.skip("its launches are not for this device")
+    for format, group, x_format in (("int4", 128, "none"), ("int8", None, "int8"), ("fp8", None, "none")):
+        for tokens in (1, 40):
+            x = _random(0, tokens, 256).half()
+            _linear(x, quantized_weight(format, 100, 256, group), x_format, device, target=target)
+
+
+def test_split_sums(device: str) -> None:
+    x = _random(0, 16, 2048).half()
+    launches = _linear(x, quantized_weight("int4", 64, 2048, 128), "none", device)
+    assert launches[0].constants["SPLITS"] == 8 and launches[0].then, launches[0].constants
+    assert python_function(launches[0].function).__name__ == "code_tile_kernel"
+
+
+@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32), ("fp8", None), ("nf4", 64), ("mxfp4", 32)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_embedding(device: str, format: str, group: int | None, dtype: torch.dtype) -> None:
+    weight = quantized_weight(format, 50, 192, group, asymmetric=format == "int4")
+    ids = torch.tensor([3, 49, 0, 3], dtype=torch.int32)
+    parts = (weight.codes, weight.scales, weight.zeros, format, dtype)
+    check(quantized_embedding, ids, *parts, device=device, tolerance=1e-7 if dtype is torch.float32 else 4e-3)
+
+
+def test_channels_in_another_order(device: str) -> None:
+    order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).int()
+    check(select_channels, _random(0, 5, 100).half(), order, device=device, tolerance=0.0)
+
+
+def test_pairs_of_codes_lie_sixteen_channels_apart() -> None:
+    codes = (torch.arange(80) % 16 - 8).to(torch.int8).view(2, 40)
+    packed = code_rows(codes, Layout.CODE_PAIR_ROWS).view(2, 32)
+    low, high = packed & 15, packed >> 4
+    runs = torch.stack((low.view(2, 2, 16), high.view(2, 2, 16)), 2).reshape(2, 64)
+    assert torch.equal(runs[:, :40].to(torch.int8) - 8, codes)
+    assert code_rows(codes, Layout.CODE_ROWS).view(2, 48)[:, :40].equal(codes)

@@ -1,0 +1,48 @@
+"""Whole steps of quantized GPU programs, interpreted: the logits of the quantized graph in torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.codegen.triton.lowering import lower_device
+from llmc.graph.execute import Chunk, run_steps
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.triton.device_harness import interpret_steps
+from tests.passes.quantization.quantizing import TOKENS, captured_llama, optimized
+
+STEPS = (
+    (Chunk(0, 0, TOKENS[:6]), Chunk(1, 0, TOKENS[5:8])),
+    (Chunk(0, 6, TOKENS[6:7]), Chunk(1, 3, TOKENS[8:9])),
+)
+OPTIONS = BuildOptions(max_batch_tokens=16, max_sequences=4, max_logit_rows=16, max_model_len=32)
+H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+
+
+def difference(graph: ModelGraph, directory: Path) -> float:
+    """The greatest difference from the graph's logits, over their spread."""
+    source = captured_llama().source
+    got = interpret_steps(lower_device(graph, H100, OPTIONS), source, STEPS, directory)
+    pairs = [
+        (a, b) for step in zip(got, run_steps(graph, source, STEPS), strict=True) for a, b in zip(*step, strict=True)
+    ]
+    return max(float((a - b).abs().max() / b.std()) for a, b in pairs)
+
+
+@pytest.mark.parametrize("scheme", ["int4:g32:asym", "int8"])
+def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
+    assert difference(optimized(scheme).graph, tmp_path) < 1e-4
+
+
+@pytest.mark.parametrize("scheme", ["w8a8", "fp8-w8a8"])
+def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
+    """But where a sum in another order moves an activation over the edge between two codes."""
+    assert difference(optimized(scheme).graph, tmp_path) < 4e-2
+
+
+@pytest.mark.parametrize("kv_cache", ["int8", "int4:g8", "fp8"])
+def test_coded_kv_caches_equal_the_graph(kv_cache: str, tmp_path: Path) -> None:
+    assert difference(optimized("none", kv_cache=kv_cache).graph, tmp_path) < 4e-2
