@@ -1,12 +1,23 @@
 """Everything that is measured on a GPU, in one command of less than nine minutes that needs no package index.
 
     python -m benchmarks.gpu_suite
-    python -m benchmarks.gpu_suite --dry-run      # what it would run, on any machine
+    python -m benchmarks.gpu_suite --dry-run                  # what it would run, on any machine
+    python -m benchmarks.gpu_suite --only llmc compiled       # some of it, with what that needs
 
 First the gpu tests (while checkpoints of random weights are written and their engines built), then this GPU's ceilings,
-kernels alone, and whole models: llmc, Hugging Face eager, Hugging Face with a static cache, torch.compile
-(max-autotune) and CUDA graphs. Each runs in a process of its own with a time limit: one that fails costs only its own
-figures. Tables of ratios and of shares of the ceilings measured in the same run; JSON in benchmarks/results/<gpu>/.
+whole models and kernels alone: llmc, Hugging Face eager, Hugging Face with a static cache, torch.compile (max-autotune)
+and CUDA graphs. Each runs in a process of its own with a time limit: one that fails costs only its own figures. Tables
+of ratios and of shares of the ceilings measured in the same run; JSON in benchmarks/results/<gpu>/, written anew after
+every job, so that a run that is cut short leaves what it has.
+
+A machine without a package index needs wheels of what its Python lacks. Of a usual PyTorch installation that is
+pydantic with what it needs; for its Python 3.12, where there is an index:
+
+    pip download --only-binary=:all: --python-version 3.12 --platform manylinux_2_17_x86_64 -d wheels \\
+        --no-deps pydantic==2.11.7 pydantic-core==2.33.2 annotated-types typing-inspection
+    python -m benchmarks.gpu_suite --wheels wheels --json RESULTS/gpu_suite.json      # there
+
+Checkpoints and engines take 42 GB in --directory and are used again by the next call.
 """
 
 from __future__ import annotations
@@ -20,8 +31,8 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from rich.console import Console
@@ -32,9 +43,12 @@ from benchmarks.gpu.measurement import Measurement, parse
 ROOT = Path(__file__).parent.parent
 RESULTS = ROOT / "benchmarks/results"
 BUDGET_SECONDS = 520.0
-SHAPES = ("llama-3.2-1b", "llama-3.1-8b", "qwen3-0.6b")
+# What matters most comes first.
+SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b")
 OURS = "llmc"
-NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "pytest_timeout", "hypothesis", "networkx")
+NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "networkx", "safetensors")
+INDEX_TESTS = "tests/codegen/triton/test_index_width.py"
+TEST_PROCESSES = 8
 
 
 @dataclass(frozen=True)
@@ -68,25 +82,41 @@ def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
     module = (sys.executable, "-m")
     found = [Job(f"prepare {s}", (*module, "benchmarks.gpu.prepare", s, str(directory)), 240, True) for s in shapes]
     # Numbers need a GPU for themselves: the tests are what preparing may disturb.
-    found.append(Job("gpu tests", (*module, "pytest", "-m", "gpu", "--timeout", "60", "tests"), 120))
+    # The wide ones take tens of gigabytes each, so they run one by one; most of the others' time is compiling.
+    together = ("-n", str(TEST_PROCESSES)) if is_installed("xdist") else ()
+    tests = (*module, "pytest", "-m", "gpu", *together, "--ignore", INDEX_TESTS, "tests")
+    found.append(Job("gpu tests", tests, 150))
+    found.append(Job("gpu index tests", (*module, "pytest", "-m", "gpu", INDEX_TESTS), 60))
     prepared = tuple(job.name for job in found if job.beside)
     found.append(Job("probe", (*module, "benchmarks.gpu.probe"), 40, after=prepared))
     for shape in shapes:
         model, engine = str(directory / shape), str(directory / f"{shape}.llmc")
-        run = (*module, "benchmarks.gpu.llmc_model", model, engine)
-        found.append(Job(f"llmc {shape}", run, 60, needs=(f"prepare {shape}",)))
+        needs = (f"prepare {shape}",)
+        peer = (*module, "benchmarks.gpu.hf_model", model, "--compiled")
+        found.append(Job(f"llmc {shape}", (*module, "benchmarks.gpu.llmc_model", model, engine), 60, needs=needs))
+        found.append(Job(f"HF compiled {shape}", peer, 120, needs=needs))
     found.append(Job("kernels", (*module, "benchmarks.gpu.kernels"), 60))
     for shape in shapes:
-        peer = (*module, "benchmarks.gpu.hf_model", str(directory / shape))
-        found.append(Job(f"HF eager {shape}", peer, 40, needs=(f"prepare {shape}",)))
-        found.append(Job(f"HF compiled {shape}", (*peer, "--compiled"), 90, needs=(f"prepare {shape}",)))
+        eager = (*module, "benchmarks.gpu.hf_model", str(directory / shape))
+        found.append(Job(f"HF eager {shape}", eager, 40, needs=(f"prepare {shape}",)))
     return tuple(found)
+
+
+def selected(planned: Sequence[Job], words: Sequence[str]) -> tuple[Job, ...]:
+    """The jobs with one of the words in their names, the probe, and what they need; all of them without words."""
+    if not words:
+        return tuple(planned)
+    wanted = {job.name for job in planned if job.name == "probe" or any(word in job.name for word in words)}
+    wanted |= {name for job in planned if job.name in wanted for name in job.needs}
+    return tuple(
+        replace(job, after=tuple(name for name in job.after if name in wanted)) for job in planned if job.name in wanted
+    )
 
 
 def main() -> None:
     arguments = parse_arguments()
     console = Console()
-    planned = jobs(arguments.directory, arguments.shapes)
+    planned = selected(jobs(arguments.directory, arguments.shapes), arguments.only)
     if arguments.dry_run:
         console.print(plan_table(planned, arguments.budget))
         return
@@ -103,11 +133,15 @@ def main() -> None:
             f"--python-version {sys.version_info.major}.{sys.version_info.minor} -d wheels {' '.join(missing)}; "
             "then carry the folder here and give --wheels wheels"
         )
-    outcomes = run_jobs(planned, arguments.budget, console)
+
+    def save(outcomes: Sequence[Outcome]) -> Path:
+        return write_results(outcomes, gpu, arguments.json)
+
+    outcomes = run_jobs(planned, arguments.budget, console, save)
     for table in tables([m for outcome in outcomes for m in outcome.measurements]):
         console.print(table)
     console.print(outcome_table(outcomes))
-    path = write_results(outcomes, gpu, arguments.json)
+    path = save(outcomes)
     console.print(f"{gpu}; {path}; reproduce: python -m benchmarks.gpu_suite", highlight=False)
     if any(outcome.status != "ok" for outcome in outcomes):
         sys.exit(1)
@@ -120,6 +154,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--budget", type=float, default=BUDGET_SECONDS, help="seconds for everything")
     parser.add_argument("--wheels", type=Path, help="a folder of wheels for what this machine's Python lacks")
     parser.add_argument("--shapes", nargs="+", choices=SHAPES, default=list(SHAPES))
+    parser.add_argument("--only", nargs="+", default=[], metavar="WORD", help="jobs with one of these in their names")
     parser.add_argument("--json", type=Path, help="default: benchmarks/results/<gpu>/gpu_suite.json")
     return parser.parse_args()
 
@@ -148,8 +183,13 @@ def install_wheels(wheels: Path, packages: Path) -> None:
     os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(packages))))
 
 
-def run_jobs(planned: Sequence[Job], budget: float, console: Console) -> list[Outcome]:
-    """Run all in order within the budget; whatever happens to one, the next is run."""
+def run_jobs(
+    planned: Sequence[Job],
+    budget: float,
+    console: Console,
+    save: Callable[[Sequence[Outcome]], object] = lambda outcomes: None,
+) -> list[Outcome]:
+    """Run all in order within the budget; whatever happens to one, the next is run. save: told all that is known."""
     end = time.monotonic() + budget
     beside: dict[str, _Running] = {}
     done: dict[str, Outcome] = {}
@@ -158,6 +198,9 @@ def run_jobs(planned: Sequence[Job], budget: float, console: Console) -> list[Ou
         outcome = running.wait(end)
         done[outcome.job] = outcome
         console.print(f"{outcome.job}: {outcome.status}, {outcome.seconds:.0f} s", highlight=False)
+        for m in outcome.measurements:
+            console.print(f"    {m.group}, {m.case}, {m.contestant}: {m.median * 1e3:.3f} ms", highlight=False)
+        save([done[j.name] for j in planned if j.name in done])
 
     for job in planned:
         for name in (*job.after, *job.needs):

@@ -27,7 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measure import Sample, alternate
-from llmc.codegen.cpp.bandwidth import multiply_rate, read_bandwidth
+from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import host_target
 from tests.codegen.cpp.linear_calls import Linear, kernels, open_pool, rows

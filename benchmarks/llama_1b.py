@@ -36,7 +36,7 @@ from rich.table import Table
 from benchmarks.contestants.protocol import ContestantProcess
 from benchmarks.measure import Sample, alternate, busy_core
 from benchmarks.random_checkpoint import write_checkpoint
-from llmc.codegen.cpp.bandwidth import read_bandwidth
+from llmc.codegen.cpp.probes import read_bandwidth
 from llmc.targets import host_target
 
 PREFILL_TOKENS = 512

@@ -14,13 +14,33 @@ from llmc.errors import LlmcError
 if TYPE_CHECKING:
     from llmc import passes
     from llmc.compiler import build, compile
+    from llmc.llm import LLM
+    from llmc.runtime.async_engine import AsyncEngine
     from llmc.runtime.engine import Engine, load
+    from llmc.runtime.generation_request import GenerationRequest
+    from llmc.runtime.grammar import Grammar
     from llmc.runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
-__all__ = ["Engine", "LlmcError", "SamplingParams", "build", "compile", "load", "passes"]
+__all__ = [
+    "LLM",
+    "AsyncEngine",
+    "Engine",
+    "GenerationRequest",
+    "Grammar",
+    "LlmcError",
+    "SamplingParams",
+    "build",
+    "compile",
+    "load",
+    "passes",
+]
 
 _HOMES = {
+    "LLM": "llmc.llm",
+    "AsyncEngine": "llmc.runtime.async_engine",
+    "GenerationRequest": "llmc.runtime.generation_request",
+    "Grammar": "llmc.runtime.grammar",
     "build": "llmc.compiler",
     "compile": "llmc.compiler",
     "Engine": "llmc.runtime.engine",

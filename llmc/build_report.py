@@ -28,10 +28,9 @@ class BuildReport:
     """What a build did, for its closing table. Sizes in bytes; times in seconds.
 
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
-    quantized: what was done to each weight; kv_bytes: of the KV cache, a token.
-    decode_bytes, decode_flops: of one step with a single token at context 1. unplanned_bytes: what the
-    intermediates would take without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory
-    beside the engine; None for a CPU.
+    decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
+    without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
+    for a CPU. program: what a step runs. quantized: what was done to each weight. kv_bytes: of the KV cache, a token.
     """
 
     path: Path
@@ -45,7 +44,7 @@ class BuildReport:
     unplanned_bytes: int
     fitting_sequences: int | None
     decode_bytes: float
-    decode_flops: float
+    program: Program
     seconds: dict[str, float]
     quantized: tuple[QuantizedWeight, ...]
     kv_bytes: int
@@ -72,7 +71,7 @@ def build_report(
         unplanned_bytes=manifest.memory["arena_unplanned"],
         fitting_sequences=fitting_sequences(program, target) if isinstance(target, GpuTarget) else None,
         decode_bytes=manifest.cost["decode_bytes"],
-        decode_flops=manifest.cost["decode_flops"],
+        program=program,
         seconds=seconds,
         quantized=result.graph.quantized,
         kv_bytes=manifest.memory["kv_per_token"],

@@ -9,10 +9,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from itertools import count
 from pathlib import Path
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
@@ -30,27 +30,33 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
+from llmc.debug.coverage import CoverageObserver, check_complete
+from llmc.debug.dump import dump_observers
+from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
+from llmc.debug.graph_record import NODES_NAME, GraphRecord
+from llmc.debug.report.contents import read_contents
+from llmc.debug.report.page import REPORT_NAME, report_page
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS, QUANTIZATION_NAME
-from llmc.errors import OptionError
+from llmc.errors import CheckpointError, OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.graph.model_graph import ModelGraph
-from llmc.graph.render import render
+from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.model_data import ModelData
-from llmc.passes.pipeline import default
+from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
-from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import Layout, WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
+from llmc.typed_json import to_json
 
 LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
@@ -152,6 +158,7 @@ def _build(
     with EngineWriter(output) as writer:
         with stages("capture"):
             captured = capture(model, options)
+            check_model_dtype(target, options, captured.graph.info)
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
@@ -170,7 +177,9 @@ def _build(
         with stages("finish"):
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
-            manifest = writer.finish(manifest_of(captured.graph.info, target, options, engine.program, result.records))
+            manifest = manifest_of(captured.graph.info, target, options, engine.program, result.records)
+            writer.write_text(REPORT_NAME, report_page(read_contents(writer.path, manifest, engine.program)))
+            manifest = writer.finish(manifest)
     return build_report(output, target, result, engine.program, manifest, stages.seconds)
 
 
@@ -195,6 +204,16 @@ def check_dtypes(target: Target, options: BuildOptions) -> None:
             )
 
 
+def check_model_dtype(target: Target, options: BuildOptions, info: ModelInfo) -> None:
+    """Raise CheckpointError for a model whose own dtype was asked for, and which the target does not compute in."""
+    if options.dtype == "auto" and info.dtype is torch.float16 and not isinstance(target, GpuTarget):
+        raise CheckpointError(
+            f"the model is float16, which engines for {target.name} do not compute in",
+            at=info.name,
+            fix="choose dtype=float32 (keeps every bit) or dtype=bfloat16 (half the memory), or build for a GPU",
+        )
+
+
 def check_quantization(target: Target, options: BuildOptions) -> None:
     """Raise OptionError for a scheme or KV cache that the target has no kernels for, before anything is read."""
     if isinstance(target, CpuTarget):
@@ -209,21 +228,20 @@ def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
-    check = PassChecker(captured.graph, captured.source) if options.check_passes else None
-    writer.write_text("report/graphs/00-captured.txt", render(captured.graph))
+    kept = GraphRecord(captured.graph)
+    watchers: list[Observer] = [kept, *dump_observers(captured.graph)]
+    if options.check_passes:
+        watchers.append(PassChecker(captured.graph, captured.source))
+    covered = CoverageObserver({p.name for p in built_in()})
+    watchers.append(covered)
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
         stages.advance(1)
-        number = next(numbers)
-        if record.rewrites:
-            writer.write_text(f"report/graphs/{number:02d}-{record.name}.txt", render(graph))
-        if check is not None:
-            check(record, graph)
+        for watcher in watchers:
+            watcher(record, graph)
 
-    numbers = count(1)
-    tokenizer = next((file for file in captured.tokenizer_files if file.name == "tokenizer.json"), None)
-    data = ModelData(captured.source, tokenizer, stages.count)
-    result = run_pipeline(captured.graph, passes, options, observe, data)
+    data = ModelData(captured.source, captured.tokenizer, stages.count)
+    result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):
         raise OptionError(
             f"the pipeline ended at stage {result.graph.stage.value}; an engine needs a graph of stage serving",
@@ -232,8 +250,14 @@ def run_passes(
             if result.was_cut
             else "keep every default pass up to page_kv_cache: passes=[*llmc.passes.default(), my_pass]",
         )
+    for name, text in (*kept.files.items(), (NODES_NAME, kept.nodes_text())):
+        writer.write_text(name, text)
     records = [record.to_json() for record in result.records]
-    writer.write_text("report/passes.json", json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    writer.write_text(PASSES_NAME, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
+    coverage = covered.coverage()
+    writer.write_text(COVERAGE_NAME, json.dumps(to_json(coverage), indent=1, ensure_ascii=False) + "\n")
+    if options.strict:
+        check_complete(coverage)
     if result.graph.quantized:
         weights = [asdict(weight) for weight in result.graph.quantized]
         writer.write_text(QUANTIZATION_NAME, json.dumps(weights, indent=1, ensure_ascii=False) + "\n")

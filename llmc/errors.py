@@ -58,3 +58,11 @@ class EngineFormatError(LlmcError):
 
 class RequestError(LlmcError):
     """A request that the engine cannot serve: prompt too long, token id out of range, bad sampling parameter."""
+
+
+class UnavailableError(RequestError):
+    """The engine takes no request now: it is draining, closed, or its loop has died."""
+
+
+class ModelFailureError(RequestError):
+    """The model gave logits that are not finite for this request."""

@@ -25,9 +25,11 @@ class BuildOptions(BaseModel):
     that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
-    disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number.
+    disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
+    the passes that an engine cannot do without all the same, whole.
     allow_fallback: contracts that may be missed instead of failing the build; such a graph runs, slower.
     check_passes: run the graph before and after each pass on real inputs, against the pass's numerics class.
+    strict: fail where `llmc explain` would report that something is not covered.
     """
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
@@ -46,8 +48,10 @@ class BuildOptions(BaseModel):
     block_size: Literal[8, 16, 32, 64, 128] = 16
     disable_passes: tuple[str, ...] = ()
     stop_after: int | None = Field(default=None, ge=0)
+    finish_cut: bool = False
     allow_fallback: tuple[Contract, ...] = ()
     check_passes: bool = False
+    strict: bool = False
 
     @field_validator("quantize", mode="before")
     @classmethod

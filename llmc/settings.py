@@ -5,11 +5,14 @@ from __future__ import annotations
 import difflib
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 
 from llmc.errors import OptionError
+
+# What `llmc bisect` tells the command that it runs, which may well be an llmc command.
+BISECT_PREFIX = "LLMC_BISECT_"
 
 
 @dataclass(frozen=True)
@@ -17,12 +20,16 @@ class Settings:
     """What the environment says.
 
     cache_dir (LLMC_CACHE_DIR): compiled kernels and tuning results. debug (LLMC_DEBUG=1): tracebacks for errors.
-    threads (LLMC_THREADS): of the CPU engine; None is one per available processor.
+    threads (LLMC_THREADS): of the CPU engine; None is one per available processor. dump (LLMC_DUMP): where the graph
+    after every pass is written as text; None for nowhere. api_key (LLMC_API_KEY): of `llmc serve` and of the clients
+    that llmc has for it.
     """
 
     cache_dir: Path
     debug: bool
     threads: int | None
+    dump: Path | None = None
+    api_key: str | None = field(default=None, repr=False)
 
 
 @cache
@@ -33,9 +40,9 @@ def settings() -> Settings:
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. Empty is as good as unset."""
-    known = {"LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_THREADS"}
+    known = {"LLMC_API_KEY", "LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_DUMP", "LLMC_THREADS"}
     for name in environ:
-        if name.startswith("LLMC_") and name not in known:
+        if name.startswith("LLMC_") and name not in known and not name.startswith(BISECT_PREFIX):
             near = difflib.get_close_matches(name, sorted(known), n=1)
             hint = f"did you mean {near[0]}?" if near else f"known variables: {', '.join(sorted(known))}"
             raise OptionError(f"unknown environment variable {name}", at=f"{name}={environ[name]}", fix=hint)
@@ -49,7 +56,14 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     debug = environ.get("LLMC_DEBUG", "")
     if debug not in ("", "0", "1"):
         raise OptionError(f"LLMC_DEBUG cannot be {debug!r}", at=f"LLMC_DEBUG={debug}", fix="set it to 0 or 1")
-    return Settings(_cache_dir(environ), debug == "1", int(threads) if threads else None)
+    dump = environ.get("LLMC_DUMP", "")
+    return Settings(
+        _cache_dir(environ),
+        debug == "1",
+        int(threads) if threads else None,
+        Path(dump).expanduser() if dump else None,
+        environ.get("LLMC_API_KEY") or None,
+    )
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:

@@ -198,7 +198,7 @@ def _seconds(executor: CudaExecutor, launches: Sequence[Launch], shape: StepShap
         if not call.kernel.is_library
     }
     stream = torch.cuda.current_stream().cuda_stream
-    rounds = []
+    rounds: list[float] = []
     for _ in range(ROUNDS + 1):
         start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         start.record()

@@ -11,7 +11,7 @@ import numpy as np
 from benchmarks.contestants.protocol import serve
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cpp import CppExecutor
-from llmc.runtime.generation import Generation
+from llmc.runtime.generation import Ending, Generation, Origin
 from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
@@ -49,9 +49,8 @@ class LlmcEngine:
     def _request(self, length: int) -> Generation:
         tokens = self._generator.integers(0, self._vocab_size, length)
         sampler = Sampler(SamplingParams(), tokens, self._vocab_size, np.zeros(0, np.int64))
-        request = Generation(
-            tokens.tolist(), sampler, stop_ids=frozenset(), max_length=self._limits.max_model_len, text=None
-        )
+        ending = Ending(frozenset(), frozenset(), self._limits.max_model_len)
+        request = Generation(tokens.tolist(), sampler, ending, origin=Origin(salt=None))
         self._loop.add(request)
         return request
 

@@ -10,6 +10,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol
@@ -27,6 +28,21 @@ class Contestant(Protocol):
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Mean time of a decode step of `batch` sequences that start with `context` tokens each."""
         ...
+
+
+class BatchGenerator(Protocol):
+    """What generates whole batches: a request is (prompt's token ids, tokens to generate). Times in seconds."""
+
+    def generate(self, batches: list[list[tuple[list[int], int]]]) -> float:
+        """Time for all batches, one after the other."""
+        ...
+
+
+def serve_batches(generator: BatchGenerator) -> None:
+    """Answer requests on standard input until it ends."""
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps({"seconds": generator.generate(json.loads(line)["batches"])}), flush=True)
 
 
 def serve(contestant: Contestant) -> None:
@@ -73,6 +89,9 @@ class ContestantProcess:
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         return self._ask({"measure": "decode", "batch": batch, "context": context, "steps": steps})
+
+    def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
+        return self._ask({"batches": batches})
 
     def _ask(self, request: dict[str, Any]) -> float:
         assert self._process.stdin is not None

@@ -47,7 +47,10 @@ def main() -> None:
     triton.set_allocator(scratch_memory)
     for make in (norms, products, decode_attention, prefill_attention):
         for case in make():
-            measure(case, target)
+            try:
+                measure(case, target)
+            except (RuntimeError, LlmcError, ValueError) as error:
+                print(f"{case.name}: {str(error).splitlines()[0]}", flush=True)
             torch.cuda.empty_cache()
 
 

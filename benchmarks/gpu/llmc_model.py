@@ -22,7 +22,7 @@ from benchmarks.gpu.workloads import (
 )
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cuda import open_cuda
-from llmc.runtime.generation import Generation
+from llmc.runtime.generation import Ending, Generation, Origin
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
@@ -68,8 +68,8 @@ class LlmcModel:
     def _request(self, length: int) -> Generation:
         tokens = self._random.integers(0, self._vocab_size, length)
         sampler = Sampler(SamplingParams(), tokens, self._vocab_size, np.zeros(0, np.int64))
-        longest = self._limits.max_model_len
-        request = Generation(tokens.tolist(), sampler, stop_ids=frozenset(), max_length=longest, text=None)
+        ending = Ending(frozenset(), frozenset(), self._limits.max_model_len)
+        request = Generation(tokens.tolist(), sampler, ending, origin=Origin(salt=None))
         self._loop.add(request)
         return request
 

@@ -10,14 +10,23 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from llmc.cli.bench import bench
+from llmc.cli.bisect import bisect
 from llmc.cli.build import build
+from llmc.cli.chat import chat
+from llmc.cli.diff import diff
 from llmc.cli.env import env
+from llmc.cli.explain import explain
 from llmc.cli.inspect import inspect
 from llmc.cli.passes import passes
+from llmc.cli.profile import profile
+from llmc.cli.report import report
 from llmc.cli.run import run
+from llmc.cli.serve import serve
 from llmc.cli.targets import targets
 from llmc.cli.tune import tune
 from llmc.cli.verify import verify
+from llmc.cli.viz import viz
 from llmc.errors import LlmcError
 
 USER_ERROR = 2
@@ -31,8 +40,11 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode="rich",
 )
-for verb in (build, run, verify, inspect, tune, passes, targets, env):
+BUILDING = (build, run, chat, serve, verify, inspect, tune, targets, env)
+DEBUGGING = (report, viz, profile, passes, explain, diff, bisect)
+for verb in (*BUILDING, *DEBUGGING):
     app.command(verb.__name__)(verb)
+app.add_typer(bench)
 
 
 def run_process() -> NoReturn:
@@ -56,14 +68,14 @@ def main() -> None:
     except LlmcError as error:
         if os.environ.get("LLMC_DEBUG") == "1":
             raise
-        report(error)
+        show_error(error)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(INTERRUPTED)
 
 
-def report(error: LlmcError) -> None:
+def show_error(error: LlmcError) -> None:
     """One line of problem, one of place, one of fix, on standard error."""
     console = Console(stderr=True, soft_wrap=True, highlight=False)
     console.print("[bold red]error:[/] ", end="")

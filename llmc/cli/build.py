@@ -22,6 +22,7 @@ from llmc.targets import CpuTarget, GpuTarget, missing_features
 
 if TYPE_CHECKING:
     from llmc.build_report import BuildReport
+    from llmc.passes.rewrite import Pass
 
 _DEFAULTS = BuildOptions()
 
@@ -52,9 +53,16 @@ def build(
     disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
+    finish_cut: Annotated[
+        bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
+    ] = False,
     check_passes: Annotated[
         bool, typer.Option("--check-passes", help="run the graph before and after each pass")
     ] = False,
+    strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False,
+    passes_from: Annotated[
+        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
+    ] = None,
 ) -> None:
     """Compile a model into an engine directory that runs without the model's source."""
     with _collector_paused():
@@ -75,19 +83,32 @@ def build(
             "disable_passes": tuple(disable_pass or ()),
             "stop_after": stop_after,
             "allow_fallback": tuple(allow_fallback or ()),
+            "finish_cut": finish_cut,
             "check_passes": check_passes,
+            "strict": strict,
         }
         # Only what was asked for has to fit a GPU's memory.
         if max_sequences is not None:
             options["max_sequences"] = max_sequences
+        more = added_passes(passes_from)
         with StageBars() as shown:
-            report = build_engine(model, output, target=target, progress=shown, **options)
+            report = build_engine(model, output, target=target, passes=more, progress=shown, **options)
     console = Console()
     console.print(passes_table(report))
     console.print(kernels_table(report))
     if report.quantized:
         console.print(quantization_table(report.quantized))
     console.print(summary_table(report))
+
+
+def added_passes(references: list[str] | None) -> tuple[Pass, ...] | None:
+    """The default passes with those that --passes-from names; None if it names none."""
+    if not references:
+        return None
+    from llmc.passes.custom import load_passes
+    from llmc.passes.pipeline import extended
+
+    return extended(*(each for reference in references for each in load_passes(reference)))
 
 
 @contextmanager
@@ -201,17 +222,19 @@ def summary_table(report: BuildReport) -> Table:
 
 
 def predicted_decode(report: BuildReport) -> str:
-    """Bytes of a decode step over this machine's read bandwidth, if it can run the target."""
-    from llmc.codegen.cpp.bandwidth import read_bandwidth
+    """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
+    from llmc.codegen.cpp.measured_rates import measured_rates
+    from llmc.graph.cost import StepShape
+    from llmc.graph.predict import gpu_rates, predict_step
 
-    moved = in_bytes(report.decode_bytes)
+    moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
     if isinstance(report.target, GpuTarget):
-        target = report.target
-        seconds = max(report.decode_bytes / target.bandwidth, report.decode_flops / target.fp16_rate)
-        return f"{in_seconds(seconds)} ({moved} at {target.bandwidth / 1e9:.0f} GB/s, launches not counted)"
+        rates = gpu_rates(report.target)
+        seconds = predict_step(report.program, step, rates)
+        return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s, launches not counted)"
     if not isinstance(report.target, CpuTarget) or missing_features(report.target):
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
-    # As much as the step reads, within what is measurable: first touching 256 MB takes longer than reading it.
-    megabytes = min(max(int(report.decode_bytes) >> 20, 64), 256)
-    bandwidth = read_bandwidth(report.target, thread_count(None), megabytes=megabytes)
-    return f"{in_seconds(report.decode_bytes / bandwidth)} ({moved} at {bandwidth / 1e9:.0f} GB/s)"
+    has_bf16 = any(slot.dtype == "BF16" for slot in report.program.weights)
+    rates = measured_rates(report.target, thread_count(None), "BF16" if has_bf16 else "F32")
+    seconds = predict_step(report.program, step, rates)
+    return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s)"

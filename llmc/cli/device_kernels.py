@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from rich.table import Table
 
 from llmc.cli.units import in_bytes, in_seconds
-from llmc.codegen.triton.launch_seconds import launch_seconds
+from llmc.codegen.triton.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
+from llmc.grid import evaluate_grid
 from llmc.program import Launch, Program, Wanted
 from llmc.targets import GpuTarget
 
@@ -28,13 +29,21 @@ class Prediction:
 def predict(program: Program, target: GpuTarget, step: StepShape) -> Prediction:
     """The roofline of a greedy step, launch by launch; nothing was measured."""
     seconds, moved = defaultdict[str, float](float), defaultdict[str, float](float)
-    values = step.values()
-    launches = [x for x in program.launches if _runs(x, step)]
-    for launch in launches:
-        seconds[launch.kernel] += launch_seconds(launch, step, target)
-        moved[launch.kernel] += evaluate_expression(launch.bytes_moved, values)
-    flops = sum(evaluate_expression(launch.flops, values) for launch in launches)
-    return Prediction(dict(seconds), dict(moved), len(launches), flops)
+    values, flops, count, carried = step.values(), 0.0, 0, list[Launch]()
+    for launch in program.launches:
+        if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=Wanted.BEST):
+            continue
+        carried.append(launch)
+        if _is_empty(launch, step):
+            continue  # Its node's work is done by one of the launches that follow.
+        count += 1
+        for each in carried:
+            start = SECONDS_PER_LAUNCH if each is not launch else 0.0
+            seconds[launch.kernel] += launch_seconds(each, step, target, program.limits) - start
+            moved[launch.kernel] += evaluate_expression(each.bytes_moved, values)
+            flops += evaluate_expression(each.flops, values)
+        carried.clear()
+    return Prediction(dict(seconds), dict(moved), count, flops)
 
 
 def device_kernels(program: Program, target: GpuTarget, step: StepShape, what: str) -> Table:
@@ -81,10 +90,11 @@ def candidates(program: Program, target: GpuTarget) -> Table:
 
 
 def _leader(launches: tuple[Launch, ...]) -> Launch:
-    """The launch that does the work, with the time of all: the second where a norm comes first."""
-    first, *rest = launches
-    return replace(rest[0], seconds=first.seconds) if rest and "norm" in first.kernel else first
+    """The launch that does the work, which has the predicted time of all."""
+    return next((launch for launch in launches if launch.seconds is not None), launches[0])
 
 
-def _runs(launch: Launch, step: StepShape) -> bool:
-    return launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=Wanted.BEST)
+def _is_empty(launch: Launch, step: StepShape) -> bool:
+    """Whether the step has no program of the launch."""
+    counts = {"T": step.tokens, "L": step.logit_rows, "R": step.requests, "max_blocks": 1}
+    return any(evaluate_grid(text, counts) <= 0 for text in launch.grid)

@@ -18,7 +18,7 @@ PACKAGES = ("llmc-compiler", "torch", "transformers", "safetensors", "tokenizers
 
 def env() -> None:
     """Show versions, the compiler, the CPU and its measured read bandwidth."""
-    from llmc.codegen.cpp.bandwidth import read_bandwidth
+    from llmc.codegen.cpp.probes import read_bandwidth
     from llmc.codegen.cpp.toolchain import find_toolchain
 
     table = Table(show_header=False, title="environment", title_justify="left")

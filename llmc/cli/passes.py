@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from llmc.cli.build import added_passes
 from llmc.options import parse_options
 
 if TYPE_CHECKING:
@@ -21,22 +22,45 @@ def passes(
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
     rewrites: Annotated[bool, typer.Option("--rewrites", help="list every rewrite with its number")] = False,
+    quantize: Annotated[list[str] | None, typer.Option(help="as in `llmc build` (repeatable, or commas)")] = None,
+    kv_cache: Annotated[str, typer.Option(help="as in `llmc build`")] = "auto",
+    calibration: Annotated[Path | None, typer.Option(help="as in `llmc build`")] = None,
     refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
+    passes_from: Annotated[
+        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
+    ] = None,
+    markdown: Annotated[bool, typer.Option("--markdown", help="docs/passes.md: what each pass says of itself")] = False,
 ) -> None:
     """List the passes in order; with a model, what each rewrote and refused."""
     from llmc.passes.pipeline import default
 
     console = Console()
+    if markdown:
+        from llmc.passes.catalog import passes_page
+
+        print(passes_page(), end="")
+        return
+    pipeline = added_passes(passes_from) or default()
     if model is None:
-        console.print(pass_list())
+        console.print(pass_list(pipeline))
         return
     from llmc.graph.capture import capture
     from llmc.graph.render import render
+    from llmc.passes.model_data import ModelData
     from llmc.passes.runner import run_pipeline
 
-    options = parse_options({"stop_after": stop_after})
+    options = parse_options(
+        {
+            "stop_after": stop_after,
+            "quantize": ",".join(quantize or ()),
+            "kv_cache": kv_cache,
+            "calibration": None if calibration is None else str(calibration),
+        }
+    )
     with Console(stderr=True).status("capturing and rewriting"):
-        result = run_pipeline(capture(model, options).graph, default(), options)
+        captured = capture(model, options)
+        data = ModelData(captured.source, captured.tokenizer)
+        result = run_pipeline(captured.graph, pipeline, options, data=data)
     if graph:
         print(render(result.graph), end="")
         return
@@ -56,22 +80,18 @@ def passes(
                 console.print(f"    {refusal.source}", markup=False, highlight=False)
 
 
-def pass_list() -> Table:
+def pass_list(passes: Sequence[Pass]) -> Table:
     """Name, numerics class and first docstring line of each pass, in order."""
-    from llmc.passes.pipeline import default
+    from llmc.passes.catalog import docstring
 
     table = Table(title="passes, in order", title_justify="left")
     for column in ("pass", "numerics", "leaves", "what it does"):
         table.add_column(column)
-    for each in default():
-        table.add_row(each.name, each.numerics.value, each.stage.value if each.stage else "as before", summary(each))
+    for each in passes:
+        table.add_row(
+            each.name,
+            each.numerics.value,
+            each.stage.value if each.stage else "as before",
+            docstring(each).partition("\n")[0],
+        )
     return table
-
-
-def summary(each: Pass) -> str:
-    """The first line of the docstring of the file that the pass is written in."""
-    from llmc.passes.rewrite import Rewrite
-
-    function = each.replacement if isinstance(each, Rewrite) else each.run
-    text = sys.modules[function.__module__].__doc__ or ""
-    return text.strip().partition("\n")[0]

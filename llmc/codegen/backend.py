@@ -19,7 +19,8 @@ from llmc.program import RowRange
 class KernelCall:
     """The part of a launch (llmc.program.Launch) that a backend decides.
 
-    seconds: predicted of a group, with its first call. others: of the first call, groups that could stand for it.
+    seconds: predicted of a group, with the call that does the work. others: of the first call, groups that could stand
+    for it.
     """
 
     kernel: str

@@ -105,7 +105,7 @@ class LaunchBuilder:
         return plan_buffers([_unplaced(name, homes[name], *span) for name, span in spans_of(self.launches).items()])
 
     def planned_alternatives(self) -> tuple[Alternative, ...]:
-        """The alternatives, with the buffers that no launch uses; of sites that are alike, as layers are, the first's."""
+        """The alternatives, with the buffers that no launch uses; where sites are alike, as in layers, the first's."""
         homes = {name: home for home, name in self._names.items()}
         used = spans_of(self.launches)
         found: dict[Hashable, Alternative] = {}
@@ -239,9 +239,10 @@ def _unplaced(name: str, value: Value, first: int, last: int) -> Buffer:
 
 
 def _group_launches(group: Sequence[KernelCall], origin: Origin, moved: str, flops: str) -> list[Launch]:
-    """The launches of a node: its costs are counted once, with the first."""
-    first, *rest = group
-    return [_launch(first, origin, moved, flops), *(_launch(call, origin, "0", "0") for call in rest)]
+    """The launches of a node: its costs are counted once, with the one that was predicted, else the first."""
+    leader = next((i for i, call in enumerate(group) if call.seconds is not None), 0)
+    costs = [(moved, flops) if i == leader else ("0", "0") for i in range(len(group))]
+    return [_launch(call, origin, *cost) for call, cost in zip(group, costs, strict=True)]
 
 
 def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:

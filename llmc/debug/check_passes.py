@@ -48,7 +48,7 @@ class PassChecker:
             return
         logits = run_tokens(graph, self._source, self._tokens)
         difference = relative_difference(logits, self._logits)
-        budget = BUDGETS[Numerics(record.numerics), graph.info.dtype]
+        budget = record.budget or BUDGETS[Numerics(record.numerics), graph.info.dtype]
         self.differences[record.name] = difference
         self._logits = logits
         # Not `difference > budget`, which NaN would pass.

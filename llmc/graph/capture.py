@@ -37,6 +37,11 @@ class Captured:
     source: WeightSource
     tokenizer_files: tuple[Path, ...] = ()
 
+    @property
+    def tokenizer(self) -> Path | None:
+        """The tokenizer itself, if the model has one in the tokenizers library's format."""
+        return next((file for file in self.tokenizer_files if file.name == "tokenizer.json"), None)
+
 
 def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptions) -> Captured:
     """Capture a model directory, a transformers model, a plain module or an exported program.

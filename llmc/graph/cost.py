@@ -4,8 +4,7 @@ T: tokens. L: logit rows. R: requests. C: cached positions read, summed over req
 summed over requests; one query a request (a decode step) makes A = C. A sliding window caps both at `window` a
 request or a query, which is exact when all contexts are on the same side of it.
 
-The model is the roofline's (Williams, Waterman and Patterson 2009): each operand is read once, each result written
-once, views are free, and a step takes max(bytes / bandwidth, operations / rate).
+Each operand is read once, each result written once, and views are free; graph/predict.py makes seconds of it.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.step_inputs import symbol_names
 
 T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
@@ -93,12 +91,6 @@ def graph_cost(graph: fx.Graph) -> Cost:
     for node in graph.nodes:
         total = total + node_cost(node)
     return total
-
-
-def predict_seconds(bytes_moved: str, flops: str, step: StepShape, *, bandwidth: float, rate: float) -> float:
-    """max(bytes / bandwidth, operations / rate) of expression texts. bandwidth: bytes a second; rate: FLOP a second."""
-    values = step.values()
-    return max(evaluate_expression(bytes_moved, values) / bandwidth, evaluate_expression(flops, values) / rate)
 
 
 _VIEWS = frozenset(
@@ -178,12 +170,17 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """Bytes of a tensor; of an embedding table only the rows that are looked up."""
+    """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows."""
     readers = [u for u in node.users if u in members]
-    lookups = [u for u in readers if _name(u) in _LOOKUPS and u.args[1] is node]
+    lookups = [u for u in readers if _is_lookup(u, node)]
     total = sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
     is_half = any(dict(_arguments(u)).get("format") in _HALF_BYTE_FORMATS and u.args[1] is node for u in readers)
     return total / 2 if is_half and not lookups else total
+
+
+def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
+    name = _name(user)
+    return (name in _LOOKUPS and user.args[1] is table) or (name == "llmc.select_rows" and user.args[0] is table)
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:

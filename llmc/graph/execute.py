@@ -58,6 +58,22 @@ def run_steps(
     return [_run_step(graph, weights | caches.tensors, caches, step) for step in steps]
 
 
+def sequence_inputs(
+    graph: ModelGraph, token_ids: Sequence[int], *, chunk_sizes: Sequence[int], block_size: int
+) -> list[dict[str, Tensor]]:
+    """What every placeholder that is no weight stands for, by node name, in each step that the chunks make.
+
+    A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step.
+    """
+    tokens = tuple(token_ids)
+    if graph.inputs()[-1].name == "positions":
+        return [_whole_inputs(graph, tokens)]
+    starts = [sum(chunk_sizes[:i]) for i in range(len(chunk_sizes))]
+    steps = [[Chunk(0, start, tokens[start : start + size])] for start, size in zip(starts, chunk_sizes, strict=True)]
+    caches = _Caches(graph, steps, block_size)
+    return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]
+
+
 def interpret(graph: ModelGraph, inputs: dict[str, Tensor]) -> Tensor:
     """The graph's output, given every placeholder by node name."""
     return GraphInterpreter(graph.graph).outputs(inputs)
@@ -66,12 +82,15 @@ def interpret(graph: ModelGraph, inputs: dict[str, Tensor]) -> Tensor:
 def _run_whole(graph: ModelGraph, weights: dict[str, Tensor], chunk: Chunk) -> Tensor:
     if chunk.start != 0:
         raise RequestError(f"a {graph.stage.value} graph has no cache, so it cannot start at position {chunk.start}")
-    ids = torch.tensor(chunk.tokens)
+    logits = interpret(graph, weights | _whole_inputs(graph, chunk.tokens))
+    return (logits if logits.dim() == 2 else logits[0]).float()
+
+
+def _whole_inputs(graph: ModelGraph, tokens: tuple[int, ...]) -> dict[str, Tensor]:
+    ids = torch.tensor(tokens)
     values = {"input_ids": ids, "positions": torch.arange(len(ids))}
     ranks = {n.name: n.meta["val"].dim() for n in graph.inputs()}
-    shaped = {name: v if ranks[name] == 1 else v[None] for name, v in values.items()}
-    logits = interpret(graph, weights | shaped)
-    return (logits if logits.dim() == 2 else logits[0]).float()
+    return {name: v if ranks[name] == 1 else v[None] for name, v in values.items()}
 
 
 class _Caches:
@@ -97,6 +116,11 @@ class _Caches:
 
 
 def _run_step(graph: ModelGraph, tensors: dict[str, Tensor], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
+    logits = interpret(graph, tensors | _step_inputs(graph, caches, step))
+    return list(logits.float().split([len(chunk.tokens) for chunk in step]))
+
+
+def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Tensor]:
     lengths = [len(chunk.tokens) for chunk in step]
     positions = [chunk.start + i for chunk in step for i in range(len(chunk.tokens))]
     owners = [caches.table(chunk.sequence) for chunk in step for _ in chunk.tokens]
@@ -111,5 +135,4 @@ def _run_step(graph: ModelGraph, tensors: dict[str, Tensor], caches: _Caches, st
         "logit_rows": list(range(len(positions))),
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
-    logits = interpret(graph, tensors | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs})
-    return list(logits.float().split(lengths))
+    return {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

@@ -124,7 +124,7 @@ def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = 
     """The dtype to build in: the option's, or the model's own where an engine can compute in it."""
     if options.dtype != "auto":
         return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[options.dtype]
-    if stored not in (torch.float32, torch.bfloat16):
+    if stored not in (torch.float32, torch.bfloat16, torch.float16):
         raise CheckpointError(
             f"the model is {str(stored).removeprefix('torch.')}, which engines do not compute in unasked",
             at=at,

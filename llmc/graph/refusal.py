@@ -9,7 +9,13 @@ from torch import fx
 
 @dataclass(frozen=True)
 class Refusal:
-    """reason: with actual values (dtypes, shapes, users). node: the node that stands in the way."""
+    """reason: with actual values (dtypes, shapes, users). node: the node that stands in the way.
+
+    expected, found: the two sides of the reason, where it compares. users: of the node, those that are in the way.
+    """
 
     reason: str
     node: fx.Node
+    expected: str | None = None
+    found: str | None = None
+    users: tuple[fx.Node, ...] = ()

@@ -2,7 +2,9 @@
 
 import llmc.ops  # noqa: F401  (registers the ops that passes name when they are defined)
 from llmc.graph.refusal import Refusal
-from llmc.passes.pipeline import default
+from llmc.passes.match import Match
+from llmc.passes.pipeline import default, extended
 from llmc.passes.rewrite import GraphPass, Numerics, Pass, Rewrite
+from llmc.passes.rewrite_log import RewriteLog
 
-__all__ = ["GraphPass", "Numerics", "Pass", "Refusal", "Rewrite", "default"]
+__all__ = ["GraphPass", "Match", "Numerics", "Pass", "Refusal", "Rewrite", "RewriteLog", "default", "extended"]

@@ -64,8 +64,12 @@ def find_match(
     root: fx.Node,
     precondition: Callable[[Match], Refusal | None] | None,
     shares_interior: bool,
+    applies: Callable[[Match], bool] | None = None,
 ) -> Match | Refusal | None:
-    """The first pattern that holds at root and is not refused; else the Refusal that came closest; else None."""
+    """The first pattern that holds at root and is not refused; else the Refusal that came closest; else None.
+
+    applies: as in Rewrite.
+    """
     refusal: Refusal | None = None
     closest = 0.0
     for function in patterns:
@@ -80,6 +84,8 @@ def find_match(
                 refusal, closest = attempt.failure, share
             continue
         match = Match(root, state.bound, tuple(dict.fromkeys(state.nodes.values())))
+        if applies is not None and not applies(match):
+            continue
         problem = (None if shares_interior else _extra_user(match)) or (precondition(match) if precondition else None)
         if problem is None:
             return match
@@ -122,10 +128,10 @@ class _Attempt:
             return self._op(pattern, value, call, rest, state)
         if isinstance(pattern, list | tuple):
             if not isinstance(value, list | tuple) or len(value) != len(pattern):
-                return self._fail(state, call, f"is {value!r}, expected {len(pattern)} elements")
+                return self._fail(state, call, repr(value), f"{len(pattern)} elements")
             return self.solve((*((p, v, call) for p, v in zip(pattern, value, strict=True)), *rest), state)
         if not _same_constant(pattern, value, call):
-            return self._fail(state, call, f"is {value!r}, expected {pattern!r}")
+            return self._fail(state, call, repr(value), repr(pattern))
         return self.solve(rest, state)
 
     def _wildcard(
@@ -134,7 +140,7 @@ class _Attempt:
         if name not in state.bound:
             return self.solve(rest, state.bind(name, value))
         if not _same_constant(state.bound[name], value, call):
-            return self._fail(state, call, f"is {value!r}, expected {state.bound[name]!r}, the same {name!r} as before")
+            return self._fail(state, call, repr(value), f"{state.bound[name]!r}, the same {name!r} as before")
         return self.solve(rest, state)
 
     def _op(
@@ -148,7 +154,7 @@ class _Attempt:
         if pattern in state.nodes:
             if state.nodes[pattern] is value:
                 return self.solve(rest, state)
-            return self._fail(state, call, f"is {value!r}, expected {state.nodes[pattern]!r} again")
+            return self._fail(state, call, repr(value), f"{state.nodes[pattern]!r} again")
         if isinstance(value, fx.Node) and value.op == "call_function" and value.target is pattern.target:
             placed = state.place(pattern, value)
             for order in _argument_goals(pattern, value):
@@ -156,7 +162,7 @@ class _Attempt:
                 if found is not None:
                     return found
         elif pattern.target is not CAST:
-            return self._fail(state, call, f"is {_call_of(value)}, expected a call of {pattern.target}")
+            return self._fail(state, call, _call_of(value), f"a call of {pattern.target}")
         if pattern.target is CAST and isinstance(value, fx.Node):
             return self._absent_cast(pattern, value, call, rest, state)
         return None
@@ -166,19 +172,22 @@ class _Attempt:
     ) -> _State | None:
         wanted, tensor = pattern.kwargs.get("dtype"), value.meta.get("val")
         if not isinstance(tensor, torch.Tensor):
-            return self._fail(state, call, f"is {_call_of(value)}, expected a tensor")
+            return self._fail(state, call, _call_of(value), "a tensor")
         if isinstance(wanted, fx.Node):
             return self.solve(((wanted, tensor.dtype, call), (pattern.args[0], value, call), *rest), state)
         if wanted is not tensor.dtype:
-            return self._fail(state, call, f"has dtype {tensor.dtype}, expected {wanted}")
+            return self._fail(state, call, f"dtype {tensor.dtype}", str(wanted), verb="has")
         return self.solve(((pattern.args[0], value, call), *rest), state)
 
-    def _fail(self, state: _State, call: tuple[fx.Node, str] | None, problem: str) -> _State | None:
+    def _fail(
+        self, state: _State, call: tuple[fx.Node, str] | None, found: str, expected: str, verb: str = "is"
+    ) -> _State | None:
         reached = sum(p.target is not CAST for p in state.nodes)
         if reached > self.reached:
             node, name = call if call is not None else (self._root, "root")
             self.reached = reached
-            self.failure = Refusal(f"argument {name!r} of {node.target} {problem}", node)
+            reason = f"argument {name!r} of {node.target} {verb} {found}, expected {expected}"
+            self.failure = Refusal(reason, node, f"{name}: {expected}", f"{name}: {found}")
         return None
 
 
@@ -227,7 +236,9 @@ def _extra_user(match: Match) -> Refusal | None:
     for node in match.nodes[1:]:
         extra = next((user for user in node.users if user not in inside), None)
         if extra is not None and node.target not in DATA_MOVEMENT:
-            return Refusal(f"{node.name} is also used by {extra.name} ({_call_of(extra)})", node)
+            reason = f"{node.name} is also used by {extra.name} ({_call_of(extra)})"
+            inner = ", ".join(u.name for u in node.users if u in inside)
+            return Refusal(reason, node, f"no user but {inner}", f"the user {extra.name}", (extra,))
     return None
 
 

@@ -27,6 +27,7 @@ from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
+from llmc.passes.custom import installed, place
 from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
 from llmc.passes.fusion.fuse_gated_linear import fuse_gated_linear
 from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
@@ -43,8 +44,23 @@ from llmc.passes.serving.select_logit_rows import select_logit_rows
 
 
 def default() -> tuple[Pass, ...]:
-    """Every pass of a build, in order."""
+    """Every pass of a build, in order: llmc's own, and those of installed packages where they ask to be."""
+    return place(built_in(), installed())
+
+
+def extended(*added: Pass) -> tuple[Pass, ...]:
+    """The default passes with more, each where its `after` says. Raises OptionError for a name that does not fit."""
+    return place(default(), added)
+
+
+def built_in() -> tuple[Pass, ...]:
+    """llmc's own passes, in order."""
     return (*canonical(), *quantization(), *serving(), *fusion())
+
+
+def essential() -> frozenset[str]:
+    """The names of the passes without which a graph cannot become an engine."""
+    return frozenset(each.name for each in (*canonical(), *serving()))
 
 
 def canonical() -> tuple[Pass, ...]:

@@ -14,18 +14,28 @@ from llmc.graph.weights import Recipe
 
 
 class RecordedGraph(fx.Graph):
-    """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied."""
+    """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied.
+
+    made: the names of the nodes that each rewrite created.
+    """
 
     def __init__(self) -> None:
         super().__init__()
+        self.made: dict[str, list[str]] = {}
         self._rewrite: str | None = None
         self._source: str | None = None
+        self._prefix = ""
         self._values: FakeValues | None = None
 
-    def record(self, rewrite: str, source: str | None) -> None:
-        """Nodes created from now on belong to this rewrite and stand for this stack trace."""
+    def record(self, rewrite: str, source: str | None, prefix: str = "") -> None:
+        """Nodes created from now on belong to this rewrite and stand for this stack trace.
+
+        prefix: of their names. Added passes have one of their own, so that what llmc's passes make after them is called
+        what it is called without them.
+        """
         self._rewrite = rewrite
         self._source = source
+        self._prefix = prefix
 
     def create_node(
         self,
@@ -38,10 +48,11 @@ class RecordedGraph(fx.Graph):
     ) -> fx.Node:
         """As fx.Graph.create_node, with meta filled in; a call is named after its op, without the overload."""
         if self._rewrite is not None and isinstance(target, OpOverload):
-            name = target._schema.name.split("::")[1].lstrip("_")
+            name = self._prefix + target._schema.name.split("::")[1].lstrip("_")
         node = super().create_node(op, target, args, kwargs, name, type_expr)
         if self._rewrite is not None:
             node.meta["rewrite"] = self._rewrite
+            self.made.setdefault(self._rewrite, []).append(node.name)
             if self._source is not None:
                 node.meta["stack_trace"] = self._source
             if op == "call_function":

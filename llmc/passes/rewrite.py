@@ -45,6 +45,8 @@ class Rewrite:
     shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
+    applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
+    after: where llmc.passes.extended puts it: behind the pass of this name; None is the end.
     """
 
     name: str
@@ -54,6 +56,8 @@ class Rewrite:
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
     shares_interior: bool = False
+    applies: Callable[[Match], bool] | None = None
+    after: str | None = None
 
 
 @dataclass(frozen=True)
@@ -62,13 +66,16 @@ class GraphPass:
 
     Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
-    runner. stage: as in Rewrite.
+    runner. stage, after: as in Rewrite. budget: of a lossy pass, the largest |Δlogit| over the logits' spread that
+    `check_passes` lets it make; None for the usual one (debug/check_passes.py).
     """
 
     name: str
     run: Callable[[ModelGraph, BuildOptions, RewriteLog], None]
     numerics: Numerics = Numerics.REORDER
     stage: Stage | None = None
+    after: str | None = None
+    budget: float | None = None
 
 
 @dataclass(frozen=True)
@@ -79,6 +86,8 @@ class WeightPass:
     run: Callable[[ModelGraph, BuildOptions, RewriteLog, ModelData], None]
     numerics: Numerics = Numerics.LOSSY
     stage: Stage | None = None
+    after: str | None = None
+    budget: float | None = None
 
 
 Pass = Rewrite | GraphPass | WeightPass

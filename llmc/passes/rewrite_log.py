@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable
+from dataclasses import replace
+
 from torch import fx
 
 from llmc.graph.refusal import Refusal
+from llmc.graph.render import op_name, render_type
 from llmc.graph.source_line import source_line
 from llmc.passes.recorded_graph import RecordedGraph
-from llmc.passes.report import RefusalRecord, RewriteRecord
+from llmc.passes.report import NodeRecord, RefusalRecord, RewriteRecord
 
 
 class PipelineCut(BaseException):
@@ -15,15 +20,26 @@ class PipelineCut(BaseException):
 
 
 class RewriteLog:
-    """Numbers every rewrite of a pipeline, from 1 on, and cuts the pipeline before number stop_after + 1."""
+    """Numbers every rewrite of a pipeline, from 1 on, and cuts the pipeline before number stop_after + 1.
 
-    def __init__(self, graph: RecordedGraph, stop_after: int | None) -> None:
+    announce: called with the pass's name and each rewrite's record before anything is changed for it.
+    """
+
+    def __init__(
+        self,
+        graph: RecordedGraph,
+        stop_after: int | None,
+        announce: Callable[[str, RewriteRecord], None] | None = None,
+    ) -> None:
         self._graph = graph
         self._stop_after = stop_after
+        self._announce = announce
         self._count = 0
         self._pass_name = ""
+        self._may_cut = True
+        self._prefix = ""
         self._rewrites: list[RewriteRecord] = []
-        self._refusals: list[Refusal] = []
+        self._refusals: dict[Refusal, RefusalRecord] = {}
         self._history: list[RefusalRecord] = []
 
     @property
@@ -31,38 +47,47 @@ class RewriteLog:
         """How many rewrites were made so far."""
         return self._count
 
-    def begin_pass(self, name: str) -> None:
-        """Start the record of a pass."""
+    def begin_pass(self, name: str, *, may_cut: bool = True, is_added: bool = False) -> None:
+        """Start the record of a pass.
+
+        may_cut: False for one that is to run to its end whatever stop_after says. is_added: it is none of llmc's own.
+        """
         self._history.extend(self.refusals())
         self._pass_name = name
+        self._may_cut = may_cut
+        self._prefix = f"{name}_" if is_added else ""
         self._rewrites = []
-        self._refusals = []
+        self._refusals = {}
 
     def step(self, description: str, *nodes: fx.Node) -> None:
         """Announce one rewrite, before anything is changed for it.
 
         nodes: those it is about; new nodes inherit the source line of the first one that has it.
         """
-        if self._stop_after is not None and self._count >= self._stop_after:
+        if self._may_cut and self._stop_after is not None and self._count >= self._stop_after:
             raise PipelineCut
-        self._count += 1
         source = next((n for n in nodes if n.meta.get("stack_trace")), None)
         names = tuple(n.name for n in nodes)
-        self._rewrites.append(RewriteRecord(self._count, description, names, source_line(source) if source else None))
-        self._graph.record(f"#{self._count} {self._pass_name}", source.meta["stack_trace"] if source else None)
+        record = RewriteRecord(self._count + 1, description, names, source_line(source) if source else None)
+        if self._announce is not None:
+            self._announce(self._pass_name, record)
+        self._count += 1
+        self._rewrites.append(record)
+        self._graph.record(self._title(self._count), source.meta["stack_trace"] if source else None, self._prefix)
 
     def refuse(self, refusal: Refusal) -> None:
         """Record a near-miss; the same reason at the same node is recorded once."""
         if refusal not in self._refusals:
-            self._refusals.append(refusal)
+            self._refusals[refusal] = _refusal_record(refusal)
 
     def drop_refusals(self) -> None:
         """Forget this pass's near-misses, before the candidates are looked at again."""
-        self._refusals = []
+        self._refusals = {}
 
     def rewrites(self) -> tuple[RewriteRecord, ...]:
         """The rewrites of the pass under way."""
-        return tuple(self._rewrites)
+        made = self._graph.made
+        return tuple(replace(r, made=tuple(made.get(self._title(r.number), ()))) for r in self._rewrites)
 
     def history(self) -> tuple[RefusalRecord, ...]:
         """The near-misses of all passes before this one, for contracts that explain what was left over."""
@@ -70,4 +95,36 @@ class RewriteLog:
 
     def refusals(self) -> tuple[RefusalRecord, ...]:
         """The near-misses of the pass under way, in the order in which they were found."""
-        return tuple(RefusalRecord(r.reason, r.node.name, source_line(r.node)) for r in self._refusals)
+        return tuple(self._refusals.values())
+
+    def _title(self, number: int) -> str:
+        return f"#{number} {self._pass_name}"
+
+
+def _refusal_record(refusal: Refusal) -> RefusalRecord:
+    """The refusal with what the node is at this moment, since later rewrites may change or erase it.
+
+    Where it does not say so itself, both sides of "…, expected …" and the users in the way are read off its reason.
+    """
+    node = refusal.node
+    found, says_expected, expected = refusal.reason.partition(", expected ")
+    named = set(re.findall(r"\w+", refusal.reason))
+    extra = refusal.users or tuple(user for user in node.users if user.name in named)
+    return RefusalRecord(
+        reason=refusal.reason,
+        node=node.name,
+        source=source_line(node),
+        expected=refusal.expected or (expected if says_expected else None),
+        found=refusal.found or (found if says_expected else None),
+        op=op_name(node.target) if node.op == "call_function" else node.op,
+        type=render_type(node),
+        operands=tuple(_node_record(n) for n in node.all_input_nodes),
+        users=tuple(_node_record(n) for n in node.users),
+        extra_users=tuple(n.name for n in extra),
+    )
+
+
+def _node_record(node: fx.Node) -> NodeRecord:
+    op = op_name(node.target) if node.op == "call_function" else node.op
+    kind = "" if node.op == "output" else render_type(node)
+    return NodeRecord(node.name, op, kind, source_line(node))

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import difflib
 import time
-from collections.abc import Callable, Sequence
+import traceback
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from llmc.errors import OptionError, PassError
+from llmc.errors import LlmcError, OptionError, PassError
 from llmc.graph.dead_code import remove_dead_code
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
@@ -22,7 +23,7 @@ from llmc.passes.match import Match, find_match
 from llmc.passes.model_data import ModelData
 from llmc.passes.pattern import parameters, trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
-from llmc.passes.report import PassRecord
+from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
 from llmc.passes.shapes import same_value
@@ -31,11 +32,13 @@ from llmc.passes.shapes import same_value
 _MAX_ROUNDS = 64
 
 Observer = Callable[[PassRecord, ModelGraph], None]
+RewriteObserver = Callable[[str, RewriteRecord, ModelGraph], None]
 
 
 @dataclass(frozen=True)
 class PipelineResult:
-    """graph: what the passes made of the input, which is unchanged. was_cut: options.stop_after was reached."""
+    """graph: what the passes made of the input, which is unchanged. was_cut: rewrites were left out by
+    options.stop_after."""
 
     graph: ModelGraph
     records: tuple[PassRecord, ...]
@@ -48,37 +51,52 @@ def run_pipeline(
     options: BuildOptions,
     observer: Observer | None = None,
     data: ModelData | None = None,
+    *,
+    before_rewrite: RewriteObserver | None = None,
+    essential: Collection[str] = (),
 ) -> PipelineResult:
     """Run passes in order on a copy of the graph.
 
-    observer: called after each pass with its record and the graph, which it must not change. data: for passes that
-    read weights, which are skipped without it. Cut by
-    options.stop_after, the graph is legal for the stage before the pass that was under way, or for the one after.
+    observer: called after each pass with its record and the graph, which it must not change. before_rewrite: likewise
+    before each single rewrite, with its pass's name, its record and the graph without it, which runs (dead code may
+    still be in it). Cut by options.stop_after, the graph is legal for the stage before the pass that was under way, or
+    for the one after. With options.finish_cut the cut does not end the pipeline: passes whose names are in `essential`
+    run as if there were none, the others make no further rewrites. data: for passes that read weights, which are
+    skipped without it.
     Raises OptionError for what is no pass, and for an unknown name in options.disable_passes, PassError where a pass
-    breaks the graph or a contract is missed.
+    fails, breaks the graph or misses a contract.
     """
     _check_types(passes)
     _check_names(passes, options)
     result, nodes = recorded_copy(graph)
-    log = RewriteLog(nodes, options.stop_after)
+
+    def announce(name: str, record: RewriteRecord) -> None:
+        if before_rewrite is not None:
+            before_rewrite(name, record, result)
+
+    log = RewriteLog(nodes, options.stop_after, announce)
     records: list[PassRecord] = []
     was_cut = False
     for each in passes:
         if each.name in options.disable_passes or (data is None and isinstance(each, WeightPass)):
             continue
         started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
-        log.begin_pass(each.name)
+        is_whole = options.finish_cut and each.name in essential
+        log.begin_pass(each.name, may_cut=not is_whole, is_added=not _is_own(each))
+        is_partial = False
         try:
             _run_pass(each, result, options, log, data)
         except PipelineCut:
-            was_cut = True
+            was_cut = is_partial = True
         except PassError as error:
             raise _of_pass(each, error, options) from error
         remove_dead_code(result)
-        if not was_cut:
+        # What only some rewrites of a pass were made in goes on as what comes out of it, if it goes on.
+        if not is_partial or (options.finish_cut and log.rewrites()):
             result.stage = each.stage or stage
+        also = (each.stage or stage, stage) if is_partial else ()
         try:
-            verify(result, also=(each.stage or stage, stage) if was_cut else (), allow_fallback=options.allow_fallback)
+            verify(result, also=also, allow_fallback=options.allow_fallback)
         except PassError as error:
             raise _of_pass(each, error, options) from error
         seconds = time.perf_counter() - started
@@ -91,13 +109,20 @@ def run_pipeline(
             seconds,
             size,
             len(nodes.nodes),
+            None if isinstance(each, Rewrite) else each.budget,
         )
         records.append(record)
         if observer is not None:
             observer(record, result)
-        if was_cut:
+        if was_cut and not options.finish_cut:
             break
     return PipelineResult(result.copy(), tuple(records), was_cut)
+
+
+def _is_own(each: Pass) -> bool:
+    """Whether a pass comes with llmc."""
+    function = each.replacement if isinstance(each, Rewrite) else each.run
+    return str(getattr(function, "__module__", "")).startswith("llmc.")
 
 
 def _of_pass(each: Pass, error: PassError, options: BuildOptions) -> PassError:
@@ -132,6 +157,26 @@ def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
 
 
 def _run_pass(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
+    try:
+        _apply(each, graph, options, log, data)
+    except (LlmcError, MemoryError):
+        raise
+    except Exception as error:  # A pass may be the user's own code, which may raise anything.
+        raise PassError(
+            f"{type(error).__name__}: {error}",
+            at=_raised_at(error),
+            fix="LLMC_DEBUG=1 shows the traceback; find the rewrite with: llmc bisect",
+        ) from error
+
+
+def _raised_at(error: Exception) -> str:
+    """The innermost line that is not torch's."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [f for f in frames if "/torch/" not in f.filename] or list(frames)
+    return f"{own[-1].filename}:{own[-1].lineno} in {own[-1].name}"
+
+
+def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData | None) -> None:
     if isinstance(each, GraphPass):
         each.run(graph, options, log)
         return
@@ -159,7 +204,7 @@ def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: Rewrit
     for root in candidates:
         if not root.users:
             continue
-        found = find_match(each.patterns, root, each.precondition, each.shares_interior)
+        found = find_match(each.patterns, root, each.precondition, each.shares_interior, each.applies)
         if isinstance(found, Refusal):
             log.refuse(found)
         elif found is not None:

@@ -15,7 +15,7 @@ import numpy.typing as npt
 
 from llmc.program import CHOICE_INPUTS, Limits
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Ints, Step
+from llmc.runtime.step import Ints, Step
 
 ALIGNMENT = 64
 _INT_BYTES = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -19,12 +19,17 @@ from llmc.engine_format.reader import REFERENCE_TARGET
 from llmc.errors import OptionError, RequestError
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.generation import FinishReason, Generation, Scoring
+from llmc.runtime.generation import Generation, Scoring
+from llmc.runtime.generation_job import ChoiceResult, GenerationJob
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.grammar_compiler import GrammarCompiler
+from llmc.runtime.intake import Intake
 from llmc.runtime.kv_capacity import block_count
+from llmc.runtime.output_cache import CachedAnswer, OutputCache
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_sequences
 from llmc.runtime.prompts import token_ids as ids_of
-from llmc.runtime.sampler import Sampler
+from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
 from llmc.runtime.threads import thread_count
@@ -37,18 +42,50 @@ Logits = npt.NDArray[np.float32]
 
 
 @dataclass(frozen=True)
-class Completion:
-    """What was generated for one prompt.
+class Choice:
+    """One continuation of a prompt.
 
     text: without special tokens, and cut before a stop string; empty if the engine has no tokenizer. token_ids: all
-    that were generated, a stop token included. finish_reason: "stop" for a stop token or string, "length" for
-    max_tokens or the engine's max_model_len. prompt_tokens: how many the prompt had.
+    that were generated, a stop token included. finish_reason: "stop" for a stop token or string, or the end of a
+    grammar, "length" for max_tokens or the engine's max_model_len. stop_reason: the stop string or stop token id.
+    logprobs: one a token, if asked for. cumulative_logprob: their sum, if known.
     """
 
     text: str
     token_ids: tuple[int, ...]
     finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    cumulative_logprob: float | None = None
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was generated for one prompt: params.n choices, and the first one's text, tokens and finish reason.
+
+    prompt_tokens: how many the prompt had; cached_tokens: of those, found in the prefix cache. prompt_logprobs: if
+    asked for, None for the first token, then one for each.
+    """
+
+    choices: tuple[Choice, ...]
     prompt_tokens: int
+    cached_tokens: int = field(default=0, compare=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first choice's."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first choice's."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """The first choice's."""
+        return self.choices[0].finish_reason
 
 
 @dataclass(frozen=True)
@@ -69,37 +106,53 @@ def load(
     *,
     threads: int | None = None,
     kv_cache_bytes: int | None = None,
+    kv_memory: float | None = None,
     max_step_tokens: int | None = None,
+    max_sequences: int | None = None,
+    prefix_cache: bool = True,
+    output_cache_bytes: int = 0,
     check_weights: bool = True,
     owned: TemporaryDirectory[str] | None = None,
 ) -> Engine:
     """Open an engine directory.
 
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
-    kv_capacity.block_count; untouched parts of it cost nothing. max_step_tokens: a lower budget of tokens a step
-    than the engine was built for. check_weights: compare the weights' hashes. owned: a temporary directory to delete
-    when the engine is closed. Raises EngineFormatError, TargetError, OptionError.
+    kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
+    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for.
+    prefix_cache: keep the blocks of finished requests for those that begin alike.
+    output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). check_weights:
+    compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
+    EngineFormatError, TargetError, OptionError.
     """
     directory = read_engine(path_argument("path", path), check_weights=check_weights)
-    most = directory.program.limits.max_batch_tokens
-    if max_step_tokens is not None and (type(max_step_tokens) is not int or not 1 <= max_step_tokens <= most):
+    limits = directory.program.limits
+    _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
+    _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
+    limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
+    executor, blocks = open_executor(directory, kv_cache_bytes, kv_memory, thread_count(threads))
+    loop = StepLoop(executor, limits, blocks, max_step_tokens)
+    return Engine(directory, executor, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
+
+
+def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
+    if value is not None and (type(value) is not int or not 1 <= value <= most):
         raise OptionError(
-            f"max_step_tokens cannot be {max_step_tokens!r}",
-            at=f"max_step_tokens={max_step_tokens!r}",
-            fix=f"give a whole number 1 to {most}, the engine's max_batch_tokens",
+            f"{name} cannot be {value!r}",
+            at=f"{name}={value!r}",
+            fix=f"give a whole number 1 to {most}, the engine's {built}",
         )
-    executor, blocks = _open_executor(directory, kv_cache_bytes, thread_count(threads))
-    return Engine(directory, executor, StepLoop(executor, directory.program.limits, blocks, max_step_tokens), owned)
 
 
-def _open_executor(directory: EngineDirectory, kv_cache_bytes: int | None, threads: int) -> tuple[Executor, int]:
+def open_executor(
+    directory: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None, threads: int
+) -> tuple[Executor, int]:
     """The executor for the engine's target, and how many blocks its KV cache has."""
     if directory.program.kernels and os.environ.get("TRITON_INTERPRET") != "1":
         from llmc.runtime.executors.cuda import open_cuda
 
-        executor = open_cuda(directory, kv_cache_bytes)
+        executor = open_cuda(directory, kv_cache_bytes, kv_memory)
         return executor, executor.blocks
-    blocks = block_count(directory.program, kv_cache_bytes)
+    blocks = block_count(directory.program, kv_cache_bytes, kv_memory)
     if directory.program.kernels:
         from llmc.runtime.executors.triton_interpreter import interpret_engine
 
@@ -125,12 +178,22 @@ class Engine:
         executor: Executor,
         loop: StepLoop,
         owned: TemporaryDirectory[str] | None = None,
+        *,
+        prefix_cache: bool = True,
+        output_cache_bytes: int = 0,
     ) -> None:
         self._directory = directory
         self._executor = executor
         self._open_loop: StepLoop | None = loop
         self._owned = owned
         self._tokenizer = Tokenizer(directory.path)
+        self._intake = Intake(
+            directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
+        )
+        self._grammars = GrammarCompiler(
+            self._tokenizer.path, directory.manifest.model.vocab_size, directory.manifest.model.eos_token_ids
+        )
+        self._output_cache = OutputCache(output_cache_bytes) if output_cache_bytes else None
 
     @property
     def path(self) -> Path:
@@ -151,6 +214,31 @@ class Engine:
     def limits(self) -> Limits:
         """The longest sequence, and the most tokens, requests and logit rows of a step."""
         return self._directory.program.limits
+
+    @property
+    def tokenizer(self) -> Tokenizer:
+        """The engine's tokenizer, which may not exist."""
+        return self._tokenizer
+
+    @property
+    def loop(self) -> StepLoop:
+        """The loop, for who drives it step by step. Raises RequestError when the engine is closed."""
+        return self._loop
+
+    @property
+    def intake(self) -> Intake:
+        """Checks requests and makes their sequences."""
+        return self._intake
+
+    @property
+    def grammars(self) -> GrammarCompiler:
+        """Compiles grammars for the engine's vocabulary."""
+        return self._grammars
+
+    @property
+    def output_cache(self) -> OutputCache | None:
+        """Answers that are kept; None if none are."""
+        return self._output_cache
 
     def tokenize(self, text: str) -> list[int]:
         """Token ids of a text, as a prompt. Raises RequestError if the engine has no tokenizer."""
@@ -174,18 +262,44 @@ class Engine:
         """
         sequences = token_sequences(prompts, self._tokenizer)
         each = self._params_for(sequences, params)
-        requests = [self._generation(i, s, p, False) for i, (s, p) in enumerate(zip(sequences, each, strict=True))]
-        self._run(requests)
-        return [self._completion(index, request) for index, request in enumerate(requests)]
+        requests = [
+            GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i))
+            for i, (s, p) in enumerate(zip(sequences, each, strict=True))
+        ]
+        cache = self._output_cache
+        cached = [None if cache is None else cache.get(request) for request in requests]
+        jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
+        self._run([job for job in jobs if job is not None])
+        completions = []
+        for index, (request, answer, job) in enumerate(zip(requests, cached, jobs, strict=True)):
+            if answer is None:
+                assert job is not None
+                answer = _answer(job, f"prompt {index}")
+                if cache is not None:
+                    cache.put(request, answer)
+            choices = tuple(self.choice(result, request.params) for result in answer.results)
+            found = len(request.prompt_token_ids) if job is None else job.first.cached_tokens
+            completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
+        return completions
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Piece, None, None]:
         """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
 
-        Raises RequestError at once for what `generate` refuses. Stopping early frees the request.
+        For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
+        refuses. Stopping early frees the request.
         """
         tokens = ids_of(prompt, self._tokenizer)
-        (chosen,) = self._params_for([tokens], params)
-        return self._pieces(self._generation(0, tokens, chosen, True))
+        (params,) = self._params_for([tokens], params)
+        if params.sampled_choices() > 1:
+            raise RequestError(
+                f"a stream has one choice, and {params.sampled_choices()} are asked for",
+                at="params",
+                fix="use generate, or the asyncio engine, whose streams have several",
+            )
+        job = self._job(0, GenerationRequest(prompt_token_ids=tuple(tokens), params=params, request_id="0"))
+        (request,) = job.sequences
+        assert isinstance(request, Generation), "beam search has more than one beam"
+        return self._pieces(request, request.text or self._intake.output_text(params))
 
     @overload
     def logits(self, tokens: Sequence[int]) -> Logits: ...
@@ -195,10 +309,17 @@ class Engine:
         """The logits after each token: [tokens, vocabulary], fp32, for one sequence; a list of them for several."""
         sequences = token_sequences(tokens, self._tokenizer)
         for index, sequence in enumerate(sequences):
-            check_length(index, sequence, self.limits.max_model_len, "")
+            check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)
         requests = [Scoring(sequence, self.info.vocab_size) for sequence in sequences]
-        self._run(requests)
+        loop = self._loop
+        try:
+            for request in requests:
+                loop.add(request)
+            loop.run(requests)
+        finally:
+            for request in requests:
+                loop.remove(request)
         return requests[0].logits if is_single(tokens) else [request.logits for request in requests]
 
     def save(self, path: str | Path) -> Path:
@@ -210,6 +331,7 @@ class Engine:
         if self._open_loop is not None:
             self._open_loop = None
             self._executor.close()
+            self._grammars.close()
             if self._owned is not None:
                 self._owned.cleanup()
 
@@ -244,48 +366,41 @@ class Engine:
                 raise _no_params(each)
         return list(params)
 
-    def _generation(self, index: int, tokens: list[int], params: SamplingParams, streamed: bool) -> Generation:
-        check_length(index, tokens, self.limits.max_model_len - 1, " and one token of output")
-        vocab_size = self.info.vocab_size
-        for where, ids in (
-            (f"prompt {index}", tokens),
-            ("stop_token_ids", params.stop_token_ids),
-            ("logit_bias", params.logit_bias),
-        ):
-            check_ids(where, ids, vocab_size)
-        if params.stop and not self._tokenizer.exists:
-            raise RequestError(
-                "stop strings need a tokenizer, and the engine has none", at="stop", fix="use stop_token_ids instead"
-            )
-        stop_ids = frozenset(params.stop_token_ids) | frozenset(() if params.ignore_eos else self.info.eos_token_ids)
-        sampler = Sampler(params, np.asarray(tokens, np.int64), vocab_size, np.asarray(sorted(stop_ids), np.int64))
-        return Generation(
-            tokens,
-            sampler,
-            stop_ids=stop_ids,
-            max_length=min(len(tokens) + params.max_tokens, self.limits.max_model_len),
-            text=OutputText(self._tokenizer.decode, params.stop_strings()) if streamed or params.stop else None,
-        )
+    def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
+        where = f"prompt {index}"
+        self._intake.check(where, request.prompt_token_ids, request.params)
+        grammar = request.params.grammar
+        new_mask = None if grammar is None else self._grammars.compile(grammar)
+        return self._intake.job(request, new_mask=new_mask, where=where)
 
-    def _run(self, requests: Sequence[Generation | Scoring]) -> None:
+    def _run(self, jobs: Sequence[GenerationJob]) -> None:
         loop = self._loop
         try:
-            for request in requests:
-                loop.add(request)
-            loop.run(requests)
+            for job in jobs:
+                loop.add(job.first)
+            while not all(job.finished for job in jobs):
+                loop.step()
         finally:
-            for request in requests:
-                loop.remove(request)
+            for job in jobs:
+                for sequence in job.sequences:
+                    loop.remove(sequence)
 
-    def _completion(self, index: int, request: Generation) -> Completion:
-        if request.error is not None:
-            raise RequestError(request.error.problem, at=f"prompt {index}", fix=request.error.fix)
-        assert request.finish_reason is not None
-        text = self._tokenizer.decode(request.output) if request.text is None else request.text.text()
-        return Completion(text, request.output, request.finish_reason, request.prompt_tokens)
+    def choice(self, result: ChoiceResult, params: SamplingParams) -> Choice:
+        """A finished choice with its text."""
+        text = result.text
+        if text is None:
+            text = self._tokenizer.decode(result.token_ids, skip_special_tokens=params.skip_special_tokens)
+        return Choice(
+            text,
+            result.token_ids,
+            result.finish_reason,
+            result.stop_reason,
+            result.logprobs,
+            result.cumulative_logprob,
+        )
 
-    def _pieces(self, request: Generation) -> Generator[Piece, None, None]:
-        loop, text, told = self._loop, request.text, 0
+    def _pieces(self, request: Generation, text: OutputText) -> Generator[Piece, None, None]:
+        loop, told, decoded = self._loop, 0, 0
         loop.add(request)
         try:
             is_last = False
@@ -295,12 +410,25 @@ class Engine:
                 if request.error is not None:
                     raise request.error
                 is_last, output = request.finished, request.output
-                piece = text.read() if text is not None else ""
+                if text is not request.text:
+                    for token in output[decoded:]:
+                        text.add(token)
+                    decoded = len(output)
+                    if is_last:
+                        text.finish()
+                piece = text.read()
                 if piece or is_last or not self._tokenizer.exists:
                     yield Piece(piece, output[told:], len(output), request.finish_reason if is_last else None)
                     told = len(output)
         finally:
             loop.remove(request)
+
+
+def _answer(job: GenerationJob, where: str) -> CachedAnswer:
+    """What a finished job gives. Raises its error."""
+    if job.error is not None:
+        raise type(job.error)(job.error.problem, at=where, fix=job.error.fix)
+    return CachedAnswer(tuple(job.results()), job.prompt_logprobs)
 
 
 def _no_params(value: object) -> RequestError:

@@ -1,83 +1,179 @@
-"""The two kinds of request: Generation makes text, Scoring gives the logits of a sequence."""
+"""Two kinds of sequence: Generation makes one choice of an answer, Scoring gives the logits of a text."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Literal
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import RequestError
+from llmc.errors import ModelFailureError, RequestError
+from llmc.runtime.generation_request import Priority
+from llmc.runtime.logprobs import token_logprobs
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.request import Request
+from llmc.runtime.request import Forks, LogitRows, Request
+from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
 
-FinishReason = Literal["stop", "length"]
+
+@dataclass(frozen=True)
+class Ending:
+    """When a choice ends. eos_ids end it silently, stop_ids as its stop_reason; max_length: of prompt and output."""
+
+    eos_ids: frozenset[int]
+    stop_ids: frozenset[int]
+    max_length: int
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a sequence comes from, as the scheduler wants to know it (see Request)."""
+
+    priority: Priority = Priority.FREE
+    salt: bytes | None = b""
+    arrived: float | None = None
+    deadline: float | None = None
 
 
 class Generation(Request):
-    """Samples a token from the last token's logits until it has to stop.
+    """One choice: samples a token from the last token's logits until it has to stop.
 
-    stop_ids: tokens that end the output (the last of it). max_length: of prompt and output together. text: grows with
-    the output where someone reads it or a stop string is looked for, else None. finish_reason: "stop" for a stop
-    token or string, "length" for max_length, None until then. error: why it cannot go on, None if it can.
+    text: grows with the output where a stop string is looked for, else None. logprobs: one a token of the output,
+    with the given number of alternatives, or None. finish_reason: None until it has ended. prompt_logprobs: of the
+    prompt's second token and those that follow. siblings: the other choices; they start when this one, the first, has
+    computed the prompt.
     """
 
     def __init__(
         self,
         prompt: Sequence[int],
         sampler: Sampler,
+        ending: Ending,
         *,
-        stop_ids: frozenset[int],
-        max_length: int,
-        text: OutputText | None,
+        origin: Origin,
+        index: int = 0,
+        text: OutputText | None = None,
+        logprobs: int | None = None,
+        prompt_logprobs: int | None = None,
+        siblings: Sequence[Generation] = (),
     ) -> None:
-        super().__init__(prompt, every_logit=False)
+        super().__init__(
+            prompt,
+            every_logit=prompt_logprobs is not None,
+            priority=origin.priority,
+            salt=origin.salt,
+            arrived=origin.arrived,
+            deadline=origin.deadline,
+        )
+        self.index = index
         self.prompt_tokens = len(self.tokens)
         self.text = text
         self.finish_reason: FinishReason | None = None
-        self.error: RequestError | None = None
-        self._sampler = sampler
-        self._stop_ids = stop_ids
-        self._max_length = max_length
+        self.stop_reason: str | int | None = None
+        self.logprobs: list[TokenLogprobs] | None = None if logprobs is None else []
+        self.prompt_logprobs: list[TokenLogprobs] = []
+        self._logprob_count = logprobs or 0
+        self._prompt_logprob_count = prompt_logprobs or 0
+        self._ending = ending
+        self._siblings = tuple(siblings)
+        self._forks: list[Generation] = []
+        self._own_sampler = sampler
+        self._ends = ending.eos_ids | ending.stop_ids
+        self._max_length = ending.max_length
+        if not siblings and prompt_logprobs is None and ending.max_length > len(self.tokens):
+            self.sampler = sampler
 
     @property
     def output(self) -> tuple[int, ...]:
         """The tokens generated so far."""
         return tuple(self.tokens[self.prompt_tokens :])
 
-    def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        """Choose the next token, and see whether it is the last."""
-        self._append(lambda: self._sampler.sample(logits[0]))
+    @property
+    def cumulative_logprob(self) -> float | None:
+        """The sum over the output's tokens, if they have log-probabilities."""
+        return None if self.logprobs is None else sum(each.logprob for each in self.logprobs)
 
     @property
     def choice(self) -> RowChoice | None:
-        """The sampler's, for the next token."""
-        return self._sampler.choice()
+        """The sampler's, for the next token, unless its probability is asked for."""
+        return None if self.sampler is None or self.logprobs is not None else self.sampler.choice()
 
-    def receive_token(self, token: int, score: float) -> None:
-        """Take a token chosen elsewhere, and see whether it is the last."""
-        self._append(lambda: self._sampler.accept(token, score))
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+        """Append the token, and see whether it is the last."""
+        if self.logprobs is not None:
+            self._note(token, rows.logits(row, 1)[0])
+        self._append(token)
 
-    def _append(self, choose: Callable[[], int]) -> None:
-        try:
-            token = choose()
-        except RequestError as error:
-            self.error = error
-            self.finished = True
-            return
+    def _note(self, token: int, logits: npt.NDArray[np.float32]) -> None:
+        if self.logprobs is not None:
+            self.logprobs.append(token_logprobs(logits, token, self._logprob_count))
+
+    def _append(self, token: int) -> None:
         self.tokens.append(token)
         if self.text is not None:
             self.text.add(token)
-        if token in self._stop_ids or (self.text is not None and self.text.stopped):
-            self._finish("stop")
-        elif len(self.tokens) >= self._max_length:
-            self._finish("length")
+            if self.text.stopped:
+                return self._finish("stop", self.text.stopped_by)
+        if token in self._ends:
+            return self._finish("stop", None if token in self._ending.eos_ids else token)
+        if len(self.tokens) >= self._max_length:
+            self._finish("length", None)
+        elif self._own_sampler.is_complete:
+            self._finish("stop", None)
 
-    def _finish(self, reason: FinishReason) -> None:
+    def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """The prompt's logits, and from the last of them every choice's first token."""
+        for row, position in zip(logits, range(start + 1, self.prompt_tokens), strict=False):
+            if not np.isfinite(row.max()):
+                return self.fail(ModelFailureError("the model gave no usable logits for the prompt", at="prompt"))
+            found = token_logprobs(row, self.tokens[position], self._prompt_logprob_count)
+            self.prompt_logprobs.append(found)
+        if start + len(logits) < len(self.tokens):
+            return
+        for choice in (self, *self._siblings):
+            choice.start(logits)
+        self._forks = [choice for choice in self._siblings if not choice.finished]
+        self._siblings = ()
+
+    def start(self, logits: npt.NDArray[np.float32]) -> None:
+        """Choose the first token from the last row of the prompt's logits."""
+        self.sampler = self._own_sampler
+        if len(self.tokens) >= self._max_length:
+            return self._finish("length", None)
+        try:
+            token = self._own_sampler.sample(logits[-1])
+        except RequestError as error:
+            return self.fail(error)
+        self._note(token, logits[-1])
+        self._append(token)
+
+    def follow(self, forks: Forks) -> None:
+        """Put the other choices on this one's blocks."""
+        for choice in self._forks:
+            forks.fork(self, choice)
+        self._forks = []
+
+    def expire(self) -> None:
+        """End with what there is."""
+        self.stop("deadline")
+
+    def stop(self, reason: FinishReason) -> None:
+        """End with what there is, and the choices that wait for this one as well."""
+        for choice in (self, *self._siblings):
+            if not choice.finished:
+                choice._finish(reason, None)
+
+    def fail(self, error: RequestError) -> None:
+        """End without more, and the choices that wait for this one as well."""
+        super().fail(error)
+        for choice in self._siblings:
+            choice.fail(error)
+
+    def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason = reason
+        self.stop_reason = stop_reason
         self.finished = True
         if self.text is not None:
             self.text.finish()

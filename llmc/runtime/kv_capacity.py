@@ -12,13 +12,16 @@ MEMORY_FRACTION = 0.4
 _MAX_SLOTS = 2**31 - 1
 
 
-def block_count(program: Program, kv_cache_bytes: int | None) -> int:
-    """Blocks for every sequence at full length, or as many as kv_cache_bytes holds.
+def block_count(program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None) -> int:
+    """Blocks for every sequence at full length, or as many as kv_cache_bytes, or the share kv_memory of the free
+    memory, holds.
 
     The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
     holds it. Raises OptionError if there is not even room for that.
     """
     limits = program.limits
+    if kv_memory is not None:
+        kv_cache_bytes = share_bytes(available_bytes(), kv_memory, kv_cache_bytes)
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     block_bytes = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
     needed = per_sequence * block_bytes
@@ -52,3 +55,20 @@ def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, in
 def default_bytes(available: int, one_sequence: int) -> int:
     """How much of the available memory the cache may take, given what one sequence of full length needs."""
     return min(available, max(int(MEMORY_FRACTION * available), one_sequence))
+
+
+def share_bytes(available: int, kv_memory: float, kv_cache_bytes: int | None) -> int:
+    """That share of the available bytes. Raises OptionError for one out of range, or beside kv_cache_bytes."""
+    if kv_cache_bytes is not None:
+        raise OptionError(
+            f"the KV cache's size is given twice: kv_cache_bytes={kv_cache_bytes} and kv_memory={kv_memory}",
+            at="kv_memory",
+            fix="give one of them",
+        )
+    if isinstance(kv_memory, bool) or not isinstance(kv_memory, int | float) or not 0 < kv_memory <= 1:
+        raise OptionError(
+            f"kv_memory cannot be {kv_memory!r}",
+            at=f"kv_memory={kv_memory!r}",
+            fix="give a share of the free memory, above 0 and at most 1",
+        )
+    return max(1, int(available * kv_memory))

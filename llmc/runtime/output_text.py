@@ -12,11 +12,16 @@ class OutputText:
 
     The window starts at a token boundary where the text was complete, one boundary earlier than what is out already,
     because decoders treat the first token of a text specially (as in vLLM's incremental detokenizer).
+    keep_stop: the stop string stays in the text. stopped_by: the stop string that was found.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...]) -> None:
+    def __init__(
+        self, decode: Callable[[Sequence[int]], str], stop: tuple[str, ...], *, keep_stop: bool = False
+    ) -> None:
         self._decode = decode
         self._stop = stop
+        self._keep_stop = keep_stop
+        self.stopped_by: str | None = None
         self._ids: list[int] = []
         self._window = 0
         self._boundary = 0
@@ -61,9 +66,10 @@ class OutputText:
         # A stop string that ends in the new piece starts at most its length minus one before it.
         start = max(0, len(self._text) - max((len(s) for s in self._stop), default=0) + 1)
         self._text += piece
-        found = [at for s in self._stop if (at := self._text.find(s, start)) >= 0]
+        found = [(at, s) for s in self._stop if (at := self._text.find(s, start)) >= 0]
         if found:
-            self._text = self._text[: min(found)]
+            at, self.stopped_by = min(found)
+            self._text = self._text[: at + len(self.stopped_by) if self._keep_stop else at]
             self.stopped = True
 
     def _held_back(self) -> int:

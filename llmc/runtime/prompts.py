@@ -34,16 +34,18 @@ def is_single(prompts: Prompts) -> bool:
     return not any(isinstance(item, str | Iterable) for item in prompts)
 
 
-def check_length(index: int, tokens: Sequence[int], limit: int, purpose: str) -> None:
-    """Raise RequestError for no tokens or more than `limit`. purpose: what else the limit leaves room for."""
+def check_length(where: str, tokens: Sequence[int], limit: int, purpose: str) -> None:
+    """Raise RequestError for no tokens or more than `limit`. where: names the prompt. purpose: what else
+    the limit leaves room for.
+    """
     if not tokens:
         raise RequestError(
-            "the prompt is empty", at=f"prompt {index}", fix="give at least one token, such as the model's bos token"
+            "the prompt is empty", at=where, fix="give at least one token, such as the model's bos token"
         )
     if len(tokens) > limit:
         raise RequestError(
             f"the prompt has {len(tokens)} tokens, this engine takes at most {limit}{purpose}",
-            at=f"prompt {index}",
+            at=where,
             fix="shorten the prompt, or rebuild the engine with a larger max_model_len",
         )
 

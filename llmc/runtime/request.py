@@ -2,42 +2,117 @@
 
 from __future__ import annotations
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.errors import RequestError
+from llmc.runtime.generation_request import Priority
 from llmc.runtime.row_choice import RowChoice
+from llmc.runtime.sampler import Sampler
+
+
+class LogitRows(Protocol):
+    """The logits of a step, of which those that somebody looks at may have to come from a device."""
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Rows [count, vocabulary]; overwritten by the next call."""
+        ...
+
+
+class Forks(Protocol):
+    """What a request may do to sequences that share its prompt; see Scheduler."""
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start `child` on the parent's blocks."""
+        ...
+
+    def resume(self, request: Request) -> None:
+        """It has tokens to compute again."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Drop it."""
+        ...
 
 
 class Request(ABC):
     """Tokens to be read by the model, and what is done with the logits that it gives for them.
 
+    A client's request with several choices has one of these for each.
+
     tokens: the prompt and what was generated so far. blocks: of the KV cache, in order of position. computed: how
-    many of the tokens have their keys and values in those blocks. every_logit: logits after each token are wanted,
-    not only after the last one. finished: no step may follow.
+    many of the tokens have their keys and values in those blocks. finished: no step may follow.
+    scored, scored_end: logits are wanted after each token from position `scored` to before `scored_end`, and always
+    after the last one. sampler: chooses the request's tokens for `accept`; None if it reads its logits with `receive`.
+    error: why it cannot go on. salt: only requests with the same one share cached prefixes; None shares with nobody.
+    arrived: time.monotonic(). deadline: the same clock, None for no limit.
+
+    The scheduler's own: sequence (order of arrival), writable (positions before it may be written without asking for
+    blocks), due (the step in which it may run out of them), row (in the tables of StepInputs), digests (of its full
+    blocks), registered (how many of them are cached), cached_tokens (found in the prefix cache when it first started).
     """
 
-    def __init__(self, prompt: Sequence[int], *, every_logit: bool) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        *,
+        every_logit: bool,
+        priority: Priority = Priority.FREE,
+        salt: bytes | None = None,
+        arrived: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
         self.tokens = list(prompt)
-        self.every_logit = every_logit
+        self.scored = 0
+        self.scored_end = len(self.tokens) if every_logit else 0
         self.blocks: list[int] = []
         self.computed = 0
         self.finished = False
+        self.sampler: Sampler | None = None
+        self.error: RequestError | None = None
+        self.priority = priority
+        self.salt = salt
+        self.arrived = time.monotonic() if arrived is None else arrived
+        self.deadline = deadline
+        self.started: float | None = None
+        self.sequence = 0
+        self.writable = 0
+        self.due = 0
+        self.row: int | None = None
+        self.digests: list[bytes] = []
+        self.registered = 0
+        self.cached_tokens = 0
+
+    @property
+    def choice(self) -> RowChoice | None:
+        """How a device can choose its next token without showing it the logits; None if it needs them."""
+        return None
 
     @abstractmethod
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
 
-    @property
-    def choice(self) -> RowChoice | None:
-        """How its next token can be chosen without it, so that `receive_token` will do; None if it needs the logits."""
-        return None
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+        """Take the token that `sampler` has chosen from that row. Only for a request that has a sampler."""
+        raise NotImplementedError(f"{type(self).__name__} does not sample")
 
-    def receive_token(self, token: int, score: float) -> None:
-        """Take the token after the last one, chosen as `choice` says. score: not finite if the logits are unusable."""
-        raise NotImplementedError(f"{type(self).__name__} has no choice")
+    def fail(self, error: RequestError) -> None:
+        """The logits are of no use: end, and let nobody find the blocks."""
+        self.error = error
+        self.salt = None
+        self.finished = True
+
+    def follow(self, forks: Forks) -> None:  # noqa: B027  (most have nobody to start)
+        """After `receive`: start, resume or remove other sequences of the same client's request."""
+
+    def expire(self) -> None:
+        """Its deadline has passed: end with what there is."""
+        self.finished = True
 
     @property
     def pending(self) -> int:
@@ -45,7 +120,18 @@ class Request(ABC):
         return len(self.tokens) - self.computed
 
     def logit_rows(self, count: int) -> int:
-        """Rows of logits that a step over the next `count` tokens has to give."""
-        if self.every_logit:
+        """Rows of logits that a step over the next `count` tokens has to give: after the last so many of them."""
+        end = self.computed + count
+        first_scored = max(self.computed, self.scored)
+        if first_scored < min(end, self.scored_end):
+            return end - first_scored
+        return 1 if end == len(self.tokens) else 0
+
+    def fitting(self, tokens: int, rows: int) -> int:
+        """How many of the pending tokens fit into a step with room for so many tokens and rows of logits."""
+        count = min(self.pending, tokens)
+        if self.logit_rows(count) <= rows:
             return count
-        return 1 if count == self.pending else 0
+        if self.scored < self.scored_end:
+            return max(0, self.scored - self.computed) + rows
+        return count - 1

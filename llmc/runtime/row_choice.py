@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import CHOICE_INPUTS, Wanted
+from llmc.program import Wanted
 
 # As top_k: all tokens (llmc.ops.sampling.EVERY_TOKEN, which needs torch).
 EVERY_TOKEN = 2**31 - 1
@@ -40,7 +40,7 @@ BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
 
 @dataclass(frozen=True)
 class RowChoices:
-    """The choices of a step's rows as arrays, [L] each: fp32 (temperature, top_p, min_p) and int32."""
+    """The choices of a step's rows as arrays, [L] each; their names are those of llmc.program.CHOICE_INPUTS."""
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
@@ -52,9 +52,13 @@ class RowChoices:
     @staticmethod
     def of(choices: Sequence[RowChoice]) -> RowChoices:
         """The arrays for those rows."""
-        dtypes = {"F32": np.float32, "I32": np.int32}
         return RowChoices(
-            **{name: np.asarray([getattr(c, name) for c in choices], dtypes[d]) for name, d in CHOICE_INPUTS.items()}
+            temperature=np.asarray([choice.temperature for choice in choices], np.float32),
+            top_k=np.asarray([choice.top_k for choice in choices], np.int32),
+            top_p=np.asarray([choice.top_p for choice in choices], np.float32),
+            min_p=np.asarray([choice.min_p for choice in choices], np.float32),
+            seeds=np.asarray([choice.seeds for choice in choices], np.int32),
+            counters=np.asarray([choice.counters for choice in choices], np.int32),
         )
 
     def padded(self, rows: int) -> RowChoices:

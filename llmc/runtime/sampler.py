@@ -9,48 +9,86 @@ top-p: Holtzman et al. 2020; min-p: Nguyen et al. 2024.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import RequestError
-from llmc.runtime.row_choice import EVERY_TOKEN, RowChoice
+from llmc.errors import ModelFailureError, RequestError
+from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
 
 Row = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
+_DRAW_BLOCK = 512
+
+
+class TokenMask(Protocol):
+    """What a grammar allows next."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """By token id: [vocabulary]. Valid until the next call."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token was chosen."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+        ...
 
 
 class Sampler:
     """One request's choice of tokens. What it draws depends on its seed and its own logits only.
 
-    forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens).
+    forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens). choice: which
+    of the request's choices this is; each draws from its own stream of the seed. mask: which tokens may come at all.
     """
 
-    def __init__(self, params: SamplingParams, prompt: TokenIds, vocab_size: int, forbidden_early: TokenIds) -> None:
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: TokenIds,
+        vocab_size: int,
+        forbidden_early: TokenIds,
+        *,
+        choice: int = 0,
+        mask: TokenMask | None = None,
+    ) -> None:
         self._params = params
         self._forbidden_early = forbidden_early
-        self._generator = None if params.temperature == 0 else np.random.Generator(np.random.PCG64(params.seed))
-        self._device_seed = int(np.random.SeedSequence(params.seed).generate_state(1).view(np.int32)[0])
+        sequence = np.random.SeedSequence(params.seed, spawn_key=(choice,) if choice else ())
+        self._generator = None if params.temperature == 0 else np.random.Generator(np.random.PCG64(sequence))
+        self._device_seed = int(sequence.generate_state(1).view(np.int32)[0])
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
-        self._changes = params.changes_logits()
-        if self._changes:
+        self._mask = mask
+        self._changes = params.changes_logits() or mask is not None
+        self._counts_tokens = params.changes_logits()
+        # Whether the token is always the one with the largest logit.
+        self.is_argmax = self._generator is None and not self._changes
+        if self._counts_tokens:
             self._seen = np.zeros(vocab_size, np.bool_)
             self._seen[prompt] = True
             self._counts = np.zeros(vocab_size, np.int32)
         self._generated = 0
 
     def sample(self, logits: Row) -> int:
-        """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises RequestError for NaN."""
+        """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises ModelFailureError for NaN."""
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
-        _check_finite(best, float(scores[best]))
-        token = best if self._generator is None else self._draw(scores, best, self._generator)
+        check_finite(best, float(scores[best]))
+        token = best if self._generator is None else _draw(scores, best, self._params, self._generator)
         self._generated += 1
-        if self._changes:
+        if self._counts_tokens:
             self._seen[token] = True
             self._counts[token] += 1
+        if self._mask is not None:
+            self._mask.accept(token)
         return token
 
     def choice(self) -> RowChoice | None:
@@ -61,17 +99,24 @@ class Sampler:
         params = self._params
         if self._changes:
             return None
+        if self._generator is None:
+            return BEST
         top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
         return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._device_seed, self._generated)
 
     def accept(self, token: int, score: float) -> int:
         """The token that was chosen as `choice` says. score: of the choice; RequestError if it is not finite."""
-        _check_finite(token, score)
+        check_finite(token, score)
         self._generated += 1
         return token
 
+    @property
+    def is_complete(self) -> bool:
+        """Whether the mask lets nothing follow."""
+        return self._mask is not None and self._mask.is_complete
+
     def adjusted(self, logits: Row) -> Row:
-        """A copy of the logits after minimum length, penalties and bias."""
+        """A copy of the logits after minimum length, penalties, bias and mask."""
         params = self._params
         scores = logits.copy()
         if self._generated < params.min_tokens:
@@ -86,22 +131,61 @@ class Sampler:
             scores[ids] -= np.float32(params.presence_penalty)
             scores[ids] -= np.float32(params.frequency_penalty) * self._counts[ids].astype(np.float32)
         scores[self._bias_ids] += self._bias
+        if self._mask is not None:
+            scores[~self._mask.allowed()] = -np.inf
         return scores
 
-    def _draw(self, scores: Row, best: int, generator: np.random.Generator) -> int:
-        ids, weights = candidates(scores, best, self._params)
-        cumulative = np.cumsum(weights)
-        index = int(np.searchsorted(cumulative, generator.random() * cumulative[-1], side="right"))
-        chosen = min(index, len(weights) - 1)
-        return chosen if ids is None else int(ids[chosen])
+
+def choose(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
+    """Each sampler's token for its row of logits, or why there is none. `rows` ascend."""
+    if not samplers:
+        return ()
+    if rows[-1] == len(rows) - 1 and all(sampler.is_argmax for sampler in samplers):
+        best = logits[: len(rows)].argmax(axis=1)
+        return _checked(best, logits[rows, best])
+    return [_sampled(sampler, logits[row]) for sampler, row in zip(samplers, rows, strict=True)]
 
 
-def _check_finite(token: int, logit: float) -> None:
+def _sampled(sampler: Sampler, logits: Row) -> int | RequestError:
+    try:
+        return sampler.sample(logits)
+    except RequestError as error:
+        return error
+
+
+def _checked(tokens: TokenIds, logits: Row) -> Sequence[int | RequestError]:
+    found: list[int | RequestError] = tokens.tolist()
+    for index in np.flatnonzero(~np.isfinite(logits)):
+        found[index] = _failure(int(tokens[index]), float(logits[index]))
+    return found
+
+
+def check_finite(token: int, logit: float) -> None:
+    """Raise ModelFailureError if the largest logit is no number."""
     if not math.isfinite(logit):
-        raise RequestError(
-            f"the model gave no usable logits: the largest is {logit} at token id {token}",
-            fix="the weights or activations overflow: build with dtype=float32, and check the model itself",
-        )
+        raise _failure(token, logit)
+
+
+def _failure(token: int, logit: float) -> ModelFailureError:
+    return ModelFailureError(
+        f"the model gave no usable logits: the largest is {logit} at token id {token}",
+        fix="the weights or activations overflow: build with dtype=float32, and check the model itself",
+    )
+
+
+def _draw(scores: Row, best: int, params: SamplingParams, generator: np.random.Generator) -> int:
+    """One token by inverting the cumulative sum, in two levels: summing blocks is several times faster than all."""
+    ids, weights = candidates(scores, best, params)
+    starts = np.arange(0, len(weights), _DRAW_BLOCK)
+    upto = np.cumsum(np.add.reduceat(weights, starts))
+    point = generator.random() * upto[-1]
+    block = min(int(np.searchsorted(upto, point, side="right")), len(upto) - 1)
+    inside = np.cumsum(weights[starts[block] : starts[block] + _DRAW_BLOCK])
+    below = upto[block - 1] if block else 0.0
+    index = int(starts[block]) + min(int(np.searchsorted(inside, point - below, side="right")), len(inside) - 1)
+    while not weights[index]:  # Rounding may lead past the last token that can come.
+        index -= 1
+    return index if ids is None else int(ids[index])
 
 
 def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds | None, npt.NDArray[np.float64]]:
@@ -127,17 +211,16 @@ def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.b
     """Drop the least likely tokens as long as what is dropped sums to at most 1 - top_p; the likeliest stays.
 
     A token below (1 - top_p) / n is always dropped, since all of its kind together weigh less than 1 - top_p: that
-    leaves few to sort.
+    leaves few to sort. Ties at the boundary stay.
     """
     budget = (1.0 - top_p) * float(weights.sum())
     likely = weights > budget / len(weights)
-    dropped = float(weights[~likely].sum())
-    ids = np.flatnonzero(likely)
-    ascending = ids[np.argsort(weights[ids], kind="stable")]
-    below = dropped + np.cumsum(weights[ascending]) <= budget
-    below[-1:] = False
-    likely[ascending[below]] = False
-    return likely
+    ascending = np.sort(weights[likely])
+    if not len(ascending):
+        ascending = weights.max(keepdims=True)
+    kept_from = int((float(weights[~likely].sum()) + np.cumsum(ascending) <= budget).sum())
+    keep: npt.NDArray[np.bool_] = weights >= ascending[min(kept_from, len(ascending) - 1)]
+    return keep
 
 
 def _filtered(

@@ -9,13 +9,15 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmc.errors import RequestError
+from llmc.runtime.grammar import Grammar
 
 
 @dataclass(frozen=True, kw_only=True)
 class SamplingParams:
     """Each value is checked; one out of range, or a name that does not exist, is a RequestError.
 
-    max_tokens: how many to generate at most. min_tokens: before this many, no end-of-text and no stop token.
+    max_tokens: how many to generate at most; 0 computes prompt_logprobs only. min_tokens: before this many, no
+    end-of-text and no stop token.
     temperature: divides the logits; 0 is greedy (the likeliest token after penalties and bias), and the filters below
     then do nothing.
     top_k: keep the k likeliest tokens and ties; None keeps all.
@@ -25,7 +27,15 @@ class SamplingParams:
     presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once, and per occurrence.
     logit_bias: added to the logits, by token id. seed: None draws one from the operating system.
     stop: the text ends before any of these. stop_token_ids: the output ends with any of these.
-    ignore_eos: go on after the model's end-of-text token.
+    ignore_eos: go on after the model's end-of-text token. include_stop_str_in_output: the text keeps the stop string
+    that ended it. skip_special_tokens: the text leaves out tokens such as end-of-text.
+    n: how many choices. best_of: how many are sampled, the n with the highest mean log-probability are given (None: n).
+    With a seed, choice i draws from the seed's i-th stream, so each is reproducible and they differ.
+    logprobs: give each token's log-probability and this many of the likeliest (0: the token's only). prompt_logprobs:
+    the same for the prompt's tokens.
+    beam_width: beam search with this many beams instead of sampling; n (at most beam_width) are given, best first, by
+    sum of log-probabilities over length**length_penalty. early_stopping: stop as soon as beam_width beams are complete.
+    grammar: the output has to be a sentence of it.
     """
 
     max_tokens: int = 128
@@ -42,6 +52,16 @@ class SamplingParams:
     stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    grammar: Grammar | None = None
 
     def __new__(cls, **values: Any) -> SamplingParams:
         """Refuse unknown names before the generated __init__ would raise a bare TypeError."""
@@ -54,7 +74,7 @@ class SamplingParams:
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
-        self._check_int("max_tokens", 1)
+        self._check_int("max_tokens", 0)
         self._check_int("min_tokens", 0, self.max_tokens, "max_tokens")
         self._check_float("temperature", 0.0, 1e6)
         if self.top_k is not None:
@@ -66,9 +86,15 @@ class SamplingParams:
         self._check_float("frequency_penalty", -1e6, 1e6)
         if self.seed is not None:
             self._check_int("seed", 0)
-        self._check_bool("ignore_eos")
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
+            self._check_bool(name)
+        self._check_choices()
         self._check_stop()
         self._check_bias()
+
+    def sampled_choices(self) -> int:
+        """How many sequences are generated at a time: best_of or n, or the beams."""
+        return self.beam_width or self.best_of or self.n
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""
@@ -83,6 +109,33 @@ class SamplingParams:
             or self.logit_bias
             or self.min_tokens
         )
+
+    def _check_choices(self) -> None:
+        self._check_int("n", 1)
+        if self.best_of is not None:
+            self._check_int("best_of", self.n)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check_int(name, 0)
+        self._check_float("length_penalty", -1e3, 1e3)
+        grammar: object = self.grammar
+        if grammar is not None and not isinstance(grammar, Grammar):
+            self._refuse("grammar", "a Grammar")
+        if self.beam_width is not None:
+            self._check_int("beam_width", self.n)
+            for name in ("best_of", "grammar", "seed"):
+                if getattr(self, name) is not None:
+                    self._refuse(name, "None together with beam_width: beam search does not sample")
+            if self.temperature != 0:
+                self._refuse("temperature", "0 together with beam_width: beam search does not sample")
+            for name, plain in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
+                if getattr(self, name) != plain:
+                    self._refuse(name, f"{plain} together with beam_width")
+            for name in ("logit_bias", "stop"):
+                if getattr(self, name):
+                    self._refuse(name, "nothing together with beam_width; stop_token_ids may be given")
+            if self.max_tokens == 0 or self.prompt_logprobs is not None:
+                self._refuse("prompt_logprobs" if self.max_tokens else "max_tokens", "another value with beam_width")
 
     def _check_bool(self, name: str) -> None:
         if type(getattr(self, name)) is not bool:

@@ -1,19 +1,29 @@
 """Decide which tokens of which requests the next step computes. Knows no model, only counts and blocks.
 
 There are no separate prefill and decode phases: a step has one budget of tokens; running requests that need a single
-token come first, then chunks of prompts, then new requests, each in order of arrival. When the pool runs dry the
-youngest request gives its blocks back and later computes its tokens again (preemption by recompute, as in Kwon et
-al. 2023, "PagedAttention").
+token come first, then chunks of prompts, then new requests, the urgent ones first and each kind in order of arrival.
+When the pool runs dry the youngest of the least urgent requests gives its blocks back and later computes its tokens
+again (preemption by recompute, as in Kwon et al. 2023, "PagedAttention").
+
+A step at hundreds of running requests must cost microseconds, so nothing is done for a request that decodes within a
+block that it has: each is looked at again in the step in which its block is full.
 """
 
 from __future__ import annotations
 
+import heapq
+import time
 from collections import deque
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
+from llmc.runtime.generation_request import Priority
+from llmc.runtime.prefix_cache import PrefixCache
 from llmc.runtime.request import Request
+
+AGEING_SECONDS = 10.0
 
 
 @dataclass(frozen=True)
@@ -26,114 +36,341 @@ class Chunk:
     logit_rows: int
 
 
-class Scheduler:
-    """Requests in order of arrival, waiting or running (holding blocks), and the pool they share.
+@dataclass(frozen=True)
+class StepPlan:
+    """What one step computes: first the decodes, one token and one row of logits each, then the chunks.
 
-    max_step_tokens: a lower budget of tokens a step than the engine's limit.
+    copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
+    moved: requests whose blocks have changed since the last step.
     """
 
-    def __init__(self, limits: Limits, pool: BlockPool, max_step_tokens: int | None = None) -> None:
-        self._limits = limits
+    decodes: list[Request]
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)
+    moved: list[Request] = field(default_factory=list)
+
+    def __bool__(self) -> bool:
+        return bool(self.decodes or self.chunks)
+
+    def all_chunks(self) -> Iterator[Chunk]:
+        """The decodes as chunks, then the chunks. Before the step is published."""
+        yield from (Chunk(request, request.computed, 1, 1) for request in self.decodes)
+        yield from self.chunks
+
+
+class Scheduler:
+    """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
+
+    max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
+    waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        max_step_tokens: int | None = None,
+        *,
+        ageing_seconds: float = AGEING_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._pool = pool
+        self.prefix_cache = PrefixCache(pool, limits.block_size)
+        self.preemptions = 0
+        self._block_size = limits.block_size
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
-        self._waiting: deque[Request] = deque()
-        self._running: list[Request] = []
+        self._rows = limits.max_logit_rows
+        self._ageing_seconds = ageing_seconds
+        self._clock = clock
+        self._waiting: dict[Priority, deque[Request]] = {priority: deque() for priority in Priority}
+        # Dicts for their order and their quick removal.
+        self._prefilling: dict[Request, None] = {}
+        self._decoding: dict[Request, None] = {}
+        self._parked: dict[Request, None] = {}
+        self._free_rows = list(range(limits.max_sequences - 1, -1, -1))
+        self._deadlines: list[tuple[float, int, Request]] = []
+        self._arrivals = 0
+        # Decoding requests by the number of the step in which they need a block at the earliest.
+        self._due: dict[int, list[Request]] = {}
+        self._number = 0
+        self._now = 0.0
+        self._plan = StepPlan([])
 
     @property
     def idle(self) -> bool:
         """Whether no request is left."""
-        return not self._waiting and not self._running
+        return not (self._decoding or self._prefilling or self._parked or any(self._waiting.values()))
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks, or are parked."""
+        return len(self._decoding) + len(self._prefilling) + len(self._parked)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold none yet, or no more."""
+        return sum(map(len, self._waiting.values()))
 
     def add(self, request: Request) -> None:
         """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
-        self._waiting.append(request)
+        self._arrivals += 1
+        request.sequence = self._arrivals
+        self._waiting[request.priority].append(request)
+        self._watch_deadline(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start a request with the parent's first tokens on the parent's blocks; they part when one of them writes.
+
+        Where no seat is free the child waits and computes them again.
+        """
+        child.sequence = parent.sequence
+        child.started = parent.started
+        self._watch_deadline(child)
+        if parent.row is None or not self._free_rows:
+            self._requeue(child)
+            return
+        child.row = self._free_rows.pop()
+        child.computed = parent.computed
+        child.blocks = parent.blocks[: -(-parent.computed // self._block_size)]
+        child.digests = parent.digests[: parent.computed // self._block_size]
+        child.registered = len(child.digests)
+        self._pool.share(child.blocks)
+        child.writable = child.computed
+        if parent.computed % self._block_size:
+            parent.writable = parent.computed
+            self._look_at(parent, self._number + 1)
+        self._place(child)
+
+    def resume(self, request: Request) -> None:
+        """A parked request has tokens to compute again."""
+        del self._parked[request]
+        if request.row is None:
+            self._requeue(request)
+        else:
+            self._place(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request and free its blocks at once; one that is gone already is no error."""
-        if request in self._running:
-            self._running.remove(request)
-        elif request in self._waiting:
-            self._waiting.remove(request)
-        self._free(request)
+        if request in self._decoding:
+            self.prefix_cache.register(request)
+            del self._decoding[request]
+        elif request in self._parked:
+            self.prefix_cache.register(request)
+            del self._parked[request]
+        elif request in self._prefilling:
+            del self._prefilling[request]
+        elif request in self._waiting[request.priority]:
+            self._waiting[request.priority].remove(request)
+        self._release(request)
 
-    def schedule(self) -> tuple[Chunk, ...]:
-        """The next step's chunks, with blocks for their tokens. Empty only if no request is left.
+    def settle(self, request: Request) -> None:
+        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished."""
+        if request.computed and request.pending <= 1:
+            self.prefix_cache.register(request)
+        if request.finished:
+            self.remove(request)
+        elif request in self._prefilling or request in self._decoding:
+            self._prefilling.pop(request, None)
+            self._decoding.pop(request, None)
+            self._place(request)
 
-        The caller computes them and then sets each request's `computed`.
+    def expired(self) -> list[Request]:
+        """Requests whose deadline has passed since the last call; they are still in the queue."""
+        gone = []
+        if self._deadlines:
+            now = self._clock()
+            while self._deadlines and self._deadlines[0][0] <= now:
+                request = heapq.heappop(self._deadlines)[2]
+                if not request.finished:
+                    gone.append(request)
+        return gone
+
+    def schedule(self) -> StepPlan:
+        """The next step, with blocks for its tokens. Empty only if no request has anything to compute.
+
+        The caller computes it, then advances each request's `computed` and gives it its logits, and then settles the
+        chunks' requests and every decode that has finished or has nothing to compute.
         """
-        step = _Step(self._budget, self._limits.max_logit_rows)
-        preempted = False
-        for request in sorted(self._running, key=lambda r: r.pending > 1):
-            if request in self._running:
-                preempted |= self._extend(request, step)
-        while self._waiting and not preempted and len(self._running) < self._limits.max_sequences:
-            request = self._waiting[0]
-            if step.fitting(request) == 0 or self._promised() + self._blocks_for(len(request.tokens)) > self._pool.free:
-                break
-            self._running.append(self._waiting.popleft())
-            self._extend(request, step)
-        return tuple(step.chunks.values())
+        most = min(self._budget, self._rows)
+        decodes = list(self._decoding)
+        if len(decodes) > most:
+            del decodes[most:]
+        plan = self._plan = StepPlan(decodes)
+        preemptions = self.preemptions
+        self._number += 1
+        for request in self._due.pop(self._number, ()):
+            if request.due == self._number and request in self._decoding:
+                self._renew(request)
+        room = _Room(self._budget - len(decodes), self._rows - len(decodes))
+        if self._prefilling:
+            for request in sorted(self._prefilling, key=lambda r: (not self._is_urgent(r), r.sequence)):
+                if request.row is not None:
+                    self._extend(request, room)
+        if self._free_rows and preemptions == self.preemptions:
+            self._now = self._clock()
+            while self._free_rows and self._start_next(room):
+                pass
+        if preemptions != self.preemptions:
+            # Those that gave way are in it, perhaps.
+            plan.decodes[:] = [r for r in plan.decodes if r.row is not None]
+            plan.chunks[:] = [c for c in plan.chunks if c.request.row is not None]
+            plan.moved[:] = [r for r in plan.moved if r.row is not None]
+        if not plan:
+            # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
+            is_stuck = self._parked and any(self._waiting.values()) and self._preempt_parked()
+            if is_stuck or preemptions != self.preemptions:
+                return self.schedule()
+        return plan
 
-    def _extend(self, request: Request, step: _Step) -> bool:
-        """Give the request's next tokens blocks and a place in the step; true if a request had to be preempted."""
-        count = step.fitting(request)
-        if count == 0:
+    def _renew(self, request: Request) -> None:
+        """Give a decoding request a block if it needs one now, and look at it again when that is full."""
+        position, blocks, pool = request.computed, request.blocks, self._pool
+        if position >= request.writable:
+            if position == len(blocks) * self._block_size and pool.available:
+                blocks.append(pool.allocate_one())
+                request.writable = position + self._block_size
+                self._plan.moved.append(request)
+            elif not self._grow(request, 1):
+                return
+        self._look_at(request, self._number + request.writable - position)
+
+    def _look_at(self, request: Request, number: int) -> None:
+        """Have a decoding request looked at in the step of that number."""
+        request.due = number
+        self._due.setdefault(number, []).append(request)
+
+    def _start_next(self, room: _Room) -> bool:
+        """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
+        queue = self._next_queue()
+        if queue is None:
             return False
-        missing = self._blocks_for(request.computed + count) - len(request.blocks)
-        preempted = False
-        while missing > self._pool.free:
-            victim = self._running[-1]
-            self._preempt(victim, step)
-            preempted = True
+        request = queue[0]
+        found = self.prefix_cache.match(request)
+        missing = self._blocks_for(len(request.tokens)) - len(found)
+        revived = sum(not self._pool.holders(block) for block in found)
+        if missing + revived + self._promised() > self._pool.available:
+            return False
+        request.computed = len(found) * self._block_size
+        if request.fitting(room.tokens, room.rows) == 0:
+            request.computed = 0
+            return False
+        queue.popleft()
+        self._pool.share(found)
+        request.blocks = found
+        request.registered = len(found)
+        request.row = self._free_rows.pop()
+        if request.started is None:
+            request.started = self._now
+            request.cached_tokens = request.computed
+            self.prefix_cache.count(request, len(found))
+        self._prefilling[request] = None
+        self._extend(request, room)
+        return True
+
+    def _next_queue(self) -> deque[Request] | None:
+        premium, free = self._waiting[Priority.PREMIUM], self._waiting[Priority.FREE]
+        if premium and free:
+            return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
+        return premium or free or None
+
+    def _extend(self, request: Request, room: _Room) -> None:
+        """Give the request's next tokens blocks and a place in the step."""
+        count = request.fitting(room.tokens, room.rows)
+        if count > 0 and self._grow(request, count):
+            chunk = Chunk(request, request.computed, count, request.logit_rows(count))
+            self._plan.chunks.append(chunk)
+            room.tokens -= count
+            room.rows -= chunk.logit_rows
+
+    def _grow(self, request: Request, count: int) -> bool:
+        """Make the next `count` positions the request's own to write; false if it had to give way itself."""
+        pool, blocks = self._pool, request.blocks
+        index, end = request.computed // self._block_size, self._blocks_for(request.computed + count)
+        while True:
+            is_shared = index < len(blocks) and pool.holders(blocks[index]) > 1
+            missing = max(0, end - len(blocks))
+            if missing + is_shared <= pool.available:
+                break
+            victim = self._victim()
+            self._preempt(victim)
             if victim is request:
-                return True
-        request.blocks += self._pool.allocate(max(0, missing))
-        step.add(request, count)
-        return preempted
+                return False
+        if is_shared:
+            own = pool.allocate_one()
+            self._plan.copies[own] = blocks[index]
+            pool.release((blocks[index],))
+            blocks[index] = own
+        if missing:
+            blocks += pool.allocate(missing)
+        request.writable = len(blocks) * self._block_size
+        self._plan.moved.append(request)
+        return True
 
-    def _preempt(self, victim: Request, step: _Step) -> None:
-        self._running.remove(victim)
-        self._waiting.appendleft(victim)
-        self._free(victim)
-        step.drop(victim)
+    def _victim(self) -> Request:
+        """The youngest of the least urgent requests that hold blocks."""
+        holding = [r for group in (self._decoding, self._prefilling, self._parked) for r in group if r.row is not None]
+        return max(holding, key=lambda r: (not self._is_urgent(r), r.sequence))
 
-    def _free(self, request: Request) -> None:
+    def _preempt(self, victim: Request) -> None:
+        self.preemptions += 1
+        if victim in self._parked:
+            self._release(victim)
+            return
+        if victim in self._decoding:
+            self.prefix_cache.register(victim)
+            del self._decoding[victim]
+        else:
+            del self._prefilling[victim]
+        self._release(victim)
+        self._requeue(victim)
+
+    def _preempt_parked(self) -> bool:
+        holding = [request for request in self._parked if request.row is not None]
+        if holding:
+            self._preempt(max(holding, key=lambda r: (not self._is_urgent(r), r.sequence)))
+        return bool(holding)
+
+    def _release(self, request: Request) -> None:
+        if request.row is not None:
+            self._free_rows.append(request.row)
+            request.row = None
         self._pool.release(request.blocks)
         request.blocks = []
-        request.computed = 0
+        request.computed = request.writable = request.registered = 0
+
+    def _requeue(self, request: Request) -> None:
+        """Back among the waiting, by order of arrival."""
+        queue = self._waiting[request.priority]
+        place = next((i for i, other in enumerate(queue) if other.sequence > request.sequence), len(queue))
+        queue.insert(place, request)
+
+    def _place(self, request: Request) -> None:
+        pending = request.pending
+        (self._decoding if pending == 1 else self._prefilling if pending else self._parked)[request] = None
+        if pending == 1:
+            self._look_at(request, self._number + 1 + request.writable - request.computed)
+
+    def _is_urgent(self, request: Request) -> bool:
+        return request.priority is Priority.PREMIUM or self._has_aged(request)
+
+    def _has_aged(self, request: Request) -> bool:
+        return self._now - request.arrived >= self._ageing_seconds
+
+    def _watch_deadline(self, request: Request) -> None:
+        if request.deadline is not None:
+            heapq.heappush(self._deadlines, (request.deadline, id(request), request))
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._limits.block_size)
+        return -(-tokens // self._block_size)
 
     def _promised(self) -> int:
         """Blocks that running requests still need for the tokens they have: a new request must not take those."""
-        return sum(max(0, self._blocks_for(len(r.tokens)) - len(r.blocks)) for r in self._running)
+        return sum(max(0, self._blocks_for(len(r.tokens)) - len(r.blocks)) for r in self._prefilling)
 
 
-class _Step:
-    """A step being filled: chunks by request, and what is left of its tokens and logit rows."""
+@dataclass
+class _Room:
+    """What is left of a step's tokens and logit rows."""
 
-    def __init__(self, tokens: int, logit_rows: int) -> None:
-        self.chunks: dict[int, Chunk] = {}
-        self._tokens = tokens
-        self._logit_rows = logit_rows
-
-    def fitting(self, request: Request) -> int:
-        """How many of the request's pending tokens still fit."""
-        count = min(request.pending, self._tokens)
-        if request.every_logit:
-            return min(count, self._logit_rows)
-        # Without a row left for its logits the last token has to wait.
-        return count if request.logit_rows(count) <= self._logit_rows else count - 1
-
-    def add(self, request: Request, count: int) -> None:
-        rows = request.logit_rows(count)
-        self.chunks[id(request)] = Chunk(request, request.computed, count, rows)
-        self._tokens -= count
-        self._logit_rows -= rows
-
-    def drop(self, request: Request) -> None:
-        chunk = self.chunks.pop(id(request), None)
-        if chunk is not None:
-            self._tokens += chunk.count
-            self._logit_rows += chunk.logit_rows
+    tokens: int
+    rows: int

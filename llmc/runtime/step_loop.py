@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
-from llmc.runtime.executors.executor import Executor
-from llmc.runtime.publish import run_and_publish
+from llmc.runtime.executors.executor import ChoosingExecutor, Executor
+from llmc.runtime.publish import compute, compute_choosing, publish
 from llmc.runtime.request import Request
-from llmc.runtime.scheduler import Scheduler
+from llmc.runtime.scheduler import Scheduler, StepPlan
 from llmc.runtime.step_inputs import StepInputs
 
 
@@ -17,30 +18,50 @@ class StepLoop:
     """Runs requests together on one executor; each step serves every request that fits in it.
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
+    executor_seconds: of the last step, spent in the executor.
     """
 
     def __init__(self, executor: Executor, limits: Limits, blocks: int, max_step_tokens: int | None = None) -> None:
         self._executor = executor
+        # Asked once: looking at an object's methods takes longer than the scheduler.
+        self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
         self._inputs = StepInputs(limits)
-        self._scheduler = Scheduler(limits, BlockPool(blocks), max_step_tokens)
+        self.pool = BlockPool(blocks)
+        self.scheduler = Scheduler(limits, self.pool, max_step_tokens)
+        self.executor_seconds = 0.0
 
     def add(self, request: Request) -> None:
         """Queue a request."""
-        self._scheduler.add(request)
+        self.scheduler.add(request)
 
     def remove(self, request: Request) -> None:
         """Drop a request, finished or not, and free its blocks."""
-        self._scheduler.remove(request)
+        self.scheduler.remove(request)
 
     def run(self, requests: Sequence[Request]) -> None:
         """Step until all of these are finished; others in the queue advance too."""
         while not all(request.finished for request in requests):
             self.step()
 
-    def step(self) -> None:
+    def expire(self) -> list[Request]:
+        """End the requests whose deadline has passed, and free their blocks."""
+        expired = self.scheduler.expired()
+        for request in expired:
+            request.expire()
+            self.scheduler.remove(request)
+        return expired
+
+    def step(self) -> StepPlan:
         """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them."""
-        chunks = self._scheduler.schedule()
-        run_and_publish(self._executor, self._inputs.fill(chunks), chunks)
-        for chunk in chunks:
-            if chunk.request.finished:
-                self._scheduler.remove(chunk.request)
+        plan = self.scheduler.schedule()
+        if not plan:
+            return plan
+        step = self._inputs.fill(plan)
+        begin = time.perf_counter()
+        if plan.copies:
+            self._executor.copy_blocks(plan.copies)
+        chooser = self._chooser
+        results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
+        self.executor_seconds = time.perf_counter() - begin
+        publish(plan, results, self.scheduler)
+        return plan

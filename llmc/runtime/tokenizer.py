@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +25,7 @@ class Tokenizer:
         """Whether the engine has a tokenizer."""
         return self._path.exists()
 
-    def encode(self, text: str) -> list[int]:
+    def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds. Raises RequestError without one."""
         if not self.exists:
             raise RequestError(
@@ -32,15 +33,43 @@ class Tokenizer:
                 at=self._path,
                 fix="give token ids (a list of int), or rebuild from a model directory with a tokenizer.json",
             )
-        ids: list[int] = self._fast.encode(text).ids
+        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 
-    def decode(self, ids: Sequence[int]) -> str:
-        """The text of token ids, without special tokens; empty if the engine has no tokenizer."""
+    def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:
+        """The text of token ids; empty if the engine has no tokenizer."""
         if not self.exists:
             return ""
-        text: str = self._fast.decode(ids, skip_special_tokens=True)
+        text: str = self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """The bytes that a token stands for inside a text, which need not be whole characters."""
+        return self._vocabulary_bytes[token_id] if 0 <= token_id < len(self._vocabulary_bytes) else b""
+
+    def token_text(self, token_id: int) -> str:
+        """A token as it reads inside a text; incomplete characters come out as U+FFFD."""
+        return self.token_bytes(token_id).decode("utf-8", errors="replace")
+
+    @property
+    def path(self) -> Path:
+        """Where tokenizer.json is, if it exists."""
+        return self._path
+
+    @cached_property
+    def _vocabulary_bytes(self) -> list[bytes]:
+        if not self.exists:
+            return []
+        fast = self._fast
+        decoder = json.loads(fast.to_str()).get("decoder") or {}
+        kinds = {decoder.get("type"), *(each["type"] for each in decoder.get("decoders", ()))}
+        special = {i for i, token in fast.get_added_tokens_decoder().items()}
+        is_byte_level = "ByteLevel" in kinds
+        texts = [fast.id_to_token(i) or "" for i in range(fast.get_vocab_size())]
+        return [
+            text.encode() if i in special else _byte_level(text) if is_byte_level else _sentence_piece(text)
+            for i, text in enumerate(texts)
+        ]
 
     @cached_property
     def _fast(self) -> FastTokenizer:
@@ -58,3 +87,24 @@ class Tokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         return tokenizer
+
+
+def _byte_level(text: str) -> bytes:
+    """A token of GPT-2's byte-level alphabet, in which every byte is written as a printable character."""
+    return bytes(_BYTE_OF_CHARACTER[c] for c in text if c in _BYTE_OF_CHARACTER)
+
+
+def _sentence_piece(text: str) -> bytes:
+    """A token of SentencePiece's alphabet: ▁ is a space, <0x0A> a byte."""
+    if len(text) == 6 and text.startswith("<0x") and text.endswith(">"):
+        return bytes((int(text[3:5], 16),))
+    return text.replace("\N{LOWER ONE EIGHTH BLOCK}", " ").encode()
+
+
+def _byte_characters() -> dict[str, int]:
+    printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
+    others = [b for b in range(256) if b not in set(printable)]
+    return {chr(b): b for b in printable} | {chr(256 + i): b for i, b in enumerate(others)}
+
+
+_BYTE_OF_CHARACTER = _byte_characters()

@@ -14,7 +14,18 @@ from rich.console import Console
 
 from benchmarks.gpu.measurement import Measurement, parse
 from benchmarks.gpu.workloads import Decode, Prefill, decode_bytes, matrix_elements, prefill_flops
-from benchmarks.gpu_suite import ROOT, SHAPES, Job, Outcome, is_installed, jobs, run_jobs, tables, write_results
+from benchmarks.gpu_suite import (
+    ROOT,
+    SHAPES,
+    Job,
+    Outcome,
+    is_installed,
+    jobs,
+    run_jobs,
+    selected,
+    tables,
+    write_results,
+)
 from benchmarks.random_checkpoint import SHAPES as CONFIGS
 from benchmarks.random_checkpoint import layer_tensors, outer_tensors
 
@@ -63,6 +74,25 @@ def test_one_failure_loses_nothing_else() -> None:
     assert outcomes["works"].status == "ok"
     expected = (Measurement("g", "c", "llmc", (1.0, 2.0), bytes=8.0),)
     assert all(outcomes[name].measurements == expected for name in ("fails", "hangs", "works"))
+
+
+def test_results_are_saved_after_every_job(tmp_path: Path) -> None:
+    saved: list[list[str]] = []
+    planned = (
+        Job("a", script(MEASURE), 60),
+        Job("b", script("raise SystemExit(3)"), 60),
+        Job("c", script(MEASURE), 60),
+    )
+    run_jobs(planned, 60.0, Console(file=io.StringIO()), lambda outcomes: saved.append([o.job for o in outcomes]))
+    assert saved == [["a"], ["a", "b"], ["a", "b", "c"]]
+
+
+def test_some_jobs_come_with_what_they_need() -> None:
+    found = [job.name for job in selected(jobs(Path("d"), SHAPES), ["llmc llama-3.2"])]
+    assert found == ["prepare llama-3.2-1b", "probe", "llmc llama-3.2-1b"]
+    assert selected(jobs(Path("d"), SHAPES), []) == jobs(Path("d"), SHAPES)
+    for job in selected(jobs(Path("d"), SHAPES), ["kernels"]):
+        assert not job.after and not job.needs
 
 
 def test_jobs_beside_run_at_the_same_time_and_are_waited_for(tmp_path: Path) -> None:

@@ -2,25 +2,30 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+from typing import Any
+
 import pytest
+import torch
 
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.errors import EngineFormatError
+from llmc.errors import CheckpointError, EngineFormatError
 from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for
+from llmc.settings import settings
 from tests.cli.command import llmc
 from tests.tiny_models import tiny_checkpoint
 
-# Two tokens a step need few kernels; many need those with tensor descriptors.
-OPTIONS = {"dtype": "bfloat16", "max_model_len": 64, "max_sequences": 2, "max_logit_rows": 2}
+# Steps of two tokens need few kernels.
+LIMITS: dict[str, Any] = {"max_model_len": 64, "max_batch_tokens": 2, "max_sequences": 2, "max_logit_rows": 2}
 
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     folder = tmp_path_factory.mktemp("two")
     model = tiny_checkpoint("llama", folder / "model")
-    build(str(model), folder / "e.llmc", target="a100,h100", max_batch_tokens=2, **OPTIONS)
+    build(str(model), folder / "e.llmc", target="a100,h100", dtype="bfloat16", **LIMITS)
     return read_engine(folder / "e.llmc", check_machine=False)
 
 
@@ -64,3 +69,34 @@ def test_a_missing_program_is_noticed(engine: EngineDirectory) -> None:
             read_engine(engine.path, check_machine=False)
     finally:
         path.write_text(text)
+
+
+def test_half_precision_checkpoints_are_kept_on_gpus_and_need_a_choice_on_cpus(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    model = str(tiny_checkpoint("llama", tmp_path / "model", torch.float16))
+    with pytest.raises(CheckpointError, match=r"float16, which engines for cpu-.* do not compute in"):
+        build(model, tmp_path / "cpu.llmc", target="cpu")
+    build(model, tmp_path / "gpu.llmc", target="a100", **LIMITS)
+    engine = read_engine(tmp_path / "gpu.llmc", check_machine=False)
+    assert engine.manifest.model.dtype == "float16"
+    assert {slot.dtype for slot in engine.program.weights} == {"F16", "F32"}
+    assert {cache.dtype for cache in engine.program.caches} == {"F16"}
+    compiled_once(engine, tmp_path / "cache", monkeypatch)
+
+
+def compiled_once(engine: EngineDirectory, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For a GPU that none of the engine's binaries fits: from the carried sources, kept whole, said once."""
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(cache))
+    settings.cache_clear()
+    told: list[str] = []
+    hopper = Device(0, "NVIDIA H100", (9, 0), 227 * 1024)
+    first = binaries_for(engine, hopper, told.append)
+    assert first.arch == "sm_90" and first.program.launches == engine.program.launches
+    assert len(told) == 1 and "the engine carries kernels for sm_80" in told[0]
+    for kernel in first.program.launched_kernels():
+        assert (first.directory / kernel.binaries["sm_90"].file).read_bytes().startswith(b"\x7fELF")
+    assert binaries_for(engine, hopper, told.append) == first
+    assert len(told) == 1
+    assert list(first.directory.parent.iterdir()) == [first.directory], "nothing unfinished is left"
+    settings.cache_clear()

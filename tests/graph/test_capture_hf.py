@@ -144,11 +144,14 @@ def test_checkpoints_with_other_names_or_shards(tmp_path: Path) -> None:
     assert_equals_eager(captured, tiny_model("gpt2"))
 
 
-def test_float16_needs_a_choice(tmp_path: Path) -> None:
-    tiny_checkpoint("llama", tmp_path, torch.float16)
-    with pytest.raises(CheckpointError, match="float16, which engines do not compute in unasked"):
-        capture(tmp_path, BuildOptions())
-    assert capture(tmp_path, BuildOptions(dtype="float32")).graph.info.dtype == torch.float32
+def test_float16_is_kept_and_float64_needs_a_choice(tmp_path: Path) -> None:
+    half, double = tmp_path / "half", tmp_path / "double"
+    tiny_checkpoint("llama", half, torch.float16)
+    assert capture(half, BuildOptions()).graph.info.dtype == torch.float16
+    tiny_checkpoint("llama", double, torch.float64)
+    with pytest.raises(CheckpointError, match="float64, which engines do not compute in unasked"):
+        capture(double, BuildOptions())
+    assert capture(double, BuildOptions(dtype="float32")).graph.info.dtype == torch.float32
 
 
 def test_missing_tensors_are_named(tmp_path: Path) -> None:

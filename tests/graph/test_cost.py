@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.graph.cost import A, C, L, R, StepShape, T, graph_cost, group_cost, node_cost, predict_seconds
+from llmc.graph.cost import A, C, L, R, T, graph_cost, group_cost, node_cost
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import fusion, serving
@@ -105,14 +105,6 @@ def test_fusion_never_moves_more() -> None:
     assert after.bytes_moved.subs(step) < before.bytes_moved.subs(step)
     assert after.flops.subs(step) <= before.flops.subs(step)
     assert before.bytes_moved.free_symbols <= {T, L, R, C, A}
-
-
-def test_time_is_the_slower_of_memory_and_arithmetic() -> None:
-    step = StepShape.decode(requests=4, context=100)
-    assert (step.tokens, step.context, step.pairs) == (4, 400, 400)
-    assert predict_seconds("800 + 50*T", "10*C", step, bandwidth=100.0, rate=1000.0) == 10.0
-    assert predict_seconds("800 + 50*T", "10*C", step, bandwidth=1000.0, rate=100.0) == 40.0
-    assert StepShape.prefill(5).pairs == 15
 
 
 def _only(graph: ModelGraph, target: torch._ops.OpOverload) -> fx.Node:

@@ -18,7 +18,7 @@ from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
 from llmc.passes.pipeline import canonical
-from llmc.passes.report import PassRecord
+from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import Numerics, Rewrite
 from llmc.passes.runner import run_pipeline
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph
@@ -111,6 +111,63 @@ def test_a_replacement_that_the_op_does_not_accept_is_an_error() -> None:
     wrong = dataclasses.replace(ADD_TO_MUL, replacement=lambda x: aten.matmul.default(x, x))
     with pytest.raises(PassError, match=r"pass add_to_mul: aten\.matmul\.default does not accept"):
         run_pipeline(PatternGraph(_body).graph, (wrong,), BuildOptions())
+
+
+def test_a_refusal_is_recorded_with_what_the_node_was() -> None:
+    def precondition(match: Match) -> Refusal:
+        return Refusal(f"{match.root.name} is a sum, expected a product", match.root)
+
+    careful = dataclasses.replace(ADD_TO_MUL, precondition=precondition)
+    (record,) = run_pipeline(PatternGraph(_body).graph, (careful,), BuildOptions()).records
+    refused = record.refusals[0]
+    assert (refused.op, refused.type) == ("aten.add.Tensor", f"float32[T, {WIDTH}]")
+    assert (refused.found, refused.expected) == (f"{refused.node} is a sum", "a product")
+    assert [(u.op, u.type) for u in refused.users] == [("aten.neg", f"float32[T, {WIDTH}]")]
+    assert refused.extra_users == ()
+    json.dumps(record.to_json())
+
+
+def test_users_that_a_reason_names_are_in_the_way() -> None:
+    def precondition(match: Match) -> Refusal:
+        return Refusal(f"{match.root.name} is used by {next(iter(match.root.users)).name}", match.root)
+
+    careful = dataclasses.replace(ADD_TO_MUL, precondition=precondition)
+    (record,) = run_pipeline(PatternGraph(_body).graph, (careful,), BuildOptions()).records
+    assert [r.extra_users for r in record.refusals] == [(r.users[0].name,) for r in record.refusals]
+
+
+def test_a_pass_that_raises_is_named_with_the_line() -> None:
+    def replacement(x: Any) -> Any:
+        raise KeyError("mistake")
+
+    wrong = dataclasses.replace(ADD_TO_MUL, replacement=replacement)
+    with pytest.raises(PassError, match="pass add_to_mul: KeyError: 'mistake'") as error:
+        run_pipeline(PatternGraph(_body).graph, (wrong,), BuildOptions())
+    assert "test_runner.py" in str(error.value.at) and "in replacement" in str(error.value.at)
+
+
+def test_rewrites_can_be_watched_and_name_what_they_made() -> None:
+    made = PatternGraph(_body)
+    seen: list[tuple[str, int, int]] = []
+
+    def watch(name: str, record: RewriteRecord, graph: ModelGraph) -> None:
+        seen.append((name, record.number, render(graph).count("aten.add.Tensor")))
+        run_tokens(graph, made.source, [1, 5, 9])
+
+    result = run_pipeline(made.graph, (ADD_TO_MUL,), BuildOptions(), before_rewrite=watch)
+    assert [(name, number) for name, number, _ in seen] == [("add_to_mul", n) for n in (1, 2, 3)]
+    assert [r.made for r in result.records[0].rewrites] == [
+        ("add_to_mul_mul",),
+        ("add_to_mul_mul_1",),
+        ("add_to_mul_mul_2",),
+    ]
+
+
+def test_a_cut_pipeline_can_be_finished() -> None:
+    made = PatternGraph(_body)
+    options = BuildOptions(stop_after=1, finish_cut=True)
+    result = run_pipeline(made.graph, (ADD_TO_MUL, DROP_NEGATIONS), options, essential={"drop_negations"})
+    assert result.was_cut and [len(r.rewrites) for r in result.records] == [1, 3]
 
 
 def test_a_rewrite_that_feeds_itself_is_an_error() -> None:

@@ -8,20 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from llmc.codegen.cpp.pack import pack
 from llmc.codegen.triton.lowering import lower_device
-from llmc.errors import RequestError
-from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.graph.weights import evaluate
+from llmc.compiler import packed
+from llmc.errors import ModelFailureError
 from llmc.options import BuildOptions
 from llmc.program import Launch, Program, Wanted
-from llmc.runtime.executors.executor import ChoosingExecutor, Logits
+from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
-from llmc.runtime.generation import Generation, Scoring
+from llmc.runtime.generation import Ending, Generation, Origin, Scoring
 from llmc.runtime.request import Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampler import Sampler, candidates
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
 from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
@@ -42,9 +41,9 @@ class Recorded(TritonInterpreterExecutor):
         self.asked.append("logits")
         return super().logits(first, count)
 
-    def _launch_all(self, step: object, wanted: Wanted) -> None:
+    def _launch_all(self, step: Step, wanted: Wanted) -> tuple[LaunchTime, ...]:
         self.asked.append(wanted.value)
-        super()._launch_all(step, wanted)  # type: ignore[arg-type]  # Step, which this class only passes on
+        return super()._launch_all(step, wanted)
 
 
 @pytest.fixture(scope="module")
@@ -76,14 +75,14 @@ def interpreted(directory: Path, is_capped: bool) -> Recorded:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = {s.name: pack(evaluate(r, source), s.layout, TORCH_DTYPES[s.dtype]) for s, r in pairs}
+    weights = {s.name: packed(s, r, source) for s, r in pairs}
     return Recorded(lowered.program, directory, weights, BLOCKS)
 
 
 def generation(prompt: list[int], params: SamplingParams) -> Generation:
     sampler = Sampler(params, np.asarray(prompt, np.int64), VOCABULARY, np.zeros(0, np.int64))
-    longest = len(prompt) + params.max_tokens
-    return Generation(prompt, sampler, stop_ids=frozenset(), max_length=longest, text=None)
+    ending = Ending(frozenset(), frozenset(), len(prompt) + params.max_tokens)
+    return Generation(prompt, sampler, ending, origin=Origin(salt=None))
 
 
 def outputs(executor: Recorded, requests: list[Generation]) -> list[tuple[int, ...]]:
@@ -178,9 +177,9 @@ def test_a_row_that_is_left_open_is_drawn_by_the_host(executor: Recorded) -> Non
 
 
 def test_unusable_logits_end_a_request() -> None:
-    request = generation([1], greedy(3))
-    request.receive_token(4, float("inf"))
-    assert isinstance(request.error, RequestError) and "no usable logits" in request.error.problem
+    sampler = Sampler(greedy(3), np.array([1]), VOCABULARY, np.zeros(0, np.int64))
+    with pytest.raises(ModelFailureError, match="no usable logits"):
+        sampler.accept(4, float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from llmc.runtime.device_inputs import (
     request_buckets,
 )
 from llmc.runtime.row_choice import RowChoice, RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 from tests.runtime.device_program import LIMITS
 
 

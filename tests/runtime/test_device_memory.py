@@ -42,6 +42,6 @@ def test_too_little_memory_is_refused_with_the_sum() -> None:
 
 
 def test_out_of_memory_names_who_asked_and_what_to_lower() -> None:
-    error = out_of_memory("layer 3's KV cache", 2 * GB, GB, 80 * GB, "weights 16.00 GB + …")
+    error = out_of_memory("layer 3's KV cache", "asked for 2.000 GB", GB, 80 * GB, "weights 16.00 GB + …")
     assert "layer 3's KV cache asked for 2.000 GB, 1.000 of 80.000 GB are free" in error.problem
     assert "kv_cache_bytes" in str(error.fix)

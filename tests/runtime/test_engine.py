@@ -16,8 +16,8 @@ import pytest
 import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
-from llmc.runtime.engine import Completion, Engine, load
-from llmc.runtime.kv_capacity import block_count, default_bytes
+from llmc.runtime.engine import Choice, Completion, Engine, load
+from llmc.runtime.kv_capacity import block_count, default_bytes, share_bytes
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, copied, tiny_model, tiny_program, write_tiny_engine
 
@@ -103,9 +103,9 @@ def test_generation_ends_at_stop_tokens_and_limits(tmp_path: Path, engine: Engin
     stop = tokens[4]
     first = tokens.index(stop)
     at_token = engine.generate([5, 9, 2], SamplingParams(max_tokens=12, stop_token_ids=(stop,)))
-    assert at_token == [Completion("", tuple(tokens[: first + 1]), "stop", 3)]
+    assert at_token == [Completion((Choice("", tuple(tokens[: first + 1]), "stop", stop),), 3)]
     with load(write_tiny_engine(tmp_path / "eos.llmc", model=MODEL, eos=(stop,))) as ending:
-        assert ending.generate([5, 9, 2], GREEDY) == at_token
+        assert ending.generate([5, 9, 2], GREEDY)[0].choices[0] == replace(at_token[0].choices[0], stop_reason=None)
         assert ending.generate([5, 9, 2], replace(GREEDY, ignore_eos=True))[0].token_ids == tuple(tokens)
         late = ending.generate([5, 9, 2], replace(GREEDY, min_tokens=12))[0]
         assert stop not in late.token_ids and late.finish_reason == "length"
@@ -251,6 +251,11 @@ def test_broken_weights_stop_their_request_only(tmp_path: Path) -> None:
         ({"kv_cache_bytes": 0}, "kv_cache_bytes cannot be 0"),
         ({"kv_cache_bytes": ONE_SEQUENCE - 1}, f"one sequence of max_model_len=40 tokens needs {ONE_SEQUENCE}"),
         ({"max_step_tokens": 17}, "max_step_tokens cannot be 17"),
+        ({"kv_memory": 0}, "kv_memory cannot be 0"),
+        ({"kv_memory": 1.5}, "kv_memory cannot be 1.5"),
+        ({"kv_memory": True}, "kv_memory cannot be True"),
+        ({"kv_memory": 0.5, "kv_cache_bytes": 1 << 20}, "the KV cache's size is given twice"),
+        ({"kv_memory": 1e-12}, "one sequence of max_model_len=40 tokens needs"),
     ],
 )
 def test_load_options_are_checked(path: Path, options: dict[str, Any], problem: str) -> None:
@@ -268,6 +273,12 @@ def test_the_cache_is_never_larger_than_it_needs_to_be() -> None:
 @pytest.mark.parametrize(("available", "expected"), [(1000, 500), (10_000, 4000), (400, 400)])
 def test_the_default_cache_is_a_share_of_the_memory_or_one_sequence(available: int, expected: int) -> None:
     assert default_bytes(available, one_sequence=500) == expected
+
+
+def test_a_share_of_the_memory_sizes_the_cache(path: Path) -> None:
+    assert share_bytes(1000, 0.25, None) == 250
+    with load(path, kv_memory=0.01) as engine:
+        assert engine.loop.pool.count == LIMITS.max_sequences * 5, "never more than it needs"
 
 
 def test_opening_an_engine_imports_neither_torch_nor_transformers(path: Path) -> None:

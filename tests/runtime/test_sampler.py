@@ -166,9 +166,9 @@ def test_broken_logits_are_an_error(value: float, temperature: float) -> None:
 @pytest.mark.parametrize(
     ("name", "value", "allowed"),
     [
-        ("max_tokens", 0, "a whole number from 1 up"),
-        ("max_tokens", 2.5, "a whole number from 1 up"),
-        ("max_tokens", True, "a whole number from 1 up"),
+        ("max_tokens", -1, "a whole number from 0 up"),
+        ("max_tokens", 2.5, "a whole number from 0 up"),
+        ("max_tokens", True, "a whole number from 0 up"),
         ("min_tokens", 200, "a whole number from 0 to max_tokens (128)"),
         ("temperature", -0.1, "a number from 0 to 1e+06"),
         ("temperature", float("nan"), "a number from 0 to 1e+06"),

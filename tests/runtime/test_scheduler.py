@@ -1,162 +1,301 @@
-"""Properties of the scheduler, without a model: budgets, blocks, progress, order, preemption."""
+"""Properties of scheduler, pool and prefix cache, without a model: budgets, blocks, progress, order, preemption."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-
-import numpy as np
-import numpy.typing as npt
-from hypothesis import given, settings
+import pytest
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
 
 from llmc.program import Limits
-from llmc.runtime.block_pool import BlockPool
+from llmc.runtime.generation_request import Priority
 from llmc.runtime.request import Request
-from llmc.runtime.scheduler import Chunk, Scheduler
+from tests.runtime.model_free import Counted, Run
 
-NO_LOGITS = np.empty((0, 0), np.float32)
-
-
-class Counted(Request):
-    """Appends token 0 for each row of logits until it has `output` of them; a scoring request appends nothing."""
-
-    def __init__(self, prompt: int, output: int, every_logit: bool = False) -> None:
-        super().__init__([0] * prompt, every_logit=every_logit)
-        self.prompt = prompt
-        self.length = prompt + (0 if every_logit else output)
-        self.rows = 0
-
-    def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
-        self.rows = max(self.rows, start + 1)
-        if not self.every_logit:
-            self.tokens.append(0)
-        self.finished = len(self.tokens) == self.length and (not self.every_logit or self.rows == self.length)
+PROMPT = [(7 * i + 3) % 97 for i in range(64)]
 
 
-@dataclass
-class Run:
-    """A scheduler and its pool, stepped without a model."""
-
-    scheduler: Scheduler
-    pool: BlockPool
-    limits: Limits
-    steps: int = 0
-
-    def step(self, requests: Sequence[Request]) -> tuple[Chunk, ...]:
-        chunks = self.scheduler.schedule()
-        self.check(chunks, requests)
-        for chunk in chunks:
-            request = chunk.request
-            request.computed += chunk.count
-            for i in range(chunk.logit_rows):
-                request.receive(request.computed - chunk.logit_rows + i, NO_LOGITS)
-            if request.finished:
-                self.scheduler.remove(request)
-        self.steps += 1
-        return chunks
-
-    def check(self, chunks: tuple[Chunk, ...], requests: Sequence[Request]) -> None:
-        assert chunks, "a step without work while requests are left"
-        assert sum(chunk.count for chunk in chunks) <= self.limits.max_batch_tokens
-        assert sum(chunk.logit_rows for chunk in chunks) <= self.limits.max_logit_rows
-        assert len(chunks) <= self.limits.max_sequences
-        assert len({id(chunk.request) for chunk in chunks}) == len(chunks)
-        for chunk in chunks:
-            assert chunk.start == chunk.request.computed
-            assert 1 <= chunk.count <= chunk.request.pending
-            assert chunk.logit_rows == chunk.request.logit_rows(chunk.count)
-            assert len(chunk.request.blocks) * self.limits.block_size >= chunk.start + chunk.count
-        held = [block for request in requests for block in request.blocks]
-        assert len(held) == len(set(held)), "a block belongs to two requests"
-        assert len(held) + self.pool.free == self.pool.count
-        assert sum(bool(request.blocks) for request in requests) <= self.limits.max_sequences
+def counted(prompt: int, output: int, **options: object) -> Counted:
+    return Counted(PROMPT[:prompt], output, **options)  # type: ignore[arg-type]
 
 
-def run_of(limits: Limits, blocks: int, max_step_tokens: int | None = None) -> Run:
-    pool = BlockPool(blocks)
-    return Run(Scheduler(limits, pool, max_step_tokens), pool, limits)
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests of all kinds arrive, fork, end, are aborted and run out of time, in any order, on a small pool."""
+
+    @initialize(
+        budget=st.integers(2, 16),
+        sequences=st.integers(1, 5),
+        rows=st.integers(1, 6),
+        blocks=st.integers(8, 20),
+    )
+    def start(self, budget: int, sequences: int, rows: int, blocks: int) -> None:
+        self.now = 0.0
+        self.run = Run(Limits(budget, sequences, rows, max_model_len=32, block_size=4), blocks, clock=lambda: self.now)
+        self.dropped: set[Request] = set()
+
+    @rule(
+        prefix=st.integers(0, 2),
+        length=st.integers(1, 20),
+        output=st.integers(1, 12),
+        kind=st.sampled_from(("plain", "plain", "scoring", "forking")),
+        priority=st.sampled_from(Priority),
+        salt=st.sampled_from((None, b"", b"other")),
+        patience=st.none() | st.integers(1, 30),
+    )
+    def arrive(
+        self,
+        prefix: int,
+        length: int,
+        output: int,
+        kind: str,
+        priority: Priority,
+        salt: bytes | None,
+        patience: int | None,
+    ) -> None:
+        self.run.add(
+            Counted(
+                [(prefix + token) % 97 for token in PROMPT[:length]],
+                output,
+                every_logit=kind == "scoring",
+                forks=2 if kind == "forking" else 0,
+                priority=priority,
+                salt=salt,
+                arrived=self.now,
+                deadline=None if patience is None or kind == "forking" else self.now + patience,
+            )
+        )
+
+    @rule(number=st.integers(0, 50))
+    def abort(self, number: int) -> None:
+        if self.run.requests:
+            self._drop(self.run.requests[number % len(self.run.requests)])
+
+    @rule(steps=st.integers(1, 6))
+    @precondition(lambda self: not self.run.scheduler.idle)
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.now += 1.0
+            for request in self.run.scheduler.expired():
+                self._drop(request)
+            self.run.step()
+
+    def _drop(self, request: Request) -> None:
+        assert isinstance(request, Counted)
+        for each in (request, *request.children):
+            if not each.finished:
+                self.dropped.add(each)
+            each.finished = True
+            self.run.scheduler.remove(each)
+
+    @invariant()
+    def accounts_hold(self) -> None:
+        self.run.check_accounts()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        limit = self.run.steps + 100 + 40 * len(self.run.requests)
+        while not self.run.scheduler.idle:
+            self.run.step()
+            assert self.run.steps < limit, "no progress"
+        assert self.run.pool.used == 0
+        for request in self.run.requests:
+            if request not in self.dropped:
+                assert request.finished and request.tokens == request.expected()
 
 
-sizes = st.builds(Counted, st.integers(1, 20), st.integers(1, 12), st.booleans())
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.lists(sizes, min_size=1, max_size=9),
-    st.integers(1, 16),
-    st.integers(1, 4),
-    st.integers(1, 6),
-    st.integers(8, 20),
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
 )
-def test_every_request_finishes_within_the_limits(
-    requests: list[Counted], budget: int, sequences: int, rows: int, blocks: int
-) -> None:
-    limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
-    run = run_of(limits, blocks)
-    waiting = list(requests)
-    while waiting or not run.scheduler.idle:
-        if waiting and (run.scheduler.idle or run.steps % 3 == 0):
-            run.scheduler.add(waiting.pop(0))
-        run.step(requests)
-        assert run.steps < 5000, "no progress"
-    assert run.pool.free == blocks
-    assert all(len(r.tokens) == r.length for r in requests)
+test_nothing_leaks_and_every_request_says_what_it_would_alone = SchedulerMachine.TestCase
+
+
+@pytest.mark.slow
+def test_thousands_of_sequences() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(SchedulerMachine.TestCase.settings, max_examples=3000)
+    )
 
 
 def test_decodes_come_first_then_the_prompt_in_chunks() -> None:
-    run = run_of(Limits(6, 4, 4, 32, 4), 24)
-    decoding, prompt = Counted(2, 20), Counted(13, 5)
-    run.scheduler.add(decoding)
-    run.step([decoding, prompt])
-    run.scheduler.add(prompt)
-    counts = [[(c.request is prompt, c.count) for c in run.step([decoding, prompt])] for _ in range(4)]
+    run = Run(Limits(6, 4, 4, 32, 4), 24)
+    decoding, prompt = counted(2, 20), counted(13, 5)
+    run.add(decoding)
+    run.step()
+    run.add(prompt)
+    counts = [[(c.request is prompt, c.count) for c in run.step()] for _ in range(4)]
     assert counts[:3] == [[(False, 1), (True, 5)], [(False, 1), (True, 5)], [(False, 1), (True, 3)]]
     assert counts[3] == [(False, 1), (True, 1)]
 
 
 def test_the_first_to_arrive_is_the_first_to_start() -> None:
-    run = run_of(Limits(8, 2, 4, 32, 4), 8)
-    requests = [Counted(3, 3) for _ in range(5)]
+    run = Run(Limits(8, 2, 4, 32, 4), 8)
+    requests = [counted(3, 3) for _ in range(5)]
     for request in requests:
-        run.scheduler.add(request)
+        run.add(request)
     order: list[Request] = []
     while not run.scheduler.idle:
-        order += [c.request for c in run.step(requests) if c.start == 0]
+        order += [c.request for c in run.step() if c.start == 0]
     assert order == requests
 
 
+def test_premium_requests_overtake_free_ones_until_those_have_aged() -> None:
+    now = 0.0
+    run = Run(Limits(8, 1, 4, 32, 4), 8, clock=lambda: now)
+    free = counted(3, 2, arrived=0.0)
+    premium = [counted(3, 2, priority=Priority.PREMIUM, arrived=float(i)) for i in range(1, 8)]
+    run.add(premium[0])
+    run.step()
+    run.add(free)
+    order: list[Request] = []
+    for request in premium[1:]:
+        run.add(request)
+    while not run.scheduler.idle:
+        now += 2.0
+        order += [c.request for c in run.step() if c.start == 0]
+    place = order.index(free)
+    assert 2 <= place < 6, "overtaken, but not by all"
+    assert [r for r in order if r is not free] == premium[1:]
+
+
 def test_the_youngest_gives_way_and_computes_again() -> None:
-    run = run_of(Limits(16, 4, 4, 16, 4), 5)
-    old, young = Counted(7, 9), Counted(7, 9)
-    run.scheduler.add(old)
-    run.scheduler.add(young)
+    run = Run(Limits(16, 4, 4, 16, 4), 5)
+    old, young = counted(7, 9), counted(7, 9)
+    run.add(old)
+    run.add(young)
     starts: list[tuple[bool, int, int]] = []
     while not run.scheduler.idle:
-        starts += [(c.request is young, c.start, c.count) for c in run.step([old, young])]
+        starts += [(c.request is young, c.start, c.count) for c in run.step()]
     assert [s for s in starts if not s[0] and s[1] == 0] == [(False, 0, 7)], "the older one ran through"
     restarts = [s for s in starts if s[0] and s[1] == 0]
     assert len(restarts) == 2 and restarts[1][2] > 7, "the younger one read prompt and output again"
+    assert run.scheduler.preemptions == 1
+    assert young.tokens == young.expected()
+
+
+def test_a_free_request_gives_way_to_a_premium_one() -> None:
+    run = Run(Limits(16, 4, 4, 16, 4), 5)
+    free, premium = counted(7, 9), counted(7, 9, priority=Priority.PREMIUM)
+    run.add(free)
+    run.add(premium)
+    finished: list[Request] = []
+    while not run.scheduler.idle:
+        run.step()
+        finished += [r for r in (free, premium) if r.finished and r not in finished]
+    assert finished == [premium, free]
 
 
 def test_a_new_request_waits_until_its_whole_prompt_has_room() -> None:
-    run = run_of(Limits(4, 4, 4, 32, 4), 8)
-    first, second = Counted(20, 4), Counted(16, 4)
-    run.scheduler.add(first)
-    run.scheduler.add(second)
-    chunks = run.step([first, second])
+    run = Run(Limits(4, 4, 4, 32, 4), 8)
+    first, second = counted(20, 4), counted(16, 4)
+    run.add(first)
+    run.add(second)
+    chunks = run.step()
     assert [c.request for c in chunks] == [first]
     assert not second.blocks
 
 
 def test_a_removed_request_frees_its_blocks_at_once() -> None:
-    run = run_of(Limits(16, 4, 4, 32, 4), 8)
-    running, waiting = Counted(9, 4), Counted(30, 1)
-    run.scheduler.add(running)
-    run.scheduler.add(waiting)
-    run.step([running, waiting])
+    run = Run(Limits(16, 4, 4, 32, 4), 8)
+    running, waiting = counted(9, 4), counted(30, 1)
+    run.add(running)
+    run.add(waiting)
+    run.step()
     run.scheduler.remove(running)
     run.scheduler.remove(waiting)
     run.scheduler.remove(waiting)
     assert run.scheduler.idle
     assert run.pool.free == 8
+
+
+def test_the_next_turn_finds_the_last_answer() -> None:
+    run = Run(Limits(16, 4, 4, 32, 4), 8)
+    first = counted(9, 5, salt=b"")
+    run.add(first)
+    while not first.finished:
+        run.step()
+    following = Counted([*first.tokens, 5, 6], 3, salt=b"")
+    stranger = Counted([*first.tokens, 5, 6], 3, salt=b"other")
+    for request in (following, stranger):
+        run.add(request)
+        while not request.finished:
+            run.step()
+        assert request.tokens == request.expected()
+    # 14 tokens, of which the last was never read: three full blocks of four.
+    assert (following.cached_tokens, stranger.cached_tokens) == (12, 0)
+    assert (run.scheduler.prefix_cache.queries, run.scheduler.prefix_cache.hits) == (9 + 16 + 16, 12)
+
+
+def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
+    run = Run(Limits(16, 4, 4, 32, 4), 8)
+    for expected in (0, 4):
+        request = counted(8, 2, salt=b"")
+        run.add(request)
+        while not request.finished:
+            run.step()
+        assert request.cached_tokens == expected
+        assert request.tokens == request.expected()
+
+
+def test_what_broken_logits_came_from_is_not_found() -> None:
+    run = Run(Limits(4, 4, 4, 32, 4), 8)
+    broken = counted(10, 2, salt=b"")
+    run.add(broken)
+    run.step()
+    run.step()
+    broken.fail(RuntimeError("not finite"))  # type: ignore[arg-type]
+    run.scheduler.settle(broken)
+    assert run.pool.free == 8 and run.pool.cached == 0
+
+
+def test_forks_share_blocks_until_they_write() -> None:
+    run = Run(Limits(16, 4, 4, 32, 4), 20)
+    parent = counted(9, 6, forks=2)
+    run.add(parent)
+    run.step()
+    assert [run.pool.holders(b) for b in parent.blocks] == [3, 3, 3]
+    run.step()
+    assert [run.pool.holders(b) for b in parent.blocks] == [3, 3, 1], "each has its own copy of the unfinished block"
+    while not run.scheduler.idle:
+        run.step()
+    assert all(r.tokens == r.expected() for r in run.requests)
+
+
+def test_forks_without_a_seat_wait() -> None:
+    run = Run(Limits(16, 2, 4, 32, 4), 8)
+    parent = counted(9, 6, forks=4)
+    run.add(parent)
+    while not run.scheduler.idle:
+        run.step()
+    assert all(r.finished and r.tokens == r.expected() for r in run.requests)
+
+
+def test_deadlines_are_told_once() -> None:
+    now = 0.0
+    run = Run(Limits(16, 2, 4, 32, 4), 8, clock=lambda: now)
+    late, done = counted(5, 9, deadline=3.0), counted(5, 1, deadline=3.0)
+    run.add(late)
+    run.add(done)
+    run.step()
+    assert run.scheduler.expired() == []
+    now = 3.0
+    assert run.scheduler.expired() == [late]
+    assert run.scheduler.expired() == []
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(1, 20), st.integers(1, 6), st.integers(1, 16))
+def test_rows_bound_the_chunks_of_scoring_requests(prompt: int, rows: int, budget: int) -> None:
+    run = Run(Limits(budget, 2, rows, 32, 4), 8)
+    request = counted(prompt, 0, every_logit=True)
+    run.add(request)
+    while not run.scheduler.idle:
+        run.step()
+    assert request.rows == prompt

@@ -34,6 +34,7 @@ def _head(program: Program, model: str) -> str:
     return f"""// The step of {one_line(model)}: {len(program.launches)} launches, {len(program.weights)} weights.
 // Generated; each launch says which op, rewrite and line of the model's source it comes from.
 #include <stdlib.h>
+#include <time.h>
 
 #include "loops.h"
 
@@ -54,7 +55,16 @@ def _engine(program: Program) -> str:
   void* const* caches;
   char* arena;
   LlmcPool* pool;
+  int64_t* times;
 }};
+
+// When the launch before `number` ended, if anybody wants to know.
+static inline void mark(int64_t* times, int64_t number) {{
+  if (times == nullptr) return;
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  times[number] = static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}}
 
 static int64_t scratch_bytes() {{
   int64_t bytes = 0;
@@ -73,9 +83,11 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {{
     free(engine);
     return nullptr;
   }}
-  *engine = {{bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool}};
+  *engine = {{bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, nullptr}};
   return engine;
 }}
+
+void llmc_engine_time_launches(LlmcEngine* engine, int64_t* times) {{ engine->times = times; }}
 
 void llmc_engine_close(LlmcEngine* engine) {{
   llmc_pool_destroy(engine->pool);
@@ -99,6 +111,7 @@ def _step(program: Program) -> str:
     lines = [
         "void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {",
         "  LlmcPool* const pool = engine->pool;",
+        "  int64_t* const times = engine->times;",
         "  const void* const* const w = engine->weights;",
         "  [[maybe_unused]] const int64_t T = step->tokens, L = step->logit_rows, R = step->requests;",
         "",
@@ -108,8 +121,9 @@ def _step(program: Program) -> str:
         place = f"reinterpret_cast<{element}*>(engine->arena + {_affine(buffer.offset)})"
         lines.append(f"  {element}* const {_variable(buffer.name)} = {place};")
     printer = _LaunchPrinter(program)
-    for launch in program.launches:
-        lines += ["", *printer.lines(launch)]
+    lines.append("  mark(times, 0);")
+    for number, launch in enumerate(program.launches):
+        lines += ["", *printer.lines(launch), f"  mark(times, {number + 1});"]
     return "\n".join([*lines, "}"]) + "\n"
 
 

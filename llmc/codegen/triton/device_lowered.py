@@ -10,7 +10,7 @@ from llmc.program import Program
 
 @dataclass(frozen=True)
 class DeviceLowered:
-    """What the engine is made of. programs: by target's name, with the same weights and limits, and kernels of their own.
+    """What the engine is made of. programs: by target's name, with the same weights and limits and their own kernels.
 
     sources: Python text of each file that kernels are in. recipes: of the weights.
     """

@@ -40,9 +40,8 @@ def _join(graph: fx.Graph, norm: fx.Node) -> None:
     product = arguments_of(reader)
     if product["x"] is not norm or any(product[name] is norm for name in ("weight", "bias")):
         return
-    arguments = (given["x"], given["weight"], given["eps"], product["weight"], product["bias"])
-    if "activation" in product:
-        arguments = (*arguments, product["activation"])
+    activation = (product["activation"],) if "activation" in product else ()
+    arguments = (given["x"], given["weight"], given["eps"], product["weight"], product["bias"], *activation)
     with graph.inserting_before(reader):
         node = graph.call_function(_JOINED[reader.target], arguments)
     node.meta = dict(reader.meta)

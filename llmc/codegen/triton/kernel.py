@@ -26,8 +26,8 @@ class DeviceLaunch:
     parameters. grid: one to three expressions in T, L and R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches
     that follow, such as one that adds up what this one left in a workspace. min_tokens, max_tokens: the row counts (T,
     or L where the launch's rows are logit rows) that the launch serves, None for no limit; together the candidates
-    serve every count. seconds: predicted at the most of them, with the launches that follow; None where the node's cost
-    says it.
+    serve every count. seconds: predicted at the most of them, of all launches together, with the one that does the
+    work; None where the node's cost says it.
     """
 
     function: Any

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
-from llmc.graph.cost import StepShape, predict_seconds
-from llmc.program import Launch
+from llmc.graph.cost import StepShape
+from llmc.graph.cost_expression import evaluate_expression
+from llmc.program import Launch, Limits, RowCount
 from llmc.targets import GpuTarget
 
 # What a launch adds between two others of a CUDA graph.
 SECONDS_PER_LAUNCH = 2e-6
 
 
-def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget) -> float:
-    """Seconds of one launch, its start included. What was predicted holds for the most rows that the launch serves."""
-    roofline = predict_seconds(
-        launch.bytes_moved, launch.flops, step, bandwidth=target.bandwidth, rate=target.bf16_rate
-    )
+def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: Limits) -> float:
+    """Seconds of one launch, its start included.
+
+    What was predicted holds for the most rows that the launch serves; fewer take less, but not less than the roofline.
+    """
+    values = step.values()
+    transfer = evaluate_expression(launch.bytes_moved, values) / target.bandwidth
+    roofline = max(transfer, evaluate_expression(launch.flops, values) / target.bf16_rate)
     if launch.seconds is None:
         return roofline + SECONDS_PER_LAUNCH
-    return max(roofline, launch.seconds) + SECONDS_PER_LAUNCH
+    is_logits = launch.only is not None and launch.only.rows is RowCount.LOGIT_ROWS
+    largest = limits.max_logit_rows if is_logits else limits.max_batch_tokens
+    most = largest if launch.only is None or launch.only.last is None else min(launch.only.last, largest)
+    rows = step.logit_rows if is_logits else step.tokens
+    return max(roofline, launch.seconds * min(1.0, rows / most)) + SECONDS_PER_LAUNCH

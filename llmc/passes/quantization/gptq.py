@@ -8,6 +8,7 @@ Source: Frantar et al. 2023, "GPTQ: accurate post-training quantization for gene
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -15,10 +16,14 @@ from torch import Tensor
 
 from llmc.errors import PassError
 from llmc.ops.weight_codes import nearest_codes
-from llmc.passes.quantization.round_weight import RoundedWeight, scales_of
+from llmc.passes.quantization.round_weight import RoundedWeight, fitted_scales, one_thread
 from llmc.schemes import Scheme
 
 _BLOCK = 128
+# Below this many columns LAPACK's triangular solve is as good as products.
+_LEAF = 512
+# Columns of a strip of XᵀX: only what lies right of its diagonal is computed.
+_STRIP = 1024
 
 
 @dataclass(frozen=True)
@@ -30,6 +35,18 @@ class Solver:
     factor: Tensor
     importance: Tensor
     dead: Tensor
+
+
+def gram(parts: Iterable[Tensor], columns: int) -> Tensor:
+    """XᵀX in fp32, of X in parts: [tokens, columns] each."""
+    total = torch.zeros(columns, columns)
+    for part in parts:
+        values = part.reshape(-1, columns).float()
+        for start in range(0, columns, _STRIP):
+            end = min(start + _STRIP, columns)
+            total[start:end, start:].addmm_(values[:, start:end].t(), values[:, start:])
+    total.triu_().add_(total.triu(1).t())
+    return total
 
 
 def prepare(hessian: Tensor, scheme: Scheme) -> Solver:
@@ -49,16 +66,28 @@ def prepare(hessian: Tensor, scheme: Scheme) -> Solver:
             at=scheme.name,
             fix="use more calibration text, or more damping: int4-gptq:damp=0.1",
         )
-    identity = torch.eye(len(dead))
-    inverse = torch.linalg.solve_triangular(lower, identity, upper=False)
-    return Solver(order, inverse.flip(0, 1).contiguous(), importance, dead)
+    return Solver(order, _inverse(lower).flip(0, 1), importance, dead)
+
+
+def _inverse(lower: Tensor) -> Tensor:
+    """Of a lower triangular matrix, by halves: [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹·B·A⁻¹, C⁻¹]]."""
+    size = len(lower)
+    if size <= _LEAF:
+        leaf: Tensor = torch.linalg.solve_triangular(lower, torch.eye(size), upper=False)
+        return leaf
+    half = size // 2
+    result = torch.zeros_like(lower)
+    result[:half, :half] = _inverse(lower[:half, :half])
+    result[half:, half:] = _inverse(lower[half:, half:])
+    result[half:, :half] = -(result[half:, half:] @ (lower[half:, :half] @ result[:half, :half]))
+    return result
 
 
 def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
     """Codes of a weight [rows, columns]."""
     values = weight.float().clone()
     values[:, solver.dead] = 0.0
-    scales, zeros = scales_of(values, scheme, solver.importance)
+    scales, zeros = fitted_scales(values, scheme, solver.importance)
     width = weight.shape[1] // scales.shape[1]
     # Columns lie in rows here, since one is taken at a time.
     left = values.t()[solver.order].contiguous()
@@ -70,15 +99,15 @@ def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
         end = min(start + _BLOCK, len(left))
         errors = torch.empty(end - start, left.shape[1])
         block, factor = left[start:end], solver.factor[start:end, start:end]
-        for i in range(end - start):
-            scale = column_scales[start + i]
-            zero = None if column_zeros is None else column_zeros[start + i]
-            code = nearest_codes(block[i] / scale, zero, scheme.format)
-            codes[start + i] = code
-            value = code.float() if zero is None else code.float() - zero
-            error = (block[i] - value * scale) / factor[i, i]
-            errors[i] = error
-            block[i + 1 :].addr_(factor[i, i + 1 :], error, alpha=-1.0)
+        with one_thread():
+            for i in range(end - start):
+                scale = column_scales[start + i]
+                zero = None if column_zeros is None else column_zeros[start + i]
+                code = nearest_codes(block[i] / scale, zero, scheme.format)
+                codes[start + i] = code
+                value = code.float() if zero is None else code.float() - zero
+                errors[i] = (block[i] - value * scale) / factor[i, i]
+                block[i + 1 :].addr_(factor[i, i + 1 :], errors[i], alpha=-1.0)
         left[end:].addmm_(solver.factor[start:end, end:].t(), errors, alpha=-1.0)
     unordered = torch.empty_like(codes)
     unordered[solver.order] = codes

@@ -40,7 +40,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         _quantize(graph, spec, format, pair)
 
 
-quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SERVING)
+quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SERVING, budget=2.0)
 
 
 def _check(spec: CacheSpec, format: CacheFormat) -> None:

@@ -12,6 +12,7 @@ Numerics: lossy. fuse_quantized then makes one kernel of each product.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 
 import torch
 from torch import Tensor, fx
@@ -24,11 +25,11 @@ from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.calibration import calibration_sequences
-from llmc.passes.quantization.gptq import Solver, gptq, prepare
+from llmc.passes.quantization.gptq import Solver, gptq, gram, prepare
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import choose_schemes
 from llmc.passes.quantization.plan import Planned, plan, tensor_name
-from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest, row_chunks
+from llmc.passes.quantization.round_weight import RoundedWeight, one_thread, round_to_nearest, row_chunks
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -54,7 +55,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     Quantizer(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
 
 
-quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY)
+# Single logits of 4-bit weights move by most of the logits' spread; what it costs in quality is measured by perplexity.
+_BUDGET = 2.0
+quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY, budget=_BUDGET)
 
 
 class Quantizer:
@@ -68,9 +71,9 @@ class Quantizer:
         self._solver: tuple[fx.Node, Scheme, Solver] | None = None
 
     def run(self, planned: tuple[Planned, ...]) -> None:
-        """Round each weight when its first reader is reached."""
-        at = {each.readers[0]: each for each in planned if each.scheme is not None}
-        later = {node: each for each in planned if each.scheme is not None for node in each.readers[1:]}
+        """Round each weight when its first reader is reached, or the first that its method needs the input of."""
+        at = {_place(each): each for each in planned if each.scheme is not None}
+        later = {n: each for each in planned if each.scheme is not None for n in each.readers if n not in at}
         stops: Iterator[fx.Node]
         if self._stream is None:
             stops = iter([node for node in self._graph.graph.nodes if node in at or node in later])
@@ -118,8 +121,11 @@ class Quantizer:
 
     def _load(self, planned: Planned) -> Tensor:
         weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
-        if not all(bool(torch.isfinite(part).all()) for part in weight.split(4096)):
-            bad = int((~torch.isfinite(weight)).sum())
+        with one_thread():
+            # The sum of finite numbers is finite, but for absurdly large ones, which are counted one by one.
+            is_finite = all(bool(torch.isfinite(part.sum(dtype=torch.float32))) for part in weight.split(64))
+        bad = 0 if is_finite else int((~torch.isfinite(weight)).sum())
+        if bad:
             raise CheckpointError(
                 f"tensor {tensor_name(self._graph, planned)} holds {bad} numbers that are NaN or infinite",
                 at=tensor_name(self._graph, planned),
@@ -132,18 +138,9 @@ class Quantizer:
         if self._solver is None or self._solver[0] is not x or self._solver[1] != scheme:
             assert self._stream is not None, "GPTQ is planned with calibration text only"
             self._solver = None
-            self._solver = x, scheme, prepare(self._gram(x), scheme)
+            hessian = gram(self._stream.parts(x), int(x.meta["val"].shape[-1]))
+            self._solver = x, scheme, prepare(hessian, scheme)
         return self._solver[2]
-
-    def _gram(self, x: fx.Node) -> Tensor:
-        """XᵀX over all tokens."""
-        assert self._stream is not None
-        columns = int(x.meta["val"].shape[-1])
-        total = torch.zeros(columns, columns)
-        for part in self._stream.parts(x):
-            values = part.reshape(-1, columns).float()
-            total.addmm_(values.t(), values)
-        return total
 
     def _importance(self, x: fx.Node) -> Tensor:
         assert self._stream is not None
@@ -168,26 +165,32 @@ class Quantizer:
         scheme, products = planned.scheme, planned.products
         assert scheme is not None
         x = None
-        if self._stream is not None and products and products[0] is planned.readers[0]:
+        if self._stream is not None and products and products[0] is _place(planned):
             x = self._stream.rows(call_arguments(products[0])["x"], _MEASURED_ROWS).float()
         rounded_x = x
         if x is not None and scheme.activation != "none":
             rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
         wrong = right = 0.0
         start = 0
-        for rows in row_chunks(weight, scheme):
-            end = start + len(rows)
-            part = RoundedWeight(
-                rounded.codes[start:end],
-                rounded.scales[start:end],
-                None if rounded.zeros is None else rounded.zeros[start:end],
-                rounded.format,
-            ).values()
-            if x is None or rounded_x is None:
-                expected, seen = rows, part
-            else:
-                expected, seen = x @ rows.t(), rounded_x @ part.t()
-            wrong += float((seen - expected).square().sum())
-            right += float(expected.square().sum())
-            start = end
+        with one_thread() if x is None else nullcontext():
+            for rows in row_chunks(weight, scheme):
+                part = _rows(rounded, start, start + len(rows)).values()
+                start += len(rows)
+                if x is None or rounded_x is None:
+                    expected, seen = rows, part
+                else:
+                    expected, seen = x @ rows.t(), rounded_x @ part.t()
+                wrong += float((seen - expected).square().sum())
+                right += float(expected.square().sum())
         return (wrong / right) ** 0.5 if right > 0 else 0.0, x is not None
+
+
+def _place(planned: Planned) -> fx.Node:
+    """Where a weight is rounded: a tied one at the embedding, unless the head's input is what decides."""
+    needs_input = planned.scheme is not None and planned.scheme.method in ("gptq", "awq")
+    return planned.products[0] if needs_input and planned.products else planned.readers[0]
+
+
+def _rows(rounded: RoundedWeight, start: int, end: int) -> RoundedWeight:
+    zeros = None if rounded.zeros is None else rounded.zeros[start:end]
+    return RoundedWeight(rounded.codes[start:end], rounded.scales[start:end], zeros, rounded.format)

@@ -46,7 +46,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         graph.quantized = (*graph.quantized, _record(stored, unpacked))
 
 
-read_codes = WeightPass("read_codes", run, Numerics.LOSSY)
+read_codes = WeightPass("read_codes", run, Numerics.LOSSY, budget=0.5)
 
 
 def _insert(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -11,8 +12,8 @@ from torch import Tensor
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
 from llmc.schemes import BLOCK, Scheme
 
-# Elements that are rounded at a time: intermediates are fp32, and a vocabulary's weight has a thousand times as many.
-_CHUNK = 1 << 22
+# Elements that are rounded at a time, so that the many fp32 intermediates of a fit stay in a core's cache.
+_CHUNK = 1 << 18
 # Shares of the covering range that a fit tries. Source: the same grid as AutoGPTQ's and AWQ's clipping searches.
 _SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
 
@@ -34,16 +35,25 @@ class RoundedWeight:
 def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
     """Codes of a weight [rows, columns]. importance: [columns], weights of the error that scales are fitted to."""
     codes, scales, zeros = [], [], []
-    for rows in row_chunks(weight, scheme):
-        found, zero = scales_of(rows, scheme, importance)
-        scales.append(found)
-        codes.append(weight_codes(rows, found, zero, scheme.format))
-        if zero is not None:
-            zeros.append(zero)
+    with one_thread():
+        for rows in row_chunks(weight, scheme):
+            found, zero = _scales_of(rows, scheme, importance)
+            scales.append(found)
+            codes.append(weight_codes(rows, found, zero, scheme.format))
+            if zero is not None:
+                zeros.append(zero)
     return RoundedWeight(torch.cat(codes), torch.cat(scales), torch.cat(zeros) if zeros else None, scheme.format)
 
 
-def scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> tuple[Tensor, Tensor | None]:
+def fitted_scales(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Tensor | None]:
+    """Scales and zeros alone, as `round_to_nearest` finds them."""
+    with one_thread():
+        found = [_scales_of(rows, scheme, importance) for rows in row_chunks(weight, scheme)]
+    zeros = [zero for _, zero in found if zero is not None]
+    return torch.cat([scales for scales, _ in found]), torch.cat(zeros) if zeros else None
+
+
+def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros of a weight's rows: covering, or of several shrunk ones those with the least weighted error."""
     scales, zeros = _covering(weight, scheme, 1.0)
     if importance is None or scheme.format == "mxfp4" or _shared_rows(weight, scheme) > 1:
@@ -58,6 +68,17 @@ def scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) 
         if zeros is not None and zero is not None:
             zeros = torch.where(better, zero, zeros)
     return scales, zeros
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Small operations one after the other: waking threads for each takes longer, and on a busy machine far longer."""
+    count = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(count)
 
 
 def row_chunks(weight: Tensor, scheme: Scheme) -> Iterator[Tensor]:

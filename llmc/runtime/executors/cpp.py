@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
+from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_int32, c_void_p
 from pathlib import Path
 
@@ -11,9 +12,9 @@ import numpy as np
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import LaunchTime, Logits
 from llmc.runtime.memory import Bytes, mapped_file, zeros
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 ENGINE_ABI = 1
 
@@ -54,8 +55,10 @@ class CppExecutor:
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int) -> None:
         program = engine.program
         limits = program.limits
+        self._executable, self._launches = engine.executable, len(program.launches)
         self._library = open_library(engine.executable)
         self._files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
+        self._blocks = blocks
         self._caches: list[Bytes] = []
         for cache in program.caches:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
@@ -95,6 +98,35 @@ class CppExecutor:
         )
         self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
         return self._logits[:rows]
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """As `step`; the time of every launch, as the library's own clock saw it.
+
+        Raises EngineFormatError for an engine of an older llmc, whose library does not measure.
+        """
+        if not hasattr(self._library, "llmc_engine_time_launches"):
+            raise EngineFormatError(
+                "the engine's library cannot time its launches: an older llmc made it",
+                at=self._executable,
+                fix="rebuild it: llmc build MODEL -o ENGINE",
+            )
+        times = np.zeros(self._launches + 1, np.int64)
+        set_times = self._library.llmc_engine_time_launches
+        set_times.restype, set_times.argtypes = None, (c_void_p, c_void_p)
+        set_times(self._engine, times.ctypes.data)
+        try:
+            self.step(step)
+        finally:
+            set_times(self._engine, None)
+        starts = (times - times[0]) / 1e9
+        return tuple(LaunchTime(i, float(starts[i]), float(starts[i + 1])) for i in range(self._launches))
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        to, source = list(copies), list(copies.values())
+        for cache in self._caches:
+            blocks = cache.reshape(self._blocks, -1)
+            blocks[to] = blocks[source]
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""

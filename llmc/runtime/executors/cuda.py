@@ -7,7 +7,7 @@ choosing tokens. A step costs one copy of its inputs to the device; back come th
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -27,11 +27,12 @@ from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, l
 from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
-from llmc.runtime.executors.executor import Chosen, Logits
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.graph_cache import GraphCache
+from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.
@@ -41,11 +42,13 @@ _STAGING_BYTES = 64 << 20
 _ROW_ALIGNMENT = 16
 
 
-def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None) -> CudaExecutor:
+def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None = None) -> CudaExecutor:
     """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run."""
     device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
+    if kv_memory is not None:
+        kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
     memory = plan_device_memory(binaries.program, free, kv_cache_bytes)
     return CudaExecutor(engine, device, binaries, memory)
 
@@ -113,6 +116,32 @@ class CudaExecutor:
         logits: Logits = self._host_logits[:count].numpy()
         return logits
 
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
+        shape = StepShape.of(step)
+        nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
+        self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
+        stream = torch.cuda.current_stream(self._device)
+        launches = self.launches(shape)
+        indices = {id(call): index for index, call in enumerate(self._calls)}
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(len(launches) + 1)]
+        events[0].record(stream)
+        for (call, grid), event in zip(launches, events[1:], strict=True):
+            self.launch(call, grid, shape, stream.cuda_stream)
+            event.record(stream)
+        stream.synchronize()
+        ends = [events[0].elapsed_time(event) / 1e3 for event in events]
+        return tuple(LaunchTime(indices[id(call)], ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values, on the device and in order with the steps."""
+        to = torch.tensor(list(copies), device=self._device)
+        source = torch.tensor(list(copies.values()), device=self._device)
+        for (space, _), (memory, _) in self._spaces.items():
+            if space == "cache":
+                blocks = memory.view(self.blocks + 1, -1)
+                blocks.index_copy_(0, to, blocks.index_select(0, source))
+
     def close(self) -> None:
         """Free the device's memory."""
         torch.cuda.synchronize(self._device)
@@ -133,11 +162,16 @@ class CudaExecutor:
         shape = bucket or StepShape.of(step)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
-        graph = None if bucket is None else self._graphs.get((bucket, wanted), self._capture)
-        if graph is None:
-            self._launch_all(shape, wanted)
-        else:
-            graph.replay()
+        try:
+            graph = None if bucket is None else self._graphs.get((bucket, wanted), self._capture)
+            if graph is None:
+                self._launch_all(shape, wanted)
+            else:
+                graph.replay()
+        except torch.OutOfMemoryError as error:
+            # Only a library's workspace or a graph allocates in a step; torch's message says how much.
+            asked = " ".join(str(error).split())[:120]
+            raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
 
     def _capture(self, key: tuple[StepShape, Wanted]) -> torch.cuda.CUDAGraph:
         graph = torch.cuda.CUDAGraph()
@@ -239,8 +273,11 @@ class CudaExecutor:
         try:
             return torch.empty(max(nbytes, 1), dtype=torch.uint8, device=self._device)
         except torch.OutOfMemoryError:
-            free, total = torch.cuda.mem_get_info(self._device)
-            raise out_of_memory(what, nbytes, free, total, self._memory_plan.arithmetic()) from None
+            raise self._out_of_memory(what, f"asked for {nbytes / 1e9:.3f} GB") from None
+
+    def _out_of_memory(self, what: str, asked: str) -> TargetError:
+        free, total = torch.cuda.mem_get_info(self._device)
+        return out_of_memory(what, asked, free, total, self._memory_plan.arithmetic())
 
     def _copy_weights(self, engine: EngineDirectory) -> None:
         """Each file once, through two pinned buffers: one fills from the mapped file while the other is copied."""
@@ -268,11 +305,11 @@ class CudaExecutor:
             self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
 
 
-def out_of_memory(what: str, nbytes: int, free: int, total: int, arithmetic: str) -> TargetError:
-    """What to tell the user when the device has no room."""
+def out_of_memory(what: str, asked: str, free: int, total: int, arithmetic: str) -> TargetError:
+    """What to tell the user when the device has no room. asked: for how much, in words."""
     return TargetError(
-        f"the GPU is out of memory: {what} asked for {nbytes / 1e9:.3f} GB, {free / 1e9:.3f} of {total / 1e9:.3f} GB "
-        f"are free; the engine needs {arithmetic}",
+        f"the GPU is out of memory: {what} {asked}, {free / 1e9:.3f} of {total / 1e9:.3f} GB are free; the engine "
+        f"needs {arithmetic}",
         at="the GPU's memory",
         fix="load with a smaller kv_cache_bytes, build with a smaller max_batch_tokens or max_model_len, or free the "
         "GPU of other processes",

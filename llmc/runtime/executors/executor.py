@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
@@ -10,7 +11,7 @@ import numpy.typing as npt
 
 from llmc.program import Wanted
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 Logits = npt.NDArray[np.float32]
 
@@ -27,6 +28,20 @@ class Chosen:
     covered: npt.NDArray[np.bool_]
 
 
+@dataclass(frozen=True)
+class LaunchTime:
+    """When a launch of the program ran within its step. launch: its index; start, end: seconds since the step began."""
+
+    launch: int
+    start: float
+    end: float
+
+    @property
+    def seconds(self) -> float:
+        """How long it ran."""
+        return self.end - self.start
+
+
 class Executor(Protocol):
     """An engine's weights, KV cache and code, ready to run."""
 
@@ -35,6 +50,10 @@ class Executor(Protocol):
 
         The array may be overwritten by the next step.
         """
+        ...
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of the KV cache, {destination: source}, before the next step; sources are read first."""
         ...
 
     def close(self) -> None:
@@ -52,4 +71,13 @@ class ChoosingExecutor(Executor, Protocol):
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call."""
+        ...
+
+
+@runtime_checkable
+class TimedExecutor(Executor, Protocol):
+    """An executor that can say how long each launch of a step takes."""
+
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """Run one step; the times of its launches in order. Launches that the step does not have are left out."""
         ...

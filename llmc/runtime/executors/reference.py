@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from torch import Tensor
 
@@ -14,7 +16,7 @@ from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.memory import Bytes, mapped_file
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 
 class ReferenceExecutor:
@@ -45,6 +47,12 @@ class ReferenceExecutor:
         inputs = {name: torch.from_numpy(getattr(step, name)) for name in self._step_inputs}
         logits: Logits = self._interpreter.outputs(self._tensors | inputs).float().contiguous().numpy()
         return logits
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        for name, tensor in self._tensors.items():
+            if name.startswith("kv_cache_"):
+                tensor[list(copies)] = tensor[list(copies.values())]
 
     def close(self) -> None:
         """Drop the weights and the cache."""

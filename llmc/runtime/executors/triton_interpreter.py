@@ -10,6 +10,7 @@ import importlib.util
 import os
 from collections.abc import Mapping
 from pathlib import Path
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -23,10 +24,10 @@ from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
-from llmc.runtime.executors.executor import Chosen, Logits
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 
 def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
@@ -51,6 +52,7 @@ class TritonInterpreterExecutor:
             )
         self.program, self.limits = program, program.limits
         limits = program.limits
+        self._blocks = blocks
         self._calls = plan_calls(program)
         sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
@@ -89,7 +91,11 @@ class TritonInterpreterExecutor:
         logits: Logits = self._logits[first : first + count].numpy()
         return logits
 
-    def _launch_all(self, step: Step, wanted: Wanted) -> None:
+    def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
+        """As `step`; how long the interpreter took for each launch, which says nothing about a GPU."""
+        return self._launch_all(step, Wanted.LOGITS)
+
+    def _launch_all(self, step: Step, wanted: Wanted) -> tuple[LaunchTime, ...]:
         """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))
@@ -97,10 +103,21 @@ class TritonInterpreterExecutor:
         counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
         for name in Step.__dataclass_fields__:
             self._memory["input", name] = torch.from_numpy(getattr(step, name).copy()).reshape(-1)
-        for call in self._calls:
+        begin, times = perf_counter(), []
+        for launch, call in enumerate(self._calls):
             grid = call.programs(counts)
             if call.runs(tokens=tokens, logit_rows=rows, wanted=wanted) and all(grid):
+                start = perf_counter() - begin
                 self._run(call, grid, counts)
+                times.append(LaunchTime(launch, start, perf_counter() - begin))
+        return tuple(times)
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        for (space, _), memory in self._memory.items():
+            if space == "cache":
+                blocks = memory.view(self._blocks, -1)
+                blocks[list(copies)] = blocks[list(copies.values())]
 
     def close(self) -> None:
         """Drop the memory."""

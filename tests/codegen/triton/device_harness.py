@@ -14,33 +14,39 @@ from llmc.compiler import packed
 from llmc.graph.execute import Chunk
 from llmc.graph.weights import WeightSource
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
-from llmc.runtime.step_inputs import Step
+from llmc.runtime.step import Step
 
 
 def interpret_steps(
     lowered: DeviceLowered, source: WeightSource, steps: Sequence[Sequence[Chunk]], directory: Path
 ) -> list[list[Tensor]]:
     """What graph/execute.py's run_steps returns, computed by the kernels' sources; all tokens' logits are wanted."""
-    for name, text in lowered.sources.items():
-        path = directory / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    program = lowered.program
-    pairs = zip(program.weights, lowered.recipes, strict=True)
-    weights = {slot.name: packed(slot, recipe, source) for slot, recipe in pairs}
     chunks = [chunk for step in steps for chunk in step]
-    blocks = -(-max(c.start + len(c.tokens) for c in chunks) // program.limits.block_size)
+    blocks = -(-max(c.start + len(c.tokens) for c in chunks) // lowered.program.limits.block_size)
     sequences = max(c.sequence for c in chunks) + 1
-    executor = TritonInterpreterExecutor(program, directory, weights, sequences * blocks)
+    executor = interpreter(lowered, source, sequences * blocks, directory)
     results = []
     for step in steps:
-        logits = executor.step(_arrays(step, program.limits.block_size, blocks))
+        logits = executor.step(step_arrays(step, lowered.program.limits.block_size, blocks))
         parts = torch.from_numpy(logits.copy()).split([len(chunk.tokens) for chunk in step])
         results.append(list(parts))
     return results
 
 
-def _arrays(step: Sequence[Chunk], size: int, blocks: int) -> Step:
+def interpreter(
+    lowered: DeviceLowered, source: WeightSource, blocks: int, directory: Path
+) -> TritonInterpreterExecutor:
+    """An executor of the program, whose sources are written to the directory."""
+    for name, text in lowered.sources.items():
+        path = directory / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
+    weights = {slot.name: packed(slot, recipe, source) for slot, recipe in pairs}
+    return TritonInterpreterExecutor(lowered.program, directory, weights, blocks)
+
+
+def step_arrays(step: Sequence[Chunk], size: int, blocks: int) -> Step:
     """Sequence i has blocks i·blocks and on, in reverse order if i is odd."""
     tables = [list(range(c.sequence * blocks, (c.sequence + 1) * blocks))[:: -1 if c.sequence % 2 else 1] for c in step]
     lengths = [len(chunk.tokens) for chunk in step]

@@ -10,16 +10,21 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
 from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
-from llmc.codegen.triton.kernels.linear import linear
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, norm_linear
+from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.select_rows import select_rows
-from llmc.targets import GpuTarget, device_target
+from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.ops import sampling
+from llmc.targets import GpuTarget, device_target, resolve_target
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
 
 pytestmark = pytest.mark.gpu
@@ -40,6 +45,45 @@ def test_rows_far_apart() -> None:
     check(rope, q, angles, angles, False, device="cuda", tolerance=1e-3, gap=_FAR)
     check(gated_activation, x, x, "silu", device="cuda", tolerance=1e-3, gap=_FAR)
     check(select_rows, x, rows, device="cuda", tolerance=0.0, gap=_FAR)
+
+
+def test_logits_far_apart() -> None:
+    logits, ones, integers = _random(3, 97).float(), torch.ones(3), torch.arange(3, dtype=torch.int32)
+    values, _ = sampling.top_k_rows(logits, 5)
+    check(argmax_rows, logits, device="cuda", tolerance=0.0, gap=_FAR)
+    check(draw_rows, logits, ones, integers, integers, device="cuda", tolerance=1e-5, gap=_FAR)
+    check(top_k_rows, logits, 5, device="cuda", tolerance=0.0, gap=_FAR)
+    check(row_masses, logits, values, ones, device="cuda", tolerance=1e-5, gap=_FAR)
+
+
+def test_products_of_rows_far_apart() -> None:
+    x, weight, gates, residual = _random(3, 64), _random(40, 64), _random(80, 64), _random(3, 40)
+    check(fused_linear, x, weight, None, residual, "identity", 1.0, device="cuda", tolerance=1e-3, gap=_FAR)
+    check(gated_linear, x, gates, None, "silu", device="cuda", tolerance=1e-3, gap=_FAR)
+    x, weight, norm = x.bfloat16(), weight.bfloat16(), torch.ones(64).bfloat16()
+    check(norm_linear, x, norm, 1e-5, weight, None, device="cuda", tolerance=1.5e-2, gap=_FAR)
+
+
+@pytest.mark.parametrize("queries", [1, 5])
+def test_attention_over_a_large_cache(queries: int) -> None:
+    attend_last_block(_LIMIT // (8 * 16 * 128) + 1, queries, "cuda")
+
+
+def attend_last_block(blocks: int, queries: int, device: str) -> None:
+    """One request, whose only block is the cache's last."""
+    q, k, v = _random(queries, 8, 128), _random(1, 8, 16, 128), _random(1, 8, 16, 128) / 2
+    caches = [torch.zeros(blocks, 8, 16, 128, dtype=torch.float16, device=device) for _ in range(2)]
+    for cache, values in zip(caches, (k, v), strict=True):
+        cache[-1] = values[0].to(device)
+    starts, lens = (torch.tensor(values, dtype=torch.int32) for values in ([0, queries], [16]))
+    first, last = (torch.tensor([[block]], dtype=torch.int32) for block in (0, blocks - 1))
+    rest = (128**-0.5, None, None, None)
+    wanted = torch.ops.llmc.paged_attention.default(q, k, v, starts, lens, first, *rest)
+    call = TensorCall(paged_attention, (q, *caches, starts, lens, last, *rest), (wanted,), device, in_place=False)
+    launch = paged_attention.candidates(call, _target() if device == "cuda" else _h100())[0]
+    for step in (launch, *launch.then):
+        call.run(step)
+    assert relative_error(call.results[0], wanted) < 1e-3
 
 
 def test_large_table() -> None:
@@ -98,6 +142,12 @@ def test_weight_beyond_the_limit() -> None:
         )
         call.run(launch)
         assert relative_error(call.results[0][:, -8:], wanted) < 1e-3, launch.constants
+
+
+def _h100() -> GpuTarget:
+    target = resolve_target("h100")
+    assert isinstance(target, GpuTarget)
+    return target
 
 
 def _target() -> GpuTarget:

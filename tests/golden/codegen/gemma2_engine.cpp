@@ -1,6 +1,7 @@
 // The step of tiny: 13 launches, 6 weights.
 // Generated; each launch says which op, rewrite and line of the model's source it comes from.
 #include <stdlib.h>
+#include <time.h>
 
 #include "loops.h"
 
@@ -62,7 +63,16 @@ struct LlmcEngine {
   void* const* caches;
   char* arena;
   LlmcPool* pool;
+  int64_t* times;
 };
+
+// When the launch before `number` ended, if anybody wants to know.
+static inline void mark(int64_t* times, int64_t number) {
+  if (times == nullptr) return;
+  timespec now;
+  clock_gettime(CLOCK_MONOTONIC, &now);
+  times[number] = static_cast<int64_t>(now.tv_sec) * 1000000000 + now.tv_nsec;
+}
 
 static int64_t scratch_bytes() {
   int64_t bytes = 0;
@@ -82,9 +92,11 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {
     free(engine);
     return nullptr;
   }
-  *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool};
+  *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, nullptr};
   return engine;
 }
+
+void llmc_engine_time_launches(LlmcEngine* engine, int64_t* times) { engine->times = times; }
 
 void llmc_engine_close(LlmcEngine* engine) {
   llmc_pool_destroy(engine->pool);
@@ -93,6 +105,7 @@ void llmc_engine_close(LlmcEngine* engine) {
 
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
   LlmcPool* const pool = engine->pool;
+  int64_t* const times = engine->times;
   const void* const* const w = engine->weights;
   [[maybe_unused]] const int64_t T = step->tokens, L = step->logit_rows, R = step->requests;
 
@@ -105,29 +118,35 @@ void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
   float* const linear_default_1_ = reinterpret_cast<float*>(engine->arena + 0);
   float* const rms_norm_default_1_ = reinterpret_cast<float*>(engine->arena + 192 * T);
   float* const select_rows_default_ = reinterpret_cast<float*>(engine->arena + 896 * T);
+  mark(times, 0);
 
   // embedding_default
   run(llmc_embedding_panels_f32, pool,
       {.tokens = T, .channels = 48, .ids = step->input_ids, .weight = (const float*)w[0 /* embed */],
        .y = {embedding_default_, 48}});
+  mark(times, 1);
 
   // mul_tensor
   loop_0_mul(pool, T, embedding_default_);
+  mark(times, 2);
 
   // rope_angles_default
   run(llmc_rope_angles, pool,
       {.tokens = T, .half = 6, .positions = step->positions, .inv_freq = (const float*)w[1 /* inv_freq */],
        .scale = 1.0f, .cos = rope_angles_default_, .sin = rope_angles_default_result1_});
+  mark(times, 3);
 
   // rms_norm_default
   run(llmc_rms_norm_f32, pool,
       {.tokens = T, .groups = 1, .channels = 48, .x = {embedding_default_, 48},
        .weight = (const float*)w[2 /* norm */], .eps = 1e-06f, .y = {rms_norm_default_, 48}});
+  mark(times, 4);
 
   // linear_default
   run(llmc_linear_f32, pool,
       {.tokens = T, .in = 48, .out = 96, .x = {rms_norm_default_, 48}, .weight = (const float*)w[3 /* qkv_0 */],
        .y = {linear_default_, 96}, .activation = LLMC_IDENTITY, .scale = 1.0f});
+  mark(times, 5);
 
   // rope_kv_write_default
   run(llmc_kv_write_f32_f32, pool,
@@ -135,6 +154,7 @@ void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
        .interleaved = 0, .q = {linear_default_, 96}, .k = {linear_default_ + 48, 96}, .v = {linear_default_ + 72, 96},
        .cos = rope_angles_default_, .sin = rope_angles_default_result1_, .k_cache = engine->caches[0],
        .v_cache = engine->caches[1], .slot_mapping = step->slot_mapping, .q_out = {linear_default_, 96}});
+  mark(times, 6);
 
   // paged_attention_default
   run(llmc_paged_attention_f32_f32, pool,
@@ -143,31 +163,38 @@ void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
        .query_starts = step->query_starts, .context_lens = step->context_lens, .block_tables = step->block_tables,
        .max_blocks = step->max_blocks, .scale = 0.28867513459481287f, .window = 6, .softcap = 5.0f,
        .y = {paged_attention_default_, 48}});
+  mark(times, 7);
 
   // linear_default_1
   run(llmc_linear_f32, pool,
       {.tokens = T, .in = 48, .out = 48, .x = {paged_attention_default_, 48}, .weight = (const float*)w[4 /* o */],
        .y = {linear_default_1_, 48}, .activation = LLMC_IDENTITY, .scale = 1.0f});
+  mark(times, 8);
 
   // rms_norm_default_1
   run(llmc_rms_norm_f32, pool,
       {.tokens = T, .groups = 4, .channels = 12, .x = {linear_default_1_, 48},
        .weight = (const float*)w[5 /* head_norm */], .eps = 1e-06f, .y = {rms_norm_default_1_, 48}});
+  mark(times, 9);
 
   // add_tensor
   loop_1_add(pool, T, embedding_default_, rms_norm_default_1_);
+  mark(times, 10);
 
   // select_rows_default
   run(llmc_select_rows_f32, pool,
       {.selected = L, .channels = 48, .rows = step->logit_row_ids, .x = {embedding_default_, 48},
        .y = {select_rows_default_, 48}});
+  mark(times, 11);
 
   // lm_head_default
   run(llmc_lm_head_f32, pool,
       {.tokens = L, .in = 48, .out = 97, .x = {select_rows_default_, 48}, .weight = (const float*)w[0 /* embed */],
        .y = {step->logits, 97}, .activation = LLMC_IDENTITY, .scale = 1.0f});
+  mark(times, 12);
 
   // div_tensor, tanh_default, mul_tensor_1
   // tiny/model.py:7 in forward: logits = torch.tanh(logits / 3)
   loop_2_div_tanh_mul(pool, L, step->logits);
+  mark(times, 13);
 }

@@ -262,6 +262,8 @@ uint64_t llmc_read_all(LlmcPool* pool, const void* data, int64_t bytes);
 // threads; returns the operations done: floating-point ones, or those of int8 weights and activations.
 int64_t llmc_multiply_in_cache_f32(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_bf16(LlmcPool* pool, int64_t repeats);
+// `repeats` parallel loops of a few empty chunks.
+void llmc_empty_regions(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 
 // ---- a compiled engine -----------------------------------------------------------------------------------------
@@ -293,6 +295,9 @@ typedef struct LlmcEngine LlmcEngine;
 int32_t llmc_engine_abi(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
+// From now on every step writes to times[0] when its first launch begins and to times[i + 1] when launch i has ended,
+// in nanoseconds of the monotonic clock; null ends that.
+void llmc_engine_time_launches(LlmcEngine* engine, int64_t* times);
 void llmc_engine_close(LlmcEngine* engine);
 
 #pragma GCC visibility pop

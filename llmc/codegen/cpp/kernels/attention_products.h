@@ -193,7 +193,7 @@ struct CachedValues {
   template <int VECTORS>
   void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
     if constexpr (kHoldsCodes<K>) {
-      for (int v = 0; v < VECTORS; v++) to[v] = load(step, channel + v * kLanes, AllLanes{});
+      values.cache.values(values.row(step), channel, to);
     } else {
       const K* rows[Steps::kWidth];
       find(step, rows);

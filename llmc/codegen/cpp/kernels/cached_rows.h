@@ -50,14 +50,26 @@ struct Int4Cache {
 template <class K>
 constexpr bool kHoldsCodes = !std::is_same_v<K, float> && !std::is_same_v<K, bf16>;
 
-inline VecBits widened_bytes(const uint8_t* from, int64_t count) {
-  typedef uint8_t Bytes __attribute__((vector_size(kLanes)));
-  Bytes bytes = {};
-  std::memcpy(&bytes, from, static_cast<size_t>(count));
-  return __builtin_convertvector(bytes, VecBits);
+inline VecBits widened_bytes(const uint8_t* from, AllLanes) {
+#if defined(__AVX512F__)
+  // GCC 12 converts bytes one by one.
+  const __m128i bytes = _mm_loadu_si128(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<VecBits>(_mm512_maskz_cvtepu8_epi32(0xffff, bytes));
+#elif defined(__AVX2__)
+  const __m128i bytes = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(from));
+  return reinterpret_cast<VecBits>(_mm256_cvtepu8_epi32(bytes));
+#else
+  VecBits bits;
+  for (int i = 0; i < kLanes; i++) bits[i] = from[i];
+  return bits;
+#endif
 }
 
-inline VecBits widened_bytes(const uint8_t* from, AllLanes) { return widened_bytes(from, kLanes); }
+inline VecBits widened_bytes(const uint8_t* from, int64_t count) {
+  uint8_t bytes[kLanes] = {};
+  std::memcpy(bytes, from, static_cast<size_t>(std::min<int64_t>(count, kLanes)));
+  return widened_bytes(bytes, AllLanes{});
+}
 
 struct CodeRow {
   const uint8_t* codes;
@@ -67,13 +79,20 @@ struct CodeRow {
 template <class Format>
 struct CacheOfCodes {
   using Row = CodeRow;
-  int64_t channels, block_size, width;  // channels of a group
+  int64_t channels, block_size, width, groups;  // width: channels of a group
+  // Of 2^32, rounded up: divides a channel by the width where a division would take longer than all else.
+  uint64_t inverse_width;
+  bool one_scale_a_vector;
 
   CacheOfCodes(int64_t channels, int64_t block_size, int64_t group)
-      : channels(channels), block_size(block_size), width(group == 0 ? channels : group) {}
-  int64_t groups() const { return channels / width; }
+      : channels(channels),
+        block_size(block_size),
+        width(group == 0 ? channels : group),
+        groups(channels / width),
+        inverse_width(((uint64_t{1} << 32) + static_cast<uint64_t>(width) - 1) / static_cast<uint64_t>(width)),
+        one_scale_a_vector(width % kLanes == 0) {}
   int64_t code_bytes() const { return Format::kNibbles ? channels / 2 : channels; }
-  int64_t head_bytes() const { return block_size * (code_bytes() + groups() * (Format::kNibbles ? 4 : 2)); }
+  int64_t head_bytes() const { return block_size * (code_bytes() + groups * (Format::kNibbles ? 4 : 2)); }
   int64_t row_bytes() const { return code_bytes(); }
   Row row(const void* block, int64_t position) const {
     const auto* data = static_cast<const uint8_t*>(block);
@@ -85,14 +104,27 @@ struct CacheOfCodes {
 
   template <class Lanes>
   Vec values(Row row, int64_t channel, Lanes lanes) const {
-    const Vec x = Format::value(codes(row, channel, lanes));
-    if constexpr (Format::kNibbles)
-      return x * of_groups(row, 0, channel) + of_groups(row, groups(), channel);
-    else
-      return x * of_groups(row, 0, channel);
+    const Vec x = Format::value(codes(row, channel, lanes)) * of_groups(row.scales, channel);
+    if constexpr (!Format::kNibbles) return x;
+    return x + of_groups(row.scales + groups * block_size * 2, channel);
+  }
+  template <int VECTORS>
+  void values(Row row, int64_t channel, Vec (&to)[VECTORS]) const {
+    if (Format::kNibbles || groups > 1) {
+      for (int v = 0; v < VECTORS; v++) to[v] = values(row, channel + v * kLanes, AllLanes{});
+    } else {
+      const Vec scale = broadcast(bf16_at(row.scales));
+      for (int v = 0; v < VECTORS; v++) to[v] = Format::value(codes(row, channel + v * kLanes, AllLanes{})) * scale;
+    }
   }
 
  private:
+  static float bf16_at(const uint8_t* from) {
+    bf16 value;
+    std::memcpy(&value, from, sizeof value);
+    return to_float(value);
+  }
+
   template <class Lanes>
   VecBits codes(Row row, int64_t channel, Lanes lanes) const {
     if constexpr (!Format::kNibbles) {
@@ -108,14 +140,14 @@ struct CacheOfCodes {
     }
   }
 
-  // The scales (first: 0) or minima (first: groups()) of the groups that channels from `channel` on belong to.
-  Vec of_groups(Row row, int64_t first, int64_t channel) const {
+  // The scales or minima, of which `first` is that of the first group, of channels from `channel` on.
+  Vec of_groups(const uint8_t* first, int64_t channel) const {
+    if (groups == 1) return broadcast(bf16_at(first));
     const auto of_channel = [&](int64_t c) {
-      bf16 value;
-      std::memcpy(&value, row.scales + (first + c / width) * block_size * 2, sizeof value);
-      return to_float(value);
+      const auto group = static_cast<int64_t>(static_cast<uint64_t>(c) * inverse_width >> 32);
+      return bf16_at(first + group * block_size * 2);
     };
-    if (width % kLanes == 0 || width == channels) return broadcast(of_channel(channel));
+    if (one_scale_a_vector) return broadcast(of_channel(channel));
     Vec x = {};
     for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++) x[c - channel] = of_channel(c);
     return x;

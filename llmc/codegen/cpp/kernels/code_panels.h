@@ -105,6 +105,8 @@ alignas(64) constexpr float kNf4[16] = {-1.0f,
                                         0.5626170039176941f,
                                         0.7229568362236023f,
                                         1.0f};
+alignas(64) constexpr float kInt4[16] = {-8.0f, -7.0f, -6.0f, -5.0f, -4.0f, -3.0f, -2.0f, -1.0f,
+                                         0.0f,  1.0f,  2.0f,  3.0f,  4.0f,  5.0f,  6.0f,  7.0f};
 alignas(64) constexpr float kE2m1[16] = {0.0f,  0.5f,  1.0f,  1.5f,  2.0f,  3.0f,  4.0f,  6.0f,
                                          -0.0f, -0.5f, -1.0f, -1.5f, -2.0f, -3.0f, -4.0f, -6.0f};
 
@@ -150,16 +152,14 @@ struct Fp8Codes {
   static Vec value(VecBits word, int j, VecInt) { return e4m3_value(word >> (8 * j)); }
 };
 
-struct Nf4Codes {
+template <const float (&kValues)[16]>
+struct TableCodes {
   static constexpr int kCodes = 8;
   static constexpr int order(int j) { return kNibbleOrder[j]; }
-  static Vec value(VecBits word, int j, VecInt) { return lookup(kNf4, word >> (4 * j)); }
+  static Vec value(VecBits word, int j, VecInt) { return lookup(kValues, word >> (4 * j)); }
 };
-
-struct E2m1Codes {
-  static constexpr int kCodes = 8;
-  static constexpr int order(int j) { return kNibbleOrder[j]; }
-  static Vec value(VecBits word, int j, VecInt) { return lookup(kE2m1, word >> (4 * j)); }
-};
+using Nf4Codes = TableCodes<kNf4>;
+using E2m1Codes = TableCodes<kE2m1>;
+using SymmetricInt4Codes = TableCodes<kInt4>;  // int4 without zeros
 
 }  // namespace llmc

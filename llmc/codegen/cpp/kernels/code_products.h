@@ -155,10 +155,15 @@ constexpr PairTable int4_table() {  // code - zero, from -16 on
   return table;
 }
 
-constexpr PairTable e2m1_table() {  // twice, so that a fifth bit does not matter
-  constexpr int kHalves[8] = {0, 1, 2, 3, 4, 6, 8, 12};
+constexpr PairTable twice(const float* values) {  // so that a fifth bit does not matter
   PairTable table{};
-  for (int i = 0; i < 32; i++) table.values[i] = bf16_bits(i & 8 ? -kHalves[i & 7] : kHalves[i & 7]);
+  for (int i = 0; i < 32; i++) table.values[i] = bf16_bits(static_cast<int>(2 * values[i % 16]));
+  return table;
+}
+
+constexpr PairTable e4m3_table() {  // below 2^-6: multiples of 2^-9
+  PairTable table{};
+  for (int i = 1; i < 8; i++) table.values[i] = static_cast<uint16_t>(bf16_bits(2 * i) - (9 << 7));
   return table;
 }
 
@@ -176,15 +181,33 @@ struct PairOperands<Int4Codes> {
   }
 };
 
-template <>
-struct PairOperands<E2m1Codes> {
+template <const float (&kValues)[16]>
+struct PairOperands<TableCodes<kValues>> {
   using Steps = PairSteps;
   static constexpr int kSteps = 4;
   static constexpr int low(int i) { return kNibbleOrder[i]; }
   static constexpr int high(int i) { return kNibbleOrder[i + 4]; }
   static Vec operand(VecBits word, int i, VecInt) {
-    static constexpr PairTable kTable = e2m1_table();
+    static constexpr PairTable kTable = twice(kValues);
     return kTable(word >> (4 * i));
+  }
+};
+
+// The exponents differ by 120; what has none comes from a table.
+template <>
+struct PairOperands<Fp8Codes> {
+  using Steps = PairSteps;
+  static constexpr int kSteps = 2;
+  static constexpr int low(int i) { return i; }
+  static constexpr int high(int i) { return i + 2; }
+  static Vec operand(VecBits word, int i, VecInt) {
+    static constexpr PairTable kTable = e4m3_table();
+    const VecBits codes = word >> (8 * i), magnitudes = codes & 0x007f007fu;
+    const VecBits normal = (magnitudes << 4) + (120u << 7) * 0x10001u;
+    const __mmask32 small = _mm512_cmplt_epu16_mask(reinterpret_cast<__m512i>(magnitudes), _mm512_set1_epi16(8));
+    const __m512i values = _mm512_mask_permutexvar_epi16(
+        reinterpret_cast<__m512i>(normal), small, reinterpret_cast<__m512i>(magnitudes), _mm512_load_si512(kTable.values));
+    return from_bits(reinterpret_cast<VecBits>(values) | (codes & 0x00800080u) << 8);
   }
 };
 #endif
@@ -196,8 +219,9 @@ struct FloatProduct {
   using X = typename Steps::Step;
   static constexpr int kXPerWord = Operands::kSteps;
   static constexpr int kXPerRun = 0;
-  // One chain of dependent sums is 64 k long, so that the chains of neighbouring runs overlap.
-  static constexpr int64_t kRunWords = 64 / (Operands::kSteps * Steps::kWidth);
+  // One chain of dependent sums is 32 k long: those of neighbouring runs then overlap, which is all that keeps the
+  // multipliers busy with one token.
+  static constexpr int64_t kRunWords = 32 / (Operands::kSteps * Steps::kWidth);
 
   template <int kHeight>
   struct Running {

@@ -43,7 +43,7 @@ void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* ro
   float values[LLMC_CODED_HEAD];
   uint8_t codes[LLMC_CODED_HEAD];
   write_row(llmc::CacheOf<float>(cache.channels, 0, 0), rotation, x, values);
-  for (int64_t group = 0; group < cache.groups(); group++) {
+  for (int64_t group = 0; group < cache.groups; group++) {
     const float* of_group = values + group * cache.width;
     const auto [low, high] = std::minmax_element(of_group, of_group + cache.width);
     const float minimum = Format::kNibbles ? rounded(*low) : 0.0f;
@@ -51,7 +51,7 @@ void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* ro
     const float exact = rounded(reach / Format::kLargest), scale = exact > 0.0f ? exact : 1.0f;
     uint8_t* scales = const_cast<uint8_t*>(to.scales) + group * cache.block_size * 2;
     store_bf16(scales, scale);
-    if (Format::kNibbles) store_bf16(scales + cache.groups() * cache.block_size * 2, minimum);
+    if (Format::kNibbles) store_bf16(scales + cache.groups * cache.block_size * 2, minimum);
     encode_group<Format>(of_group, cache.width, scale, minimum, codes + group * cache.width);
   }
   uint8_t* out = const_cast<uint8_t*>(to.codes);

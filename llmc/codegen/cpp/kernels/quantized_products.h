@@ -22,6 +22,7 @@ void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilog
     case LLMC_INT8:
       return multiply(FloatProduct<OperandsOf<T, Int8Codes>>{});
     case LLMC_INT4:
+      if (!a.has_zeros) return multiply(FloatProduct<OperandsOf<T, SymmetricInt4Codes>>{});
       return multiply(FloatProduct<OperandsOf<T, Int4Codes>>{});
     case LLMC_FP8:
       return multiply(FloatProduct<OperandsOf<T, Fp8Codes>>{});

@@ -86,7 +86,8 @@ def join_chunks_kernel(
 def largest_of(scores: tl.tensor, inside: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
     """The largest of a vector of scores and its lowest index. NaN counts as infinite; only what is inside counts."""
     scores = tl.where(inside, tl.where(scores != scores, float("inf"), scores), float("-inf"))
-    return tl.max(scores, axis=0, return_indices=True)
+    largest, place = tl.max(scores, axis=0, return_indices=True)
+    return largest, place
 
 
 @triton.jit

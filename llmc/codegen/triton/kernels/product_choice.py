@@ -82,10 +82,12 @@ def _serving(
 ) -> DeviceLaunch:
     seconds = predicted_seconds(product, target, tiling, judged)
     launch = _launch(product, target, tiling)
-    if product.norm is not None and not tiling.normed:
-        launch = replace(product.norm.launch, then=(replace(launch, then=()), *launch.then))
-    if product.codes is not None and product.codes.quantize is not None:
-        launch = replace(product.codes.quantize, then=(replace(launch, then=()), *launch.then))
+    before = product.norm.launch if product.norm is not None and not tiling.normed else None
+    if product.codes is not None:
+        before = product.codes.quantize
+    if before is not None:
+        follows = replace(launch, then=(), seconds=seconds), *launch.then
+        return replace(before, min_tokens=first, max_tokens=last, then=follows)
     return replace(launch, min_tokens=first, max_tokens=last, seconds=seconds)
 
 

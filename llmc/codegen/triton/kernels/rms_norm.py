@@ -10,13 +10,11 @@ from __future__ import annotations
 import torch
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernels.norm_rows import summand, supports
 from llmc.codegen.triton.kernels.row_tile import row_tile
-from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
 
@@ -49,7 +47,7 @@ def rms_norm_kernel(
     if BLOCK >= CHANNELS:
         channel = tl.arange(0, BLOCK)
         inside = is_row & (channel < CHANNELS)[None, :]
-        s = _summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
+        s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
         scale = tl.rsqrt(tl.sum(s * s, axis=1) / CHANNELS + eps)
         _store(s, scale, weight_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
     else:
@@ -57,31 +55,14 @@ def rms_norm_kernel(
         for start in range(0, CHANNELS, BLOCK):
             channel = start + tl.arange(0, BLOCK)
             inside = is_row & (channel < CHANNELS)[None, :]
-            s = _summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
+            s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
             squares += s * s
         scale = tl.rsqrt(tl.sum(squares, axis=1) / CHANNELS + eps)
         for start in range(0, CHANNELS, BLOCK):
             channel = start + tl.arange(0, BLOCK)
             inside = is_row & (channel < CHANNELS)[None, :]
-            s = _summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
+            s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
             _store(s, scale, weight_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
-
-
-@triton.jit
-def _summand(
-    x_ptr: tl.tensor,
-    x_row: tl.tensor,
-    residual_ptr: tl.tensor,
-    residual_row: tl.tensor,
-    channel: tl.tensor,
-    inside: tl.tensor,
-) -> tl.tensor:
-    """x, or x + residual rounded to x's dtype as the next layer will read it; in fp32, 0 outside."""
-    s = tl.load(x_ptr + x_row[:, None] + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-    if residual_ptr is not None:
-        s += tl.load(residual_ptr + residual_row[:, None] + channel[None, :], mask=inside, other=0.0).to(tl.float32)
-        s = s.to(x_ptr.dtype.element_ty).to(tl.float32)
-    return s
 
 
 @triton.jit
@@ -103,11 +84,6 @@ def _store(
     tl.store(y_ptr + y_row[:, None] + channel[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
     if sum_ptr is not None:
         tl.store(sum_ptr + sum_row[:, None] + channel[None, :], s.to(sum_ptr.dtype.element_ty), mask=inside)
-
-
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x and residual of a float dtype that they share, of rank 2 or 3."""
-    return refuse_dtypes(node, "x", "residual") or refuse_ranks(node, x=(2, 3))
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:

@@ -1,0 +1,162 @@
+"""What the cost model predicts beside what is measured, on the Llama-3.2-1B shape and this CPU.
+
+    python -m benchmarks.cost_model [--engine examples/out/llama-3.2-1b.llmc] [--rounds 7] [--json FILE]
+
+Every round measures the machine (bytes read, multiply-adds, packing, a parallel loop, how much transfer and arithmetic
+hide each other; all with made-up operands), then steps of each kind. Both take the best of several runs, since other
+processes only ever make a run slower. On a shared host the bandwidth changes by the minute, so a round's steps are
+compared with that round's machine, and the median ratio is what counts.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import sys
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from benchmarks.llama_1b import machine
+from benchmarks.random_checkpoint import write_checkpoint
+from llmc.compiler import build
+from llmc.debug.profile import Profiler, StepProfile, kernel_class
+from llmc.engine_format import EngineDirectory, read_engine
+from llmc.runtime.engine import open_executor
+from llmc.runtime.threads import thread_count
+
+ALLOWED = 0.25
+
+
+@dataclass(frozen=True)
+class Workload:
+    """A kind of step. within: whether its prediction is held to ALLOWED."""
+
+    name: str
+    within: bool
+    run: Callable[[Profiler], StepProfile]
+
+
+WORKLOADS = (
+    Workload("decode, batch 1, context 128", True, lambda p: p.decode(1, 128, 9)),
+    Workload("decode, batch 1, context 1024", True, lambda p: p.decode(1, 1024, 9)),
+    Workload("decode, batch 16, context 128", True, lambda p: p.decode(16, 128, 7)),
+    Workload("prefill 512", False, lambda p: p.prefill(512, 3)),
+)
+
+
+def main() -> None:
+    arguments = parse_arguments()
+    console, threads = Console(), thread_count(arguments.threads)
+    directory = open_engine(arguments.engine)
+    rounds: dict[str, list[StepProfile]] = {workload.name: [] for workload in WORKLOADS}
+    executor, blocks = open_executor(directory, None, None, threads)
+    try:
+        profiler = Profiler(directory, executor, blocks, threads, typical=min)
+        for number in range(arguments.rounds + 1):
+            for workload in WORKLOADS:
+                measured = workload.run(profiler)
+                if number > 0:
+                    rounds[workload.name].append(measured)
+    finally:
+        executor.close()
+    for workload in WORKLOADS:
+        console.print(class_table(workload, rounds[workload.name], directory))
+    console.print(summary_table(rounds))
+    console.print(machine(threads), highlight=False)
+    console.print(f"reproduce: {sys.executable} -m benchmarks.cost_model --engine {arguments.engine}", highlight=False)
+    if arguments.json is not None:
+        arguments.json.write_text(json.dumps(record(rounds, machine(threads)), indent=1) + "\n", encoding="utf-8")
+
+
+def parse_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--engine", type=Path, default=Path("examples/out/llama-3.2-1b.llmc"), help="built if missing")
+    parser.add_argument("--threads", type=int)
+    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--json", type=Path)
+    return parser.parse_args()
+
+
+def open_engine(path: Path) -> EngineDirectory:
+    if not path.exists():
+        build(write_checkpoint("llama-3.2-1b", path.parent / "llama-3.2-1b"), path, max_model_len=8192)
+    return read_engine(path, check_weights=False)
+
+
+def ratios(rounds: list[StepProfile]) -> list[float]:
+    """Measured over predicted time of a step, round by round."""
+    return [step.seconds / step.predicted for step in rounds]
+
+
+def class_table(workload: Workload, rounds: list[StepProfile], directory: EngineDirectory) -> Table:
+    """Medians over the rounds, by kernel and shape."""
+    launches = directory.program.launches
+    measured: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(rounds))
+    predicted: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(rounds))
+    for number, step in enumerate(rounds):
+        for each in step.launches:
+            name = kernel_class(launches[each.launch]).removeprefix("llmc_")
+            measured[name][number] += each.seconds
+            predicted[name][number] += each.predicted
+    table = Table(title=workload.name, title_justify="left")
+    table.add_column("kernels", overflow="fold")
+    for column in ("measured", "predicted", "ratio", "spread"):
+        table.add_column(column, justify="right", no_wrap=True)
+
+    def add(name: str, ours: list[float], model: list[float], each: list[float]) -> None:
+        spread = (max(each) - min(each)) / statistics.median(each)
+        milliseconds = (f"{statistics.median(values) * 1e3:.3f} ms" for values in (ours, model))
+        table.add_row(name, *milliseconds, f"{statistics.median(each):.2f}", f"{spread:.0%}")
+
+    for name in sorted(measured, key=lambda name: -statistics.median(measured[name])):
+        quotients = [a / b for a, b in zip(measured[name], predicted[name], strict=True)]
+        add(name, measured[name], predicted[name], quotients)
+    table.add_section()
+    add("the whole step", [s.seconds for s in rounds], [s.predicted for s in rounds], ratios(rounds))
+    return table
+
+
+def summary_table(rounds: dict[str, list[StepProfile]]) -> Table:
+    """How far the prediction is off, and the machine that it was made from."""
+    table = Table(title="prediction of whole steps", title_justify="left")
+    table.add_column("step", overflow="fold")
+    for column in ("off by", "rounds", "goal", "GB/s", "GFLOP/s", "not hidden"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for workload in WORKLOADS:
+        steps = rounds[workload.name]
+        each = [1 / ratio - 1 for ratio in ratios(steps)]
+        off = statistics.median(each)
+        verdict = ("[green]met[/]" if abs(off) <= ALLOWED else "[red]missed[/]") if workload.within else ""
+        rates = [step.rates for step in steps]
+        table.add_row(
+            workload.name,
+            f"{off:+.0%}",
+            f"{min(each):+.0%} … {max(each):+.0%}",
+            verdict and f"{ALLOWED:.0%}: {verdict}",
+            f"{statistics.median(r.bandwidth for r in rates) / 1e9:.1f}",
+            f"{statistics.median(max(r.multiply.values()) for r in rates) / 1e9:.0f}",
+            f"{statistics.median(r.serial for r in rates):.0%}",
+        )
+    return table
+
+
+def record(rounds: dict[str, list[StepProfile]], where: str) -> dict[str, Any]:
+    """Plain data of every round's steps."""
+    return {
+        "machine": where,
+        "steps": {
+            name: [{"seconds": s.seconds, "predicted": s.predicted, "bandwidth": s.rates.bandwidth} for s in steps]
+            for name, steps in rounds.items()
+        },
+    }
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""`llmc bench`: load on a server, and what an engine does without one, measured and summarized."""

@@ -1,0 +1,130 @@
+"""One streamed completion over HTTP, with the time of every piece."""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+import aiohttp
+
+from llmc.bench.prompts import LoadRequest
+from llmc.errors import LlmcError, OptionError
+
+
+@dataclass
+class RequestRecord:
+    """What one request saw. Times in seconds of time.perf_counter(). pieces: when each piece of output came.
+
+    error: why it failed, None if it did not. cached_tokens: of the prompt, None where the server does not say.
+    """
+
+    sent: float
+    prompt_tokens: int
+    pieces: list[float] = field(default_factory=list)
+    output_tokens: int = 0
+    cached_tokens: int | None = None
+    ended: float = 0.0
+    error: str | None = None
+
+    @property
+    def first_token(self) -> float | None:
+        """Seconds to the first token."""
+        return self.pieces[0] - self.sent if self.pieces else None
+
+    @property
+    def per_token(self) -> float | None:
+        """Mean seconds of a token after the first."""
+        return (self.pieces[-1] - self.pieces[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
+
+    @property
+    def gaps(self) -> list[float]:
+        """Seconds between one piece and the next."""
+        return [b - a for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
+
+    @property
+    def total(self) -> float:
+        """Seconds from the request to its last piece."""
+        return self.ended - self.sent
+
+
+@dataclass(frozen=True)
+class Server:
+    """Where to send completions. base_url: without /v1. model: its name there. extra: other fields of every body."""
+
+    base_url: str
+    model: str
+    api_key: str | None = None
+    extra: dict[str, Any] = field(default_factory=dict)
+
+    def session(self) -> aiohttp.ClientSession:
+        """A connection pool without a limit of its own; times out only when nothing comes for ten minutes."""
+        headers = {"Authorization": f"Bearer {self.api_key}"} if self.api_key else {}
+        timeout = aiohttp.ClientTimeout(total=None, sock_read=600)
+        return aiohttp.ClientSession(headers=headers, timeout=timeout, connector=aiohttp.TCPConnector(limit=0))
+
+
+async def complete(session: aiohttp.ClientSession, server: Server, request: LoadRequest) -> RequestRecord:
+    """Send the request and read its stream. Failures are in the record, not raised."""
+    body = {
+        "model": server.model,
+        "prompt": list(request.prompt),
+        "max_tokens": request.output_len,
+        "temperature": 0.0,
+        "stream": True,
+        "stream_options": {"include_usage": True},
+        "ignore_eos": True,
+        **server.extra,
+    }
+    record = RequestRecord(time.perf_counter(), len(request.prompt))
+    try:
+        async with session.post(f"{server.base_url}/v1/completions", json=body) as response:
+            if response.status != 200:
+                record.error = f"HTTP {response.status}: {(await response.text())[:200]}"
+            else:
+                await _read(response, record)
+    except (aiohttp.ClientError, TimeoutError, OSError) as error:
+        record.error = f"{type(error).__name__}: {error}"
+    record.ended = record.pieces[-1] if record.pieces else time.perf_counter()
+    if record.error is None and not record.pieces:
+        record.error = "the stream ended without any output"
+    return record
+
+
+async def _read(response: aiohttp.ClientResponse, record: RequestRecord) -> None:
+    async for line in response.content:
+        if not line.startswith(b"data: ") or line.startswith(b"data: [DONE]"):
+            continue
+        now = time.perf_counter()
+        event = json.loads(line[6:])
+        if "error" in event:
+            record.error = str(event["error"].get("message"))
+            return
+        if event.get("choices"):
+            record.pieces.append(now)
+        if event.get("usage"):
+            usage = event["usage"]
+            record.output_tokens = usage["completion_tokens"]
+            record.prompt_tokens = usage["prompt_tokens"]
+            record.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens")
+
+
+async def find_server(base_url: str, model: str | None, api_key: str | None) -> tuple[Server, int | None]:
+    """The server with its first model's name unless one is given, and that model's max_model_len if it says."""
+    server = Server(base_url.rstrip("/").removesuffix("/v1"), model or "", api_key)
+    try:
+        async with server.session() as session, session.get(f"{server.base_url}/v1/models") as response:
+            if response.status != 200:
+                raise LlmcError(
+                    f"{server.base_url}/v1/models answers {response.status}",
+                    at=base_url,
+                    fix="give --base-url of an OpenAI-compatible server, and --api-key if it needs one",
+                )
+            models = (await response.json())["data"]
+    except (aiohttp.ClientError, TimeoutError, OSError, ValueError, KeyError) as error:
+        raise OptionError(
+            f"no server answers: {error}", at=base_url, fix="start one: llmc serve ENGINE, then give its --base-url"
+        ) from None
+    found = next((m for m in models if model in (None, m["id"])), models[0] if models else {})
+    return Server(server.base_url, model or found.get("id", ""), api_key), found.get("max_model_len")

@@ -1,0 +1,148 @@
+"""What a run says: throughput, latencies as mean, median and p99, goodput, prefix hits; as a table and JSON."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from rich.table import Table
+
+from llmc.bench.client import RequestRecord
+from llmc.errors import OptionError
+
+# The order of rows, and what each is.
+LATENCIES: Mapping[str, str] = {
+    "ttft": "time to first token",
+    "tpot": "time per output token",
+    "itl": "inter-token latency",
+    "e2el": "end to end",
+}
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Milliseconds."""
+
+    mean: float
+    median: float
+    p99: float
+
+
+@dataclass(frozen=True)
+class Summary:
+    """duration: seconds. throughputs: a second. goodput: requests a second that met every goal, None without goals.
+
+    prefix_hit_rate: share of prompt tokens found in the server's prefix cache, None where it does not say.
+    """
+
+    completed: int
+    failed: int
+    duration: float
+    prompt_tokens: int
+    output_tokens: int
+    request_throughput: float
+    output_throughput: float
+    total_throughput: float
+    goodput: float | None
+    prefix_hit_rate: float | None
+    latencies: Mapping[str, Latency]
+    first_error: str | None
+
+    def to_json(self) -> dict[str, Any]:
+        """With vLLM's names for the latencies (mean_ttft_ms, …)."""
+        figures = {name: value for name, value in vars(self).items() if name != "latencies"}
+        for name, latency in self.latencies.items():
+            figures |= {f"{kind}_{name}_ms": value for kind, value in vars(latency).items()}
+        return figures
+
+
+def summarize(records: Sequence[RequestRecord], duration: float, goals: Mapping[str, float]) -> Summary:
+    """goals: milliseconds by name of LATENCIES that a good request stays within."""
+    done = [r for r in records if r.error is None]
+    prompt, output = sum(r.prompt_tokens for r in done), sum(r.output_tokens for r in done)
+    cached = [r.cached_tokens for r in done if r.cached_tokens is not None]
+    samples = {
+        "ttft": [t for r in done if (t := r.first_token) is not None],
+        "tpot": [t for r in done if (t := r.per_token) is not None],
+        "itl": [gap for r in done for gap in r.gaps],
+        "e2el": [r.total for r in done],
+    }
+    good = sum(_meets(r, goals) for r in done)
+    return Summary(
+        completed=len(done),
+        failed=len(records) - len(done),
+        duration=duration,
+        prompt_tokens=prompt,
+        output_tokens=output,
+        request_throughput=len(done) / duration,
+        output_throughput=output / duration,
+        total_throughput=(prompt + output) / duration,
+        goodput=good / duration if goals else None,
+        prefix_hit_rate=sum(cached) / prompt if cached and prompt else None,
+        latencies={name: latency(values) for name, values in samples.items() if values},
+        first_error=next((r.error for r in records if r.error is not None), None),
+    )
+
+
+def latency(seconds: Sequence[float]) -> Latency:
+    """Mean, median and 99th percentile in milliseconds."""
+    return Latency(1e3 * statistics.fmean(seconds), 1e3 * statistics.median(seconds), 1e3 * quantile(seconds, 0.99))
+
+
+def quantile(values: Sequence[float], share: float) -> float:
+    """The value that `share` of the values do not exceed, interpolated between neighbours as numpy does."""
+    ordered = sorted(values)
+    place = share * (len(ordered) - 1)
+    low = int(place)
+    high = min(low + 1, len(ordered) - 1)
+    return ordered[low] + (ordered[high] - ordered[low]) * (place - low)
+
+
+def parse_goals(texts: Sequence[str]) -> dict[str, float]:
+    """`ttft:200 tpot:50` as milliseconds by name."""
+    goals: dict[str, float] = {}
+    for text in texts:
+        name, _, value = text.partition(":")
+        try:
+            goals[name] = float(value)
+        except ValueError:
+            name = ""
+        if name not in ("ttft", "tpot", "e2el") or goals[name] <= 0:
+            raise OptionError(
+                f"the goal {text!r} cannot be read", at="--goodput", fix="give ttft:MS, tpot:MS or e2el:MS (repeatable)"
+            )
+    return goals
+
+
+def summary_table(summary: Summary, title: str) -> Table:
+    """Throughput above, latencies below."""
+    table = Table(title=title, title_justify="left")
+    for column in ("", "mean", "median", "p99"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, text in LATENCIES.items():
+        found = summary.latencies.get(name)
+        if found is not None:
+            table.add_row(f"{text} ({name.upper()})", *(f"{ms:.2f} ms" for ms in vars(found).values()))
+    table.add_section()
+    requests = f"{summary.completed} in {summary.duration:.1f} s"
+    table.add_row("requests", requests, f"{summary.request_throughput:.2f}/s", _failed(summary))
+    table.add_row("output tokens", f"{summary.output_tokens}", f"{summary.output_throughput:.1f}/s", "")
+    table.add_row(
+        "all tokens", f"{summary.prompt_tokens + summary.output_tokens}", f"{summary.total_throughput:.1f}/s", ""
+    )
+    if summary.goodput is not None:
+        table.add_row("within the goals", "", f"{summary.goodput:.2f}/s", "")
+    if summary.prefix_hit_rate is not None:
+        table.add_row("prompt tokens from the prefix cache", "", f"{summary.prefix_hit_rate:.1%}", "")
+    return table
+
+
+def _failed(summary: Summary) -> str:
+    return f"[red]{summary.failed} failed[/]" if summary.failed else ""
+
+
+def _meets(record: RequestRecord, goals: Mapping[str, float]) -> bool:
+    seen = {"ttft": record.first_token, "tpot": record.per_token, "e2el": record.total}
+    return all((value := seen[name]) is None or 1e3 * value <= goal for name, goal in goals.items())

@@ -1,0 +1,263 @@
+"""`llmc bench`: serve (load on a server), throughput and latency (the engine alone), startup."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Table
+
+from llmc.errors import LlmcError, OptionError
+from llmc.settings import settings
+
+if TYPE_CHECKING:
+    from llmc.bench.client import RequestRecord
+    from llmc.bench.prompts import PromptShape
+
+bench = typer.Typer(name="bench", help="Measure a server or an engine.", no_args_is_help=True)
+
+InputLen = Annotated[int, typer.Option(help="tokens of a prompt beside its shared prefix")]
+OutputLen = Annotated[int, typer.Option(help="tokens to generate for each")]
+RangeRatio = Annotated[float, typer.Option(help="lengths vary by this share up and down")]
+PrefixLen = Annotated[int, typer.Option(help="tokens that the prompts of a group share")]
+PrefixGroups = Annotated[int, typer.Option(help="how many groups")]
+Seed = Annotated[int, typer.Option(help="of prompts and arrivals")]
+Json = Annotated[Path | None, typer.Option("--json", help="write the figures here")]
+Threads = Annotated[int | None, typer.Option(help="of a step; default: every core")]
+
+
+@bench.command("serve")
+def bench_serve(
+    base_url: Annotated[str, typer.Option(help="of the server")] = "http://127.0.0.1:8000",
+    model: Annotated[str | None, typer.Option(help="default: the server's first")] = None,
+    num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 100,
+    request_rate: Annotated[
+        float | None, typer.Option(help="requests a second on average; default: all at once")
+    ] = None,
+    burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less is burstier")] = 1.0,
+    max_concurrency: Annotated[int | None, typer.Option(help="users who each wait for their answer")] = None,
+    input_len: InputLen = 256,
+    output_len: OutputLen = 128,
+    range_ratio: RangeRatio = 0.0,
+    prefix_len: PrefixLen = 0,
+    prefix_groups: PrefixGroups = 1,
+    vocab_size: Annotated[int, typer.Option(help="token ids of prompts are below it", min=2)] = 1000,
+    goodput: Annotated[list[str] | None, typer.Option(help="a goal such as ttft:200, in ms (repeatable)")] = None,
+    warmup: Annotated[int, typer.Option(help="requests before, not measured", min=0)] = 1,
+    api_key: Annotated[str | None, typer.Option(help="also LLMC_API_KEY")] = None,
+    seed: Seed = 0,
+    json_file: Json = None,
+    plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
+) -> None:
+    """Send requests to an OpenAI-compatible server and measure what its clients see."""
+    from llmc.bench.client import find_server
+    from llmc.bench.load import Arrival, run_load
+    from llmc.bench.plot import plot_run, require_plot_extra
+    from llmc.bench.prompts import PromptShape, make_requests
+    from llmc.bench.summary import parse_goals, summarize, summary_table
+
+    shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
+    arrival = Arrival(concurrency=max_concurrency, rate=request_rate, burstiness=burstiness, seed=seed)
+    goals = parse_goals(goodput or [])
+    if plot is not None:
+        require_plot_extra()
+    server, max_model_len = asyncio.run(find_server(base_url, model, api_key or settings().api_key))
+    if max_model_len is not None and shape.longest > max_model_len:
+        raise OptionError(
+            f"prompts and outputs of up to {shape.longest} tokens do not fit the model's {max_model_len}",
+            at="--input-len, --output-len, --prefix-len",
+            fix="make them shorter",
+        )
+    requests = make_requests(shape, num_prompts, vocab_size, seed)
+    if warmup:
+        # Other prompts than the measured ones, which must not find theirs in a cache.
+        asyncio.run(run_load(server, make_requests(shape, warmup, vocab_size, seed + 1), Arrival(concurrency=1)))
+    with _progress("requests", num_prompts) as advance:
+        records, duration = asyncio.run(run_load(server, requests, arrival, lambda record: advance()))
+    summary = summarize(records, duration, goals)
+    users = f"{max_concurrency} users" if max_concurrency else "no limit on users"
+    rate = f"{request_rate:g} requests/s" if request_rate else "sent at once"
+    console = Console()
+    console.print(summary_table(summary, f"{server.model} at {server.base_url}: {users}, {rate}"))
+    settings_json = {"arrival": vars(arrival), "shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
+    _write(json_file, {**summary.to_json(), **settings_json, "requests": [_record_json(r) for r in records]})
+    if plot is not None:
+        plot_run(records, plot, f"{server.model}: {users}, {rate}")
+    if summary.failed:
+        raise LlmcError(f"{summary.failed} of {num_prompts} requests failed: {summary.first_error}", at=server.base_url)
+
+
+@bench.command("throughput")
+def bench_throughput(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 64,
+    input_len: InputLen = 256,
+    output_len: OutputLen = 128,
+    range_ratio: RangeRatio = 0.0,
+    prefix_len: PrefixLen = 0,
+    prefix_groups: PrefixGroups = 1,
+    threads: Threads = None,
+    seed: Seed = 0,
+    json_file: Json = None,
+) -> None:
+    """Generate for all prompts at once, without a server: the most that the engine gives."""
+    from llmc.bench.prompts import PromptShape, make_requests
+    from llmc.runtime.engine import load
+    from llmc.runtime.sampling_params import SamplingParams
+
+    shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
+    with load(engine, threads=threads) as opened:
+        _check_fits(shape, opened.limits.max_model_len)
+        requests = make_requests(shape, num_prompts, opened.info.vocab_size, seed)
+        params = [SamplingParams(max_tokens=request.output_len, ignore_eos=True) for request in requests]
+        with Console(stderr=True).status(f"generating for {num_prompts} prompts"):
+            start = time.perf_counter()
+            completions = opened.generate([request.prompt for request in requests], params)
+            seconds = time.perf_counter() - start
+    output = sum(len(completion.token_ids) for completion in completions)
+    prompt = sum(len(request.prompt) for request in requests)
+    figures = {
+        "seconds": seconds,
+        "requests_per_second": num_prompts / seconds,
+        "output_tokens_per_second": output / seconds,
+        "total_tokens_per_second": (prompt + output) / seconds,
+    }
+    table = Table(title=f"{engine.name}: {num_prompts} prompts at once", title_justify="left", show_header=False)
+    table.add_row("time", f"{seconds:.2f} s")
+    table.add_row("requests", f"{num_prompts / seconds:.2f}/s")
+    table.add_row("output tokens", f"{output / seconds:.1f}/s")
+    table.add_row("all tokens", f"{(prompt + output) / seconds:.1f}/s")
+    Console().print(table)
+    _write(json_file, {**figures, "shape": vars(shape), "num_prompts": num_prompts, "seed": seed})
+
+
+@bench.command("latency")
+def bench_latency(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    batch_size: Annotated[int, typer.Option(help="prompts in a batch", min=1)] = 1,
+    input_len: InputLen = 32,
+    output_len: OutputLen = 128,
+    iterations: Annotated[int, typer.Option(help="measured batches", min=1)] = 10,
+    warmup: Annotated[int, typer.Option(help="batches before, not measured", min=0)] = 2,
+    threads: Threads = None,
+    seed: Seed = 0,
+    json_file: Json = None,
+) -> None:
+    """Time whole batches, one after the other, without a server."""
+    from llmc.bench.prompts import PromptShape, make_requests
+    from llmc.bench.summary import latency, quantile
+    from llmc.runtime.engine import load
+    from llmc.runtime.sampling_params import SamplingParams
+
+    shape = PromptShape(input_len=input_len, output_len=output_len)
+    seconds: list[float] = []
+    with load(engine, threads=threads) as opened, _progress("batches", warmup + iterations) as advance:
+        _check_fits(shape, opened.limits.max_model_len)
+        params = SamplingParams(max_tokens=output_len, ignore_eos=True)
+        for iteration in range(warmup + iterations):
+            # Prompts that were not seen before: a prefix cache must not help.
+            requests = make_requests(shape, batch_size, opened.info.vocab_size, seed + iteration)
+            start = time.perf_counter()
+            opened.generate([request.prompt for request in requests], params)
+            if iteration >= warmup:
+                seconds.append(time.perf_counter() - start)
+            advance()
+    found = latency(seconds)
+    table = Table(title=f"{engine.name}: batches of {batch_size}", title_justify="left", show_header=False)
+    table.add_row("mean", f"{found.mean:.1f} ms")
+    for share in (0.1, 0.5, 0.9, 0.99):
+        table.add_row(f"p{share * 100:g}", f"{1e3 * quantile(seconds, share):.1f} ms")
+    table.add_row("a token", f"{found.mean / output_len:.2f} ms")
+    Console().print(table)
+    _write(json_file, {**vars(found), "seconds": seconds, "shape": vars(shape), "batch_size": batch_size})
+
+
+@bench.command("startup")
+def bench_startup(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    iterations: Annotated[int, typer.Option(help="fresh processes", min=1)] = 5,
+    json_file: Json = None,
+) -> None:
+    """Time from a new process to the first token, and to the first answer of a server."""
+    from llmc.bench.startup import first_token_seconds, server_seconds
+    from llmc.bench.summary import latency
+
+    measured: dict[str, list[float]] = {"process to first token": [], "process to first answer of a server": []}
+    with _progress("starts", 2 * iterations) as advance:
+        for _ in range(iterations):
+            measured["process to first token"].append(first_token_seconds(engine))
+            advance()
+            measured["process to first answer of a server"].append(server_seconds(engine))
+            advance()
+    table = Table(title=f"{engine.name}: start", title_justify="left")
+    for column in ("", "median", "worst"):
+        table.add_column(column, justify="left" if not column else "right")
+    for name, seconds in measured.items():
+        table.add_row(name, f"{latency(seconds).median / 1e3:.2f} s", f"{max(seconds):.2f} s")
+    Console().print(table)
+    _write(json_file, measured)
+
+
+def _shape(
+    kind: type[PromptShape], input_len: int, output_len: int, range_ratio: float, prefix_len: int, prefix_groups: int
+) -> PromptShape:
+    return kind(
+        input_len=input_len,
+        output_len=output_len,
+        range_ratio=range_ratio,
+        prefix_len=prefix_len,
+        prefix_groups=prefix_groups,
+    )
+
+
+def _check_fits(shape: PromptShape, max_model_len: int) -> None:
+    if shape.longest > max_model_len:
+        raise OptionError(
+            f"prompts and outputs of up to {shape.longest} tokens do not fit the engine's {max_model_len}",
+            at="--input-len, --output-len",
+            fix="make them shorter",
+        )
+
+
+class _progress:
+    """A bar on standard error; entering gives a function that advances it."""
+
+    def __init__(self, name: str, total: int) -> None:
+        columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+        self._bars = Progress(*columns, console=Console(stderr=True), transient=True)
+        self._task = self._bars.add_task(name, total=total)
+
+    def __enter__(self) -> Any:
+        self._bars.start()
+        return lambda: self._bars.advance(self._task)
+
+    def __exit__(self, *error: object) -> None:
+        self._bars.stop()
+
+
+def _record_json(record: RequestRecord) -> dict[str, Any]:
+    return {
+        "ttft": record.first_token,
+        "tpot": record.per_token,
+        "e2el": record.total,
+        "prompt_tokens": record.prompt_tokens,
+        "output_tokens": record.output_tokens,
+        "cached_tokens": record.cached_tokens,
+        "error": record.error,
+    }
+
+
+def _write(path: Path | None, figures: dict[str, Any]) -> None:
+    if path is None:
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"the figures cannot be written: {error}", at=path, fix="name another file") from None

@@ -1,0 +1,235 @@
+"""`llmc chat`: a conversation with an engine in the terminal."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Protocol
+
+import typer
+from rich.console import Console
+
+from llmc.errors import LlmcError, OptionError, RequestError
+
+if TYPE_CHECKING:
+    from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
+    from llmc.runtime.engine import Engine
+    from llmc.runtime.sampling_params import SamplingParams
+
+COMMANDS = {
+    "/help": "this list",
+    "/clear": "forget the conversation",
+    "/system TEXT": "set the system message (alone: remove it)",
+    "/retry": "answer the last message again",
+    "/undo": "take back the last message and its answer",
+    "/history": "show the conversation",
+    "/tokens": "how long the conversation is",
+    "/set NAME VALUE": "a sampling parameter, such as temperature 0.7",
+    "/save FILE": "write the conversation as JSON",
+    "/exit": "leave (also Ctrl-D)",
+}
+
+
+class Answerer(Protocol):
+    """What answers a conversation."""
+
+    def answer(self, messages: list[dict[str, str]], settings: dict[str, float | int]) -> Iterator[str]:
+        """Pieces of the next message."""
+        ...
+
+    def count(self, messages: list[dict[str, str]]) -> tuple[int, int]:
+        """Tokens of the conversation, and how many the model takes."""
+        ...
+
+
+def chat(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    system: Annotated[str | None, typer.Option(help="system message")] = None,
+    chat_template: Annotated[
+        str | None, typer.Option(help="a Jinja file, `plain` or `chatml`; default: the model's, else plain")
+    ] = None,
+    max_tokens: Annotated[int, typer.Option(help="of an answer")] = 512,
+    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
+    top_p: Annotated[float, typer.Option(help="sample from the smallest set with this probability")] = 0.95,
+    seed: Annotated[int | None, typer.Option(help="of the sampling")] = None,
+    threads: Annotated[int | None, typer.Option(help="default: every core that this process may use")] = None,
+) -> None:
+    """Talk with a model. /help lists what else can be typed."""
+    from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
+    from llmc.runtime.engine import load
+
+    console = Console(highlight=False)
+    with ExitStack() as stack:
+        opened = stack.enter_context(load(engine, threads=threads))
+        renderer = TemplateRenderer(workers=1)
+        stack.callback(renderer.close)
+        template = engine_template(engine) if chat_template is None else named_template(chat_template, engine)
+        if template is None:
+            console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
+            template = named_template("plain", engine)
+        settings: dict[str, float | int] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+        if seed is not None:
+            settings["seed"] = seed
+        console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")
+        talk(Conversation(EngineAnswerer(opened, template, renderer), settings, system), console)
+
+
+@dataclass
+class Conversation:
+    """Who answers, with which sampling settings, and what was said."""
+
+    answerer: Answerer
+    settings: dict[str, float | int]
+    system: str | None = None
+    turns: list[dict[str, str]] = field(default_factory=list)
+
+    def messages(self) -> list[dict[str, str]]:
+        """The system message and the turns."""
+        return ([{"role": "system", "content": self.system}] if self.system else []) + self.turns
+
+
+class EngineAnswerer:
+    """Answers with an engine in this process."""
+
+    def __init__(self, engine: Engine, template: ChatTemplate, renderer: TemplateRenderer) -> None:
+        self._engine = engine
+        self._template = template
+        self._renderer = renderer
+
+    def answer(self, messages: list[dict[str, str]], settings: dict[str, float | int]) -> Iterator[str]:
+        ids = self._ids(messages)
+        room = self._engine.limits.max_model_len - len(ids)
+        if room < 1:
+            raise RequestError(
+                f"the conversation has {len(ids)} tokens, the model takes {self._engine.limits.max_model_len}",
+                fix="start anew with /clear, or take back turns with /undo",
+            )
+        params = sampling(settings, room, stop=self._stops())
+        for piece in self._engine.stream(ids, params):
+            yield piece.text
+
+    def count(self, messages: list[dict[str, str]]) -> tuple[int, int]:
+        return len(self._ids(messages)), self._engine.limits.max_model_len
+
+    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
+        return self._engine.tokenizer.encode(self._renderer.render(self._template, messages), add_special_tokens=False)
+
+    def _stops(self) -> tuple[str, ...]:
+        """A plain transcript has no end token: the user's next line ends the answer."""
+        from llmc.runtime.chat_template import BUILT_IN
+
+        return ("\nUser:",) if self._template.source == BUILT_IN["plain"] else ()
+
+
+def sampling(settings: dict[str, float | int], room: int, stop: tuple[str, ...]) -> SamplingParams:
+    """Sampling parameters of the settings, within the room that is left."""
+    from llmc.runtime.sampling_params import SamplingParams
+
+    values: dict[str, Any] = {**settings, "max_tokens": min(int(settings["max_tokens"]), room), "stop": stop}
+    return SamplingParams(**values)
+
+
+def talk(conversation: Conversation, console: Console) -> None:
+    """Read lines until /exit, the end of input, or Ctrl-C at an empty prompt; Ctrl-C in an answer only ends that."""
+    _line_editing()
+    while True:
+        try:
+            line = _read_line(console)
+        except (EOFError, KeyboardInterrupt):
+            console.print()
+            return
+        if line in ("/exit", "/quit", "/bye"):
+            return
+        try:
+            if line.startswith("/"):
+                _command(line, conversation, console)
+            elif line:
+                conversation.turns.append({"role": "user", "content": line})
+                _answer(conversation, console)
+        except LlmcError as error:
+            console.print(f"[red]{error.problem}[/]" + (f"  [dim]{error.fix}[/]" if error.fix else ""))
+            if conversation.turns and conversation.turns[-1]["role"] == "user":
+                conversation.turns.pop()
+
+
+def _read_line(console: Console) -> str:
+    """A line; one that ends in a backslash goes on in the next."""
+    lines = [console.input("[bold cyan]>[/] ") if sys.stdin.isatty() else input()]
+    while lines[-1].endswith("\\"):
+        lines[-1] = lines[-1][:-1]
+        lines.append(console.input("[bold cyan]…[/] ") if sys.stdin.isatty() else input())
+    return "\n".join(lines).strip()
+
+
+def _answer(conversation: Conversation, console: Console) -> None:
+    pieces: list[str] = []
+    try:
+        for piece in conversation.answerer.answer(conversation.messages(), conversation.settings):
+            pieces.append(piece)
+            console.out(piece.lstrip() if not "".join(pieces[:-1]).strip() else piece, end="", highlight=False)
+    except KeyboardInterrupt:
+        console.print(" [dim](stopped)[/]", end="")
+    console.print()
+    conversation.turns.append({"role": "assistant", "content": "".join(pieces).strip()})
+
+
+def _command(line: str, conversation: Conversation, console: Console) -> None:
+    name, _, rest = line.partition(" ")
+    turns = conversation.turns
+    if name == "/help":
+        for command, what in COMMANDS.items():
+            console.print(f"  [bold]{command:<16}[/] {what}")
+    elif name == "/clear":
+        turns.clear()
+    elif name == "/system":
+        conversation.system = rest.strip() or None
+    elif name in ("/retry", "/undo"):
+        while turns and turns[-1]["role"] == "assistant":
+            turns.pop()
+        if name == "/undo" and turns:
+            turns.pop()
+        elif name == "/retry" and turns:
+            _answer(conversation, console)
+    elif name == "/history":
+        for message in conversation.messages():
+            console.print(f"[bold]{message['role']}[/]", end=" ")
+            console.print(message["content"], markup=False)
+    elif name == "/tokens":
+        used, limit = conversation.answerer.count(conversation.messages())
+        console.print(f"{used} of {limit} tokens")
+    elif name == "/set":
+        _set(rest.split(), conversation.settings, console)
+    elif name == "/save":
+        _save(rest.strip(), conversation)
+    else:
+        raise OptionError(f"unknown command {name}", fix="/help lists them")
+
+
+def _set(words: list[str], settings: dict[str, float | int], console: Console) -> None:
+    if len(words) == 2:
+        try:
+            changed = {**settings, words[0]: int(words[1]) if words[1].lstrip("-").isdigit() else float(words[1])}
+        except ValueError:
+            raise OptionError(f"{words[1]!r} is not a number", fix="/set temperature 0.7") from None
+        sampling(changed, 1 << 30, ())
+        settings.update(changed)
+    console.print("  ".join(f"{name}={value}" for name, value in settings.items()), markup=False)
+
+
+def _save(name: str, conversation: Conversation) -> None:
+    try:
+        Path(name).write_text(json.dumps(conversation.messages(), indent=1, ensure_ascii=False) + "\n", "utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write {name!r}: {error.strerror}", fix="/save FILE") from None
+
+
+def _line_editing() -> None:
+    """History and arrow keys where Python was built with readline."""
+    try:
+        import readline  # noqa: F401
+    except ImportError:
+        return

@@ -1,0 +1,291 @@
+"""`llmc diff`: what each pass does to a model's logits, or what sets two engines apart."""
+
+from __future__ import annotations
+
+import json as json_text
+import math
+import sys
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from llmc.cli.build import added_passes
+from llmc.errors import OptionError
+from llmc.options import parse_options
+
+if TYPE_CHECKING:
+    from llmc.debug.difference import Difference
+    from llmc.debug.engine_diff import EngineDifference
+    from llmc.debug.pass_diff import ModelDifference, PassDifference, RewriteDifference
+
+OVER_BUDGET = 1
+
+
+def diff(
+    model: Annotated[Path, typer.Argument(help="model directory, or an engine to compare with another")],
+    other: Annotated[Path | None, typer.Argument(help="the other engine")] = None,
+    passes: Annotated[str | None, typer.Option(help="which passes: A..B, A.., ..B or A; default: all")] = None,
+    nodes: Annotated[bool, typer.Option("--nodes", help="every rewrite that changed a bit, with its nodes")] = False,
+    text: Annotated[Path | None, typer.Option(help="text file to run on; default: a paragraph of prose")] = None,
+    tokens: Annotated[str | None, typer.Option(help="token ids to run on: 1,2,3")] = None,
+    length: Annotated[int, typer.Option(help="how many tokens", min=2)] = 32,
+    seed: Annotated[int, typer.Option(help="of random ids, where there is no tokenizer")] = 0,
+    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = "auto",
+    disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
+    allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
+    passes_from: Annotated[
+        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
+) -> None:
+    """Run the graph before and after each pass on the same tokens; or compare two engines.
+
+    Exits with 1 if a pass changed the logits by more than its numerics class allows.
+    """
+    if other is not None:
+        if passes is not None or nodes or passes_from or disable_pass:
+            raise OptionError(
+                "the passes of two engines have run already", at=str(other), fix="leave --passes and --nodes out"
+            )
+        _diff_engines(model, other, {"text": text, "tokens": tokens, "length": length, "seed": seed}, json)
+        return
+    options = {
+        "dtype": dtype,
+        "kv_dtype": kv_dtype,
+        "disable_passes": tuple(disable_pass or ()),
+        "allow_fallback": tuple(allow_fallback or ()),
+    }
+    found = _diff_model(model, options, passes, nodes, passes_from, (text, tokens, length, seed))
+    if json:
+        print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
+    else:
+        print_model(wide_console(), str(model), found, nodes)
+    if found.error is not None:
+        raise found.error
+    if found.first_over is not None:
+        raise typer.Exit(OVER_BUDGET)
+
+
+def _diff_model(
+    model: Path,
+    options: dict[str, Any],
+    passes: str | None,
+    nodes: bool,
+    passes_from: list[str] | None,
+    sample: tuple[Path | None, str | None, int, int],
+) -> ModelDifference:
+    from llmc.engine_format.manifest import MANIFEST_NAME
+
+    if (model / MANIFEST_NAME).exists():
+        raise OptionError(
+            "one engine has nothing to be compared with",
+            at=model,
+            fix="name a second engine, or the model directory to see what each pass does",
+        )
+    parsed = parse_options(options)
+    bars = Progress(
+        SpinnerColumn(),
+        TextColumn("{task.description}"),
+        TimeElapsedColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    )
+    with bars:
+        task = bars.add_task("capture", total=None)
+        from llmc.debug.pass_diff import diff_passes, pass_range
+        from llmc.debug.sample_tokens import sample_tokens
+        from llmc.graph.capture import capture
+        from llmc.passes.pipeline import default
+
+        pipeline = added_passes(passes_from) or default()
+        first, last = parse_range(passes)
+        pass_range(pipeline, first, last)  # A mistake in it is told before the model is read.
+        captured = capture(model, parsed)
+        text, tokens, length, seed = sample
+        info = captured.graph.info
+        ids = sample_tokens(
+            model / "tokenizer.json",
+            info.vocab_size,
+            text=text,
+            tokens=tokens,
+            length=length,
+            seed=seed,
+            max_length=info.max_positions,
+        )
+        return diff_passes(
+            captured,
+            pipeline,
+            parsed,
+            ids,
+            first=first,
+            last=last,
+            by_rewrite=nodes,
+            progress=lambda name: bars.update(task, description=f"run {name}"),
+        )
+
+
+def wide_console() -> Console:
+    """Standard output; in a file or pipe, tables may be wider than a terminal."""
+    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
+
+
+def parse_range(passes: str | None) -> tuple[str | None, str | None]:
+    """The ends of A..B, A.., ..B, or A for one pass."""
+    if passes is None:
+        return None, None
+    first, dots, last = passes.partition("..")
+    return first or None, (last or None) if dots else first
+
+
+def print_model(console: Console, name: str, found: ModelDifference, nodes: bool) -> None:
+    """A row a pass; with nodes, under each the rewrites that changed a bit; then the verdict."""
+    dtype = str(found.dtype).removeprefix("torch.")
+    table = Table(
+        title=f"{name}, {dtype}, on {len(found.tokens)} tokens", title_justify="left", box=None, padding=(0, 1, 0, 0)
+    )
+    for column in ("", "pass", "numerics", "n", "max |Δ|", "mean |Δ|", "relative", "allowed", "top-1"):
+        table.add_column(column, justify="left" if column in ("", "pass", "numerics") else "right", no_wrap=True)
+    for each in found.passes:
+        *figures, top1 = _cells(each.difference)
+        cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)
+        table.add_row("✗" if each.is_over else "", *cells, style="bold red" if each.is_over else "")
+    console.print(table)
+    for each in found.passes:
+        if each.error is not None:
+            console.print(Text(f"after {each.name}: {each.error}", style="red"), soft_wrap=True)
+        if nodes:
+            print_rewrites(console, each)
+    last = found.passes[-1].since_capture if found.passes else None
+    if last is not None:
+        console.print(f"from the captured graph to here: relative {_short(last.relative)}, top-1 {last.top1:.1%}")
+    first = found.first_over
+    if first is not None:
+        console.print(Text(f"✗ {first.name} is the first pass over its budget", style="bold red"))
+    elif found.error is None:
+        console.print(Text("every pass stays within its numerics class", style="green"))
+        if "float32" not in str(found.dtype):
+            console.print("rounding hides what is smaller than that: --dtype float32 checks to 1e-4", style="dim")
+
+
+def print_rewrites(console: Console, each: PassDifference) -> None:
+    """The rewrites of a pass that changed a bit, with their nodes and source lines."""
+    changed = [r for r in each.rewrites if r.difference is None or not r.difference.is_zero]
+    same = len(each.rewrites) - len(changed)
+    console.print(Text(f"{each.name}: {same} of {len(each.rewrites)} rewrites change no bit", style="bold"))
+    for source, group in groupby(changed, key=lambda r: r.rewrite.source):
+        console.print(Text(f"  {source or 'no line of the model'}"), soft_wrap=True)
+        for rewrite in group:
+            console.print(_rewrite_line(rewrite, each.budget), soft_wrap=True)
+
+
+def _rewrite_line(each: RewriteDifference, allowed: float) -> Text:
+    made = ", ".join(each.rewrite.made[:4]) + (" …" if len(each.rewrite.made) > 4 else "")
+    title = f"    #{each.rewrite.number} {each.rewrite.description}" + (f" → {made}" if made else "")
+    if each.difference is None:
+        return Text(f"{title}: {each.error}", style="bold red")
+    d = each.difference
+    figures = f"max {_short(d.max)}, mean {_short(d.mean)}, relative {_short(d.relative)}, top-1 {d.top1:.1%}"
+    return Text(f"{title}: {figures}", style="" if d.within(allowed) else "bold red")
+
+
+def _cells(difference: Difference | None) -> tuple[str, str, str, str]:
+    if difference is None:
+        return ("does not run", "", "", "")
+    d = difference
+    return (_short(d.max), _short(d.mean), _short(d.relative), f"{d.top1:.1%}")
+
+
+def _short(number: float) -> str:
+    return "0" if number == 0 else f"{number:.1e}"
+
+
+def model_json(found: ModelDifference) -> dict[str, Any]:
+    """Plain data; numbers that are none become null."""
+
+    def figures(d: Difference | None) -> dict[str, float | None] | None:
+        if d is None:
+            return None
+        values = {"max": d.max, "mean": d.mean, "spread": d.spread, "relative": d.relative, "top1": d.top1}
+        return {name: value if math.isfinite(value) else None for name, value in values.items()}
+
+    return {
+        "tokens": list(found.tokens),
+        "dtype": str(found.dtype).removeprefix("torch."),
+        "first_over": None if found.first_over is None else found.first_over.name,
+        "error": None if found.error is None else str(found.error),
+        "passes": [
+            {
+                "name": each.name,
+                "numerics": each.numerics,
+                "budget": each.budget,
+                "is_over": each.is_over,
+                "rewrites": each.count,
+                "difference": figures(each.difference),
+                "since_capture": figures(each.since_capture),
+                "error": each.error,
+                "by_rewrite": [
+                    {
+                        "number": r.rewrite.number,
+                        "description": r.rewrite.description,
+                        "nodes": r.rewrite.nodes,
+                        "made": r.rewrite.made,
+                        "source": r.rewrite.source,
+                        "difference": figures(r.difference),
+                        "error": r.error,
+                    }
+                    for r in each.rewrites
+                ],
+            }
+            for each in found.passes
+        ],
+    }
+
+
+def _diff_engines(first: Path, second: Path, sample: dict[str, Any], json: bool) -> None:
+    from llmc.debug.engine_diff import diff_engines
+
+    with Console(stderr=True).status("comparing the engines"):
+        found = diff_engines(first, second, **sample)
+    if json:
+        print(json_text.dumps(engine_json(found), indent=1, ensure_ascii=False))
+    else:
+        print_engines(wide_console(), first, second, found)
+
+
+def print_engines(console: Console, first: Path, second: Path, found: EngineDifference) -> None:
+    """What differs, a table a section, and the logits."""
+    for section, group in groupby(found.changes, key=lambda c: c.section):
+        changes = list(group)
+        table = Table(title=f"{section}: {len(changes)} differ", title_justify="left")
+        for column in (section, str(first), str(second)):
+            table.add_column(column, overflow="fold")
+        for each in changes:
+            table.add_row(*(Text(x or "none") for x in (each.name, each.first, each.second)))
+        console.print(table)
+    if not found.changes:
+        console.print("the same model, target, options, passes, graphs, kernels, weights and sizes")
+    if found.logits is None:
+        console.print(Text(f"the logits were not compared: {found.why_not}", style="yellow"), soft_wrap=True)
+        return
+    d = found.logits
+    console.print(
+        f"logits on {d.tokens} tokens: max |Δ| {_short(d.max_difference)}, mean {_short(d.mean_difference)}, "
+        f"relative {_short(d.relative_difference)}, top-1 {d.top1_agreement:.1%}, "
+        f"perplexity {d.reference_perplexity:.3f} → {d.perplexity:.3f}",
+        soft_wrap=True,
+    )
+
+
+def engine_json(found: EngineDifference) -> dict[str, Any]:
+    """Plain data."""
+    from llmc.typed_json import to_json
+
+    data: dict[str, Any] = to_json(found)
+    return data

@@ -1,0 +1,122 @@
+"""`llmc profile`: the time of every kernel in real steps, beside what the cost model predicts."""
+
+from __future__ import annotations
+
+import json
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmc.cli.units import in_bytes, in_seconds
+from llmc.errors import OptionError
+
+if TYPE_CHECKING:
+    from llmc.debug.profile import StepProfile
+    from llmc.program import Launch
+
+
+def profile(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    prefill: Annotated[int | None, typer.Option(help="tokens of the prompt; default 512 or the engine's limit")] = None,
+    batch: Annotated[int, typer.Option(help="requests of the decode step")] = 1,
+    context: Annotated[int | None, typer.Option(help="tokens of each before it; default 128, or fewer")] = None,
+    repeats: Annotated[int, typer.Option(help="steps that are measured of each kind")] = 9,
+    threads: Annotated[int | None, typer.Option(help="of a CPU engine; default: one for each core")] = None,
+    trace: Annotated[Path | None, typer.Option(help="write a Chrome trace, for ui.perfetto.dev")] = None,
+    json_file: Annotated[Path | None, typer.Option("--json", help="write it for `llmc report --profile`")] = None,
+) -> None:
+    """Time each kernel of a real prefill and a real decode step, and compare with the cost model."""
+    from llmc.debug.profile import Workload, chrome_trace, profile_engine
+    from llmc.engine_format import read_engine
+    from llmc.typed_json import to_json
+
+    program = read_engine(engine, check_weights=False).program
+    longest = min(program.limits.max_batch_tokens, program.limits.max_model_len)
+    workload = Workload(
+        prefill=min(512, longest) if prefill is None else prefill,
+        batch=batch,
+        context=min(128, program.limits.max_model_len - 1) if context is None else context,
+        repeats=repeats,
+    )
+    with Console(stderr=True).status("measuring") as status:
+        result = profile_engine(engine, workload, threads, lambda line: status.update(line))
+    console = Console()
+    for step in result.steps:
+        console.print(step_table(step, program.launches))
+    if trace is not None:
+        write_json(trace, chrome_trace(result, program.launches))
+        console.print(f"trace: {trace}, open it in https://ui.perfetto.dev", highlight=False, soft_wrap=True)
+    if json_file is not None:
+        write_json(json_file, to_json(result))
+        console.print(f"profile: {json_file}, see llmc report {engine} --profile {json_file}", soft_wrap=True)
+
+
+def write_json(path: Path, content: Any) -> None:
+    """Raises OptionError where the file cannot be written."""
+    try:
+        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise OptionError(f"cannot write the file: {error.strerror}", at=path, fix="name another place") from None
+
+
+@dataclass
+class _Total:
+    launches: int = 0
+    measured: float = 0.0
+    predicted: float = 0.0
+    bytes: float = 0.0
+    flops: float = 0.0
+
+    def cells(self, whole: float) -> tuple[str, ...]:
+        ratio = f"{self.measured / self.predicted:.2f}" if self.predicted else ""
+        return (
+            str(self.launches),
+            in_seconds(self.measured),
+            f"{self.measured / whole:.1%}",
+            in_seconds(self.predicted),
+            ratio,
+            f"{self.bytes / self.measured / 1e9:.1f}",
+            f"{self.flops / self.measured / 1e9:.0f}",
+        )
+
+
+def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> Table:
+    """Kernels of a step, the one that takes longest first."""
+    from llmc.debug.profile import kernel_class
+    from llmc.graph.cost_expression import evaluate_expression
+
+    totals: defaultdict[str, _Total] = defaultdict(_Total)
+    values, every = step.shape.values(), _Total()
+    for each in step.launches:
+        launch = launches[each.launch]
+        moved, flops = (evaluate_expression(text, values) for text in (launch.bytes_moved, launch.flops))
+        for total in (totals[kernel_class(launch)], every):
+            total.launches += 1
+            total.measured += each.seconds
+            total.predicted += each.predicted
+            total.bytes += moved
+            total.flops += flops
+    title = f"{step.name}: {in_seconds(step.seconds)} measured (±{step.spread / 2:.0%}, median of {step.repeats})"
+    table = Table(title=title, title_justify="left", caption=machine_line(step), caption_justify="left")
+    table.add_column("kernel", overflow="fold")
+    for column in ("n", "measured", "share", "predicted", "ratio", "GB/s", "GFLOP/s"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, total in sorted(totals.items(), key=lambda item: -item[1].measured):
+        table.add_row(name.removeprefix("llmc_"), *total.cells(every.measured))
+    table.add_section()
+    table.add_row("all", *every.cells(every.measured))
+    return table
+
+
+def machine_line(step: StepProfile) -> str:
+    """What the prediction assumes."""
+    rates = step.rates
+    multiply = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype.lower()}" for dtype, rate in rates.multiply.items())
+    source = "measured just before" if rates.measured else "data sheet"
+    serial = f", {rates.serial:.0%} of the shorter not hidden" if rates.measured else ""
+    return f"predicted from {in_bytes(rates.bandwidth)}/s and {multiply}{serial}: {source}"

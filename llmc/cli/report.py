@@ -1,0 +1,64 @@
+"""`llmc report`: the page of an engine, with this machine's rates and, if there is one, a profile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from llmc.cli.units import in_bytes
+from llmc.errors import OptionError, ToolchainError
+from llmc.targets import CpuTarget, missing_features, resolve_target
+
+if TYPE_CHECKING:
+    from llmc.engine_format import EngineDirectory
+    from llmc.graph.predict import Rates
+
+
+def report(
+    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="the page; default: ENGINE-report.html")] = None,
+    profile: Annotated[
+        Path | None, typer.Option(help="what llmc profile --json wrote: measured beside predicted")
+    ] = None,
+    threads: Annotated[int | None, typer.Option(help="that the predicted steps have; default: one a core")] = None,
+) -> None:
+    """Write one HTML file that shows passes, graphs, kernels, rooflines and memory of an engine."""
+    from llmc.debug.profile import check_profile, read_profile
+    from llmc.debug.report.contents import read_contents
+    from llmc.debug.report.page import report_page
+    from llmc.engine_format import read_engine
+
+    directory = read_engine(engine, check_weights=False, check_machine=False)
+    measured = None if profile is None else read_profile(profile)
+    if measured is not None and profile is not None:
+        check_profile(measured, directory, profile)
+    rates = machine_rates(directory, threads)
+    contents = read_contents(directory.path, directory.manifest, directory.program)
+    page = report_page(contents, rates, measured)
+    path = engine.with_name(f"{engine.name.removesuffix('.llmc')}-report.html") if output is None else output
+    try:
+        path.write_text(page, encoding="utf-8")
+    except OSError as error:
+        raise OptionError(
+            f"cannot write the page: {error.strerror}", at=path, fix="name another place: -o FILE"
+        ) from None
+    Console().print(f"{path} ({in_bytes(len(page.encode()))}): open it in a browser", highlight=False, soft_wrap=True)
+
+
+def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | None:
+    """This machine's, for a CPU engine that runs on it; None for others, whose page says what it assumes."""
+    target = resolve_target(directory.manifest.target.name)
+    if not isinstance(target, CpuTarget) or missing_features(target):
+        return None
+    from llmc.codegen.cpp.measured_rates import measured_rates
+    from llmc.runtime.threads import thread_count
+
+    try:
+        with Console(stderr=True).status("measuring this machine"):
+            dtype = directory.manifest.model.dtype
+            return measured_rates(target, thread_count(threads), "F32" if dtype == "float32" else "BF16")
+    except ToolchainError:
+        return None  # Without a compiler there are no probes, and a page is still worth having.

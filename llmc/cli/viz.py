@@ -1,0 +1,64 @@
+"""`llmc viz`: the graph of one stage of a model or an engine, for Graphviz, Mermaid, Netron or a program."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+
+from llmc.errors import OptionError
+from llmc.options import parse_options
+
+if TYPE_CHECKING:
+    from llmc.debug.viz.stage_graph import StageGraph
+
+FORMATS = ("svg", "dot", "mermaid", "onnx", "json")
+
+
+def viz(
+    source: Annotated[Path, typer.Argument(help="model directory, or an engine")],
+    stage: Annotated[str, typer.Option(help="captured, canonical, serving or optimized")] = "optimized",
+    form: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "svg",
+    output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,
+    every_layer: Annotated[
+        bool, typer.Option("--every-layer", help="in pictures, draw identical layers one by one")
+    ] = False,
+    dtype: Annotated[str, typer.Option(help="of a model: auto, float32, bfloat16 or float16")] = "auto",
+) -> None:
+    """Write the graph of one stage. Pictures leave weights out and show identical layers once."""
+    if form not in FORMATS:
+        raise OptionError(f"{form!r} is no format", at=f"--format={form}", fix=f"formats: {', '.join(FORMATS)}")
+    if form == "onnx" and output is None:
+        raise OptionError("an ONNX model is not text", at="--format=onnx", fix="name a file: -o graph.onnx")
+    from llmc.debug.viz.stage_graph import stage_graph
+
+    with Console(stderr=True).status("reading the graph"):
+        content = rendered(stage_graph(source, stage, parse_options({"dtype": dtype})), form, every_layer)
+    if output is None:
+        sys.stdout.write(content.decode())
+        return
+    try:
+        output.write_bytes(content)
+    except OSError as error:
+        raise OptionError(f"cannot write the file: {error.strerror}", at=output, fix="name another place") from None
+
+
+def rendered(stage: StageGraph, form: str, every_layer: bool) -> bytes:
+    """The graph in a format."""
+    from llmc.debug.viz.dot import dot_text, svg_text
+    from llmc.debug.viz.drawing import draw
+    from llmc.debug.viz.graph_json import json_text
+    from llmc.debug.viz.mermaid import mermaid_text
+    from llmc.debug.viz.onnx_model import onnx_model
+
+    if form == "onnx":
+        return bytes(onnx_model(stage).SerializeToString())
+    if form == "json":
+        return json_text(stage).encode()
+    drawing = draw(stage, every_layer)
+    if form == "mermaid":
+        return mermaid_text(drawing).encode()
+    return (svg_text if form == "svg" else dot_text)(drawing, stage.origins).encode()

@@ -1,0 +1,156 @@
+"""Measure what this machine can deliver: bytes read, multiply-adds, loops shared among threads, whole products."""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+from typing import Literal
+
+from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.errors import LlmcError
+from llmc.targets import CpuTarget
+
+Suffix = Literal["f32", "bf16"]
+Operands = Literal["f32", "bf16", "int8"]
+# Of the products that are measured: the most tokens and channels, which the threads' scratch memory is for.
+MAX_TOKENS, MAX_CHANNELS = 512, 2048
+
+
+def read_bandwidth(target: CpuTarget, threads: int, *, megabytes: int = 256, cache_dir: Path | None = None) -> float:
+    """Bytes per second that `threads` threads read from memory: the best of five passes, about 0.2 s in all.
+
+    target: one that this machine can run. megabytes: read in a pass, more than the processor's caches hold.
+    Raises ToolchainError without a compiler, LlmcError when the threads cannot be started.
+    """
+    with open_probes(target, threads, cache_dir) as probes, Memory(megabytes << 20) as memory:
+        return probes.read_bandwidth(memory)
+
+
+def multiply_rate(target: CpuTarget, threads: int, dtype: Operands, *, cache_dir: Path | None = None) -> float:
+    """Floating-point operations per second of the matrix products' inner loop on operands in cache; about 0.1 s.
+
+    Raises as read_bandwidth.
+    """
+    with open_probes(target, threads, cache_dir) as probes:
+        return probes.multiply_rate(dtype, 1000)
+
+
+@contextmanager
+def open_probes(target: CpuTarget, threads: int, cache_dir: Path | None = None) -> Iterator[Probes]:
+    """The kernels of the target with `threads` running threads. Raises as read_bandwidth."""
+    library = ctypes.CDLL(str(kernel_shared_library(target, cache_dir)))
+    _declare(library)
+    pool = library.llmc_pool_create(threads, library.llmc_linear_scratch(MAX_TOKENS, MAX_CHANNELS))
+    if not pool:
+        raise LlmcError(f"{threads} threads cannot be started", fix="ask for fewer threads")
+    try:
+        yield Probes(library, pool)
+    finally:
+        library.llmc_pool_destroy(pool)
+
+
+class Probes:
+    """What can be measured. Each takes the best of five runs: the others were disturbed."""
+
+    def __init__(self, library: ctypes.CDLL, pool: int) -> None:
+        self._library, self._pool = library, ctypes.c_void_p(pool)
+
+    def read_bandwidth(self, memory: Memory) -> float:
+        """Bytes a second."""
+        return memory.nbytes / _best(lambda: self._library.llmc_read_all(self._pool, memory.address, memory.nbytes))
+
+    def multiply_rate(self, dtype: Operands, repeats: int) -> float:
+        """Floating-point operations a second, in cache. repeats: some microseconds each."""
+        run = getattr(self._library, f"llmc_multiply_in_cache_{dtype}")
+        operations: int = run(self._pool, max(1, repeats // 10))
+        return operations / max(1, repeats // 10) * repeats / _best(lambda: run(self._pool, repeats))
+
+    def region_seconds(self) -> float:
+        """Seconds of a parallel loop with nothing in it."""
+        repeats = 500
+        return _best(lambda: self._library.llmc_empty_regions(self._pool, repeats)) / repeats
+
+    def product_seconds(self, dtype: Suffix, weight: Memory, *, tokens: int, channels: int, rows: int) -> float:
+        """Seconds of one linear kernel, x [tokens, channels] by a weight [rows, channels] in that memory.
+
+        tokens, channels: at most MAX_TOKENS, MAX_CHANNELS. rows: a multiple of 32.
+        """
+        itemsize = {"f32": 4, "bf16": 2}[dtype]
+        assert tokens <= MAX_TOKENS and channels <= MAX_CHANNELS and rows * channels * itemsize <= weight.nbytes
+        with Memory(tokens * channels * itemsize) as x, Memory(tokens * rows * itemsize) as y:
+            given = (weight.address, None, (None, 0), (y.address, rows), 0, 1.0)
+            arguments = _Linear(tokens, channels, rows, (x.address, channels), *given)
+            run = getattr(self._library, f"llmc_linear_{dtype}")
+            return _best(lambda: run(self._pool, ctypes.byref(arguments)))
+
+
+class Memory:
+    """Zeros in large pages, all of them touched: untouched ones would all be read from the one zero page."""
+
+    def __init__(self, nbytes: int) -> None:
+        self.nbytes = nbytes
+        self._memory = mmap.mmap(-1, nbytes)
+        if hasattr(mmap, "MADV_HUGEPAGE"):
+            self._memory.madvise(mmap.MADV_HUGEPAGE)
+        self._view = (ctypes.c_char * nbytes).from_buffer(self._memory)
+        self.address = ctypes.addressof(self._view)
+        ctypes.memset(self._view, 0, nbytes)
+
+    def __enter__(self) -> Memory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        del self._view
+        self._memory.close()
+
+
+class _Rows(ctypes.Structure):
+    """LlmcRows."""
+
+    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
+
+
+class _Linear(ctypes.Structure):
+    """LlmcLinear."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("tokens", "in", "out")),
+        ("x", _Rows),
+        ("weight", ctypes.c_void_p),
+        ("bias", ctypes.c_void_p),
+        ("residual", _Rows),
+        ("y", _Rows),
+        ("activation", ctypes.c_int32),
+        ("scale", ctypes.c_float),
+    )
+
+
+def _declare(library: ctypes.CDLL) -> None:
+    pointer, number = ctypes.c_void_p, ctypes.c_int64
+    library.llmc_pool_create.argtypes, library.llmc_pool_create.restype = (ctypes.c_int32, number), pointer
+    library.llmc_pool_destroy.argtypes = (pointer,)
+    library.llmc_linear_scratch.argtypes, library.llmc_linear_scratch.restype = (number, number), number
+    library.llmc_read_all.argtypes, library.llmc_read_all.restype = (pointer, pointer, number), ctypes.c_uint64
+    library.llmc_empty_regions.argtypes, library.llmc_empty_regions.restype = (pointer, number), None
+    for dtype in ("f32", "bf16", "int8"):
+        multiply = getattr(library, f"llmc_multiply_in_cache_{dtype}")
+        multiply.argtypes, multiply.restype = (pointer, number), number
+    for product in (library.llmc_linear_f32, library.llmc_linear_bf16):
+        product.argtypes, product.restype = (pointer, pointer), None
+
+
+def _best(run: Callable[[], object]) -> float:
+    return min(_seconds(run) for _ in range(5))
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    run()
+    return time.perf_counter() - start

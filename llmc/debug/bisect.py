@@ -1,0 +1,182 @@
+"""Find the single rewrite that makes a check fail, by cutting the pipeline: first between passes, then inside one.
+
+A cut after rewrite n holds rewrites 1 to n. The check must hold for few rewrites and fail for all of them; the search
+takes log₂ of the passes and of the culprit's rewrites.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+
+from llmc.errors import LlmcError, OptionError, PassError
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import essential
+from llmc.passes.report import PassRecord, RewriteRecord
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import run_pipeline
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What a check says of a cut. detail: one line with figures."""
+
+    is_good: bool
+    detail: str
+
+
+@dataclass(frozen=True)
+class Probe:
+    """One run of the check, on the pipeline cut after rewrite `number`."""
+
+    number: int
+    outcome: Outcome
+
+
+# Whether the pipeline cut after that many rewrites is as it should be.
+Check = Callable[[int], Outcome]
+
+
+@dataclass(frozen=True)
+class Outline:
+    """The pipeline as it runs uncut: every rewrite with its pass, in order. error: what ended it early.
+
+    failed_pass: the pass that did, where the error came before its first rewrite. numerics: of each pass.
+    """
+
+    rewrites: tuple[tuple[str, RewriteRecord], ...]
+    numerics: dict[str, str]
+    error: LlmcError | None = None
+    failed_pass: str | None = None
+
+    def spans(self) -> tuple[tuple[str, int, int], ...]:
+        """Each pass that rewrote anything, with its first and last number."""
+        found: dict[str, tuple[int, int]] = {}
+        for name, record in self.rewrites:
+            found[name] = (found.get(name, (record.number, 0))[0], record.number)
+        return tuple((name, first, last) for name, (first, last) in found.items())
+
+    def at(self, number: int) -> tuple[str, RewriteRecord]:
+        """The rewrite of a number, and its pass."""
+        return self.rewrites[number - 1]
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """good: the most rewrites with which the check holds; bad: the fewest with which it was seen to fail.
+
+    rewrite: number `bad`; None where the pass failed before it made one. probes: every run of the check, in order.
+    """
+
+    pass_name: str
+    numerics: str
+    rewrite: RewriteRecord | None
+    good: int
+    bad: int
+    outcome: Outcome
+    probes: tuple[Probe, ...]
+
+
+def outline(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions) -> Outline:
+    """Run the whole pipeline once and note every rewrite. A pass that fails ends it."""
+    rewrites: list[tuple[str, RewriteRecord]] = []
+    done: list[PassRecord] = []
+    error: LlmcError | None = None
+    try:
+        run_pipeline(
+            graph,
+            passes,
+            options,
+            lambda record, _: done.append(record),
+            before_rewrite=lambda name, record, _: rewrites.append((name, record)),
+            essential=essential(),
+        )
+    except PassError as caught:
+        error = caught
+    made = {r.number: r for record in done for r in record.rewrites}
+    whole = tuple((name, made.get(record.number, record)) for name, record in rewrites)
+    running = [p.name for p in passes if p.name not in options.disable_passes]
+    failed = running[len(done)] if error is not None and len(done) < len(running) else None
+    if failed is not None and any(name == failed for name, _ in rewrites):
+        failed = None
+    return Outline(whole, {p.name: p.numerics.value for p in passes}, error, failed)
+
+
+def bisect(
+    whole: Outline,
+    check: Check,
+    *,
+    good: int = 0,
+    uncut: Collection[str] = (),
+    progress: Callable[[Probe], None] | None = None,
+) -> Culprit:
+    """Find the first rewrite with which the check fails.
+
+    good: how many rewrites are known to pass it. uncut: passes that cannot be cut inside, since the rest of the
+    pipeline needs all of them. progress: told every run. Raises OptionError where the check holds for the whole
+    pipeline, or fails already for `good` rewrites.
+    """
+    probes: list[Probe] = []
+
+    def holds(number: int) -> bool:
+        probe = Probe(number, check(number))
+        probes.append(probe)
+        if progress is not None:
+            progress(probe)
+        return probe.outcome.is_good
+
+    numbers = [record.number for name, record in whole.rewrites if name not in uncut]
+    total = numbers[-1] if numbers else 0
+    if not 0 <= good <= total:
+        raise OptionError(f"there are {total} rewrites", at=f"--good {good}", fix=f"give 0 to {total}")
+    if holds(total):
+        raise OptionError(
+            f"the check holds for the whole pipeline ({probes[-1].outcome.detail}): there is nothing to find",
+            at=f"cut after #{total}",
+            fix="make the check stricter, such as a smaller --tolerance",
+        )
+    if not holds(good):
+        raise OptionError(
+            f"the check fails already there ({probes[-1].outcome.detail}): no later rewrite is to blame",
+            at=f"cut after #{good}",
+            fix="start from fewer rewrites with --good, or look at the model and the check themselves",
+        )
+    low, high = good, total
+    ends = [last for name, _, last in whole.spans() if name not in uncut]
+    for cuts in (ends, numbers):
+        low, high = _search([low, *(c for c in cuts if low < c < high), high], holds)
+    failing = next(p for p in reversed(probes) if p.number == high)
+    if whole.failed_pass is not None and high == total:
+        return _culprit(whole, whole.failed_pass, None, low, failing, probes)
+    name, rewrite = whole.at(high)
+    return _culprit(whole, name, rewrite, low, failing, probes)
+
+
+def _culprit(
+    whole: Outline, name: str, rewrite: RewriteRecord | None, good: int, failing: Probe, probes: list[Probe]
+) -> Culprit:
+    return Culprit(name, whole.numerics[name], rewrite, good, failing.number, failing.outcome, tuple(probes))
+
+
+def cut_graph(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions, number: int) -> ModelGraph:
+    """The graph after that many rewrites. Raises PassError where a pass fails before that."""
+    return run_pipeline(graph, passes, options.model_copy(update={"stop_after": number}), essential=essential()).graph
+
+
+def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:
+    """The culprit whose rewrite knows which nodes of the graph behind it it made."""
+    if culprit.rewrite is None or culprit.rewrite.made:
+        return culprit
+    title = f"#{culprit.rewrite.number} {culprit.pass_name}"
+    made = tuple(n.name for n in graph.graph.nodes if n.meta.get("rewrite") == title)
+    return replace(culprit, rewrite=replace(culprit.rewrite, made=made))
+
+
+def _search(cuts: list[int], holds: Callable[[int], bool]) -> tuple[int, int]:
+    """Two neighbours of which the first is good and the second bad; the ends are known to be so."""
+    low, high = 0, len(cuts) - 1
+    while high - low > 1:
+        middle = (low + high) // 2
+        low, high = (middle, high) if holds(cuts[middle]) else (low, middle)
+    return cuts[low], cuts[high]

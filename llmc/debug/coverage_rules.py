@@ -1,0 +1,348 @@
+"""What the pipeline should reach: how each kind of operation is recognised once it is done, and while it is left over.
+
+Everything is read off the graph. A rule names the passes whose refusals explain what it finds left over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from operator import getitem
+
+import torch
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.graph.step_inputs import has_selected_logits
+from llmc.passes.match import DATA_MOVEMENT
+from llmc.passes.pattern import call_arguments
+
+aten = torch.ops.aten
+
+CANONICAL_STAGES = frozenset({Stage.CAPTURED, Stage.CANONICAL})
+SERVING_STAGES = frozenset({Stage.SERVING, Stage.OPTIMIZED})
+
+_ATTENTION = frozenset({aten.softmax.int, aten._softmax.default, aten._safe_softmax.default})
+_SDPA = aten.scaled_dot_product_attention.default
+_PRODUCTS = frozenset({aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default, aten.bmm.default})
+_ACTIVATIONS = frozenset({aten.silu.default, aten.gelu.default, aten.relu.default, aten.sigmoid.default})
+_LLMC_PRODUCTS = frozenset({"llmc.linear.default", "llmc.fused_linear.default"})
+
+
+@dataclass(frozen=True)
+class CoverageRule:
+    """what, verb: as in "6 of 6 attentions paged". done: the ops that show one each. left: the nodes that do not.
+
+    passes: whose refusals explain what is left. stages: of the graphs that it is read off; the last one counts.
+    """
+
+    what: str
+    verb: str
+    passes: tuple[str, ...]
+    stages: frozenset[Stage]
+    done: Callable[[ModelGraph], int]
+    left: Callable[[ModelGraph], list[fx.Node]]
+
+
+def _count(*names: str) -> Callable[[ModelGraph], int]:
+    targets = frozenset(f"llmc.{name}.default" for name in names)
+    return lambda graph: sum(str(n.target) in targets for n in _calls(graph))
+
+
+def _all(*targets: object) -> Callable[[ModelGraph], list[fx.Node]]:
+    wanted = frozenset(targets)
+    return lambda graph: [n for n in _calls(graph) if n.target in wanted or str(n.target) in wanted]
+
+
+def _calls(graph: ModelGraph) -> Iterable[fx.Node]:
+    return (n for n in graph.graph.nodes if n.op == "call_function")
+
+
+def _attentions(graph: ModelGraph) -> list[fx.Node]:
+    """SDPA, and softmaxes whose result weighs something in a product: not those of a router."""
+    return [
+        n
+        for n in _calls(graph)
+        if n.target is _SDPA or (n.target in _ATTENTION and any(u.target in _PRODUCTS for u in _readers(n)))
+    ]
+
+
+def _readers(node: fx.Node) -> list[fx.Node]:
+    """The users of a value, also of its views and casts."""
+    found: list[fx.Node] = []
+    for user in node.users:
+        found += _readers(user) if user.target in DATA_MOVEMENT else [user]
+    return found
+
+
+def _source(node: fx.Node) -> fx.Node:
+    """What a value is a view or cast of."""
+    while node.target in DATA_MOVEMENT and isinstance(node.args[0], fx.Node):
+        node = node.args[0]
+    return node
+
+
+def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
+    """Means over the last axis of squares. centered: of a difference to a mean, as LayerNorm has it."""
+    found = []
+    for node in _calls(graph):
+        if node.target is not aten.mean.dim or not isinstance(node.args[0], fx.Node):
+            continue
+        square = _source(node.args[0])
+        operands = square.all_input_nodes
+        is_power = square.target is aten.pow.Tensor_Scalar and square.args[1] == 2
+        is_product = square.target is aten.mul.Tensor and len(operands) == 1
+        if is_power or is_product:
+            base = _source(operands[0])
+            is_centered = base.target is aten.sub.Tensor and any(
+                _source(n).target is aten.mean.dim for n in base.all_input_nodes
+            )
+            if is_centered is centered:
+                found.append(node)
+    return found
+
+
+def _rms_norms(graph: ModelGraph) -> list[fx.Node]:
+    written_out = _mean_squares(graph, centered=False)
+    return [*written_out, *_all(aten.rms_norm.default)(graph), *_weighted_outside(graph, "rms_norm")]
+
+
+def _layer_norms(graph: ModelGraph) -> list[fx.Node]:
+    known = _all(aten.layer_norm.default, aten.native_layer_norm.default, aten.var.correction)(graph)
+    return [*_mean_squares(graph, centered=True), *known, *_weighted_outside(graph, "layer_norm")]
+
+
+def _weighted_outside(graph: ModelGraph, name: str) -> list[fx.Node]:
+    """Products of a norm that has no weight with one: half of the norm is fused."""
+    weights = set(graph.weight_nodes())
+    found = []
+    for node in _calls(graph):
+        operands = [_source(a) for a in node.all_input_nodes] if node.target is aten.mul.Tensor else []
+        norms = [a for a in operands if str(a.target) == f"llmc.{name}.default"]
+        vectors = [a for a in operands if a in weights and a.meta["val"].dim() == 1]
+        if norms and vectors and call_arguments(norms[0])["weight"] is None:
+            found.append(node)
+    return found
+
+
+def _whole_norms(name: str) -> Callable[[ModelGraph], int]:
+    return lambda graph: _count(name)(graph) - len(_weighted_outside(graph, name))
+
+
+def _rotations(graph: ModelGraph) -> list[fx.Node]:
+    """What multiplies by the cosines of rotary angles without being a rope; and cosines that are not known as such."""
+    halves = [
+        u
+        for n in _calls(graph)
+        if str(n.target) == "llmc.rope_angles.default"
+        for u in n.users
+        if u.target is getitem and u.args[1] == 0
+    ]
+    cosines = _all(aten.cos.default)(graph)
+    return [r for h in (*halves, *cosines) for r in _angle_products(h)] + [c for c in cosines if not _angle_products(c)]
+
+
+def _angle_products(node: fx.Node) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    for user in node.users:
+        if user.target is aten.mul.Tensor and not _is_scaling(user):
+            found.append(user)
+        elif user.target in DATA_MOVEMENT or user.target is aten.cat.default or _is_scaling(user):
+            found += _angle_products(user)
+    return found
+
+
+def _is_scaling(node: fx.Node) -> bool:
+    return node.target is aten.mul.Tensor and len(node.all_input_nodes) == 1
+
+
+def _weight_products(graph: ModelGraph) -> list[fx.Node]:
+    """Products of the step's values with a weight."""
+    weights = set(graph.weight_nodes())
+    return [n for n in _calls(graph) if n.target in _PRODUCTS and any(_source(a) in weights for a in n.all_input_nodes)]
+
+
+def _gates(graph: ModelGraph) -> list[fx.Node]:
+    """Products of an activation with another tensor of its shape."""
+    found = []
+    for node in _calls(graph):
+        if node.target is not aten.mul.Tensor or len(node.all_input_nodes) != 2:
+            continue
+        for factor, other in (node.all_input_nodes, node.all_input_nodes[::-1]):
+            is_gate = (
+                factor.target in _ACTIVATIONS and other not in factor.all_input_nodes and other.op != "placeholder"
+            )
+            if is_gate and list(factor.meta["val"].shape) == list(other.meta["val"].shape):
+                found.append(node)
+                break
+    return found
+
+
+def _is_product(node: fx.Node) -> bool:
+    return str(node.target) in _LLMC_PRODUCTS
+
+
+def _gated_products(graph: ModelGraph) -> list[fx.Node]:
+    """Gated activations of products."""
+    gates = _all("llmc.gated_activation.default")(graph)
+    return [n for n in gates if all(_is_product(_source(a)) for a in n.all_input_nodes)]
+
+
+def _activated_products(graph: ModelGraph) -> list[fx.Node]:
+    return [
+        n
+        for n in _calls(graph)
+        if n.target in _ACTIVATIONS | {aten.tanh.default} and str(n.all_input_nodes[0].target) == "llmc.linear.default"
+    ]
+
+
+def _is_epilogue(node: fx.Node, argument: str, without: object) -> bool:
+    return str(node.target) == "llmc.fused_linear.default" and call_arguments(node)[argument] != without
+
+
+def _residual_sums(graph: ModelGraph) -> list[fx.Node]:
+    """Sums of two matrices one of which is a product that has no sum in it yet."""
+    return [
+        n
+        for n in _calls(graph)
+        if n.target is aten.add.Tensor
+        and len(n.all_input_nodes) == 2
+        and len({str(a.meta["val"].shape) for a in n.all_input_nodes}) == 1
+        and any(_is_open_product(a) for a in n.all_input_nodes)
+    ]
+
+
+def _is_open_product(node: fx.Node) -> bool:
+    if _is_scaling(node):
+        node = node.all_input_nodes[0]
+    return _is_product(node) and not _is_epilogue(node, "residual", None)
+
+
+def _residuals_done(graph: ModelGraph) -> int:
+    inside = sum(_is_epilogue(n, "residual", None) for n in _calls(graph))
+    return inside + _count("add_rms_norm", "add_layer_norm")(graph)
+
+
+def _merged_reads(graph: ModelGraph) -> int:
+    """Products whose result is cut into columns: several made one."""
+    return sum(_is_product(n) and sum(u.target is aten.slice.Tensor for u in n.users) > 1 for n in _calls(graph))
+
+
+def _shared_reads(graph: ModelGraph) -> list[fx.Node]:
+    """Values that several plain products with weights read; each stands for one that could be."""
+    found = []
+    for node in graph.graph.nodes:
+        readers = [u for u in node.users if str(u.target) == "llmc.linear.default" and u.args[0] is node]
+        if len(readers) > 1:
+            found.append(readers[-1])
+    return found
+
+
+def _rotated_writes(graph: ModelGraph) -> list[fx.Node]:
+    writes = _all("llmc.kv_write.default")(graph)
+    return [n for n in writes if str(_source(n.all_input_nodes[0]).target) == "llmc.rope.default"]
+
+
+def _selected(graph: ModelGraph) -> int:
+    return int(has_selected_logits(graph))
+
+
+def _unselected(graph: ModelGraph) -> list[fx.Node]:
+    return [] if has_selected_logits(graph) else graph.graph.output_node().all_input_nodes
+
+
+RULES: tuple[CoverageRule, ...] = (
+    CoverageRule(
+        "attentions",
+        "recognised",
+        ("fuse_sdpa_attention", "fuse_eager_attention"),
+        CANONICAL_STAGES,
+        _count("attention"),
+        _attentions,
+    ),
+    CoverageRule(
+        "attentions",
+        "paged",
+        ("page_kv_cache",),
+        SERVING_STAGES,
+        _count("paged_attention"),
+        _all("llmc.attention.default"),
+    ),
+    CoverageRule(
+        "RMSNorms",
+        "fused",
+        ("fuse_rms_norm", "fuse_rms_norm_without_weight"),
+        CANONICAL_STAGES,
+        _whole_norms("rms_norm"),
+        _rms_norms,
+    ),
+    CoverageRule(
+        "LayerNorms",
+        "fused",
+        ("fuse_layer_norm", "fuse_layer_norm_without_bias", "fuse_layer_norm_without_weight", "fuse_layer_norm_casts"),
+        CANONICAL_STAGES,
+        _whole_norms("layer_norm"),
+        _layer_norms,
+    ),
+    CoverageRule(
+        "rotations by position",
+        "fused",
+        ("fuse_rope_angles", "simplify_repeats", "fuse_rope"),
+        CANONICAL_STAGES,
+        _count("rope"),
+        _rotations,
+    ),
+    CoverageRule(
+        "gated activations", "fused", ("fuse_gated_activation",), CANONICAL_STAGES, _count("gated_activation"), _gates
+    ),
+    CoverageRule(
+        "products with a weight",
+        "recognised",
+        ("fuse_linear", "make_lm_head"),
+        CANONICAL_STAGES,
+        _count("linear", "lm_head"),
+        _weight_products,
+    ),
+    CoverageRule(
+        "embeddings",
+        "recognised",
+        ("fuse_embedding",),
+        CANONICAL_STAGES,
+        _count("embedding"),
+        _all(aten.embedding.default),
+    ),
+    CoverageRule(
+        "outputs", "limited to requested rows", ("select_logit_rows",), SERVING_STAGES, _selected, _unselected
+    ),
+    CoverageRule(
+        "gated products", "made one", ("fuse_gated_linear",), SERVING_STAGES, _count("gated_linear"), _gated_products
+    ),
+    CoverageRule(
+        "activations of a product",
+        "fused into it",
+        tuple(f"fuse_linear_{name}" for name in ("gelu", "silu", "relu", "sigmoid", "tanh")),
+        SERVING_STAGES,
+        lambda graph: sum(_is_epilogue(n, "activation", "identity") for n in _calls(graph)),
+        _activated_products,
+    ),
+    CoverageRule(
+        "groups of products of one input", "merged", ("merge_qkv",), SERVING_STAGES, _merged_reads, _shared_reads
+    ),
+    CoverageRule(
+        "residual sums",
+        "fused",
+        ("fuse_linear_residual", "fuse_add_norm"),
+        SERVING_STAGES,
+        _residuals_done,
+        _residual_sums,
+    ),
+    CoverageRule(
+        "rotations and cache writes",
+        "made one",
+        ("fuse_rope_kv_write",),
+        SERVING_STAGES,
+        _count("rope_kv_write"),
+        _rotated_writes,
+    ),
+)

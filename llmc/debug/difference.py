@@ -1,0 +1,50 @@
+"""How far two sets of logits over the same tokens lie apart."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from llmc.debug.check_passes import BUDGETS
+from llmc.passes.rewrite import Numerics
+
+
+@dataclass(frozen=True)
+class Difference:
+    """max, mean: of |Δlogit|. spread: standard deviation of the reference's logits. top1: share of rows with the same
+    argmax. NaN where one of them is no number."""
+
+    max: float
+    mean: float
+    spread: float
+    top1: float
+
+    @property
+    def relative(self) -> float:
+        """The largest difference over the spread: what budgets are about."""
+        return self.max / self.spread if self.spread else self.max
+
+    @property
+    def is_zero(self) -> bool:
+        """Whether both are the same bits."""
+        return self.max == 0.0
+
+    def within(self, allowed: float) -> bool:
+        """Whether the relative difference is allowed; NaN never is."""
+        return self.relative <= allowed
+
+
+def difference(logits: Tensor, reference: Tensor) -> Difference:
+    """Compare logits [rows, vocabulary] with a reference of the same shape."""
+    if logits is reference:
+        return Difference(0.0, 0.0, float(reference.std()), 1.0)
+    delta = (logits - reference).abs()
+    same = (logits.argmax(-1) == reference.argmax(-1)).float().mean()
+    return Difference(float(delta.max()), float(delta.mean()), float(reference.std()), float(same))
+
+
+def budget(numerics: str, dtype: torch.dtype) -> float:
+    """What a pass of a numerics class may change, as a relative difference."""
+    return BUDGETS[Numerics(numerics), dtype]

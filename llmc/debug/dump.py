@@ -1,0 +1,53 @@
+"""LLMC_DUMP=directory: the text of the graph after every pass, for `diff`, `less` and version control.
+
+Nodes keep their names from pass to pass, so two neighbouring files differ only where that pass changed something.
+"""
+
+from __future__ import annotations
+
+from itertools import count
+from pathlib import Path
+
+from llmc.engine_format.atomic_directory import storage_error
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import render
+from llmc.passes.report import PassRecord
+from llmc.passes.runner import Observer
+from llmc.settings import settings
+
+_OURS = "[0-9][0-9]-*.txt"
+
+
+class GraphDump:
+    """An observer of run_pipeline that writes NN-pass.txt after each pass; 00-captured.txt is what they started from.
+
+    Those of an earlier run are removed first. Raises LlmcError if the directory cannot be written.
+    """
+
+    def __init__(self, directory: Path, captured: ModelGraph) -> None:
+        self._directory = directory
+        self._numbers = count()
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            for old in directory.glob(_OURS):
+                old.unlink()
+        except OSError as error:
+            raise storage_error(error, directory) from None
+        self._write("captured", captured)
+
+    def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
+        """Write the graph that came out of a pass."""
+        self._write(record.name, graph)
+
+    def _write(self, name: str, graph: ModelGraph) -> None:
+        file = self._directory / f"{next(self._numbers):02d}-{name}.txt"
+        try:
+            file.write_text(render(graph), encoding="utf-8")
+        except OSError as error:
+            raise storage_error(error, file) from None
+
+
+def dump_observers(captured: ModelGraph) -> tuple[Observer, ...]:
+    """The dump that LLMC_DUMP asks for, if it does."""
+    directory = settings().dump
+    return () if directory is None else (GraphDump(directory, captured),)

@@ -1,0 +1,139 @@
+"""What sets two engines apart: options, passes, graphs, kernels, weights, sizes, and the logits that they give."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.debug.compare import Comparison, compare
+from llmc.debug.sample_tokens import sample_tokens
+from llmc.engine_format import EngineDirectory, read_engine
+from llmc.errors import LlmcError
+from llmc.runtime.engine import load
+from llmc.typed_json import to_json
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that differs. section: what kind of thing. None: the engine has none of it."""
+
+    section: str
+    name: str
+    first: str | None
+    second: str | None
+
+
+@dataclass(frozen=True)
+class EngineDifference:
+    """changes: by section, in the order of a build. logits: the second engine against the first; None where they could
+    not be compared, and why_not says why. tokens: what they were compared on."""
+
+    changes: tuple[Change, ...]
+    logits: Comparison | None
+    why_not: str | None
+    tokens: tuple[int, ...]
+
+
+def diff_engines(
+    first: Path,
+    second: Path,
+    *,
+    text: Path | None = None,
+    tokens: str | None = None,
+    length: int = 64,
+    seed: int = 0,
+) -> EngineDifference:
+    """Compare two engine directories, and run both on the same tokens if this machine can.
+
+    text, tokens, length, seed: as in sample_tokens, for the first engine's tokenizer. Raises EngineFormatError for
+    what is no whole engine, OptionError for tokens that do not fit.
+    """
+    one, two = (read_engine(path, check_machine=False) for path in (first, second))
+    changes = tuple(
+        Change(section, name, a, b)
+        for section, a_values, b_values in _sections(one, two)
+        for name, a, b in _different(a_values, b_values)
+    )
+    if one.manifest.model.vocab_size != two.manifest.model.vocab_size:
+        sizes = f"{one.manifest.model.vocab_size} and {two.manifest.model.vocab_size}"
+        return EngineDifference(changes, None, f"their vocabularies have {sizes} tokens", ())
+    ids = sample_tokens(
+        first / "tokenizer" / "tokenizer.json",
+        one.manifest.model.vocab_size,
+        text=text,
+        tokens=tokens,
+        length=length,
+        seed=seed,
+        max_length=min(e.manifest.limits.max_model_len for e in (one, two)),
+    )
+    try:
+        with load(first, check_weights=False) as a, load(second, check_weights=False) as b:
+            return EngineDifference(changes, compare(b.logits, a.logits, [ids]), None, ids)
+    except LlmcError as error:
+        return EngineDifference(changes, None, error.problem, ids)
+
+
+def _sections(one: EngineDirectory, two: EngineDirectory) -> Iterator[tuple[str, dict[str, str], dict[str, str]]]:
+    readers = (
+        ("model", lambda e: _flat(to_json(e.manifest.model))),
+        ("target", lambda e: _flat(to_json(e.manifest.target))),
+        ("option", lambda e: _flat(e.manifest.options)),
+        ("limit", lambda e: _flat(to_json(e.manifest.limits))),
+        ("pass", _passes),
+        ("graph", _graphs),
+        ("kernel", _kernels),
+        ("weight", _weights),
+        ("size", _sizes),
+        ("built by", lambda e: {"llmc": e.manifest.llmc_version}),
+    )
+    for section, read in readers:
+        yield section, read(one), read(two)
+
+
+def _different(one: Mapping[str, str], two: Mapping[str, str]) -> Iterator[tuple[str, str | None, str | None]]:
+    for name in dict.fromkeys((*one, *two)):
+        if one.get(name) != two.get(name):
+            yield name, one.get(name), two.get(name)
+
+
+def _flat(values: Mapping[str, Any]) -> dict[str, str]:
+    return {name: str(value) for name, value in values.items()}
+
+
+def _passes(engine: EngineDirectory) -> dict[str, str]:
+    """Passes that did nothing are as good as absent."""
+    return {
+        p.name: f"{p.rewrites} rewrites, {p.refusals} refused"
+        for p in engine.manifest.passes
+        if p.rewrites or p.refusals
+    }
+
+
+def _graphs(engine: EngineDirectory) -> dict[str, str]:
+    """The hash of the graph after each pass; file names carry the pass's position, which may differ."""
+    return {
+        Path(name).stem.partition("-")[2]: f"{name} {record.sha256[0][:12]}" if record.sha256 else name
+        for name, record in engine.manifest.files.items()
+        if name.startswith("report/graphs/")
+    }
+
+
+def _kernels(engine: EngineDirectory) -> dict[str, str]:
+    launches = (x for x in engine.program.launches if x.runs(tokens=1, logit_rows=1))
+    return {
+        name: f"{count} launches a decode step" for name, count in sorted(Counter(x.kernel for x in launches).items())
+    }
+
+
+def _weights(engine: EngineDirectory) -> dict[str, str]:
+    return {w.name: f"{w.dtype} {[*w.shape]} {w.layout.value}, {w.nbytes} bytes" for w in engine.program.weights}
+
+
+def _sizes(engine: EngineDirectory) -> dict[str, str]:
+    manifest = engine.manifest
+    total = sum(record.bytes for record in manifest.files.values())
+    predicted = {name: f"{value:.4g}" for name, value in manifest.cost.items()}
+    return {"engine": str(total), **_flat(manifest.memory), **predicted}

@@ -1,0 +1,130 @@
+"""What the passes did to a model and what they left alone, from a run of the pipeline or from an engine's report."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.debug.coverage import Coverage, CoverageObserver
+from llmc.debug.dump import dump_observers
+from llmc.engine_format import read_engine
+from llmc.errors import EngineFormatError, LlmcError, OptionError
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import built_in, essential
+from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import Observer, run_pipeline
+from llmc.typed_json import REBUILD, from_json, to_json
+
+PASSES_NAME = "report/passes.json"
+COVERAGE_NAME = "report/coverage.json"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """passes: those that ran, in order. coverage: what they reached. error: what ended the pipeline early."""
+
+    passes: tuple[PassRecord, ...]
+    coverage: tuple[Coverage, ...]
+    error: LlmcError | None = None
+
+    def named(self, name: str) -> PassRecord:
+        """The record of a pass; raises OptionError for one that did not run."""
+        for record in self.passes:
+            if record.name == name:
+                return record
+        raise OptionError(
+            f"no pass {name!r} ran",
+            at=f"--pass {name}",
+            fix=f"passes: {', '.join(r.name for r in self.passes)}",
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data: coverage, passes, error."""
+        return {
+            "coverage": [to_json(c) | {"total": c.total, "text": str(c)} for c in self.coverage],
+            "passes": [to_json(p) for p in self.passes],
+            "error": None if self.error is None else str(self.error),
+        }
+
+
+@dataclass(frozen=True)
+class _Report:
+    passes: tuple[PassRecord, ...]
+    coverage: tuple[Coverage, ...]
+
+
+@dataclass(frozen=True)
+class NodeHistory:
+    """All that happened to one node. made, used: (pass, rewrite) that created it, and those that were about it."""
+
+    made: tuple[str, RewriteRecord] | None
+    used: tuple[tuple[str, RewriteRecord], ...]
+    refused: tuple[tuple[str, RefusalRecord], ...]
+
+
+def explain_graph(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions) -> Explanation:
+    """Run the passes on a captured graph and watch. A pass that fails ends it, and is the explanation's error."""
+    records: list[PassRecord] = []
+    observer = CoverageObserver({p.name for p in built_in()})
+    watchers: list[Observer] = [observer, *dump_observers(graph)]
+
+    def observe(record: PassRecord, after: ModelGraph) -> None:
+        records.append(record)
+        for watcher in watchers:
+            watcher(record, after)
+
+    error: LlmcError | None = None
+    try:
+        run_pipeline(graph, passes, options, observe, essential=essential())
+    except LlmcError as caught:
+        error = caught
+    return Explanation(tuple(records), observer.coverage(), error)
+
+
+def explain_engine(engine: Path) -> Explanation:
+    """What the engine's own report says. Raises EngineFormatError if it has none, or one that cannot be read."""
+    read_engine(engine, check_weights=False, check_machine=False)
+    content = {"passes": _timed(_read(engine / PASSES_NAME)), "coverage": _read(engine / COVERAGE_NAME)}
+    report = from_json(_Report, content, "report")
+    return Explanation(report.passes, report.coverage)
+
+
+def history(explanation: Explanation, node: str) -> NodeHistory:
+    """What happened to a node, by name. Raises OptionError for a name that no rewrite or refusal mentions."""
+    rewrites = [(p.name, r) for p in explanation.passes for r in p.rewrites]
+    refusals = [(p.name, r) for p in explanation.passes for r in p.refusals]
+    made = next((each for each in rewrites if node in each[1].made), None)
+    used = tuple(each for each in rewrites if node in each[1].nodes)
+    about = tuple(
+        each
+        for each in refusals
+        if node == each[1].node or node in {n.name for n in (*each[1].users, *each[1].operands)}
+    )
+    if made is None and not used and not about:
+        raise OptionError(
+            f"no rewrite and no refusal is about a node {node!r}",
+            at=f"--node {node}",
+            fix="node names: llmc passes MODEL --stop-after N --graph, or report/graphs/*.txt of an engine",
+        )
+    return NodeHistory(made, used, about)
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineFormatError(f"the report cannot be read: {error.strerror}", at=path, fix=REBUILD) from None
+    except (ValueError, RecursionError) as error:
+        raise EngineFormatError(f"the report is not JSON: {error}", at=path, fix=REBUILD) from None
+
+
+def _timed(records: Any) -> Any:
+    """The records of passes.json, which holds no times so that builds give the same bytes."""
+    if not isinstance(records, list) or not all(isinstance(each, dict) for each in records):
+        raise EngineFormatError("the report is not a list of passes", at=PASSES_NAME, fix=REBUILD)
+    return [{**each, "seconds": 0.0} for each in records]

@@ -1,0 +1,50 @@
+"""Keep the graph after every pass as text, and where each node comes from, for the engine's report/ folder.
+
+report/graphs/NN-pass.txt   after pass NN, if it changed anything; 00-captured.txt is what they started from
+report/nodes.json           for every node of these: the model's source line, and the rewrite that made it
+"""
+
+from __future__ import annotations
+
+import json
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import render
+from llmc.graph.source_line import source_line
+from llmc.graph.stage import Stage
+from llmc.passes.report import PassRecord
+
+GRAPHS = "report/graphs"
+NODES_NAME = "report/nodes.json"
+
+
+class GraphRecord:
+    """An observer of run_pipeline. files: name in the engine and text of each graph so far."""
+
+    def __init__(self, captured: ModelGraph) -> None:
+        self.files: dict[str, str] = {}
+        self._passes = 0
+        self._stage = Stage.CAPTURED
+        self._sources: dict[str, int] = {}
+        self._nodes: dict[str, tuple[int | None, str | None]] = {}
+        self._keep("captured", captured)
+
+    def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
+        """Keep the graph that came out of a pass, unless it is the one that went in."""
+        self._passes += 1
+        if record.rewrites or graph.stage is not self._stage:
+            self._keep(record.name, graph)
+
+    def nodes_text(self) -> str:
+        """The text of nodes.json: {"sources": [line, …], "nodes": {name: [index of its line, rewrite]}}."""
+        content = {"sources": list(self._sources), "nodes": self._nodes}
+        return json.dumps(content, ensure_ascii=False, separators=(",", ":")) + "\n"
+
+    def _keep(self, name: str, graph: ModelGraph) -> None:
+        self._stage = graph.stage
+        self.files[f"{GRAPHS}/{self._passes:02d}-{name}.txt"] = render(graph)
+        for node in graph.graph.nodes:
+            if node.name not in self._nodes and node.op == "call_function":
+                source = source_line(node)
+                number = None if source is None else self._sources.setdefault(source, len(self._sources))
+                self._nodes[node.name] = (number, node.meta.get("rewrite"))

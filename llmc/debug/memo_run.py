@@ -1,0 +1,197 @@
+"""Run many versions of one graph on the same tokens, and compute only what differs from the version before.
+
+A call whose op and argument values were seen in the last run is not made again. Values are told apart by content, so a
+rewrite that gives the same bits costs its own nodes and nothing after them. Weights are read when a call needs them
+and dropped after it: memory holds one at a time, and the activations of one run.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from llmc.errors import PassError
+from llmc.graph.dead_code import writes_memory
+from llmc.graph.execute import sequence_inputs
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import op_name
+from llmc.graph.source_line import source_line
+from llmc.graph.weights import Constant, Derived, Recipe, Stored, WeightSource, evaluate
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Value:
+    """What a node stands for. key: equal for equal contents. get: the tensor, number or tuple itself."""
+
+    key: str
+    get: Callable[[], Any]
+
+
+@dataclass(frozen=True)
+class StepValues:
+    """One step: what its inputs and caches were before it, and what every node stood for after it, by name."""
+
+    inputs: dict[str, Value]
+    nodes: dict[str, Value]
+
+
+@dataclass(frozen=True)
+class _Call:
+    """What a call gave: its result, and the new contents of the arguments that it writes, by their index."""
+
+    result: Value
+    written: dict[int, Value]
+
+
+class MemoRun:
+    """Runs graphs of one model on one sequence of tokens.
+
+    chunk_sizes: how many tokens each step takes once every attention is paged, so that later steps read what earlier
+    ones put into the cache. block_size: positions in a cache block, as the graphs were made for.
+    """
+
+    def __init__(
+        self, source: WeightSource, tokens: Sequence[int], *, chunk_sizes: Sequence[int], block_size: int
+    ) -> None:
+        if sum(chunk_sizes) != len(tokens) or not tokens:
+            raise ValueError(f"{len(tokens)} tokens cannot be run in chunks of {list(chunk_sizes)}")
+        self.tokens = tuple(tokens)
+        self._source = source
+        self._chunk_sizes = tuple(chunk_sizes)
+        self.block_size = block_size
+        self._memo: dict[str, _Call] = {}
+        self._recipe_keys: dict[int, tuple[Recipe, str]] = {}
+        self._logits: tuple[str, Tensor] | None = None
+
+    def logits(self, graph: ModelGraph) -> Tensor:
+        """Logits [tokens, vocabulary], fp32, after each token. Raises PassError where a node does not run."""
+        values = [step.nodes[graph.graph.output_node().all_input_nodes[0].name] for step in self.steps(graph)]
+        key = "".join(value.key for value in values)
+        if self._logits is None or self._logits[0] != key:
+            rows = [value.get() for value in values]
+            self._logits = (key, torch.cat([(r if r.dim() == 2 else r[0]).float() for r in rows]))
+        return self._logits[1]
+
+    def steps(self, graph: ModelGraph) -> list[StepValues]:
+        """What each node stands for in each step. Raises PassError where one does not run."""
+        # Where some attention is not paged yet, it sees no more than its own step.
+        is_paged = not graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+        sizes = self._chunk_sizes if is_paged else (len(self.tokens),)
+        steps = sequence_inputs(graph, self.tokens, chunk_sizes=sizes, block_size=self.block_size)
+        kept: dict[str, _Call] = {}
+        found: list[StepValues] = []
+        carried: dict[str, Value] = {}
+        caches = {n.name for n in graph.inputs() if n.name.startswith("kv_cache_")}
+        try:
+            for inputs in steps:
+                given = {name: value_of(tensor) for name, tensor in inputs.items() if name not in carried}
+                before = given | carried
+                after = self._run(graph, before, kept)
+                carried = {name: after[name] for name in caches}
+                found.append(StepValues(before, after))
+        finally:
+            self._memo = kept
+        return found
+
+    def _run(self, graph: ModelGraph, inputs: dict[str, Value], kept: dict[str, _Call]) -> dict[str, Value]:
+        values: dict[fx.Node, Value] = {}
+        with torch.inference_mode():
+            for node in graph.graph.nodes:
+                if node.op == "placeholder":
+                    recipe = graph.weights.get(node.name)
+                    values[node] = inputs[node.name] if recipe is None else self._weight(recipe)
+                elif node.op == "call_function":
+                    key = call_key(node, values)
+                    call = kept.get(key) or self._memo.get(key) or _make(node, values)
+                    kept[key] = call
+                    values[node] = call.result
+                    for index, value in call.written.items():
+                        values[node.args[index]] = value
+        return {node.name: value for node, value in values.items()}
+
+    def _weight(self, recipe: Recipe) -> Value:
+        known = self._recipe_keys.get(id(recipe))
+        if known is None:
+            # The recipe is kept, so that its id stays its own.
+            known = self._recipe_keys[id(recipe)] = (recipe, _recipe_key(recipe))
+        return Value(known[1], lambda: evaluate(recipe, self._source))
+
+
+def default_chunks(count: int) -> tuple[int, ...]:
+    """A prompt, and a shorter second step that reads what the first one cached."""
+    return (count,) if count < 4 else (count - count // 4, count // 4)
+
+
+def value_of(content: Any) -> Value:
+    """A value with the key of its content."""
+    return Value(_content_key(content), lambda: content)
+
+
+def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
+    """Equal for calls of the same op on equal values."""
+
+    def text(argument: Any) -> str:
+        if isinstance(argument, fx.Node):
+            return values[argument].key
+        if isinstance(argument, list | tuple):
+            return f"[{','.join(text(a) for a in argument)}]"
+        if isinstance(argument, dict):
+            return f"{{{','.join(f'{k}={text(v)}' for k, v in sorted(argument.items()))}}}"
+        return repr(argument)
+
+    return f"{node.target}({text(node.args)}{text(dict(node.kwargs))})"
+
+
+def _make(node: fx.Node, values: dict[fx.Node, Value]) -> _Call:
+    given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
+    written = written_arguments(node)
+    args = tuple(a.clone() if i in written else a for i, a in enumerate(given[0]))
+    # Equal values may lie in memory in another order than a view was traced with.
+    target: Any = aten.reshape.default if node.target is aten.view.default else node.target
+    try:
+        result = target(*args, **given[1])
+    except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+        raise PassError(
+            f"node {node.name} ({op_name(node.target)}) does not run: {error}",
+            at=source_line(node) or node.format_node(),
+            fix="find the rewrite that made it so: llmc bisect",
+        ) from error
+    return _Call(value_of(result), {i: value_of(args[i]) for i in written})
+
+
+def written_arguments(node: fx.Node) -> tuple[int, ...]:
+    """The indices of the arguments whose memory a call writes."""
+    if not writes_memory(node) or not isinstance(node.target, OpOverload):
+        return ()
+    arguments = node.target._schema.arguments
+    return tuple(i for i, a in enumerate(arguments) if a.alias_info is not None and a.alias_info.is_write)
+
+
+def _content_key(content: Any) -> str:
+    if isinstance(content, Tensor):
+        flat = content.detach().contiguous().reshape(-1)
+        digest = hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
+        return f"{content.dtype}{list(content.shape)}{digest}"
+    if isinstance(content, tuple | list):
+        return f"({','.join(_content_key(c) for c in content)})"
+    return repr(content)
+
+
+def _recipe_key(recipe: Any) -> str:
+    if isinstance(recipe, Stored):
+        return f"stored {recipe.name} {recipe.dtype}"
+    if isinstance(recipe, Constant):
+        return _content_key(recipe.value)
+    if isinstance(recipe, Derived):
+        return f"{recipe.target}{_recipe_key(recipe.args)}{_recipe_key(recipe.kwargs)}"
+    if isinstance(recipe, tuple | list):
+        return f"[{','.join(_recipe_key(r) for r in recipe)}]"
+    return repr(recipe)

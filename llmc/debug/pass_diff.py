@@ -1,0 +1,186 @@
+"""What each pass, and each single rewrite, does to the logits: the graph run before and after on the same tokens."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+from llmc.debug.difference import Difference, budget, difference
+from llmc.debug.dump import dump_observers
+from llmc.debug.memo_run import MemoRun, default_chunks
+from llmc.errors import OptionError, PassError
+from llmc.graph.capture import Captured
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import essential
+from llmc.passes.report import PassRecord, RewriteRecord
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import Observer, run_pipeline
+
+
+@dataclass(frozen=True)
+class RewriteDifference:
+    """What one rewrite changed. difference: None where the graph did not run after it, and error says why."""
+
+    rewrite: RewriteRecord
+    difference: Difference | None
+    error: str | None = None
+
+
+@dataclass(frozen=True)
+class PassDifference:
+    """What one pass changed, from the graph before it to the graph after it.
+
+    budget: the relative difference that its numerics class allows. is_over: whether it changed more, or broke the
+    graph. since_capture: against the logits of the captured graph. rewrites: one by one, where that was asked for.
+    """
+
+    name: str
+    numerics: str
+    budget: float
+    count: int
+    difference: Difference | None
+    since_capture: Difference | None
+    rewrites: tuple[RewriteDifference, ...] = ()
+    error: str | None = None
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the pass did more than it declared."""
+        return self.difference is None or not self.difference.within(self.budget)
+
+
+@dataclass(frozen=True)
+class ModelDifference:
+    """passes: those of the range that rewrote anything, in order. error: what ended the pipeline early."""
+
+    tokens: tuple[int, ...]
+    dtype: torch.dtype
+    passes: tuple[PassDifference, ...]
+    error: PassError | None = None
+
+    @property
+    def first_over(self) -> PassDifference | None:
+        """The first pass that did more than it declared."""
+        return next((each for each in self.passes if each.is_over), None)
+
+
+def diff_passes(
+    captured: Captured,
+    passes: Sequence[Pass],
+    options: BuildOptions,
+    tokens: Sequence[int],
+    *,
+    first: str | None = None,
+    last: str | None = None,
+    by_rewrite: bool = False,
+    progress: Callable[[str], None] | None = None,
+) -> ModelDifference:
+    """Run the pipeline once, and the graph before and after each pass from `first` to `last` (both included).
+
+    by_rewrite: also around every single rewrite. progress: told the name of what is about to be run. One graph's
+    activations and one weight are in memory at a time. Raises OptionError for a range that names no pass.
+    """
+    chosen = pass_range(passes, first, last)
+    runner = MemoRun(captured.source, tokens, chunk_sizes=default_chunks(len(tokens)), block_size=options.block_size)
+    watcher = _Watcher(runner, captured.graph, chosen, by_rewrite, progress or (lambda name: None))
+    observers: list[Observer] = [watcher.after_pass, *dump_observers(captured.graph)]
+
+    def observe(record: PassRecord, graph: ModelGraph) -> None:
+        for each in observers:
+            each(record, graph)
+
+    error: PassError | None = None
+    try:
+        run_pipeline(
+            captured.graph, passes, options, observe, before_rewrite=watcher.before_rewrite, essential=essential()
+        )
+    except PassError as caught:
+        error = caught
+    return ModelDifference(tuple(tokens), captured.graph.info.dtype, tuple(watcher.found), error)
+
+
+def pass_range(passes: Sequence[Pass], first: str | None, last: str | None) -> frozenset[str]:
+    """The names of the passes from `first` to `last`, both included; None is the beginning or the end."""
+    names = [each.name for each in passes]
+    for name in (first, last):
+        if name is not None and name not in names:
+            near = difflib.get_close_matches(name, names, n=1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise OptionError(f"there is no pass {name!r}", at="--passes", fix=f"{hint}passes: {', '.join(names)}")
+    start = 0 if first is None else names.index(first)
+    end = len(names) if last is None else names.index(last) + 1
+    if start >= end:
+        raise OptionError(f"{first} runs after {last}", at=f"--passes {first}..{last}", fix=f"write {last}..{first}")
+    return frozenset(names[start:end])
+
+
+class _Watcher:
+    """Sees the pipeline go by; keeps the logits of the graph as it was last run."""
+
+    def __init__(
+        self,
+        runner: MemoRun,
+        captured: ModelGraph,
+        chosen: frozenset[str],
+        by_rewrite: bool,
+        progress: Callable[[str], None],
+    ) -> None:
+        self.found: list[PassDifference] = []
+        self._runner = runner
+        self._chosen = chosen
+        self._by_rewrite = by_rewrite
+        self._progress = progress
+        self._dtype = captured.info.dtype
+        progress("captured")
+        self._captured = runner.logits(captured)
+        self._before_pass: Tensor | None = None
+        self._latest: Tensor = self._captured
+        self._pending: RewriteRecord | None = None
+        self._rewrites: list[RewriteDifference] = []
+        self._error: PassError | None = None
+
+    def before_rewrite(self, name: str, record: RewriteRecord, graph: ModelGraph) -> None:
+        if name not in self._chosen or self._error is not None:
+            return
+        if self._before_pass is None:
+            self._progress(f"before {name}")
+            self._latest = self._before_pass = self._runner.logits(graph)
+        elif self._by_rewrite:
+            self._measure(graph)
+        self._pending = record
+        if self._by_rewrite:
+            self._progress(f"{name} #{record.number}")
+
+    def after_pass(self, record: PassRecord, graph: ModelGraph) -> None:
+        if self._before_pass is None:
+            return
+        self._progress(record.name)
+        self._measure(graph)
+        known = {each.number: each for each in record.rewrites}
+        rewrites = tuple(replace(d, rewrite=known[d.rewrite.number]) for d in self._rewrites if self._by_rewrite)
+        whole = None if self._error else difference(self._latest, self._before_pass)
+        since = None if self._error else difference(self._latest, self._captured)
+        allowed = budget(record.numerics, self._dtype)
+        error = None if self._error is None else str(self._error.problem)
+        self.found.append(
+            PassDifference(record.name, record.numerics, allowed, len(record.rewrites), whole, since, rewrites, error)
+        )
+        self._before_pass, self._pending, self._rewrites = None, None, []
+
+    def _measure(self, graph: ModelGraph) -> None:
+        """Run the graph after the pending rewrite; once it does not run, nothing after is compared."""
+        if self._error is not None or self._pending is None:
+            return
+        before = self._latest
+        try:
+            self._latest = self._runner.logits(graph)
+        except PassError as error:
+            self._error = error
+            self._rewrites.append(RewriteDifference(self._pending, None, error.problem))
+            return
+        self._rewrites.append(RewriteDifference(self._pending, difference(self._latest, before)))

@@ -1,0 +1,138 @@
+"""The part of a graph that one rewrite changed, cut out before and after, with its immediate readers and its inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from llmc.debug.memo_run import MemoRun, StepValues, written_arguments
+from llmc.errors import PassError
+from llmc.graph.execute import sequence_inputs
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import WeightSource, evaluate
+
+
+@dataclass(frozen=True)
+class Region:
+    """nodes: the calls of the region, in order. outputs: (name, node) of what the rest of the graph reads of it."""
+
+    nodes: tuple[fx.Node, ...]
+    outputs: tuple[tuple[str, fx.Node], ...]
+
+    def inputs(self) -> tuple[fx.Node, ...]:
+        """What the region reads and does not compute, in order of use."""
+        inside = set(self.nodes)
+        return tuple(dict.fromkeys(n for node in self.nodes for n in node.all_input_nodes if n not in inside))
+
+
+@dataclass(frozen=True)
+class ChangedRegion:
+    """A region before and after one rewrite; both have the same outputs, by name.
+
+    inputs: the value of each input of either, by node name: a tensor, or a number for a symbolic size.
+    """
+
+    before: Region
+    after: Region
+    inputs: dict[str, Any]
+
+
+def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, source: WeightSource) -> ChangedRegion:
+    """What differs between two graphs of one pipeline, and the values that go into it on the runner's tokens.
+
+    The readers of what changed belong to it, so that a rewrite that only writes memory has something to show. Values
+    are those of the graph before, in its last step.
+    """
+    old, new = ({n.name: n for n in g.graph.nodes if n.op != "output"} for g in (before, after))
+    changed = [name for name in old if name in new and _signature(old[name], before) != _signature(new[name], after)]
+    gone = [n for name, n in old.items() if name not in new]
+    made = [n for name, n in new.items() if name not in old]
+    readers = {n.name for n in (*_memory_readers(gone), *_memory_readers(made))}
+    inputs = {name for name in changed if old[name].op == "placeholder"}
+    readers |= {u.name for name in inputs for u in old[name].users}
+    shown = [name for name in old if name in new and (name in changed or name in readers) and name not in inputs]
+    ends = [g.graph.output_node().all_input_nodes[0] for g in (before, after)]
+    pairs = [(name, old[name], new[name]) for name in shown if _has_value(old[name])]
+    if ends[0].name != ends[1].name or not pairs:
+        pairs.append(("logits", ends[0], ends[1]))
+    regions = [
+        _region(graph, [*nodes, *(table[name] for name in shown)], [(p[0], p[side]) for p in pairs])
+        for side, (graph, nodes, table) in enumerate(((before, gone, old), (after, made, new)), start=1)
+    ]
+    return ChangedRegion(regions[0], regions[1], _values(before, after, regions, runner, source))
+
+
+def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
+    """The region's outputs, by name; inputs that it writes are copied first. Raises PassError if it does not run."""
+    values: dict[fx.Node, Any] = {
+        node: value.clone() if isinstance(value, Tensor) else value
+        for node in region.inputs()
+        for value in (inputs[node.name],)
+    }
+    with torch.inference_mode():
+        for node in region.nodes:
+            given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
+            target: Any = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
+            try:
+                values[node] = target(*given[0], **given[1])
+            except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
+                raise PassError(f"node {node.name} does not run: {error}", at=node.format_node()) from error
+    return {name: values[node] for name, node in region.outputs}
+
+
+def _signature(node: fx.Node, graph: ModelGraph) -> tuple[Any, ...]:
+    recipe = graph.weights.get(node.name)
+    return (node.op, str(node.target), str(node.args), str(node.kwargs), id(recipe) if recipe is not None else None)
+
+
+def _memory_readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
+    """The calls that read what some nodes write, apart from those nodes."""
+    written = [node.args[i] for node in nodes for i in written_arguments(node)]
+    return [user for tensor in written if isinstance(tensor, fx.Node) for user in tensor.users]
+
+
+def _has_value(node: fx.Node) -> bool:
+    """Whether a node gives tensors: a write gives none."""
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _region(graph: ModelGraph, nodes: list[fx.Node], outputs: list[tuple[str, fx.Node]]) -> Region:
+    wanted = {n for n in (*nodes, *(node for _, node in outputs)) if n.op == "call_function"}
+    return Region(tuple(n for n in graph.graph.nodes if n in wanted), tuple(outputs))
+
+
+def _values(
+    before: ModelGraph, after: ModelGraph, regions: list[Region], runner: MemoRun, source: WeightSource
+) -> dict[str, Any]:
+    step = runner.steps(before)[-1]
+    written = {
+        argument.name
+        for region in regions
+        for node in region.nodes
+        for index in written_arguments(node)
+        if isinstance(argument := node.args[index], fx.Node)
+    }
+    found: dict[str, Any] = {}
+    for node in (n for region in regions for n in region.inputs()):
+        if node.name not in found:
+            found[node.name] = _value(node, after, step, node.name in written, runner, source)
+    return found
+
+
+def _value(
+    node: fx.Node, after: ModelGraph, step: StepValues, is_written: bool, runner: MemoRun, source: WeightSource
+) -> Any:
+    """What an input stands for; a cache that the region writes, as it is before."""
+    if is_written and node.name in step.inputs:
+        return step.inputs[node.name].get()
+    if node.name in step.nodes:
+        return step.nodes[node.name].get()
+    if node.name in after.weights:
+        return evaluate(after.weights[node.name], source)
+    count = len(runner.tokens)
+    declared = sequence_inputs(after, runner.tokens, chunk_sizes=(count,), block_size=runner.block_size)
+    return declared[0][node.name]

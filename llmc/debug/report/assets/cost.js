@@ -1,0 +1,54 @@
+// What launches cost in the chosen step: the prediction of llmc/graph/predict.py.
+
+import { expression } from "./expression.js";
+import { chosen, data, measuredStep, shape } from "./state.js";
+
+export function runs(launch, values) {
+  if (!launch.only) return true;
+  const count = { T: values.T, L: values.L, 1: 1 }[launch.only.rows];
+  return launch.only.first <= count && (launch.only.last === null || count <= launch.only.last);
+}
+
+export function multiplyRate(dtype, rates = chosen.rates) {
+  return rates.multiply[dtype] ?? Math.max(...Object.values(rates.multiply));
+}
+
+// bytes, flops, seconds, and what the time goes to: memory, arithmetic or packing.
+export function launchCost(launch, values, rates = chosen.rates) {
+  const bytes = expression(launch.bytes)(values), flops = expression(launch.flops)(values);
+  const transfer = bytes / rates.bandwidth, arithmetic = flops / multiplyRate(launch.dtype, rates);
+  const packing = rates.pack === null ? 0 : expression(launch.packed)(values) / rates.pack;
+  const longer = Math.max(transfer, arithmetic), shorter = Math.min(transfer, arithmetic);
+  const seconds = rates.launch + packing + longer + rates.serial * shorter;
+  const bound = packing > longer ? "packing" : transfer >= arithmetic ? "memory" : "compute";
+  return { bytes, flops, seconds, bound };
+}
+
+// One row a class of launches, the longest first; classes that the step does not launch are left out.
+export function classCosts() {
+  const values = shape(), measured = measuredStep();
+  const seconds = new Map(measured?.launches.map((each) => [each.launch, each.seconds]));
+  const rows = data.kernels.classes.map((kernel, index) => (
+    { kernel, index, count: 0, bytes: 0, flops: 0, seconds: 0, measured: measured ? 0 : null, bound: "memory" }
+  ));
+  data.kernels.launches.forEach((launch, i) => {
+    if (!runs(launch, values)) return;
+    const row = rows[launch.class], cost = launchCost(launch, values);
+    row.count++;
+    row.bytes += cost.bytes;
+    row.flops += cost.flops;
+    row.seconds += cost.seconds;
+    // Launches of a class can differ in their rows: the one that takes longest speaks for all.
+    if (!(cost.seconds <= row.longest)) Object.assign(row, { longest: cost.seconds, bound: cost.bound, dtype: launch.dtype });
+    if (measured) row.measured += seconds.get(i) ?? 0;
+  });
+  return rows.filter((row) => row.count).sort((a, b) => (b.measured ?? b.seconds) - (a.measured ?? a.seconds));
+}
+
+export function totals(rows) {
+  const sum = (name) => rows.reduce((total, row) => total + row[name], 0);
+  return {
+    count: sum("count"), bytes: sum("bytes"), flops: sum("flops"), seconds: sum("seconds"),
+    measured: rows.length && rows[0].measured !== null ? sum("measured") : null,
+  };
+}

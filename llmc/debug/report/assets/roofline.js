@@ -1,0 +1,83 @@
+// Every kernel against what memory and arithmetic allow: intensity across, rate upwards, both logarithmic.
+
+import { classCosts, multiplyRate } from "./cost.js";
+import { el, replace, svg, tip } from "./dom.js";
+import { change, chosen, data, onChange } from "./state.js";
+import { inBandwidth, inRate, inSeconds } from "./units.js";
+
+const WIDTH = 860, HEIGHT = 400, LEFT = 88, RIGHT = 20, TOP = 18, BOTTOM = 46;
+
+export function roofline() {
+  if (!data.kernels.launches.length) return null;
+  const plot = el("div", { class: "plot" });
+  const draw = () => replace(plot, drawing());
+  onChange(draw);
+  draw();
+  return [
+    el("h2", {}, "Roofline"),
+    el("p", { class: "lead" }, "A kernel under the slope waits for memory, one under the flat roof for arithmetic. Area is the share of the step's time."),
+    plot,
+  ];
+}
+
+function drawing() {
+  const rows = classCosts().filter((row) => row.flops > 0 && row.bytes > 0);
+  const whole = rows.reduce((total, row) => total + (row.measured ?? row.seconds), 0);
+  const points = rows.map((row) => {
+    const seconds = row.measured || row.seconds;
+    return { row, x: row.flops / row.bytes, y: row.flops / seconds, share: seconds / whole };
+  });
+  const roofs = [...new Set(rows.map((row) => row.dtype))].map((dtype) => ({ dtype, rate: multiplyRate(dtype) }));
+  const bandwidth = chosen.rates.bandwidth, peak = Math.max(...roofs.map((roof) => roof.rate), 1);
+  const x = scale([...points.map((p) => p.x), peak / bandwidth], LEFT, WIDTH - RIGHT);
+  const y = scale([...points.map((p) => p.y), peak * 1.6], HEIGHT - BOTTOM, TOP);
+  const lowest = Math.max(x.low, y.low / bandwidth), slope = lowest * ((peak / bandwidth / lowest) ** 0.2);
+  const lines = roofs.map(({ dtype, rate }) => {
+    const knee = rate / bandwidth;
+    return [
+      svg("path", { class: "roof", d: `M${x(lowest)} ${y(lowest * bandwidth)}L${x(knee)} ${y(rate)}H${WIDTH - RIGHT}` }),
+      svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: y(rate) - 7, "text-anchor": "end" }, `${dtype} ${inRate(rate)}`),
+    ];
+  });
+  const angle = (Math.atan2(y(slope * bandwidth) - y(slope * 2 * bandwidth), x(slope * 2) - x(slope)) * 180) / Math.PI;
+  const marks = points.map(({ row, x: px, y: py, share }) => tip(svg("circle", {
+    class: `point ${row.bound} ${row.index === chosen.kernel ? "picked" : ""}`, cx: x(px), cy: y(py), r: 5 + 20 * Math.sqrt(share),
+    tabindex: "0", role: "button", "aria-label": row.kernel.name, onclick: () => change({ kernel: row.index }),
+    onkeydown: (event) => { if (event.key === "Enter") change({ kernel: row.index }); },
+  }), () => `${row.kernel.name}\n${px.toPrecision(3)} FLOP/B, ${inRate(py)}\n${inSeconds(row.measured || row.seconds)} a step ${row.measured ? "measured" : "predicted"}`));
+  return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "roofline", role: "img", "aria-label": "Roofline of all kernels" },
+    grid(x, y), lines,
+    svg("text", { class: "roof-label", transform: `translate(${x(slope)} ${y(slope * bandwidth) - 8}) rotate(${-angle})`, "text-anchor": "middle" }, inBandwidth(bandwidth)),
+    marks, labels(points, x, y));
+}
+
+// Names of the few kernels that take most of the time, moved down where they would cover each other.
+function labels(points, x, y) {
+  const most = [...points].sort((a, b) => b.share - a.share).slice(0, 5);
+  const placed = [];
+  for (const { row, x: px, y: py, share } of most.sort((a, b) => b.y - a.y)) {
+    const side = x(px) > 0.62 * WIDTH ? -1 : 1, left = x(px) + side * (10 + 20 * Math.sqrt(share));
+    const label = { left, side, top: y(py) + 4, text: row.kernel.name.replace(/^llmc_/, "") };
+    for (const other of placed) if (Math.abs(other.left - label.left) < 220 && label.top < other.top + 14) label.top = other.top + 14;
+    placed.push(label);
+  }
+  return placed.map(({ left, side, top, text }) => svg("text", { class: "point-label", x: left, y: top, "text-anchor": side < 0 ? "end" : "start" }, text));
+}
+
+function scale(values, from, to) {
+  const low = 10 ** Math.floor(Math.log10(Math.min(...values)) - 0.1), high = 10 ** Math.ceil(Math.log10(Math.max(...values)) + 0.02);
+  const place = (value) => from + ((Math.log10(value) - Math.log10(low)) / (Math.log10(high) - Math.log10(low))) * (to - from);
+  return Object.assign(place, { low, high });
+}
+
+function grid(x, y) {
+  const parts = [];
+  for (let value = x.low; value <= x.high * 1.01; value *= 10) {
+    parts.push(svg("path", { class: "grid", d: `M${x(value)} ${TOP}V${HEIGHT - BOTTOM}` }), svg("text", { x: x(value), y: HEIGHT - BOTTOM + 18, "text-anchor": "middle" }, `${+value.toPrecision(1)}`));
+  }
+  for (let value = y.low; value <= y.high * 1.01; value *= 10) {
+    parts.push(svg("path", { class: "grid", d: `M${LEFT} ${y(value)}H${WIDTH - RIGHT}` }), svg("text", { x: LEFT - 8, y: y(value) + 4, "text-anchor": "end" }, inRate(value).replace(/\.0+ /, " ")));
+  }
+  parts.push(svg("text", { class: "axis", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 8, "text-anchor": "middle" }, "operations per byte moved"));
+  return parts;
+}

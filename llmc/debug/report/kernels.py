@@ -1,0 +1,114 @@
+"""The launches of a step as a report holds them: cost expressions, origins, and the code that each one runs."""
+
+from __future__ import annotations
+
+import re
+from itertools import pairwise
+from typing import Any
+
+from llmc.codegen.cpp.kernel_library import kernel_include_dir
+from llmc.debug.profile import kernel_class
+from llmc.debug.report.contents import EngineContents
+from llmc.graph.predict import launch_costs
+from llmc.program import DeviceKernel, Launch, Program
+from llmc.typed_json import to_json
+
+# As codegen/cpp/step.py prints them: a mark after every launch, and loops as functions of their own.
+_MARK = re.compile(r"^  mark\(times, (\d+)\);$", re.MULTILINE)
+_LOOP = re.compile(r"(?:^//[^\n]*\n)*^static void (loop_\w+)\(.*?^\}\n", re.MULTILINE | re.DOTALL)
+
+
+def kernels_data(contents: EngineContents) -> dict[str, Any]:
+    """{"launches": […], "classes": […], "code": {name: text}}.
+
+    A class is a kernel with what decides its time: its launches are shown as one. A launch has its class, cost
+    expressions, nodes, rewrite, source, the snippet of its call, and the steps that have it (`only`).
+    """
+    program = contents.program
+    code = {name: text for name, text in contents.code.items() if "/" in name}
+    calls, loops = _snippets(contents.code)
+    classes: dict[str, dict[str, Any]] = {}
+    launches = []
+    for index, (launch, cost) in enumerate(zip(program.launches, launch_costs(program), strict=True)):
+        name = kernel_class(launch)
+        if name not in classes:
+            classes[name] = {"name": name, "kernel": launch.kernel} | _code_of(launch, program, contents, loops, code)
+        launches.append(
+            {
+                "class": list(classes).index(name),
+                "bytes": cost.bytes_moved,
+                "flops": cost.flops,
+                "packed": cost.packed,
+                "dtype": cost.dtype,
+                "nodes": launch.origin.nodes,
+                "rewrite": launch.origin.rewrite,
+                "source": launch.origin.source,
+                "call": calls.get(index, _arguments(launch)),
+                "only": to_json(launch.only),
+            }
+        )
+    return {"launches": launches, "classes": list(classes.values()), "code": code}
+
+
+def _snippets(code: dict[str, str]) -> tuple[dict[int, str], dict[str, str]]:
+    """From a CPU engine's source: each launch's lines by its index, each loop's function by its name."""
+    calls: dict[int, str] = {}
+    loops: dict[str, str] = {}
+    for text in (text for name, text in code.items() if name.endswith("engine.cpp")):
+        loops |= {match[1]: match[0].strip() for match in _LOOP.finditer(text)}
+        marks = list(_MARK.finditer(text))
+        for before, after in pairwise(marks):
+            lines = text[before.end() : after.start()].strip("\n").splitlines()
+            calls[int(after[1]) - 1] = "\n".join(line.removeprefix("  ") for line in lines)
+    return calls, loops
+
+
+def _arguments(launch: Launch) -> str:
+    arguments = ", ".join(f"{name}={value}" for name, value in launch.arguments.items())
+    grid = f"[{', '.join(launch.grid)}]" if launch.grid else ""
+    return f"{launch.kernel}{grid}({arguments})"
+
+
+def _code_of(
+    launch: Launch, program: Program, contents: EngineContents, loops: dict[str, str], code: dict[str, str]
+) -> dict[str, Any]:
+    """Where the kernel's own code is: a generated loop's text, or the name of a file among `code`."""
+    if launch.kernel in loops:
+        return {"text": loops[launch.kernel], "language": "cpp"}
+    device = next((kernel for kernel in program.kernels if kernel.name == launch.kernel), None)
+    if device is not None:
+        return {"file": device.source, "language": "python", "device": _device(device)}
+    file = _hand_written(launch.kernel)
+    if file is None:
+        return {}
+    code.setdefault(file, (kernel_include_dir() / file).read_text(encoding="utf-8"))
+    return {"file": file, "language": "cpp"}
+
+
+def _hand_written(kernel: str) -> str | None:
+    """The file of the kernel library that defines a function; element types are suffixes that a macro may add."""
+    name = kernel
+    while name.count("_") >= 1:
+        for file in sorted(kernel_include_dir().glob("*.cpp")):
+            if re.search(rf"\b{name}\b\(?|\b{name}_", file.read_text(encoding="utf-8")):
+                return file.name
+        name = name.rpartition("_")[0]
+    return None
+
+
+def _device(kernel: DeviceKernel) -> dict[str, Any]:
+    return {
+        "function": kernel.function,
+        "warps": kernel.num_warps,
+        "stages": kernel.num_stages,
+        "constants": {name: str(value) for name, value in kernel.constants.items()},
+        "binaries": {
+            arch: {
+                "threads": binary.threads,
+                "registers": binary.registers,
+                "spills": binary.spill_bytes,
+                "shared": binary.shared_bytes,
+            }
+            for arch, binary in kernel.binaries.items()
+        },
+    }

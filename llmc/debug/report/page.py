@@ -1,0 +1,122 @@
+"""Assemble the report: one HTML file with its style, its script and its data inside, that asks nothing of a network."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+from llmc.debug.profile import Profile
+from llmc.debug.report.contents import EngineContents
+from llmc.debug.report.graphs import graphs_data
+from llmc.debug.report.kernels import kernels_data
+from llmc.debug.report.memory import memory_data
+from llmc.graph.predict import Rates, gpu_rates
+from llmc.targets import GpuTarget, resolve_target
+from llmc.typed_json import to_json
+
+REPORT_NAME = "report/report.html"
+# In the order in which they use each other; the last one starts.
+MODULES = (
+    "dom",
+    "units",
+    "expression",
+    "state",
+    "cost",
+    "highlight",
+    "graph_rows",
+    "controls",
+    "overview",
+    "pipeline",
+    "kernels",
+    "roofline",
+    "memory",
+    "navigation",
+    "main",
+)
+# What is assumed of a CPU that nobody has measured: a desktop of two memory channels.
+_NOMINAL = Rates(
+    bandwidth=50e9, multiply={"F32": 500e9, "BF16": 1000e9}, pack=None, launch=0.0, serial=0.0, measured=False
+)
+_ASSETS = Path(__file__).parent / "assets"
+_IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
+_EXPORT = re.compile(r"^export (?:const|function) (\w+)", re.MULTILINE)
+_EXPORT_WORD = re.compile(r"^export (?=const |function )", re.MULTILINE)
+
+
+def report_page(contents: EngineContents, rates: Rates | None = None, profile: Profile | None = None) -> str:
+    """The page of an engine. rates: of this machine; without, the data sheet's or a nominal CPU's, said to be so.
+
+    The same contents give the same text.
+    """
+    data = {
+        "engine": _engine(contents),
+        "passes": contents.passes,
+        "provenance": {"sources": contents.sources, "nodes": contents.nodes},
+        **graphs_data(contents.graphs, contents.path),
+        "kernels": kernels_data(contents),
+        "memory": memory_data(contents.program),
+        "rates": to_json(rates or _default_rates(contents)),
+        "profile": None if profile is None else to_json(profile),
+    }
+    page = (_ASSETS / "page.html").read_text(encoding="utf-8")
+    parts = {
+        "title": _escaped(f"{contents.manifest.model.name} · llmc report"),
+        "style": (_ASSETS / "style.css").read_text(encoding="utf-8"),
+        "data": script_json(data),
+        "script": script(),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda match: parts[match[1]], page)
+
+
+def script() -> str:
+    """The modules as one script: each a function that is given what it imports and returns what it exports."""
+    texts = (_as_function(name, (_ASSETS / f"{name}.js").read_text(encoding="utf-8")) for name in MODULES)
+    return '(() => {\n"use strict";\n' + "\n".join(texts) + "\n})();"
+
+
+def _as_function(name: str, text: str) -> str:
+    imports = [f"const {{{names}}} = {module}_js;" for names, module in _IMPORT.findall(text)]
+    exports = ", ".join(_EXPORT.findall(text))
+    body = _EXPORT_WORD.sub("", _IMPORT.sub("", text))
+    return f"const {name}_js = (() => {{\n" + "\n".join(imports) + f"\n{body}\nreturn {{{exports}}};\n}})();"
+
+
+def script_json(data: Any) -> str:
+    """JSON that can stand in a <script> element: nothing in it can end the element or begin a comment."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    for character in "<>&\u2028\u2029":
+        text = text.replace(character, f"\\u{ord(character):04x}")
+    return text
+
+
+def _engine(contents: EngineContents) -> dict[str, Any]:
+    manifest = contents.manifest
+    return {
+        "model": to_json(manifest.model),
+        "target": manifest.target.name,
+        "kind": _kind(contents),
+        "version": manifest.llmc_version,
+        "options": manifest.options,
+        "limits": to_json(manifest.limits),
+        "memory": manifest.memory,
+    }
+
+
+def _kind(contents: EngineContents) -> str:
+    if contents.program.kernels:
+        return "gpu"
+    return "cpu" if contents.program.launches else "reference"
+
+
+def _default_rates(contents: EngineContents) -> Rates:
+    if not contents.program.kernels:
+        return _NOMINAL
+    target = resolve_target(contents.manifest.target.name)
+    assert isinstance(target, GpuTarget)
+    return gpu_rates(target.compiled[0])
+
+
+def _escaped(text: str) -> str:
+    return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

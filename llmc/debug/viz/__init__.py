@@ -1,0 +1,1 @@
+"""`llmc viz`: the graph of one stage, for other viewers."""

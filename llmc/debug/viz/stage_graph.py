@@ -1,0 +1,89 @@
+"""The graph of a stage, from a model directory or from what an engine keeps, with where its nodes come from."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.debug.graph_record import NODES_NAME, GraphRecord
+from llmc.debug.report.contents import read_graphs
+from llmc.engine_format import read_engine
+from llmc.engine_format.manifest import MANIFEST_NAME
+from llmc.errors import EngineFormatError, OptionError
+from llmc.graph.graph_text import GraphText, read_graph_text
+from llmc.options import BuildOptions
+from llmc.typed_json import REBUILD
+
+STAGES = ("captured", "canonical", "serving", "optimized")
+
+
+@dataclass(frozen=True)
+class NodeOrigin:
+    """source: the model's line; rewrite: the one that made the node. None for what has none."""
+
+    source: str | None
+    rewrite: str | None
+
+
+@dataclass(frozen=True)
+class StageGraph:
+    """title: the model's name and the stage. origins: by node name."""
+
+    title: str
+    graph: GraphText
+    origins: dict[str, NodeOrigin]
+
+
+def stage_graph(source: Path, stage: str, options: BuildOptions) -> StageGraph:
+    """The graph as it is when the stage's last pass has run; of stage captured, as torch.export gives it.
+
+    source: a model directory, whose passes are run now, or an engine, whose report is read. Raises OptionError for a
+    stage that the pipeline did not reach, and what capture, passes and read_engine raise.
+    """
+    if stage not in STAGES:
+        raise OptionError(f"{stage!r} is no stage", at=f"--stage={stage}", fix=f"stages: {', '.join(STAGES)}")
+    if (source / MANIFEST_NAME).exists():
+        name = read_engine(source, check_weights=False, check_machine=False).manifest.model.name
+        graphs, nodes = read_graphs(source), _read_nodes(source / NODES_NAME)
+    else:
+        name, graphs, nodes = _run(source, options)
+    texts = [read_graph_text(text, source) for _, _, text in graphs]
+    reached = [text for text in texts if text.stage == stage]
+    if not reached:
+        found = ", ".join(dict.fromkeys(text.stage for text in texts)) or "none"
+        raise OptionError(
+            f"there is no graph of stage {stage}; there are: {found}",
+            at=source,
+            fix="choose one of these, or build the engine again with this llmc",
+        )
+    lines = nodes["sources"]
+    origins = {
+        node: NodeOrigin(None if line is None else lines[line], rewrite)
+        for node, (line, rewrite) in nodes["nodes"].items()
+    }
+    return StageGraph(f"{name}, {stage}", reached[0] if stage == "captured" else reached[-1], origins)
+
+
+def _run(model: Path, options: BuildOptions) -> tuple[str, tuple[tuple[int, str, str], ...], dict[str, Any]]:
+    from llmc.graph.capture import capture
+    from llmc.passes.pipeline import default
+    from llmc.passes.runner import run_pipeline
+
+    captured = capture(model, options).graph
+    record = GraphRecord(captured)
+    run_pipeline(captured, default(), options, record)
+    graphs = tuple((i, name, text) for i, (name, text) in enumerate(record.files.items()))
+    nodes: dict[str, Any] = json.loads(record.nodes_text())
+    return captured.info.name, graphs, nodes
+
+
+def _read_nodes(path: Path) -> dict[str, Any]:
+    if not path.exists():
+        return {"sources": [], "nodes": {}}
+    try:
+        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        return {"sources": content["sources"], "nodes": content["nodes"]}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise EngineFormatError(f"cannot be read: {error!r:.100}", at=path, fix=REBUILD) from None

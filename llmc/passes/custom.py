@@ -1,0 +1,141 @@
+"""Passes that do not come with llmc: where they go in the order, and how they are found by name or by entry point."""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+import importlib.util
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from llmc.errors import LlmcError, OptionError
+from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
+
+ENTRY_POINT_GROUP = "llmc.passes"
+
+
+def place(passes: Iterable[Pass], added: Sequence[Pass]) -> tuple[Pass, ...]:
+    """The passes with `added` put in: each behind the pass that its `after` names, or at the end.
+
+    Several behind the same pass keep their order. Raises OptionError for what is no pass, for a name that is taken,
+    and for an `after` that names no pass.
+    """
+    order = list(passes)
+    placed: dict[str, str] = {}
+    for each in added:
+        if not isinstance(each, Rewrite | GraphPass | WeightPass):
+            raise OptionError(
+                f"a pass must be a Rewrite or a GraphPass, not {each!r:.80} ({type(each).__name__})",
+                at=f"{each!r:.80}",
+                fix="see docs/custom-passes.md",
+            )
+        names = [p.name for p in order]
+        if each.name in names:
+            raise OptionError(
+                f"there is a pass {each.name!r} already", at=f"name={each.name!r}", fix="give it a name of its own"
+            )
+        order.insert(_index(each, order, names, placed), each)
+        if each.after is not None:
+            placed[each.name] = each.after
+    return tuple(order)
+
+
+def _index(each: Pass, order: list[Pass], names: list[str], placed: dict[str, str]) -> int:
+    if each.after is None:
+        return len(order)
+    if each.after not in names:
+        near = difflib.get_close_matches(each.after, names, n=1)
+        hint = f"did you mean {near[0]!r}? " if near else ""
+        raise OptionError(
+            f"pass {each.name!r} goes after {each.after!r}, but there is no such pass",
+            at=f"after={each.after!r}",
+            fix=f"{hint}passes: {', '.join(names)}",
+        )
+    index = names.index(each.after) + 1
+    while index < len(order) and placed.get(order[index].name) == each.after:
+        index += 1
+    return index
+
+
+def installed() -> tuple[Pass, ...]:
+    """The passes of installed packages: whatever their entry points of the group `llmc.passes` name, by name."""
+    found: list[Pass] = []
+    for point in sorted(entry_points(group=ENTRY_POINT_GROUP), key=lambda p: p.name):
+        found += _as_passes(_load_point(point), f"entry point {point.name} = {point.value}")
+    return tuple(found)
+
+
+def _load_point(point: EntryPoint) -> Any:
+    at = f"entry point {point.name} = {point.value}"
+    return _guarded(point.load, at, f"repair or uninstall the package {point.dist.name if point.dist else ''}".rstrip())
+
+
+def load_passes(reference: str) -> tuple[Pass, ...]:
+    """The passes that `module:attribute` or `path/to/file.py:attribute` names.
+
+    The attribute is a Rewrite or a GraphPass, or a list or tuple of them. The working directory is searched for the
+    module as well. Raises OptionError.
+    """
+    module_name, colon, attribute = reference.rpartition(":")
+    if not colon or not module_name or not attribute.isidentifier():
+        raise OptionError(
+            f"{reference!r} does not name passes",
+            at=f"--passes-from {reference}",
+            fix="write module:attribute or path/to/file.py:attribute",
+        )
+    at = f"--passes-from {reference}"
+    module = _module(module_name, at)
+    if not hasattr(module, attribute):
+        known = [name for name, value in vars(module).items() if isinstance(value, Rewrite | GraphPass | WeightPass)]
+        hint = f"passes in it: {', '.join(known)}" if known else "it defines no passes"
+        raise OptionError(f"{module_name} has no {attribute!r}", at=at, fix=hint)
+    return _as_passes(getattr(module, attribute), at)
+
+
+def _module(name: str, at: str) -> ModuleType:
+    if name.endswith(".py"):
+        return _module_of_file(Path(name), at)
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    fix = "name a module that can be imported, or a .py file"
+    module: ModuleType = _guarded(lambda: importlib.import_module(name), at, fix)
+    return module
+
+
+def _module_of_file(path: Path, at: str) -> ModuleType:
+    if not path.is_file():
+        raise OptionError(f"there is no file {path}", at=at, fix="name a Python file that defines passes")
+    name = f"llmc_passes_of_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise OptionError(f"{path} is no Python file", at=at, fix="name a Python file that defines passes")
+    module, loader = importlib.util.module_from_spec(spec), spec.loader
+    sys.modules[name] = module  # Dataclasses and docstrings are looked up there by module name.
+    _guarded(lambda: loader.exec_module(module), at, "the file must run by itself: python -c 'import …'")
+    return module
+
+
+def _guarded(load: Callable[[], Any], at: str, fix: str) -> Any:
+    try:
+        return load()
+    except LlmcError:
+        raise
+    except Exception as error:  # The code is the user's, which may raise anything.
+        raise OptionError(f"the passes cannot be loaded: {type(error).__name__}: {error}", at=at, fix=fix) from error
+
+
+def _as_passes(value: Any, at: str) -> tuple[Pass, ...]:
+    found = tuple(value) if isinstance(value, list | tuple) else (value,)
+    for each in found:
+        if not isinstance(each, Rewrite | GraphPass | WeightPass):
+            raise OptionError(
+                f"a pass must be a Rewrite or a GraphPass, not {each!r:.80} ({type(each).__name__})",
+                at=at,
+                fix="name a pass, or a list of passes",
+            )
+    return found

@@ -1,0 +1,366 @@
+"""The engine for asyncio: its loop runs in one thread, requests come and outputs go through queues."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable
+from dataclasses import dataclass
+from queue import Empty, SimpleQueue
+
+from llmc.errors import RequestError, UnavailableError
+from llmc.runtime.engine import Engine
+from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
+from llmc.runtime.generation import Generation
+from llmc.runtime.generation_job import GenerationJob, SampledJob
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.output_cache import CachedAnswer
+from llmc.runtime.output_stream import ChoiceNews, News, OutputStream, news_of_results
+from llmc.runtime.request import Request
+from llmc.runtime.request_output import RequestOutput, RequestTimes
+from llmc.runtime.scheduler import StepPlan
+
+_RECENT_STEPS = 512
+
+
+@dataclass(eq=False)
+class _Client:
+    """A request in flight, as the loop's thread knows it. told: tokens of each choice that the client has heard of."""
+
+    request: GenerationRequest
+    job: GenerationJob
+    stream: OutputStream
+    arrived: float
+    told: list[int]
+    ended: list[bool]
+    streams: bool
+    first_token: float | None = None
+    told_prompt: bool = False
+
+
+class AsyncEngine:
+    """Serves many clients from one engine, which it owns from now on: nobody else may use it.
+
+    Its thread starts with it; `close` stops the thread and closes the engine.
+    """
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._loop = engine.loop
+        self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
+        self._clients: dict[str, _Client] = {}
+        self._owners: dict[Request, _Client] = {}
+        self._unstreamed: set[_Client] = set()
+        self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, News]]] = {}
+        self._steps = self._prompt_tokens = self._generation_tokens = 0
+        self._finished: Counter[str] = Counter()
+        self._recent: deque[StepRecord] = deque(maxlen=_RECENT_STEPS)
+        self._busy_since: float | None = None
+        self._failure: BaseException | None = None
+        self._draining = self._stopping = self._closed = False
+        self._in_flight = 0
+        self._lock = threading.Lock()
+        self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
+        self._thread.start()
+
+    @property
+    def engine(self) -> Engine:
+        """For its info, limits and tokenizer; its generating methods are not to be called."""
+        return self._engine
+
+    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+        """Outputs as they come; the last has finished=True. Leaving the iteration early aborts the request.
+
+        Raises RequestError for a request that this engine cannot serve (before anything is computed),
+        ModelFailureError if its logits are not finite, UnavailableError when the engine is draining, closed or dead.
+        """
+        if self._draining:
+            raise _unavailable()
+        arrived = time.monotonic()
+        params = request.params
+        intake = self._engine.intake
+        prompt_tokens = len(request.prompt_token_ids)
+        stream = OutputStream(request.request_id, prompt_tokens, lambda: intake.output_text(params))
+        intake.check("prompt", request.prompt_token_ids, params)
+        cache = self._engine.output_cache
+        answer = None if cache is None else cache.get(request)
+        if answer is not None:
+            times = RequestTimes(arrived, arrived, arrived, time.monotonic())
+            news = news_of_results(answer.results, answer.prompt_logprobs, prompt_tokens, times)
+            yield stream.output([news])
+            return
+        new_mask = None
+        if params.grammar is not None:
+            new_mask = await asyncio.to_thread(self._engine.grammars.compile, params.grammar)
+        job = intake.job(request, arrived=arrived, new_mask=new_mask)
+        streams = isinstance(job, SampledJob) and job.given == len(job.choices)
+        count = len(job.sequences)
+        client = _Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)
+        # A command that is put after the thread has looked for the last time would wait forever.
+        with self._lock:
+            if self._closed:
+                raise _unavailable()
+            self._commands.put(lambda: self._add(client))
+            self._in_flight += 1
+        finished = False
+        try:
+            while not finished:
+                output = await stream.read()
+                finished = output.finished
+                if finished and cache is not None:
+                    cache.put(request, CachedAnswer(tuple(job.results()), job.prompt_logprobs))
+                yield output
+        except RequestError:
+            finished = True
+            raise
+        finally:
+            with self._lock:
+                self._in_flight -= 1
+            if not finished:
+                self.abort(request.request_id)
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its last output has finish_reason "abort". An unknown id is no error. From any thread."""
+        self._commands.put(lambda: self._abort(request_id))
+
+    def stats(self) -> EngineStats:
+        """Gauges and counters of this moment; cheap, from any thread."""
+        scheduler, pool = self._loop.scheduler, self._loop.pool
+        output_cache = self._engine.output_cache
+        return EngineStats(
+            running=scheduler.running,
+            waiting=scheduler.waiting,
+            blocks_total=pool.count,
+            blocks_used=pool.used,
+            blocks_cached=pool.cached,
+            blocks_free=pool.free,
+            prefix_cache_queries=scheduler.prefix_cache.queries,
+            prefix_cache_hits=scheduler.prefix_cache.hits,
+            preemptions=scheduler.preemptions,
+            prompt_tokens=self._prompt_tokens,
+            generation_tokens=self._generation_tokens,
+            steps=self._steps,
+            finished=dict(self._finished),
+            recent_steps=tuple(self._recent),
+            output_cache=None if output_cache is None else output_cache.stats(),
+        )
+
+    def requests(self) -> list[RequestView]:
+        """The requests in flight, in order of arrival; from any thread."""
+        now = time.monotonic()
+        return [_view(client, now) for client in list(self._clients.values())]
+
+    def is_healthy(self, stall_seconds: float = 30.0) -> bool:
+        """Whether the loop's thread lives and no step has been going on for longer than that."""
+        busy_since = self._busy_since
+        stuck = busy_since is not None and time.monotonic() - busy_since > stall_seconds
+        return self._thread.is_alive() and self._failure is None and not stuck
+
+    async def drain(self, timeout_seconds: float) -> bool:
+        """Refuse new requests and wait until those in flight have ended; false if some were left at the timeout."""
+        self._draining = True
+        end = time.monotonic() + timeout_seconds
+        while self._in_flight:
+            if time.monotonic() > end or not self._thread.is_alive():
+                return False
+            await asyncio.sleep(0.02)
+        return True
+
+    def close(self) -> None:
+        """Abort what is in flight, stop the thread, close the engine. A second call does nothing."""
+        self._draining = True
+        self._commands.put(self._stop)
+        self._thread.join()
+        self._engine.close()
+
+    def _run(self) -> None:
+        try:
+            while not self._stopping:
+                self._take_commands(wait=not self._clients)
+                if self._clients and not self._stopping:
+                    self._step()
+                self._send()
+        except BaseException as error:
+            self._failure = error
+            raise
+        finally:
+            with self._lock:
+                self._closed = True
+            self._take_commands(wait=False)
+            for client in list(self._clients.values()):
+                if self._failure is None:
+                    client.job.stop("abort")
+                self._finish(client, time.monotonic())
+            self._send()
+
+    def _step(self) -> None:
+        begin = time.monotonic()
+        self._busy_since = begin
+        for request in self._loop.expire():
+            self._publish(request, begin)
+        plan = self._loop.step()
+        now = time.monotonic()
+        touched = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.logit_rows)]
+        for request in touched:
+            self._publish(request, now)
+        for client in [client for client in self._unstreamed if client.job.finished]:
+            self._finish(client, now)
+        self._record(plan, begin, now)
+        self._busy_since = None
+
+    def _take_commands(self, wait: bool) -> None:
+        try:
+            self._commands.get(block=wait)()
+            while True:
+                self._commands.get_nowait()()
+        except Empty:
+            return
+
+    def _add(self, client: _Client) -> None:
+        request_id = client.request.request_id
+        if request_id in self._clients:
+            self._post(client, error=RequestError(f"a request {request_id!r} is in flight", at="request_id"))
+            return
+        self._clients[request_id] = client
+        if client.streams:
+            self._owners.update(dict.fromkeys(client.job.sequences, client))
+        else:
+            self._unstreamed.add(client)
+        self._loop.add(client.job.first)
+
+    def _abort(self, request_id: str) -> None:
+        client = self._clients.get(request_id)
+        if client is not None:
+            client.job.stop("abort")
+            self._finish(client, time.monotonic())
+
+    def _stop(self) -> None:
+        self._stopping = True
+
+    def _publish(self, request: Request, now: float) -> None:
+        """Tell the request's client of its new tokens, or of its end."""
+        client = self._owners.get(request)
+        if client is None:
+            return
+        client.first_token = client.first_token or now
+        if client.job.finished:
+            self._finish(client, now)
+            return
+        assert isinstance(client.job, SampledJob)
+        # The first choice starts the others: all of them have news then.
+        choices = client.job.choices if not client.told_prompt else (request,)
+        news = tuple(found for choice in choices if (found := _choice_news(client, choice)) is not None)
+        if news:
+            self._post(client, news, now)
+
+    def _finish(self, client: _Client, now: float) -> None:
+        """Take a request out of the loop and tell its client."""
+        del self._clients[client.request.request_id]
+        self._unstreamed.discard(client)
+        job = client.job
+        for sequence in job.sequences:
+            self._owners.pop(sequence, None)
+            self._loop.remove(sequence)
+        self._prompt_tokens += job.prompt_tokens
+        client.first_token = client.first_token or now
+        if job.error is not None or not job.finished:
+            self._finished["error"] += 1
+            gone = UnavailableError("the engine's loop has died", fix="restart the server, and read its log")
+            self._post(client, error=job.error or gone)
+        elif isinstance(job, SampledJob) and client.streams:
+            news = tuple(found for choice in job.choices if (found := _choice_news(client, choice)) is not None)
+            self._finished[news[-1].finish_reason or "stop"] += 1
+            self._post(client, news, now, finished=True)
+        else:
+            results = job.results()
+            self._generation_tokens += sum(len(result.token_ids) for result in results)
+            self._finished[results[0].finish_reason] += 1
+            times = RequestTimes(client.arrived, job.first.started, client.first_token, now)
+            self._outbox.setdefault(client.stream.event_loop, []).append(
+                (client.stream, news_of_results(results, job.prompt_logprobs, job.first.cached_tokens, times))
+            )
+
+    def _post(
+        self,
+        client: _Client,
+        choices: tuple[ChoiceNews, ...] = (),
+        now: float | None = None,
+        *,
+        finished: bool = False,
+        error: RequestError | None = None,
+    ) -> None:
+        first = client.job.first
+        times = RequestTimes(client.arrived, first.started, client.first_token, now if finished else None)
+        prompt_logprobs = None if client.told_prompt or error else client.job.prompt_logprobs
+        client.told_prompt = True
+        self._generation_tokens += sum(len(choice.token_ids) for choice in choices)
+        news = News(choices, first.cached_tokens, times, finished, error, prompt_logprobs)
+        self._outbox.setdefault(client.stream.event_loop, []).append((client.stream, news))
+
+    def _send(self) -> None:
+        """Hand the news of a step to the clients: waking an event loop is dear, so once for all of them."""
+        outbox, self._outbox = self._outbox, {}
+        for event_loop, news in outbox.items():
+            if not event_loop.is_closed():
+                event_loop.call_soon_threadsafe(_deliver, news)
+
+    def _record(self, plan: StepPlan, begin: float, now: float) -> None:
+        self._steps += 1
+        self._recent.append(
+            StepRecord(
+                ended=now,
+                seconds=now - begin,
+                executor_seconds=self._loop.executor_seconds,
+                prompt_tokens=sum(chunk.count for chunk in plan.chunks),
+                decode_tokens=len(plan.decodes),
+                requests=len(plan.decodes) + len(plan.chunks),
+            )
+        )
+
+
+def _unavailable() -> UnavailableError:
+    return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
+
+
+def _deliver(news: list[tuple[OutputStream, News]]) -> None:
+    for stream, each in news:
+        stream.put(each)
+
+
+def _choice_news(client: _Client, choice: Request) -> ChoiceNews | None:
+    """What the choice has gained since its client was told; None for nothing."""
+    assert isinstance(choice, Generation)
+    index = choice.index
+    told, length = client.told[index], len(choice.tokens)
+    if client.ended[index] or (told == length and not choice.finished):
+        return None
+    client.told[index], client.ended[index] = length, choice.finished
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = tuple(choice.logprobs[told - choice.prompt_tokens :])
+    return ChoiceNews(
+        index,
+        tuple(choice.tokens[told:]),
+        None if choice.text is None else choice.text.read(),
+        logprobs,
+        choice.finish_reason,
+        choice.stop_reason,
+        choice.cumulative_logprob if choice.finished else None,
+    )
+
+
+def _view(client: _Client, now: float) -> RequestView:
+    sequences = client.job.sequences
+    blocks = sum(len(sequence.blocks) for sequence in sequences)
+    return RequestView(
+        request_id=client.request.request_id,
+        priority=client.request.priority,
+        state="running" if blocks else "waiting",
+        seconds=now - client.arrived,
+        prompt_tokens=client.job.prompt_tokens,
+        computed_tokens=max((sequence.computed for sequence in sequences), default=0),
+        output_tokens=sum(max(0, len(s.tokens) - client.job.prompt_tokens) for s in sequences),
+        blocks=blocks,
+    )

@@ -1,0 +1,75 @@
+"""What an engine tells of itself while it runs: counters, gauges, and the latest steps."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.runtime.generation_request import Priority
+
+
+@dataclass(frozen=True)
+class StepRecord:
+    """One step: when it ended (time.monotonic()), how long it took, the seconds of it in the executor, and its content.
+
+    prompt_tokens and decode_tokens: computed in it. requests: how many had a part in it.
+    """
+
+    ended: float
+    seconds: float
+    executor_seconds: float
+    prompt_tokens: int
+    decode_tokens: int
+    requests: int
+
+
+@dataclass(frozen=True)
+class RequestView:
+    """A request in flight, as a live page shows it. state: "running" or "waiting"; seconds: since it arrived."""
+
+    request_id: str
+    priority: Priority
+    state: str
+    seconds: float
+    prompt_tokens: int
+    computed_tokens: int
+    output_tokens: int
+    blocks: int
+
+
+@dataclass(frozen=True)
+class CacheStats:
+    """A cache of finished outputs: what it holds, and how often it was asked and had the answer."""
+
+    entries: int
+    bytes: int
+    max_bytes: int
+    queries: int
+    hits: int
+
+
+@dataclass(frozen=True)
+class EngineStats:
+    """Gauges of this moment, and counters since the engine was opened.
+
+    running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
+    blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed.
+    prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them. finished: requests by finish reason,
+    "error" among them. recent_steps: the latest steps, oldest first.
+    """
+
+    running: int
+    waiting: int
+    blocks_total: int
+    blocks_used: int
+    blocks_cached: int
+    blocks_free: int
+    prefix_cache_queries: int
+    prefix_cache_hits: int
+    preemptions: int
+    prompt_tokens: int
+    generation_tokens: int
+    steps: int
+    finished: Mapping[str, int]
+    recent_steps: tuple[StepRecord, ...]
+    output_cache: CacheStats | None = None

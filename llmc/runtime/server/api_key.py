@@ -1,0 +1,94 @@
+"""API keys on every route but /health, compared in time that does not depend on where they differ."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import hashlib
+import hmac
+from collections.abc import Sequence
+
+from starlette.datastructures import Headers
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse, Response
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from llmc.runtime.server.errors import error_body
+
+OPEN_PATHS = frozenset({"/health"})
+# A browser asks its user for the key on these, and sends it as a password.
+PAGE_PATHS = frozenset({"/", "/live"})
+HOLDER_HEADER = "x-llmc-key-holder"
+_HOLDER = "llmc.key_holder"
+
+
+class RequireApiKey:
+    """ASGI middleware: 401 without one of the keys, as a bearer token or as the password of basic authentication."""
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+        self._app = app
+        self._keys = [key.encode() for key in keys]
+        self._separate = len(set(keys)) > 1
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+            await self._app(scope, receive, send)
+            return
+        authorization = Headers(scope=scope).get("authorization", "")
+        if self._allows(authorization):
+            if self._separate:
+                scope[_HOLDER] = hashlib.sha256(presented_key(authorization)).hexdigest()[:16]
+            await self._app(scope, receive, send)
+            return
+        await refusal(scope["path"])(scope, receive, send)
+
+    def _allows(self, authorization: str) -> bool:
+        given = presented_key(authorization)
+        # Every key is compared, so that the time does not tell which one it was.
+        return sum(hmac.compare_digest(given, key) for key in self._keys) > 0
+
+
+class TrustRouter:
+    """ASGI middleware of a replica: whose a request is stands in the header that llmc's router adds."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http" and (holder := Headers(scope=scope).get(HOLDER_HEADER)) is not None:
+            scope[_HOLDER] = holder
+        await self._app(scope, receive, send)
+
+
+def holder_of(request: Request) -> str | None:
+    """A name for the key that the request came with; None where there is one key or none."""
+    holder: str | None = request.scope.get(_HOLDER)
+    return holder
+
+
+def tenant_of(request: Request, salt: str | None) -> str | None:
+    """Who may share cached prefixes: requests of one key with one salt. None if there is one key and no salt."""
+    holder = holder_of(request)
+    return None if holder is None and salt is None else f"{holder or ''}:{salt or ''}"
+
+
+def presented_key(authorization: str) -> bytes:
+    """The key in an Authorization header; empty if there is none."""
+    scheme, _, value = authorization.partition(" ")
+    if scheme.lower() == "bearer":
+        return value.strip().encode("latin-1", "replace")  # Headers are bytes that were read as Latin-1.
+    if scheme.lower() == "basic":
+        try:
+            return base64.b64decode(value, validate=True).partition(b":")[2]
+        except (binascii.Error, ValueError):
+            return b""
+    return b""
+
+
+def refusal(path: str) -> Response:
+    """401; on the page's paths one that makes a browser ask."""
+    if path in PAGE_PATHS:
+        headers = {"WWW-Authenticate": 'Basic realm="llmc: any name, and the API key as password", charset="UTF-8"'}
+        return PlainTextResponse("an API key is needed: any user name, the key as password\n", 401, headers)
+    message = "the API key is missing or wrong: send the header Authorization: Bearer KEY"
+    return JSONResponse(error_body(401, message, code="invalid_api_key"), 401, headers={"WWW-Authenticate": "Bearer"})

@@ -1,0 +1,75 @@
+"""The server's ASGI application: routes, errors, and around them the limits that every request passes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+from starlette.middleware import Middleware
+from starlette.middleware.cors import CORSMiddleware
+
+from llmc.runtime.server.api_key import RequireApiKey, TrustRouter
+from llmc.runtime.server.body_limit import LimitBody
+from llmc.runtime.server.engine_metrics import EngineCollector
+from llmc.runtime.server.errors import add_error_handlers
+from llmc.runtime.server.lifecycle import CountRequests, Lifecycle
+from llmc.runtime.server.live import LiveView
+from llmc.runtime.server.routes.chat import chat_routes
+from llmc.runtime.server.routes.completions import completion_routes
+from llmc.runtime.server.routes.page import page_routes
+from llmc.runtime.server.routes.status import status_routes
+from llmc.runtime.server.routes.tokens import token_routes
+from llmc.runtime.server.served_model import ServedModel
+
+
+@dataclass(frozen=True)
+class HttpLimits:
+    """api_keys: none means that everybody may ask. max_body_bytes, body_seconds: of a request's body.
+
+    allowed_origins: of pages in browsers that may use the API. behind_router: whether requests come from llmc's own
+    router, which has checked their keys.
+    """
+
+    api_keys: Sequence[str] = ()
+    max_body_bytes: int = 4 << 20
+    body_seconds: float = 1.5
+    allowed_origins: Sequence[str] = ()
+    behind_router: bool = False
+
+
+def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimits) -> FastAPI:
+    """The application. registry: the one that the model's metrics are in."""
+    registry.register(EngineCollector(model.engine, model.name))
+    app = FastAPI(
+        title="llmc",
+        docs_url=None,  # Its pages load scripts from elsewhere.
+        redoc_url=None,
+        middleware=outer_middleware(model.lifecycle, limits),
+    )
+    view = LiveView(model.engine, model.metrics.latest, model.name, model.max_model_len)
+    for routes in (
+        completion_routes(model),
+        chat_routes(model),
+        token_routes(model),
+        status_routes(model, registry, view),
+        page_routes(),
+    ):
+        app.include_router(routes)
+    add_error_handlers(app)
+    return app
+
+
+def outer_middleware(lifecycle: Lifecycle, limits: HttpLimits) -> list[Middleware]:
+    """Outermost first: who asks, whether the server still serves, how much is sent."""
+    found = [Middleware(CountRequests, lifecycle=lifecycle)]
+    if limits.api_keys:
+        found.insert(0, Middleware(RequireApiKey, keys=limits.api_keys))
+    if limits.behind_router:
+        found.insert(0, Middleware(TrustRouter))
+    if limits.allowed_origins:
+        origins = list(limits.allowed_origins)
+        found.insert(0, Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    found.append(Middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds))
+    return found

@@ -1,0 +1,187 @@
+"""Answers of /v1/completions: choices with text, echo and log-probabilities, whole or as chunks of a stream."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from llmc.runtime.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
+from llmc.runtime.server.schemas.completion import CompletionRequest
+from llmc.runtime.server.served_model import ServedModel
+
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class EchoedPrompt:
+    """A prompt to come before its output: its ids, and its text as it was sent or else decoded."""
+
+    ids: Sequence[int]
+    text: str
+
+
+@dataclass
+class _Choice:
+    """A choice so far; offset: characters of the tokens told of before, for text_offset."""
+
+    text: str = ""
+    tokens: list[int] = field(default_factory=list)
+    logprobs: Json | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    offset: int = 0
+    begun: bool = False
+
+
+class CompletionReply:
+    """Takes the engine's outputs and makes chunks of them, or one answer. prompts: those to be echoed, else None.
+
+    drops_output: only the prompt is wanted (max_tokens 0).
+    """
+
+    def __init__(
+        self,
+        model: ServedModel,
+        body: CompletionRequest,
+        identity: str,
+        prompts: Sequence[EchoedPrompt],
+        drops_output: bool,
+    ) -> None:
+        self._model = model
+        self._body = body
+        self._frame: Json = {
+            "id": identity,
+            "object": "text_completion",
+            "created": int(time.time()),
+            "model": body.model or model.name,
+        }
+        self._prompts = prompts
+        self._drops_output = drops_output
+        self._per_prompt = body.n or 1
+        self._choices = [_Choice() for _ in range(len(prompts) * self._per_prompt)]
+        self._prompt_logprobs: list[tuple[TokenLogprobs | None, ...] | None] = [None] * len(prompts)
+        self._usage: list[Usage] = [Usage(0, 0, 0)] * len(prompts)
+
+    def take(self, index: int, output: RequestOutput) -> list[Json]:
+        """Note an output of the prompt of that index; returns the choices of the chunk that tells of it."""
+        self._usage[index] = output.usage
+        if output.prompt_logprobs is not None:
+            self._prompt_logprobs[index] = output.prompt_logprobs
+        return [self._delta(index, delta) for delta in output.choices]
+
+    def chunk(self, choices: list[Json]) -> Json:
+        """A chunk of the stream."""
+        chunk = {**self._frame, "choices": choices}
+        options = self._body.stream_options
+        if options is not None and options.include_usage:
+            chunk["usage"] = self._usage_json() if options.continuous_usage_stats else None
+        return chunk
+
+    def usage_chunk(self) -> Json:
+        """The chunk after the last choice's, with token counts."""
+        return {**self._frame, "choices": [], "usage": self._usage_json()}
+
+    def whole(self) -> Json:
+        """The whole answer, after the last output."""
+        choices = []
+        for i, choice in enumerate(self._choices):
+            entry = self._entry(i, choice.text, choice.logprobs, choice.finish_reason, choice.stop_reason)
+            if self._body.prompt_logprobs is not None:
+                entry["prompt_logprobs"] = self._prompt_logprobs_json(i // self._per_prompt)
+            if self._body.return_token_ids:
+                prompt = self._prompts[i // self._per_prompt]
+                entry |= {"token_ids": choice.tokens, "prompt_token_ids": list(prompt.ids)}
+            choices.append(entry)
+        return {**self._frame, "choices": choices, "usage": self._usage_json()}
+
+    def _delta(self, index: int, delta: ChoiceDelta) -> Json:
+        number = index * self._per_prompt + delta.index
+        choice = self._choices[number]
+        text: str = ""
+        logprobs: Json | None = None
+        if self._body.logprobs is not None:
+            logprobs = {"text_offset": [], "token_logprobs": [], "tokens": [], "top_logprobs": []}
+        if not choice.begun and self._body.echo:
+            text += self._prompts[index].text
+            self._add_prompt(logprobs, choice, index)
+        choice.begun = True
+        if not self._drops_output:
+            text += delta.text
+            self._add_tokens(logprobs, choice, delta)
+            choice.tokens += delta.token_ids
+        choice.text += text
+        choice.logprobs = _joined(choice.logprobs, logprobs)
+        choice.finish_reason, choice.stop_reason = delta.finish_reason, delta.stop_reason
+        entry = self._entry(number, text, logprobs, delta.finish_reason, delta.stop_reason)
+        if self._body.return_token_ids:
+            entry["token_ids"] = list(delta.token_ids)
+        return entry
+
+    def _entry(self, number: int, text: str, logprobs: Json | None, finish: str | None, stop: str | int | None) -> Json:
+        return {"index": number, "text": text, "logprobs": logprobs, "finish_reason": finish, "stop_reason": stop}
+
+    def _add_prompt(self, logprobs: Json | None, choice: _Choice, index: int) -> None:
+        found = self._prompt_logprobs[index]
+        if logprobs is None or found is None:
+            return
+        for token, entry in zip(self._prompts[index].ids, found, strict=True):
+            self._add(logprobs, choice, token, entry)
+
+    def _add_tokens(self, logprobs: Json | None, choice: _Choice, delta: ChoiceDelta) -> None:
+        if logprobs is not None and delta.logprobs is not None:
+            for entry in delta.logprobs:
+                self._add(logprobs, choice, entry.token_id, entry)
+
+    def _add(self, logprobs: Json, choice: _Choice, token: int, entry: TokenLogprobs | None) -> None:
+        """One token in OpenAI's four parallel lists; the first of a prompt has no probability."""
+        text = self._model.texts.text(token)
+        logprobs["tokens"].append(text)
+        logprobs["text_offset"].append(choice.offset)
+        logprobs["token_logprobs"].append(None if entry is None else entry.logprob)
+        logprobs["top_logprobs"].append(None if entry is None else self._top(entry))
+        choice.offset += len(text)
+
+    def _top(self, entry: TokenLogprobs) -> dict[str, float]:
+        """The likeliest tokens and the chosen one by text; of two with one text the likelier."""
+        top: dict[str, float] = {}
+        for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
+            top.setdefault(self._model.texts.text(token), logprob)
+        return top
+
+    def _prompt_logprobs_json(self, index: int) -> list[Json | None] | None:
+        """vLLM's form: by token id, with rank and text."""
+        found = self._prompt_logprobs[index]
+        return None if found is None else [None if e is None else ranked(self._model, e) for e in found]
+
+    def _usage_json(self) -> Json:
+        prompt = sum(u.prompt_tokens for u in self._usage)
+        output = 0 if self._drops_output else sum(u.completion_tokens for u in self._usage)
+        return usage_json(Usage(prompt, sum(u.cached_tokens for u in self._usage), output))
+
+
+def usage_json(usage: Usage) -> Json:
+    """Token counts as OpenAI gives them."""
+    return {
+        "prompt_tokens": usage.prompt_tokens,
+        "completion_tokens": usage.completion_tokens,
+        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
+    }
+
+
+def ranked(model: ServedModel, entry: TokenLogprobs) -> Json:
+    """A prompt token's log-probabilities as vLLM gives them."""
+    tokens = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
+    tokens[entry.token_id] = (entry.logprob, entry.rank)
+    return {
+        str(token): {"logprob": logprob, "rank": rank, "decoded_token": model.texts.text(token)}
+        for token, (logprob, rank) in tokens.items()
+    }
+
+
+def _joined(before: Json | None, added: Json | None) -> Json | None:
+    if before is None or added is None:
+        return added if before is None else before
+    return {name: before[name] + added[name] for name in before}

@@ -1,0 +1,73 @@
+"""The engine's gauges and counters for Prometheus, read when they are scraped; vLLM's names under `llmc:`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from llmc.runtime.async_engine import AsyncEngine
+from llmc.runtime.engine_stats import EngineStats
+
+
+class EngineCollector(Collector):
+    """Collects an engine's stats under the label model_name."""
+
+    def __init__(self, engine: AsyncEngine, model: str) -> None:
+        self._engine = engine
+        self._model = model
+
+    def collect(self) -> Iterable[Metric]:
+        """One family per figure."""
+        stats = self._engine.stats()
+        for name, text, value in gauges(stats):
+            gauge = GaugeMetricFamily(f"llmc:{name}", text, labels=["model_name"])
+            gauge.add_metric([self._model], value)
+            yield gauge
+        for name, text, value in counters(stats):
+            counter = CounterMetricFamily(f"llmc:{name}", text, labels=["model_name"])
+            counter.add_metric([self._model], value)
+            yield counter
+        finished = CounterMetricFamily(
+            "llmc:request_success", "Requests by why they ended.", labels=["model_name", "finished_reason"]
+        )
+        for reason, count in sorted(stats.finished.items()):
+            finished.add_metric([self._model, reason], count)
+        yield finished
+
+
+def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
+    """Name, description and value of each gauge."""
+    found: list[tuple[str, str, float]] = [
+        ("num_requests_running", "Sequences that hold KV blocks.", stats.running),
+        ("num_requests_waiting", "Sequences that wait for their first step.", stats.waiting),
+        ("kv_cache_usage_perc", "Share of KV blocks in use, 1 is all.", share(stats.blocks_used, stats.blocks_total)),
+        ("kv_cache_blocks", "KV blocks.", stats.blocks_total),
+        ("kv_cache_blocks_cached", "KV blocks that only the prefix cache holds.", stats.blocks_cached),
+    ]
+    if stats.output_cache is not None:
+        found.append(("output_cache_bytes", "Bytes that the cache of outputs holds.", stats.output_cache.bytes))
+        found.append(("output_cache_entries", "Outputs in the cache of outputs.", stats.output_cache.entries))
+    return found
+
+
+def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
+    """Name, description and value of each counter."""
+    found: list[tuple[str, str, float]] = [
+        ("prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", stats.prefix_cache_queries),
+        ("prefix_cache_hits", "Prompt tokens found in the prefix cache.", stats.prefix_cache_hits),
+        ("num_preemptions", "Sequences that had to give their blocks back.", stats.preemptions),
+        ("prompt_tokens", "Prompt tokens taken in.", stats.prompt_tokens),
+        ("generation_tokens", "Tokens generated.", stats.generation_tokens),
+        ("engine_steps", "Steps of the engine.", stats.steps),
+    ]
+    if stats.output_cache is not None:
+        found.append(("output_cache_queries", "Requests looked up in the cache.", stats.output_cache.queries))
+        found.append(("output_cache_hits", "Requests answered from the cache.", stats.output_cache.hits))
+    return found
+
+
+def share(part: int, whole: int) -> float:
+    """part / whole, 0 of nothing."""
+    return part / whole if whole else 0.0

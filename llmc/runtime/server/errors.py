@@ -1,0 +1,125 @@
+"""Errors in OpenAI's shape: {"error": {message, type, param, code}} with the status that its clients expect."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from llmc.errors import LlmcError, ModelFailureError, RequestError, UnavailableError
+
+_TYPES: Mapping[int, str] = {
+    400: "invalid_request_error",
+    401: "authentication_error",
+    404: "not_found_error",
+    405: "invalid_request_error",
+    408: "timeout_error",
+    413: "invalid_request_error",
+    422: "invalid_request_error",
+    429: "rate_limit_error",
+    503: "service_unavailable_error",
+}
+
+
+class ApiError(Exception):
+    """An answer with an error status. param: the field that is wrong, if one is. retry_after: seconds."""
+
+    def __init__(
+        self,
+        status: int,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry_after: int | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.message = message
+        self.param = param
+        self.code = code
+        self.retry_after = retry_after
+
+    def response(self) -> JSONResponse:
+        """The HTTP answer."""
+        headers = {"Retry-After": str(self.retry_after)} if self.retry_after is not None else None
+        body = error_body(self.status, self.message, self.param, self.code)
+        return JSONResponse(body, self.status, headers=headers)
+
+
+def error_body(status: int, message: str, param: str | None = None, code: str | None = None) -> dict[str, Any]:
+    """The JSON of an error."""
+    kind = _TYPES.get(status, "server_error" if status >= 500 else "invalid_request_error")
+    return {"error": {"message": message, "type": kind, "param": param, "code": code or str(status)}}
+
+
+def bad_request(message: str, param: str | None = None) -> ApiError:
+    """Status 400."""
+    return ApiError(400, message, param=param)
+
+
+def of_llmc_error(error: LlmcError) -> ApiError:
+    """A request that the engine refuses is the client's fault; anything else is the server's."""
+    message = f"{error.problem}; {error.fix}" if error.fix else error.problem
+    if isinstance(error, UnavailableError):
+        return ApiError(503, message, retry_after=1)
+    if isinstance(error, ModelFailureError):
+        return ApiError(500, message)
+    if isinstance(error, RequestError):
+        return ApiError(400, message, param=error.at)
+    return ApiError(500, message)
+
+
+def add_error_handlers(app: FastAPI) -> None:
+    """Give every error of the routes OpenAI's shape; what was not foreseen is a 500 without its traceback."""
+
+    async def api(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, ApiError)
+        return error.response()
+
+    async def llmc(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, LlmcError)
+        return of_llmc_error(error).response()
+
+    async def validation(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, RequestValidationError)
+        message, param = described(error.errors())
+        return bad_request(message, param).response()
+
+    async def http(request: Request, error: Exception) -> JSONResponse:
+        assert isinstance(error, HTTPException)
+        body = error_body(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
+        return JSONResponse(body, error.status_code, headers=error.headers)
+
+    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
+        return JSONResponse(error_body(500, "the server failed; its log says why"), 500)
+
+    app.add_exception_handler(ApiError, api)
+    app.add_exception_handler(LlmcError, llmc)
+    app.add_exception_handler(RequestValidationError, validation)
+    app.add_exception_handler(HTTPException, http)
+    app.add_exception_handler(Exception, unforeseen)
+
+
+def described(errors: Any) -> tuple[str, str | None]:
+    """One line for pydantic's errors, and the field it is about; the first field with an error counts."""
+    first = errors[0]
+    if first["type"] == "json_invalid":
+        return f"the body is not JSON: {first.get('ctx', {}).get('error', first['msg'])}", None
+    if first["loc"] == ("body",):
+        return "the body is not a JSON object; send one with the header Content-Type: application/json", None
+    place = [str(part) for part in first["loc"] if part != "body"]
+    of_field = [e for e in errors if [str(p) for p in e["loc"] if p != "body"][:1] == place[:1]]
+    field = place[0] if place else None
+    if field is None:
+        return first["msg"], None
+    if first["type"] == "extra_forbidden":
+        return f"unknown field {'.'.join(place)}", ".".join(place)
+    if len(of_field) > 1 and len({tuple(e["loc"][:2]) for e in of_field}) == 1:
+        reasons = list(dict.fromkeys(e["msg"] for e in of_field))
+        return f"{field} cannot be {first['input']!r:.80}: {'; or: '.join(reasons[:5])}", field
+    return f"{'.'.join(place)} cannot be {first.get('input')!r:.80}: {first['msg']}", field

@@ -1,0 +1,75 @@
+"""How to serve an engine: frozen and validated; names as vLLM has them where the meaning is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.errors import OptionError
+
+LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class ServeOptions:
+    """engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
+
+    served_model_name: what requests call the model; default the directory's name. max_model_len, max_num_seqs,
+    max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share
+    of the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead.
+    enable_prefix_caching: reuse the keys and values of prompts with a common beginning. output_cache_bytes: of the
+    cache of finished deterministic outputs, 0 for none. chat_template: a file, or a name of BUILT_IN; default the
+    model's. tool_call_parser: how the model writes tool calls; default what its template says. generation_config:
+    `auto` takes the model's sampling defaults, `llmc` OpenAI's. max_waiting: requests that may wait before others get
+    429. stall_seconds: a step that takes longer makes /health answer 503. drain_seconds: for requests in flight after
+    SIGTERM. behind_router: only a router of llmc's own reaches this server, and says whose the requests are.
+    """
+
+    engine: Path
+    host: str = "127.0.0.1"
+    port: int = 8000
+    uds: Path | None = None
+    api_keys: tuple[str, ...] = ()
+    served_model_name: tuple[str, ...] = ()
+    max_model_len: int | None = None
+    max_num_seqs: int | None = None
+    max_num_batched_tokens: int | None = None
+    gpu_memory_utilization: float | None = None
+    kv_cache_memory_bytes: int | None = None
+    enable_prefix_caching: bool = True
+    output_cache_bytes: int = 0
+    threads: int | None = None
+    seed: int | None = None
+    chat_template: str | None = None
+    trust_request_chat_template: bool = False
+    tool_call_parser: str | None = None
+    generation_config: str = "auto"
+    allowed_origins: tuple[str, ...] = ()
+    max_body_bytes: int = 4 << 20
+    max_waiting: int | None = None
+    stall_seconds: float = 30.0
+    drain_seconds: float = 30.0
+    uvicorn_log_level: str = "warning"
+    behind_router: bool = False
+
+    def __post_init__(self) -> None:
+        self._check("port", 0 <= self.port <= 65535, "0 to 65535; 0 takes a free one")
+        self._check("max_body_bytes", self.max_body_bytes >= 1024, "at least 1024")
+        self._check("drain_seconds", self.drain_seconds >= 0, "0 or more")
+        self._check("stall_seconds", self.stall_seconds > 0, "more than 0")
+        self._check("output_cache_bytes", self.output_cache_bytes >= 0, "0 or more")
+        share = self.gpu_memory_utilization
+        self._check("gpu_memory_utilization", share is None or 0 < share <= 1, "a share from above 0 to 1")
+        for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):
+            value = getattr(self, name)
+            self._check(name, value is None or value >= 1, "1 or more")
+        self._check("api_keys", all(self.api_keys), "keys that are not empty")
+        self._check("served_model_name", all(self.served_model_name), "names that are not empty")
+        self._check("generation_config", self.generation_config in ("auto", "llmc"), "auto or llmc")
+        self._check("uvicorn_log_level", self.uvicorn_log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}")
+
+    def _check(self, name: str, holds: bool, allowed: str) -> None:
+        if not holds:
+            flag = f"--{name.replace('_', '-')}"
+            value = "…" if name == "api_keys" else repr(getattr(self, name))
+            raise OptionError(f"{flag} cannot be {value}", at=f"{flag} {value}", fix=f"give {allowed}")

@@ -1,0 +1,143 @@
+"""The engine's outputs for one HTTP request: of several prompts as they come, and only while the client is there."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from llmc.errors import LlmcError
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.request_output import RequestOutput
+from llmc.runtime.server.connection import ClientLeft, while_connected
+from llmc.runtime.server.errors import ApiError, of_llmc_error
+from llmc.runtime.server.served_model import ServedModel
+
+Event = dict[str, Any]
+# nginx's status for a client that left; nobody sees it but the log.
+CLIENT_LEFT = 499
+
+
+async def outputs_of(
+    model: ServedModel, requests: Sequence[GenerationRequest]
+) -> AsyncGenerator[tuple[int, RequestOutput], None]:
+    """(index of the request, output) as they come. Leaving the iteration aborts what is not finished."""
+    if len(requests) == 1:
+        async with aclosing(_measured(model, requests[0])) as outputs:
+            async for output in outputs:
+                yield 0, output
+        return
+    queue: asyncio.Queue[tuple[int, RequestOutput] | None] = asyncio.Queue()
+
+    async def forward(index: int, request: GenerationRequest) -> None:
+        try:
+            async with aclosing(_measured(model, request)) as outputs:
+                async for output in outputs:
+                    queue.put_nowait((index, output))
+        finally:
+            queue.put_nowait(None)
+
+    tasks = [asyncio.create_task(forward(index, request)) for index, request in enumerate(requests)]
+    try:
+        left = len(tasks)
+        while left:
+            item = await queue.get()
+            if item is None:
+                left -= 1
+                _raise_failure(tasks)
+            else:
+                yield item
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _raise_failure(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
+            raise error
+
+
+async def _measured(model: ServedModel, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+    """The outputs of one request, which are told to the metrics."""
+    loop, before = asyncio.get_running_loop(), None
+    stream = model.engine.generate(request)
+    try:
+        async for output in stream:
+            now = loop.time()
+            if before is not None:
+                model.metrics.gap(now - before)
+            before = now
+            if output.finished:
+                model.metrics.finished(output, request.params.n)
+            yield output
+    finally:
+        close = getattr(stream, "aclose", None)
+        if close is not None:
+            await close()
+
+
+async def answer(request: Request, work: Coroutine[Any, Any, Event]) -> Response:
+    """The JSON that `work` makes, unless the client leaves before."""
+    try:
+        return JSONResponse(await while_connected(request.receive, work))
+    except ClientLeft:
+        return Response(status_code=CLIENT_LEFT)
+
+
+class EventStream(Response):
+    """Server-sent events of JSON objects, closed with [DONE]; the source is closed as soon as the client leaves.
+
+    The first event is awaited before anything is sent, so that a refused request still gets its status.
+    """
+
+    def __init__(self, events: AsyncGenerator[Event, None]) -> None:
+        super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        del self.headers["content-length"]
+        self._events = events
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await while_connected(receive, self._produce(scope, receive, send))
+        except ClientLeft:
+            return
+        finally:
+            await self._events.aclose()
+
+    async def _produce(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            first = await anext(self._events)
+        except (ApiError, LlmcError) as error:
+            await _as_api_error(error).response()(scope, receive, send)
+            return
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await send(_body(_event(first)))
+        try:
+            async for event in self._events:
+                await send(_body(_event(event)))
+        except (ApiError, LlmcError) as error:
+            answer = _as_api_error(error).response()
+            await send(_body(b"data: " + bytes(answer.body) + b"\n\n"))
+        await send(_body(b"data: [DONE]\n\n", more=False))
+
+
+def _event(event: Event) -> bytes:
+    return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+
+
+def _body(data: bytes, more: bool = True) -> dict[str, Any]:
+    return {"type": "http.response.body", "body": data, "more_body": more}
+
+
+def _as_api_error(error: Exception) -> ApiError:
+    if isinstance(error, ApiError):
+        return error
+    assert isinstance(error, LlmcError)
+    return of_llmc_error(error)

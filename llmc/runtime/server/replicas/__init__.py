@@ -1,0 +1,1 @@
+"""Several processes with an engine each behind one port: routing, health, restarts."""

@@ -1,0 +1,210 @@
+"""Passes requests on to replicas and their answers back, and merges what the replicas tell of themselves."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
+from typing import Any
+
+import aiohttp
+from fastapi import APIRouter, Request
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from prometheus_client.core import Metric
+from prometheus_client.parser import text_string_to_metric_families
+from prometheus_client.registry import Collector
+from starlette.responses import JSONResponse, Response
+from starlette.types import Receive, Scope, Send
+
+from llmc.runtime.server.api_key import HOLDER_HEADER, holder_of
+from llmc.runtime.server.connection import ClientLeft, while_connected
+from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.replicas.replica import Replica
+from llmc.runtime.server.replicas.routing import Candidate, Router, prompt_of
+
+_PASSED_ON = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+_ASKED_OF_ANY = ("/v1/models", "/version")
+# Of the connection, not of the message (RFC 9110, section 7.6.1).
+_HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
+# Kept from replicas: the key, and what only the router may say.
+_DROPPED = _HOP_BY_HOP | {"authorization", "content-length", HOLDER_HEADER}
+
+
+def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle) -> APIRouter:
+    """The routes of a server with replicas."""
+    routes = APIRouter()
+
+    async def passed_on(request: Request) -> Response:
+        return PassedOn(replicas, router, request, await request.body())
+
+    for path in _PASSED_ON:
+        routes.add_api_route(path, passed_on, methods=["POST"], response_model=None)
+    for path in (*_ASKED_OF_ANY, "/v1/models/{name:path}"):
+        routes.add_api_route(path, passed_on, methods=["GET"], response_model=None)
+
+    @routes.get("/health", response_model=None)
+    async def health() -> Response:
+        if lifecycle.draining:
+            raise ApiError(503, "the server is shutting down")
+        if not any(replica.healthy for replica in replicas):
+            raise ApiError(503, "no replica is healthy")
+        healthy = sum(replica.healthy for replica in replicas)
+        return JSONResponse({"status": "ok", "healthy_replicas": healthy, "replicas": len(replicas)})
+
+    @routes.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        texts = await _ask_all(replicas, "/metrics")
+        registry = CollectorRegistry()
+        registry.register(MergedMetrics({r.index: text for r, text in texts}, replicas))
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @routes.get("/live", response_model=None)
+    async def live() -> Response:
+        views = await _ask_all(replicas, "/live", as_json=True)
+        if not views:
+            raise ApiError(503, "no replica is healthy")
+        return JSONResponse(merged_view(views, replicas), headers={"Cache-Control": "no-store"})
+
+    return routes
+
+
+class PassedOn(Response):
+    """A request at a replica and its answer on the way back; ends there when the client leaves here.
+
+    A replica that cannot be reached is left out and the next one asked; once an answer has begun that is too late.
+    """
+
+    def __init__(self, replicas: Sequence[Replica], router: Router, request: Request, body: bytes) -> None:
+        super().__init__()
+        self._replicas = replicas
+        self._router = router
+        self._request = request
+        self._body = body
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        with suppress(ClientLeft):
+            await while_connected(receive, self._pass_on(scope, receive, send))
+
+    async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
+        prompt = prompt_of(self._body) if self._request.method == "POST" else None
+        tried: set[int] = set()
+        while True:
+            left = [r for r in self._replicas if r.healthy and r.index not in tried]
+            if not left:
+                answer = ApiError(503, "no replica is healthy; try again later", retry_after=1).response()
+                await answer(scope, receive, send)
+                return
+            chosen = self._router.choose([Candidate(r.index, r.in_flight) for r in left], prompt)
+            tried.add(chosen)
+            replica = next(r for r in left if r.index == chosen)
+            replica.in_flight += 1
+            replica.routed += 1
+            try:
+                if await self._ask(replica, send):
+                    return
+            finally:
+                replica.in_flight -= 1
+
+    async def _ask(self, replica: Replica, send: Send) -> bool:
+        """Whether the replica answered; False if it could not be reached."""
+        begun = False
+        headers = {k: v for k, v in self._request.headers.items() if k not in _DROPPED}
+        holder = holder_of(self._request)
+        if holder is not None:
+            headers[HOLDER_HEADER] = holder
+        url = self._request.url.path + (f"?{self._request.url.query}" if self._request.url.query else "")
+        try:
+            async with replica.session.request(
+                self._request.method, url, data=self._body or None, headers=headers
+            ) as answer:
+                kept = [
+                    (k.lower().encode(), v.encode()) for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP
+                ]
+                await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+                begun = True
+                async for data in answer.content.iter_any():
+                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                await send({"type": "http.response.body", "body": b"", "more_body": False})
+                return True
+        except (aiohttp.ClientError, OSError):
+            if begun:
+                raise
+            replica.healthy = False
+            return False
+
+
+async def _ask_all(replicas: Sequence[Replica], path: str, as_json: bool = False) -> list[tuple[Replica, Any]]:
+    """The answers of the replicas that give one."""
+
+    async def ask(replica: Replica) -> tuple[Replica, Any] | None:
+        try:
+            async with replica.session.get(path, timeout=aiohttp.ClientTimeout(total=5)) as answer:
+                return replica, await (answer.json() if as_json else answer.text())
+        except (aiohttp.ClientError, TimeoutError, OSError):
+            return None
+
+    answers = await asyncio.gather(*(ask(replica) for replica in replicas if replica.healthy))
+    return [answer for answer in answers if answer is not None]
+
+
+class MergedMetrics(Collector):
+    """The replicas' metrics with the label `replica`, and the router's own."""
+
+    def __init__(self, texts: dict[int, str], replicas: Sequence[Replica]) -> None:
+        self._texts = texts
+        self._replicas = replicas
+
+    def collect(self) -> Iterable[Metric]:
+        families: dict[str, Metric] = {}
+        for index, text in self._texts.items():
+            for family in text_string_to_metric_families(text):
+                merged = families.setdefault(family.name, Metric(family.name, family.documentation, family.type))
+                for sample in family.samples:
+                    merged.add_sample(sample.name, {**sample.labels, "replica": str(index)}, sample.value)
+        own: tuple[tuple[str, str, Callable[[Replica], float]], ...] = (
+            ("llmc:replica_up", "Whether the replica is healthy.", lambda r: float(r.healthy)),
+            ("llmc:replica_requests_in_flight", "Requests that the replica has now.", lambda r: float(r.in_flight)),
+            ("llmc:replica_restarts", "How often the replica was started again.", lambda r: float(r.restarts)),
+        )
+        for name, text, of in own:
+            gauge = Metric(name, text, "gauge")
+            for replica in self._replicas:
+                gauge.add_sample(name, {"replica": str(replica.index)}, of(replica))
+            families[name] = gauge
+        return families.values()
+
+
+def merged_view(views: Sequence[tuple[Replica, dict[str, Any]]], replicas: Sequence[Replica]) -> dict[str, Any]:
+    """The replicas' live views as one: sums, all requests, and a line for each replica."""
+    first = views[0][1]
+    merged: dict[str, Any] = {**first, "healthy": all(replica.healthy for replica in replicas)}
+    rest = [view for _, view in views[1:]]
+    for name in (
+        "running",
+        "waiting",
+        "preemptions",
+        "prompt_tokens",
+        "generation_tokens",
+        "steps",
+        "requests_not_shown",
+    ):
+        merged[name] = first[name] + sum(view[name] for view in rest)
+    for name in ("blocks", "prefix_cache", "finished"):
+        keys = {key: None for _, view in views for key in view[name]}
+        merged[name] = {key: sum(view[name].get(key, 0) for _, view in views) for key in keys}
+    for name in ("requests", "latest", "step_seconds", "step_tokens"):
+        merged[name] = [item for _, view in views for item in view[name]]
+    by_index = {replica.index: view for replica, view in views}
+    merged["replicas"] = [
+        {
+            "index": r.index,
+            "healthy": r.healthy,
+            "running": by_index.get(r.index, {}).get("running", 0),
+            "waiting": by_index.get(r.index, {}).get("waiting", 0),
+            "routed": r.routed,
+            "restarts": r.restarts,
+        }
+        for r in replicas
+    ]
+    return merged

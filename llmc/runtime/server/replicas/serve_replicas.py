@@ -1,0 +1,85 @@
+"""Serve several replicas of an engine behind one port: `llmc serve --data-parallel-size N`."""
+
+from __future__ import annotations
+
+import asyncio
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from llmc.errors import LlmcError, OptionError
+from llmc.runtime.server.app import outer_middleware
+from llmc.runtime.server.errors import add_error_handlers
+from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.replicas.proxy import proxy_routes
+from llmc.runtime.server.replicas.replica import Replica
+from llmc.runtime.server.replicas.routing import Router, Routing
+from llmc.runtime.server.routes.page import page_routes
+from llmc.runtime.server.serve import DrainingServer, address_of, event_loop, http_limits, listen, uvicorn_config
+from llmc.runtime.threads import available_cores
+
+_STOP_SECONDS = 10.0
+
+
+def serve_replicas(options: ServeOptions, count: int, routing: str, listening: Callable[[str], None]) -> None:
+    """Serve until the process is told to end. listening: told the address once every replica answers.
+
+    Raises OptionError for an unknown routing, LlmcError if a replica does not start.
+    """
+    names = [known.value for known in Routing]
+    if routing not in names:
+        raise OptionError(
+            f"--routing cannot be {routing!r}", at=f"--routing {routing}", fix=f"give {' or '.join(names)}"
+        )
+    with listen(options) as listener, tempfile.TemporaryDirectory(prefix="llmc-replicas-") as folder:
+        router, lifecycle = Router(Routing(routing)), Lifecycle()
+        worker_options = options_of_worker(options, count)
+        replicas = [Replica(i, worker_options, Path(folder), router.forget) for i in range(count)]
+        config = uvicorn_config(create_proxy(replicas, router, lifecycle, options), options)
+        server = DrainingServer(
+            config, lifecycle, options.drain_seconds, lambda: listening(address_of(listener, options))
+        )
+
+        async def run() -> None:
+            try:
+                async with asyncio.TaskGroup() as starting:
+                    for each in replicas:
+                        starting.create_task(each.start())
+                await server.serve(sockets=[listener])
+            finally:
+                await asyncio.gather(*(each.stop(_STOP_SECONDS) for each in replicas))
+
+        try:
+            with event_loop() as runner:
+                runner.run(run())
+        except* LlmcError as failed:
+            raise failed.exceptions[0] from None
+
+
+def create_proxy(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle, options: ServeOptions) -> FastAPI:
+    """The application that clients talk to."""
+    app = FastAPI(
+        title="llmc", docs_url=None, redoc_url=None, middleware=outer_middleware(lifecycle, http_limits(options))
+    )
+    app.include_router(proxy_routes(replicas, router, lifecycle))
+    app.include_router(page_routes())
+    add_error_handlers(app)
+    return app
+
+
+def options_of_worker(options: ServeOptions, count: int) -> ServeOptions:
+    """The machine shared out: each replica gets its part of the cores and of the memory."""
+    threads = options.threads or max(1, available_cores() // count)
+    share = options.gpu_memory_utilization
+    name = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
+    return replace(
+        options,
+        engine=options.engine.resolve(),
+        threads=threads,
+        served_model_name=name,
+        gpu_memory_utilization=None if share is None else share / count,
+    )

@@ -1,0 +1,44 @@
+"""The process of a replica: options as JSON in the first line of its standard input, which closes with its router."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import LlmcError
+from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.serve import serve
+
+
+def main() -> None:
+    """Serve until SIGTERM, or until the router is gone."""
+    options = read_options(sys.stdin.readline())
+    threading.Thread(target=_follow_router, daemon=True).start()
+    try:
+        serve(options, lambda address: None)
+    except LlmcError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(2)
+
+
+def read_options(line: str) -> ServeOptions:
+    """The options of one JSON line."""
+    values: dict[str, Any] = json.loads(line)
+    tuples = {name: tuple(value) for name, value in values.items() if isinstance(value, list)}
+    paths = {name: Path(values[name]) for name in ("engine", "uds") if values[name] is not None}
+    return ServeOptions(**{**values, **tuples, **paths})
+
+
+def _follow_router() -> None:
+    """The pipe ends when the router does, however it ended."""
+    sys.stdin.read()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+if __name__ == "__main__":
+    main()

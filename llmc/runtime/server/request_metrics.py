@@ -1,0 +1,71 @@
+"""What finished requests took, as Prometheus histograms with vLLM's names under `llmc:`."""
+
+from __future__ import annotations
+
+from prometheus_client import CollectorRegistry, Counter, Histogram
+
+from llmc.runtime.request_output import RequestOutput
+from llmc.runtime.server.live import LatestRequests
+
+_SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
+_TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1.0, 2.5)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000)
+
+
+class RequestMetrics:
+    """Histograms of one server. Times are measured in the engine, so they leave out HTTP.
+
+    latest: the latest finished requests, for the live page.
+    """
+
+    def __init__(self, registry: CollectorRegistry, model: str) -> None:
+        self.latest = LatestRequests()
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Histogram:
+            made = Histogram(f"llmc:{name}", text, ["model_name"], buckets=buckets, registry=registry)
+            return made.labels(model)
+
+        self._first_token = histogram("time_to_first_token_seconds", "From arrival to the first token.", _SECONDS)
+        self._per_token = histogram(
+            "request_time_per_output_token_seconds", "Mean time of a request's tokens after the first.", _TOKEN_SECONDS
+        )
+        self._between = histogram("inter_token_latency_seconds", "Between one output and the next.", _TOKEN_SECONDS)
+        self._end_to_end = histogram("e2e_request_latency_seconds", "From arrival to the last token.", _SECONDS)
+        self._queue = histogram("request_queue_time_seconds", "From arrival to the first step.", _SECONDS)
+        self._prefill = histogram("request_prefill_time_seconds", "From the first step to the first token.", _SECONDS)
+        self._decode = histogram("request_decode_time_seconds", "From the first token to the last.", _SECONDS)
+        self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
+        self._output_tokens = histogram("request_generation_tokens", "Output tokens of a request.", _TOKENS)
+        self._choices = histogram("request_params_n", "Choices asked for.", (1, 2, 5, 10, 20))
+        statuses = Counter("llmc:http_requests", "HTTP answers.", ["path", "status"], registry=registry)
+        self._answers = statuses
+
+    def gap(self, seconds: float) -> None:
+        """The time between two outputs of a request."""
+        self._between.observe(seconds)
+
+    def answered(self, path: str, status: int) -> None:
+        """An HTTP answer; path: the route's, not the client's."""
+        self._answers.labels(path, str(status)).inc()
+
+    def finished(self, output: RequestOutput, choices: int) -> None:
+        """A request's last output."""
+        self.latest.add(output)
+        times, usage = output.times, output.usage
+        self._prompt_tokens.observe(usage.prompt_tokens)
+        self._output_tokens.observe(usage.completion_tokens)
+        self._choices.observe(choices)
+        if times.started is not None:
+            self._queue.observe(max(0.0, times.started - times.arrived))
+        if times.finished is None:
+            return
+        self._end_to_end.observe(times.finished - times.arrived)
+        if times.first_token is None:
+            return
+        self._first_token.observe(times.first_token - times.arrived)
+        if times.started is not None:
+            self._prefill.observe(max(0.0, times.first_token - times.started))
+        decode = times.finished - times.first_token
+        self._decode.observe(decode)
+        if usage.completion_tokens > choices:
+            self._per_token.observe(decode * choices / (usage.completion_tokens - choices))

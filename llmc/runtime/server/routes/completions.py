@@ -1,0 +1,118 @@
+"""POST /v1/completions."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+
+from fastapi import APIRouter, Request
+from starlette.responses import Response
+
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.prompts import check_ids
+from llmc.runtime.server.api_key import tenant_of
+from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
+from llmc.runtime.server.sampling import grammar_of, priority_of, sampling_params
+from llmc.runtime.server.schemas.completion import CompletionRequest
+from llmc.runtime.server.served_model import ServedModel
+
+DEFAULT_MAX_TOKENS = 16
+
+
+def completion_routes(model: ServedModel) -> APIRouter:
+    """The route, for that model."""
+    router = APIRouter()
+
+    @router.post("/v1/completions", response_model=None)
+    async def completions(body: CompletionRequest, request: Request) -> Response:
+        model.check_name(body.model)
+        check_supported(body)
+        model.check_room()
+        identity = f"cmpl-{uuid.uuid4().hex}"
+        prompts = [await read_prompt(model, body, prompt) for prompt in body.prompts()]
+        requests = [
+            generation_request(model, body, prompt, f"{identity}-{i}", tenant_of(request, body.cache_salt))
+            for i, prompt in enumerate(prompts)
+        ]
+        reply = CompletionReply(model, body, identity, prompts, drops_output=body.max_tokens == 0)
+        if body.stream:
+            return EventStream(chunks(model, body, reply, requests))
+        return await answer(request, whole(model, reply, requests))
+
+    return router
+
+
+def check_supported(body: CompletionRequest) -> None:
+    """400 for what OpenAI's API has and this server does not."""
+    if body.suffix:
+        raise bad_request("suffix (text after the completion) is not supported", "suffix")
+    if body.stream_options is not None and not body.stream:
+        raise bad_request("stream_options is only for stream=true", "stream_options")
+    if body.max_tokens == 0 and not (body.echo or body.prompt_logprobs is not None):
+        raise bad_request("max_tokens=0 gives nothing without echo or prompt_logprobs", "max_tokens")
+    if body.stream and (body.best_of or 1) > (body.n or 1):
+        raise bad_request("best_of cannot be streamed: the best are known at the end", "best_of")
+    if body.best_of is not None and body.best_of < (body.n or 1):
+        raise bad_request(f"best_of={body.best_of} is less than n={body.n}", "best_of")
+
+
+async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> EchoedPrompt:
+    """Token ids of a prompt, and its text where that is asked for."""
+    if isinstance(prompt, str):
+        return EchoedPrompt(await model.tokenize(prompt, body.add_special_tokens), prompt)
+    check_ids("prompt", prompt, model.vocab_size)
+    return EchoedPrompt(prompt, model.detokenize(prompt) if body.echo else "")
+
+
+def generation_request(
+    model: ServedModel, body: CompletionRequest, prompt: EchoedPrompt, identity: str, tenant: str | None
+) -> GenerationRequest:
+    """What the engine is asked for one prompt."""
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    limit = model.output_limit(asked, len(prompt.ids), "max_tokens")
+    wants_prompt = body.prompt_logprobs
+    if body.echo and body.logprobs is not None:
+        wants_prompt = max(body.logprobs, wants_prompt or 0)
+    params = sampling_params(
+        body,
+        model.defaults,
+        # The engine makes at least one token, which the reply leaves out.
+        max_tokens=max(1, min(limit, model.max_model_len - len(prompt.ids))),
+        logprobs=body.logprobs,
+        prompt_logprobs=wants_prompt,
+        best_of=body.best_of,
+        grammar=grammar_of(body),
+        seed=model.next_seed(),
+    )
+    return GenerationRequest(
+        prompt_token_ids=tuple(prompt.ids),
+        params=params,
+        request_id=identity,
+        priority=priority_of(body),
+        deadline_seconds=body.deadline_seconds,
+        tenant=tenant,
+    )
+
+
+async def chunks(
+    model: ServedModel, body: CompletionRequest, reply: CompletionReply, requests: Sequence[GenerationRequest]
+) -> AsyncGenerator[Event, None]:
+    """The chunks of a streamed answer."""
+    async with aclosing(outputs_of(model, requests)) as outputs:
+        async for index, output in outputs:
+            choices = reply.take(index, output)
+            if choices:
+                yield reply.chunk(choices)
+    if body.stream_options is not None and body.stream_options.include_usage:
+        yield reply.usage_chunk()
+
+
+async def whole(model: ServedModel, reply: CompletionReply, requests: Sequence[GenerationRequest]) -> Event:
+    """The answer in one piece."""
+    async with aclosing(outputs_of(model, requests)) as outputs:
+        async for index, output in outputs:
+            reply.take(index, output)
+    return reply.whole()

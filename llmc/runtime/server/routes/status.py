@@ -1,0 +1,63 @@
+"""GET /v1/models, /health, /version, /metrics and /live: what is served, and how it does."""
+
+from __future__ import annotations
+
+from importlib import metadata
+from typing import Any
+
+from fastapi import APIRouter
+from prometheus_client import CONTENT_TYPE_LATEST, CollectorRegistry, generate_latest
+from starlette.responses import JSONResponse, Response
+
+from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.live import LiveView
+from llmc.runtime.server.served_model import ServedModel
+
+
+def status_routes(model: ServedModel, registry: CollectorRegistry, view: LiveView) -> APIRouter:
+    """The routes, for that model."""
+    router = APIRouter()
+
+    @router.get("/v1/models", response_model=None)
+    async def models() -> Response:
+        return JSONResponse({"object": "list", "data": [card(model, name) for name in model.names]})
+
+    @router.get("/v1/models/{name:path}", response_model=None)
+    async def one_model(name: str) -> Response:
+        model.check_name(name)
+        return JSONResponse(card(model, name))
+
+    @router.get("/health", response_model=None)
+    async def health() -> Response:
+        if model.lifecycle.draining:
+            raise ApiError(503, "the server is shutting down")
+        if not model.engine.is_healthy(model.stall_seconds):
+            raise ApiError(503, "the engine is stuck or dead; restart the server")
+        return JSONResponse({"status": "ok"})
+
+    @router.get("/version", response_model=None)
+    async def version() -> Response:
+        return JSONResponse({"version": metadata.version("llmc-compiler")})
+
+    @router.get("/metrics", response_model=None)
+    async def metrics() -> Response:
+        return Response(generate_latest(registry), media_type=CONTENT_TYPE_LATEST)
+
+    @router.get("/live", response_model=None)
+    async def live() -> Response:
+        return JSONResponse(view.snapshot(), headers={"Cache-Control": "no-store"})
+
+    return router
+
+
+def card(model: ServedModel, name: str) -> dict[str, Any]:
+    """A model as OpenAI lists it, with vLLM's max_model_len."""
+    return {
+        "id": name,
+        "object": "model",
+        "created": model.created,
+        "owned_by": "llmc",
+        "root": str(model.engine.engine.info.name),
+        "parent": None,
+        "max_model_len": model.max_model_len,
+    }

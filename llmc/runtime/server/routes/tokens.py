@@ -1,0 +1,54 @@
+"""POST /tokenize and POST /detokenize."""
+
+from __future__ import annotations
+
+from fastapi import APIRouter
+from starlette.responses import JSONResponse, Response
+
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.routes.chat import chat_prompt
+from llmc.runtime.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
+from llmc.runtime.server.served_model import ServedModel
+
+# A text that is only counted may be longer than one that is continued.
+MOST_CONTEXTS = 16
+
+
+def token_routes(model: ServedModel) -> APIRouter:
+    """The routes, for that model."""
+    router = APIRouter()
+
+    @router.post("/tokenize", response_model=None)
+    async def tokenize(body: TokenizeRequest) -> Response:
+        model.check_name(body.model)
+        ids = await token_ids(model, body)
+        answer = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
+        texts = [model.texts.text(token) for token in ids] if body.return_token_strs else None
+        return JSONResponse({**answer, "token_strs": texts})
+
+    @router.post("/detokenize", response_model=None)
+    async def detokenize(body: DetokenizeRequest) -> Response:
+        model.check_name(body.model)
+        return JSONResponse({"prompt": model.detokenize(body.tokens)})
+
+    return router
+
+
+async def token_ids(model: ServedModel, body: TokenizeRequest) -> list[int]:
+    """The tokens of a prompt or of messages; a prompt gets special tokens unless told otherwise, messages do not."""
+    if (body.prompt is None) == (body.messages is None):
+        raise bad_request("give either prompt or messages", "prompt")
+    if body.prompt is not None:
+        return await model.tokenize(
+            body.prompt, body.add_special_tokens is not False, MOST_CONTEXTS * model.max_model_len
+        )
+    prompt = await chat_prompt(
+        model,
+        body.messages or [],
+        body.tools,
+        template=body.chat_template,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        extra=body.chat_template_kwargs or {},
+    )
+    return await model.tokenize(prompt, bool(body.add_special_tokens))

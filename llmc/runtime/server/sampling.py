@@ -1,0 +1,182 @@
+"""A request's fields as sampling parameters: the client's values, else the model's defaults, else OpenAI's."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import EngineFormatError, RequestError
+from llmc.runtime.generation_request import Priority
+from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.schemas.sampling_fields import SamplingFields
+from llmc.runtime.server.schemas.structured import JsonObjectFormat, SchemaFormat, StructuredOutputs
+
+_LEAST_TEMPERATURE = 1e-3
+
+
+@dataclass(frozen=True)
+class SamplingDefaults:
+    """What a request that does not say gets: the values of the model's generation_config.json."""
+
+    temperature: float = 1.0
+    top_p: float = 1.0
+    top_k: int | None = None
+    min_p: float = 0.0
+    repetition_penalty: float = 1.0
+
+
+def engine_defaults(engine: Path) -> SamplingDefaults:
+    """Read generation_config.json of an engine; a model without one has OpenAI's defaults."""
+    file = engine / "tokenizer" / "generation_config.json"
+    if not file.is_file():
+        return SamplingDefaults()
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+        found = {name: config[name] for name in SamplingDefaults.__annotations__ if config.get(name) is not None}
+        if found.get("top_k") == 0:
+            del found["top_k"]
+        SamplingParams(max_tokens=1, **found)
+    except (ValueError, AttributeError, RequestError) as error:
+        raise EngineFormatError(
+            f"the model's generation defaults cannot be used: {error}",
+            at=file,
+            fix="start with --generation-config llmc",
+        ) from None
+    return SamplingDefaults(**found)
+
+
+def sampling_params(
+    fields: SamplingFields,
+    defaults: SamplingDefaults,
+    *,
+    max_tokens: int,
+    logprobs: int | None,
+    prompt_logprobs: int | None,
+    best_of: int | None = None,
+    grammar: Grammar | None = None,
+    skip_special_tokens: bool | None = None,
+    seed: int | None = None,
+) -> SamplingParams:
+    """Raises RequestError for values that contradict each other. seed: of a request that brings none."""
+    n = fields.n or 1
+    common: dict[str, Any] = {
+        "max_tokens": max_tokens,
+        "min_tokens": fields.min_tokens,
+        "n": n,
+        "logprobs": logprobs,
+        "prompt_logprobs": prompt_logprobs,
+        "stop": fields.stop_strings(),
+        "stop_token_ids": tuple(fields.stop_token_ids or ()),
+        "ignore_eos": fields.ignore_eos,
+        "include_stop_str_in_output": fields.include_stop_str_in_output,
+        "skip_special_tokens": fields.skip_special_tokens if skip_special_tokens is None else skip_special_tokens,
+        "logit_bias": _bias(fields.logit_bias),
+        "presence_penalty": fields.presence_penalty or 0.0,
+        "frequency_penalty": fields.frequency_penalty or 0.0,
+        "repetition_penalty": _first(fields.repetition_penalty, defaults.repetition_penalty),
+    }
+    if fields.use_beam_search:
+        if grammar is not None:
+            raise bad_request("beam search cannot be combined with structured outputs", "use_beam_search")
+        return SamplingParams(**common, beam_width=max(n, best_of or n), length_penalty=fields.length_penalty)
+    return SamplingParams(
+        **common,
+        best_of=best_of,
+        temperature=_temperature(_first(fields.temperature, defaults.temperature)),
+        top_p=_first(fields.top_p, defaults.top_p),
+        top_k=defaults.top_k if fields.top_k is None else (fields.top_k if fields.top_k > 0 else None),
+        min_p=_first(fields.min_p, defaults.min_p),
+        seed=seed if fields.seed is None else fields.seed,
+        grammar=grammar,
+    )
+
+
+def grammar_of(fields: SamplingFields) -> Grammar | None:
+    """What response_format, structured_outputs or a guided_* field allows; more than one of them is an error."""
+    found = [*_of_format(fields), *_of_structured(fields.structured_outputs), *_of_guided(fields)]
+    if len(found) > 1:
+        raise bad_request(
+            f"the output cannot be held to {' and '.join(name for name, _ in found)} at once: give one", found[1][0]
+        )
+    return found[0][1] if found else None
+
+
+def json_schema(schema: Mapping[str, Any] | str | bool, param: str) -> Grammar:
+    """A grammar of JSON that the schema allows."""
+    if isinstance(schema, str):
+        try:
+            schema = json.loads(schema)
+        except (ValueError, RecursionError) as error:
+            raise bad_request(f"the JSON schema is not JSON: {error}", param) from None
+    return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
+
+
+def priority_of(fields: SamplingFields) -> Priority:
+    """vLLM's numbers (lower is earlier, 0 is usual) and OpenAI's service tier, as llmc's two classes."""
+    urgent = fields.priority < 0 or fields.service_tier == "priority"
+    return Priority.PREMIUM if urgent else Priority.FREE
+
+
+def _of_format(fields: SamplingFields) -> list[tuple[str, Grammar]]:
+    form = fields.response_format
+    if isinstance(form, JsonObjectFormat):
+        return [("response_format", Grammar(GrammarKind.JSON_OBJECT))]
+    if isinstance(form, SchemaFormat):
+        return [("response_format", json_schema(form.json_schema.json_schema, "response_format"))]
+    return []
+
+
+def _of_structured(outputs: StructuredOutputs | None) -> list[tuple[str, Grammar]]:
+    if outputs is None:
+        return []
+    found: list[tuple[str, Grammar]] = []
+    if outputs.json_schema is not None:
+        found.append(("structured_outputs.json", json_schema(outputs.json_schema, "structured_outputs")))
+    if outputs.regex is not None:
+        found.append(("structured_outputs.regex", Grammar(GrammarKind.REGEX, outputs.regex)))
+    if outputs.choice is not None:
+        found.append(("structured_outputs.choice", Grammar(GrammarKind.CHOICE, json.dumps(outputs.choice))))
+    if outputs.grammar is not None:
+        found.append(("structured_outputs.grammar", Grammar(GrammarKind.EBNF, outputs.grammar)))
+    if outputs.json_object:
+        found.append(("structured_outputs.json_object", Grammar(GrammarKind.JSON_OBJECT)))
+    if not found:
+        raise bad_request("structured_outputs is empty: give json, regex, choice or grammar", "structured_outputs")
+    return found
+
+
+def _of_guided(fields: SamplingFields) -> list[tuple[str, Grammar]]:
+    found: list[tuple[str, Grammar]] = []
+    if fields.guided_json is not None:
+        found.append(("guided_json", json_schema(fields.guided_json, "guided_json")))
+    if fields.guided_regex is not None:
+        found.append(("guided_regex", Grammar(GrammarKind.REGEX, fields.guided_regex)))
+    if fields.guided_choice is not None:
+        found.append(("guided_choice", Grammar(GrammarKind.CHOICE, json.dumps(fields.guided_choice))))
+    if fields.guided_grammar is not None:
+        found.append(("guided_grammar", Grammar(GrammarKind.EBNF, fields.guided_grammar)))
+    return found
+
+
+def _bias(bias: dict[str, float] | None) -> dict[int, float]:
+    """OpenAI's keys are texts."""
+    if not bias:
+        return {}
+    try:
+        return {int(token): value for token, value in bias.items()}
+    except ValueError:
+        raise bad_request("the keys of logit_bias are token ids, as texts", "logit_bias") from None
+
+
+def _temperature(value: float) -> float:
+    """Below this, dividing the logits would overflow, and the likeliest token is the only one left anyway."""
+    return value if value >= _LEAST_TEMPERATURE else 0.0
+
+
+def _first(value: float | None, default: float) -> float:
+    return default if value is None else value

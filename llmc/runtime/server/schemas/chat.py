@@ -1,0 +1,126 @@
+"""The body of POST /v1/chat/completions: messages, tools, and how one is chosen."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmc.runtime.server.schemas.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields
+
+MAX_MESSAGES = 10_000
+MAX_TOOLS = 128
+FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
+
+
+class TextPart(BaseModel):
+    """A part of a message's content; only text is taken."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["text"]
+    text: str
+
+
+class FunctionCall(BaseModel):
+    """A call that the assistant made. arguments: JSON text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = Field(max_length=64)
+    arguments: str = "{}"
+
+
+class ToolCall(BaseModel):
+    """A tool call in an assistant's message."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str | None = None
+    type: Literal["function"] = "function"
+    function: FunctionCall
+
+
+class Message(BaseModel):
+    """One turn. tool_call_id: which call a message of the role `tool` answers."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: str | list[TextPart] | None = None
+    name: str | None = None
+    tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_call_id: str | None = None
+
+    def text(self) -> str | None:
+        """The content as one text."""
+        if isinstance(self.content, list):
+            return "".join(part.text for part in self.content)
+        return self.content
+
+
+class FunctionDefinition(BaseModel):
+    """A function that the model may call. parameters: a JSON schema of its arguments."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class Tool(BaseModel):
+    """A tool; functions are the only kind."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"] = "function"
+    function: FunctionDefinition
+
+
+class NamedFunction(BaseModel):
+    """The name of a function."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str
+
+
+class NamedTool(BaseModel):
+    """tool_choice that forces one function."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"] = "function"
+    function: NamedFunction
+
+
+ToolChoice = Literal["none", "auto", "required"] | NamedTool
+
+
+class ChatRequest(SamplingFields):
+    """chat_template: instead of the model's, where the server allows it. chat_template_kwargs: its variables."""
+
+    messages: list[Message] = Field(min_length=1, max_length=MAX_MESSAGES)
+    max_completion_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    logprobs: bool | None = False
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    tools: list[Tool] | None = Field(default=None, max_length=MAX_TOOLS)
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    add_special_tokens: bool = False
+    echo: bool = False
+    documents: list[dict[str, Any]] | None = None
+    chat_template: str | None = Field(default=None, max_length=200_000)
+    chat_template_kwargs: dict[str, Any] | None = None
+
+    # Of no effect here, but common in clients.
+    store: bool | None = None
+    modalities: list[Literal["text"]] | None = None
+    reasoning_effort: str | None = None
+    safety_identifier: str | None = None
+    prompt_cache_key: str | None = None
+    verbosity: str | None = None

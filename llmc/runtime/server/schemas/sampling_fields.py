@@ -1,0 +1,76 @@
+"""The fields that completions and chat share: how tokens are chosen, and vLLM's additions to OpenAI's."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, StructuredOutputs
+
+MAX_CHOICES = 128
+MAX_TOP_LOGPROBS = 20
+StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
+TokenId = Annotated[int, Field(ge=0, strict=True)]
+
+
+class StreamOptions(BaseModel):
+    """include_usage: a last chunk with token counts. continuous_usage_stats: counts in every chunk."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_usage: bool = False
+    continuous_usage_stats: bool = False
+    include_obfuscation: bool = False
+
+
+class SamplingFields(BaseModel):
+    """None means the server's default, which the model's generation_config.json sets where it does."""
+
+    model_config = ConfigDict(extra="forbid", populate_by_name=True)
+
+    model: str | None = Field(default=None, max_length=1000)
+    max_tokens: int | None = Field(default=None, ge=0, le=2**31)
+    n: int | None = Field(default=1, ge=1, le=MAX_CHOICES)
+    temperature: float | None = Field(default=None, ge=0.0, le=2.0, allow_inf_nan=False)
+    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
+    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
+    seed: int | None = Field(default=None, ge=0, lt=2**63)
+    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
+    logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
+    stream: bool | None = False
+    stream_options: StreamOptions | None = None
+    response_format: ResponseFormat | None = None
+
+    top_k: int | None = Field(default=None, ge=-1, le=2**31)
+    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
+    min_tokens: int = Field(default=0, ge=0, le=2**31)
+    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
+    include_stop_str_in_output: bool = False
+    ignore_eos: bool = False
+    skip_special_tokens: bool = True
+    return_token_ids: bool | None = None
+    use_beam_search: bool = False
+    length_penalty: float = Field(default=1.0, ge=-100.0, le=100.0)
+    prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
+    deadline_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0)
+    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
+    request_id: str | None = Field(default=None, max_length=128)
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: JsonSchema | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = Field(default=None, min_length=1, max_length=10_000)
+    guided_grammar: str | None = None
+
+    # Of no effect here, but common in clients.
+    user: str | None = None
+    metadata: dict[str, Any] | None = None
+    service_tier: str | None = None
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

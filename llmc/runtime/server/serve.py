@@ -1,0 +1,209 @@
+"""Serve an engine over HTTP until SIGTERM or Ctrl-C: load, listen, drain, close."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import socket
+import threading
+from collections.abc import Callable
+from types import FrameType
+
+import uvicorn
+from fastapi import FastAPI
+from prometheus_client import CollectorRegistry
+
+from llmc.errors import OptionError
+from llmc.runtime.async_engine import AsyncEngine
+from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
+from llmc.runtime.engine import load
+from llmc.runtime.server.app import HttpLimits, create_app
+from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.request_metrics import RequestMetrics
+from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
+from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.token_texts import TokenTexts
+from llmc.runtime.server.tool_calls import FORMS, form_of_template
+
+_CLOSE_SECONDS = 5.0
+
+
+def serve(options: ServeOptions, listening: Callable[[str], None]) -> None:
+    """Serve until the process is told to end. listening: told the address once requests are answered.
+
+    Raises OptionError for an address that cannot be listened on, and what `load` raises.
+    """
+    with listen(options) as listener:
+        registry = CollectorRegistry()
+        model = open_model(options, registry)
+        try:
+            app = create_app(model, registry, http_limits(options))
+            run_app(app, listener, model.lifecycle, options, lambda: listening(address_of(listener, options)))
+        finally:
+            close_model(model)
+
+
+def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedModel:
+    """Load the engine and start its loop. registry: gets the metrics of its requests."""
+    template = engine_template(options.engine)
+    if options.chat_template is not None:
+        template = named_template(options.chat_template, options.engine)
+    form = form_of_template("" if template is None else template.source)
+    if options.tool_call_parser is not None:
+        if options.tool_call_parser not in FORMS:
+            raise OptionError(
+                f"--tool-call-parser cannot be {options.tool_call_parser!r}",
+                at="--tool-call-parser",
+                fix=f"give one of {', '.join(FORMS)}",
+            )
+        form = FORMS[options.tool_call_parser]
+    defaults = engine_defaults(options.engine) if options.generation_config == "auto" else SamplingDefaults()
+    names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
+    engine = load(
+        options.engine,
+        threads=options.threads,
+        kv_cache_bytes=options.kv_cache_memory_bytes,
+        kv_memory=options.gpu_memory_utilization,
+        max_sequences=options.max_num_seqs,
+        max_step_tokens=options.max_num_batched_tokens,
+        prefix_cache=options.enable_prefix_caching,
+        output_cache_bytes=options.output_cache_bytes,
+    )
+    if options.max_model_len is not None and options.max_model_len > engine.limits.max_model_len:
+        engine.close()
+        raise OptionError(
+            f"--max-model-len {options.max_model_len} is more than the engine's {engine.limits.max_model_len}",
+            at=options.engine,
+            fix="rebuild the engine with a larger max_model_len, or serve the model directory",
+        )
+    renderer = TemplateRenderer()
+    if template is not None:
+        threading.Thread(target=renderer.warm, daemon=True).start()
+    return ServedModel(
+        engine=AsyncEngine(engine),
+        names=names,
+        max_model_len=options.max_model_len or engine.limits.max_model_len,
+        defaults=defaults,
+        template=template,
+        tool_form=form,
+        renderer=renderer,
+        texts=TokenTexts(engine.tokenizer),
+        metrics=RequestMetrics(registry, names[0]),
+        lifecycle=Lifecycle(),
+        seeds=None if options.seed is None else random.Random(options.seed),
+        trust_templates=options.trust_request_chat_template,
+        max_waiting=options.max_waiting,
+        stall_seconds=options.stall_seconds,
+    )
+
+
+def close_model(model: ServedModel) -> None:
+    """Stop the loop and free everything; a loop that is stuck in a step ends with the process."""
+    model.renderer.close()
+    closing = threading.Thread(target=model.engine.close, daemon=True)
+    closing.start()
+    closing.join(_CLOSE_SECONDS)
+
+
+def http_limits(options: ServeOptions) -> HttpLimits:
+    """The options that are about HTTP alone."""
+    return HttpLimits(
+        api_keys=options.api_keys,
+        max_body_bytes=options.max_body_bytes,
+        allowed_origins=options.allowed_origins,
+        behind_router=options.behind_router,
+    )
+
+
+def listen(options: ServeOptions) -> socket.socket:
+    """A bound socket, before anything is loaded: a port that is taken is known at once."""
+    try:
+        if options.uds is not None:
+            listener = socket.socket(socket.AF_UNIX)
+            listener.bind(str(options.uds))
+            return listener
+        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
+        listener = socket.socket(family)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((options.host, options.port))
+    except OSError as error:
+        raise OptionError(
+            f"cannot listen on {options.uds or f'{options.host}:{options.port}'}: {error.strerror or error}",
+            at=f"--host {options.host} --port {options.port}",
+            fix="choose another port (--port 0 takes a free one), or an address of this machine",
+        ) from None
+    return listener
+
+
+def address_of(listener: socket.socket, options: ServeOptions) -> str:
+    """The URL of a listening socket."""
+    if options.uds is not None:
+        return f"unix:{options.uds}"
+    host, port = listener.getsockname()[:2]
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
+
+
+def run_app(
+    app: FastAPI, listener: socket.socket, lifecycle: Lifecycle, options: ServeOptions, started: Callable[[], None]
+) -> None:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+    server = DrainingServer(uvicorn_config(app, options), lifecycle, options.drain_seconds, started)
+    with event_loop() as runner:
+        runner.run(server.serve(sockets=[listener]))
+
+
+def event_loop() -> asyncio.Runner:
+    """asyncio on libuv, which takes less time for each piece of a stream."""
+    import uvloop
+
+    return asyncio.Runner(loop_factory=uvloop.new_event_loop)
+
+
+def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
+    """How uvicorn serves; its log of requests comes with the level info."""
+    return uvicorn.Config(
+        app,
+        log_level=options.uvicorn_log_level,
+        access_log=options.uvicorn_log_level in ("info", "debug", "trace"),
+        lifespan="off",
+        server_header=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=1,
+    )
+
+
+class DrainingServer(uvicorn.Server):
+    """uvicorn's server, which on SIGTERM first finishes what is in flight; new requests get 503 meanwhile."""
+
+    def __init__(
+        self, config: uvicorn.Config, lifecycle: Lifecycle, seconds: float, started: Callable[[], None]
+    ) -> None:
+        super().__init__(config)
+        self._lifecycle = lifecycle
+        self._seconds = seconds
+        self._started = started
+        self._draining: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        await super().startup(sockets=sockets)
+        self._loop = asyncio.get_running_loop()
+        if not self.should_exit:
+            self._started()
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """Not passed on to uvicorn, which would raise the signal again after a clean shutdown."""
+        if self._loop is not None and not self._lifecycle.draining:
+            self._lifecycle.draining = True
+            self._loop.call_soon_threadsafe(self._begin_drain)
+        else:
+            self.should_exit = True
+            self.force_exit = True
+
+    def _begin_drain(self) -> None:
+        self._draining = asyncio.create_task(self._drain())
+
+    async def _drain(self) -> None:
+        await self._lifecycle.drain(self._seconds)
+        self.should_exit = True

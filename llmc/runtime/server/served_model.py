@@ -1,0 +1,172 @@
+"""What the routes share: the engine with its names, defaults, chat template and the settings of the server."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+from llmc.runtime.async_engine import AsyncEngine
+from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
+from llmc.runtime.prompts import check_ids
+from llmc.runtime.server.errors import ApiError, bad_request
+from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.request_metrics import RequestMetrics
+from llmc.runtime.server.sampling import SamplingDefaults
+from llmc.runtime.server.token_texts import TokenTexts
+from llmc.runtime.server.tool_calls import ToolForm
+from llmc.runtime.tokenizer import Tokenizer
+
+# Shorter texts are tokenized faster than a thread is asked to.
+_INLINE_CHARACTERS = 4096
+
+
+@dataclass(frozen=True)
+class ServedModel:
+    """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
+
+    max_model_len: tokens of prompt and output together. trust_templates: whether requests may bring a chat template.
+    max_waiting: sequences that may wait before new requests get 429; None is no limit. stall_seconds: a step that
+    takes longer makes the server unhealthy.
+    """
+
+    engine: AsyncEngine
+    names: Sequence[str]
+    max_model_len: int
+    defaults: SamplingDefaults
+    template: ChatTemplate | None
+    tool_form: ToolForm
+    renderer: TemplateRenderer
+    texts: TokenTexts
+    metrics: RequestMetrics
+    lifecycle: Lifecycle
+    seeds: random.Random | None = None
+    trust_templates: bool = False
+    max_waiting: int | None = None
+    stall_seconds: float = 30.0
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @property
+    def name(self) -> str:
+        """The model's first name."""
+        return self.names[0]
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are below it."""
+        return self.engine.engine.info.vocab_size
+
+    def check_name(self, name: str | None) -> None:
+        """404 for a model that is not served here; no name means this one."""
+        if name and name not in self.names:
+            raise ApiError(
+                404,
+                f"the model {name!r:.100} does not exist; served here: {', '.join(self.names)}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def next_seed(self) -> int | None:
+        """A seed for a request that brings none, from the server's own; None if the server was given none."""
+        return None if self.seeds is None else self.seeds.getrandbits(63)
+
+    def check_room(self) -> None:
+        """429 when too many requests wait already."""
+        if self.max_waiting is not None and self.engine.stats().waiting >= self.max_waiting:
+            raise ApiError(429, f"{self.max_waiting} requests are waiting already; try again later", retry_after=1)
+
+    async def tokenize(self, text: str, add_special_tokens: bool, most: int | None = None) -> list[int]:
+        """Token ids; long texts in a thread, so that other requests go on.
+
+        most: how many may come of it, default max_model_len. 400 for a text of more, without reading all of it.
+        """
+        check_text(text, "prompt")
+        tokenizer, limit = self.engine.engine.tokenizer, self.max_model_len if most is None else most
+        encode = partial(tokenizer.encode, text, add_special_tokens=add_special_tokens)
+        if len(text) < _INLINE_CHARACTERS:
+            return encode()
+        if await asyncio.to_thread(_is_longer, tokenizer, text, limit):
+            raise bad_request(f"the text has more than {limit} tokens, the most that are taken here", "prompt")
+        return await asyncio.to_thread(encode)
+
+    def detokenize(self, ids: Sequence[int]) -> str:
+        """The text of token ids, special tokens included."""
+        check_ids("tokens", ids, self.vocab_size)
+        return self.engine.engine.tokenizer.decode(ids, skip_special_tokens=False)
+
+    async def render(
+        self,
+        messages: Sequence[dict[str, Any]],
+        *,
+        template: str | None,
+        tools: Sequence[dict[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        extra: dict[str, Any] | None,
+    ) -> str:
+        """The prompt of chat messages. template: one that the request brought, else the model's."""
+        if template is not None and not self.trust_templates:
+            raise bad_request(
+                "this server takes no chat templates from requests; it was started without "
+                "--trust-request-chat-template",
+                "chat_template",
+            )
+        if template is None and self.template is None:
+            raise bad_request(
+                "the model has no chat template: use /v1/completions, or start the server with --chat-template FILE "
+                "(or one of the built-in ones: --chat-template plain)",
+                "messages",
+            )
+        if continue_final_message and add_generation_prompt:
+            raise bad_request(
+                "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
+            )
+        chosen = self.template if template is None else ChatTemplate(template, self._special_tokens())
+        assert chosen is not None
+        return await asyncio.to_thread(
+            self.renderer.render,
+            chosen,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=extra,
+        )
+
+    def output_limit(self, asked: int | None, prompt_tokens: int, param: str) -> int:
+        """How many tokens may be generated; None asks for all that fit. 400 if the two do not fit together."""
+        room = self.max_model_len - prompt_tokens
+        least = 1 if asked is None else asked
+        if room < least:
+            raise bad_request(
+                f"the prompt has {prompt_tokens} tokens and {least} more were asked for, but this model takes at most "
+                f"{self.max_model_len} together",
+                param if prompt_tokens < self.max_model_len else "prompt",
+            )
+        return room if asked is None else asked
+
+    def _special_tokens(self) -> dict[str, str]:
+        return dict(self.template.special_tokens) if self.template is not None else {}
+
+
+def _is_longer(tokenizer: Tokenizer, text: str, limit: int) -> bool:
+    """Whether a text certainly has more tokens than that: of parts, until there are enough of them."""
+    found, step = 0, max(_INLINE_CHARACTERS, 4 * limit)
+    for start in range(0, len(text), step):
+        # A token or two can span the place where the text is cut.
+        found += len(tokenizer.encode(text[start : start + step], add_special_tokens=False)) - 2
+        if found > limit:
+            return True
+    return False
+
+
+def check_text(text: str, param: str) -> None:
+    """400 for text that has no UTF-8 form (JSON can spell half of a surrogate pair)."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise bad_request("the text has half of a surrogate pair, which is no character", param) from None

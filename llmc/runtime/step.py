@@ -1,0 +1,27 @@
+"""What a step reads: seven arrays, whatever the requests in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int32]
+
+
+@dataclass(frozen=True)
+class Step:
+    """One step's inputs, int32 views that stay valid until the next one: T tokens of R requests, L wanted rows.
+
+    input_ids, positions, slot_mapping: [T]; query_starts: [R + 1]; context_lens: [R]; block_tables: [R, B];
+    logit_rows: [L], indices into the tokens.
+    """
+
+    input_ids: Ints
+    positions: Ints
+    slot_mapping: Ints
+    query_starts: Ints
+    context_lens: Ints
+    block_tables: Ints
+    logit_rows: Ints

@@ -1,0 +1,69 @@
+"""A process that answers JSON questions, one a line, and can be killed: for other people's programs and grammars."""
+
+from __future__ import annotations
+
+import json
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from typing import IO, Any
+
+_START_SECONDS = 60.0
+
+
+class WorkerError(Exception):
+    """The worker gave no answer: what happened, in words that follow a colon."""
+
+
+class WorkerProcess:
+    """Runs `python -m module arguments`, whose first line says that it is ready. One question at a time."""
+
+    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", module, *arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+        )
+        assert self._process.stdin is not None and self._process.stdout is not None
+        self._input: IO[bytes] = self._process.stdin
+        self._output: IO[bytes] = self._process.stdout
+        try:
+            self._read(_START_SECONDS, "its process did not start")
+        except WorkerError:
+            self.kill()
+            raise
+
+    def ask(self, question: object, seconds: float) -> dict[str, Any]:
+        """The answer. Raises WorkerError if there is none in time; the worker is to be killed then."""
+        try:
+            self._input.write(json.dumps(question).encode() + b"\n")
+            self._input.flush()
+        except OSError:
+            raise WorkerError("its process ended") from None
+        return self._read(seconds, f"it did not finish within {seconds:g} seconds")
+
+    def kill(self) -> None:
+        """End the process at once."""
+        self._process.kill()
+        self._input.close()
+        self._output.close()
+        self._process.wait()
+
+    def _read(self, seconds: float, late: str) -> dict[str, Any]:
+        """One line, waiting for each part of it: a worker could stop in the middle."""
+        deadline = time.monotonic() + seconds
+        line = bytearray()
+        with selectors.DefaultSelector() as selector:
+            selector.register(self._output, selectors.EVENT_READ)
+            while not line.endswith(b"\n"):
+                if not selector.select(max(0.0, deadline - time.monotonic())):
+                    raise WorkerError(late)
+                part = self._output.read1(1 << 16)  # type: ignore[attr-defined]  # IO[bytes] is a BufferedReader here
+                if not part:
+                    raise WorkerError("it needs too much memory, or its process was ended")
+                line += part
+        answer: dict[str, Any] = json.loads(line)
+        return answer

@@ -1,0 +1,85 @@
+"""Load generation and its summary: seeds, lengths, arrival, quantiles, goals."""
+
+from __future__ import annotations
+
+import math
+import statistics
+
+import pytest
+
+from benchmarks.serving_load import Lengths, chat_requests, prefix_requests, static_batches
+from llmc.bench.client import RequestRecord
+from llmc.bench.load import Arrival
+from llmc.bench.prompts import PromptShape, make_requests
+from llmc.bench.summary import parse_goals, quantile, summarize
+from llmc.errors import OptionError
+
+
+def test_prompts_follow_their_shape_and_seed() -> None:
+    shape = PromptShape(input_len=20, output_len=10, range_ratio=0.5, prefix_len=7, prefix_groups=3)
+    requests = make_requests(shape, 30, 500, seed=1)
+    assert requests == make_requests(shape, 30, 500, seed=1) != make_requests(shape, 30, 500, seed=2)
+    assert all(17 <= len(r.prompt) <= 37 and 5 <= r.output_len <= 15 for r in requests)
+    assert all(0 <= token < 500 for r in requests for token in r.prompt)
+    prefixes = [r.prompt[:7] for r in requests]
+    assert len(set(prefixes)) == 3 and prefixes[0] == prefixes[3] != prefixes[1]
+    assert shape.longest == 7 + 30 + 15
+    for bad in ({"input_len": 0}, {"range_ratio": 1.0}, {"prefix_groups": 0}):
+        with pytest.raises(OptionError):
+            PromptShape(**bad)
+
+
+def test_chat_lengths_are_skewed() -> None:
+    requests = chat_requests(Lengths(prompt=48, output=20), 500, 4096, seed=3)
+    outputs = [r.output_len for r in requests]
+    assert 17 <= statistics.median(outputs) <= 23 and max(outputs) <= 160
+    assert statistics.fmean(outputs) > 1.2 * statistics.median(outputs)
+    batches = static_batches(requests, 32)
+    assert len(batches) == math.ceil(500 / 32) and sum(map(len, batches)) == 500
+    same = chat_requests(Lengths(prompt=48, output=20, spread=0.0), 5, 4096, seed=3)
+    assert {(len(r.prompt), r.output_len) for r in same} == {(48, 20)}
+
+
+def test_prefixes_are_shared_and_ends_are_not() -> None:
+    first, *rest = prefix_requests(1000, 4, 4096, seed=1)
+    assert all(r.prompt[:1000] == first.prompt[:1000] and r.prompt[1000:] != first.prompt[1000:] for r in rest)
+
+
+def record(sent: float, pieces: list[float], tokens: int, cached: int | None = None) -> RequestRecord:
+    return RequestRecord(sent, 10, pieces, tokens, cached, pieces[-1])
+
+
+def test_the_summary() -> None:
+    records = [
+        record(0.0, [0.1, 0.2, 0.3], 3, cached=5),
+        record(0.0, [0.3, 0.6], 2, cached=0),
+        RequestRecord(0.0, 10, error="HTTP 500"),
+    ]
+    found = summarize(records, 2.0, {"ttft": 200.0})
+    assert (found.completed, found.failed, found.output_tokens, found.prompt_tokens) == (2, 1, 5, 20)
+    assert found.output_throughput == 2.5 and found.request_throughput == 1.0
+    assert found.goodput == 0.5 and found.prefix_hit_rate == 0.25
+    assert found.latencies["ttft"].mean == pytest.approx(200) and found.latencies["ttft"].median == pytest.approx(200)
+    assert found.latencies["tpot"].mean == pytest.approx(200)
+    assert found.latencies["itl"].median == pytest.approx(100)
+    assert found.latencies["e2el"].p99 == pytest.approx(597)
+    figures = found.to_json()
+    assert figures["mean_ttft_ms"] == pytest.approx(200) and figures["first_error"] == "HTTP 500"
+
+
+def test_quantiles_are_numpys() -> None:
+    import numpy as np
+
+    values = [5.0, 1.0, 4.0, 9.0, 2.0]
+    for share in (0.0, 0.25, 0.5, 0.9, 0.99, 1.0):
+        assert quantile(values, share) == pytest.approx(float(np.quantile(values, share)))
+
+
+def test_goals_and_arrivals_that_cannot_be() -> None:
+    assert parse_goals(["ttft:200", "tpot:12.5"]) == {"ttft": 200.0, "tpot": 12.5}
+    for bad in ("ttft", "ttft:x", "speed:3", "ttft:-1"):
+        with pytest.raises(OptionError, match="goal"):
+            parse_goals([bad])
+    for values in ({"concurrency": 0}, {"rate": 0.0}, {"burstiness": 0.0}):
+        with pytest.raises(OptionError):
+            Arrival(**values)

@@ -1,0 +1,153 @@
+"""explain, diff and bisect as a user sees them: what they print, their exit codes, and bad input."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import MODEL, assert_user_error, llmc
+from tests.tiny_models import tiny_checkpoint
+
+FAULTS = Path(__file__).parent.parent / "debug" / "planted_faults.py"
+WRONG = f"{FAULTS}:wrong_epsilon"
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("engine") / "engine.llmc"
+    assert llmc("build", model, "-o", path, "--target", "reference", "--max-model-len", "64", "--strict").code == 0
+    return path
+
+
+def test_explain_begins_with_the_coverage(model: Path, engine: Path) -> None:
+    outcome = llmc("explain", model, "--strict")
+    assert outcome.code == 0, outcome.err
+    lines = outcome.out.splitlines()
+    assert lines[0] == f"coverage of {model}"
+    assert "  ✓ 2 of 2 attentions paged" in lines and "  ✓ 5 of 5 RMSNorms fused" in lines
+    assert "near-misses: 1" in lines
+    # The engine says the same of itself.
+    assert llmc("explain", engine).out.splitlines()[1:] == lines[1:]
+
+
+def test_explain_one_pass_one_node_and_json(model: Path) -> None:
+    one = llmc("explain", model, "--pass", "fuse_rms_norm").out
+    assert one.startswith("fuse_rms_norm (reorder): 5 rewrites, 0 refused") and "self.weight * hidden_states" in one
+    node = llmc("explain", model, "--node", "rms_norm_1").out
+    assert "made by fuse_rms_norm #" in node
+    data = json.loads(llmc("explain", model, "--json").out)
+    assert data["error"] is None
+    assert {"attentions", "RMSNorms"} <= {each["what"] for each in data["coverage"]}
+
+
+def test_a_shortfall_is_an_error_if_strict(model: Path, tmp_path: Path) -> None:
+    plain = llmc("explain", model, "--disable-pass", "merge_qkv")
+    assert plain.code == 0 and "✗ 0 of 2 groups of products of one input merged; 2 left over" in plain.out
+    strict = ("--disable-pass", "merge_qkv", "--strict")
+    assert_user_error(llmc("explain", model, *strict), "not everything is covered", "did not run: merge_qkv")
+    built = llmc("build", model, "-o", tmp_path / "e.llmc", "--target", "reference", *strict)
+    assert_user_error(built, "0 of 2 groups of products of one input merged")
+    assert not any(tmp_path.iterdir())
+
+
+def test_diff_marks_the_first_pass_over_its_budget(model: Path) -> None:
+    outcome = llmc("diff", model, "--passes-from", WRONG, "--passes", "simplify_layout..merge_qkv", "--nodes")
+    assert outcome.code == 1, outcome.err
+    assert "✗ wrong_epsilon is the first pass over its budget" in outcome.out
+    assert "rms_norm_2 → wrong_epsilon_rms_norm: max" in outcome.out
+    assert "fuse_rms_norm" not in outcome.out
+    data = json.loads(llmc("diff", model, "--passes-from", WRONG, "--json").out)
+    assert data["first_over"] == "wrong_epsilon" and len(data["tokens"]) == 32
+
+
+def test_diff_of_a_clean_model_and_of_two_engines(model: Path, engine: Path) -> None:
+    clean = llmc("diff", model, "--tokens", "1,2,3,4,5,6,7,8")
+    assert clean.code == 0 and "every pass stays within its numerics class" in clean.out
+    same = llmc("diff", engine, engine)
+    assert "the same model, target, options, passes" in same.out and "max |Δ| 0," in same.out
+    assert json.loads(llmc("diff", engine, engine, "--json").out)["changes"] == []
+
+
+def test_bisect_names_the_rewrite_and_writes_a_reproduction(model: Path, tmp_path: Path) -> None:
+    found = tmp_path / "found"
+    outcome = llmc("bisect", model, "--passes-from", WRONG, "-o", found)
+    assert outcome.code == 0, outcome.err
+    assert "of pass wrong_epsilon: rms_norm_2" in outcome.out
+    assert (found / "repro.py").exists()
+    again = (found / "check.sh").read_text().splitlines()[-1]
+    number = again.rpartition("--at ")[2]
+    assert f"llmc bisect {model} --passes-from {WRONG} --at {number}" in again
+    assert llmc("bisect", model, "--passes-from", WRONG, "--at", number).code == 0
+    wrong = llmc("bisect", model, "--passes-from", WRONG, "--at", str(int(number) + 1), "--json")
+    assert_user_error(wrong, f"rewrite #{int(number) + 1} does not turn the check from good to bad")
+
+
+def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path) -> None:
+    against = llmc("bisect", model, "--passes-from", WRONG, "--against", model, "-o", tmp_path / "a", "--json")
+    assert json.loads(against.out)["pass_name"] == "wrong_epsilon", against.err
+    clean = llmc("bisect", model, "--against", model, "-o", tmp_path / "none")
+    assert_user_error(clean, "the check holds for the whole pipeline")
+    assert not (tmp_path / "none").exists()
+    command = 'test "$LLMC_BISECT_NUMBER" -lt 100'
+    byhand = llmc("bisect", model, "--check", command, "-o", tmp_path / "b", "--json")
+    assert json.loads(byhand.out)["bad"] == 100, byhand.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("explain", "MODEL", "--pass", "fuse_ropes"), ("no pass 'fuse_ropes' ran",)),
+        (("explain", "MODEL", "--node", "nothing"), ("about a node 'nothing'",)),
+        (("explain", "/no/such/model"), ("/no/such/model",)),
+        (("explain", "MODEL", "--disable-pass", "nix"), ("there is no pass 'nix' to disable",)),
+        (("explain", "ENGINE", "--disable-pass", "fuse_rope"), ("passes have run already",)),
+        (("explain", "MODEL", "--passes-from", "nix"), ("does not name passes", "module:attribute")),
+        (("diff", "MODEL", "--passes", "fuse_rope..nix"), ("there is no pass 'nix'",)),
+        (("diff", "MODEL", "--tokens", "1,b"), ("is no list of token ids",)),
+        (("diff", "MODEL", "--text", "/no/such/text"), ("no tokenizer.json",)),
+        (("diff", "ENGINE"), ("nothing to be compared with",)),
+        (("diff", "MODEL", "ENGINE"), ("not an engine",)),
+        (("diff", "ENGINE", "ENGINE", "--nodes"), ("have run already",)),
+        (("bisect", "ENGINE"), ("cannot be run again",)),
+        (("bisect", "MODEL", "--check", "true", "--slower-than", "2"), ("are two checks",)),
+        (("bisect", "MODEL", "--check", " "), ("the command is empty",)),
+        (("bisect", "MODEL", "--check", "/no/such/program"), ("the command cannot be run",)),
+        (("bisect", "MODEL", "--tolerance", "-1"), ("--tolerance cannot be -1.0",)),
+        (("bisect", "MODEL", "--against", MODEL), ("tokens in its vocabulary",)),
+        (("bisect", "MODEL", "-o", "MODEL"), ("the directory is not empty",)),
+        (("bisect", "MODEL", "--good", "100000"), ("--good 100000",)),
+    ],
+    ids=lambda value: " ".join(map(str, value)) if value and value[0] in ("explain", "diff", "bisect") else "",
+)
+def test_bad_input(model: Path, engine: Path, arguments: tuple[str, ...], parts: tuple[str, ...]) -> None:
+    places = {"MODEL": model, "ENGINE": engine}
+    assert_user_error(llmc(*(places.get(a, a) if isinstance(a, str) else a for a in arguments)), *parts)
+
+
+def test_passes_of_a_file_are_built_into_an_engine(model: Path, tmp_path: Path) -> None:
+    path = tmp_path / "engine.llmc"
+    outcome = llmc("build", model, "-o", path, "--target", "reference", "--passes-from", WRONG)
+    assert outcome.code == 0 and "wrong_epsilon" in outcome.out, outcome.err
+    assert "wrong_epsilon_rms_norm" in llmc("explain", path, "--pass", "wrong_epsilon").out
+    assert "wrong_epsilon" in llmc("passes", "--passes-from", WRONG).out
+
+
+def test_a_dump_is_asked_for_by_the_environment(model: Path, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "llmc", "explain", model],
+        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "LLMC_DUMP": str(tmp_path / "dump")},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    assert (tmp_path / "dump" / "00-captured.txt").read_text().startswith("stage captured\n")
+    assert len(list((tmp_path / "dump").iterdir())) > 40

@@ -1,0 +1,178 @@
+"""The page in a browser: drawn without an error, clicked through, and its arithmetic that of the compiler."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from llmc.debug.profile import Profile, Workload, profile_engine
+from llmc.debug.report.contents import read_contents
+from llmc.debug.report.page import report_page
+from llmc.engine_format import EngineDirectory, read_engine
+from llmc.graph.cost import StepShape
+from llmc.graph.cost_expression import evaluate_expression
+from llmc.graph.predict import Rates, launch_costs, predict_launch
+
+if TYPE_CHECKING:
+    from playwright.sync_api import Browser, Page
+
+CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
+RATES = Rates(40e9, {"F32": 300e9, "BF16": 700e9}, 3e9, 2e-7, 0.3, measured=True)
+ASSETS = Path(__file__).parent.parent.parent.parent / "llmc/debug/report/assets"
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    sync_api = pytest.importorskip("playwright.sync_api", reason="Playwright is not installed")
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with sync_api.sync_playwright() as playwright:
+        opened = playwright.chromium.launch(executable_path=CHROMIUM, args=list(FLAGS))
+        yield opened
+        opened.close()
+
+
+@pytest.fixture(scope="module")
+def directory(draft_engine: Path) -> EngineDirectory:
+    return read_engine(draft_engine)
+
+
+@pytest.fixture(scope="module")
+def profile(draft_engine: Path) -> Profile:
+    return profile_engine(draft_engine, Workload(prefill=16, batch=2, context=20, repeats=2), threads=1)
+
+
+@pytest.fixture
+def page(browser: Browser, directory: EngineDirectory, profile: Profile, tmp_path: Path) -> Iterator[Page]:
+    """The report with a profile, opened from disk; an error in its script fails the test."""
+    contents = read_contents(directory.path, directory.manifest, directory.program)
+    file = tmp_path / "report.html"
+    file.write_text(report_page(contents, RATES, profile), encoding="utf-8")
+    opened, errors = browser.new_page(viewport={"width": 1400, "height": 900}), list[str]()
+    requests: list[str] = []
+    opened.on("pageerror", lambda error: errors.append(str(error)))
+    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    opened.on("request", lambda request: requests.append(request.url))
+    opened.goto(file.as_uri())
+    opened.wait_for_selector("html[data-ready]", state="attached", timeout=20_000)
+    yield opened
+    assert errors == []
+    assert requests == [file.as_uri()]
+    opened.close()
+
+
+def test_passes_are_stepped_through(page: Page) -> None:
+    page.locator(".bar").nth(0).click()
+    assert page.locator(".pass-head h3").inner_text() == "remove_export_residue"
+    names = set()
+    for _ in range(30):
+        names.add(page.locator(".pass-head h3").inner_text())
+        page.keyboard.press("ArrowRight")
+    assert {"fuse_rms_norm", "page_kv_cache", "fuse_rope_kv_write"} <= names
+    page.locator('.bar[aria-label*=", fuse_rms_norm:"]').click()
+    before, after = (page.locator(".side-pane").nth(i) for i in (0, 1))
+    assert before.locator(".row.removed .op").first.inner_text() == "_to_copy"
+    assert set(after.locator(".row.added .op").all_inner_texts()) == {"rms_norm"}
+    after.locator(".row.added").first.click()
+    info = page.locator(".node-info").inner_text()
+    assert "fuse_rms_norm" in info
+    assert "modeling_llama.py" in info
+    page.locator(".tab", has_text="5 rewrites").click()
+    assert "alike" in page.locator(".records").first.inner_text()
+
+
+def test_identical_layers_are_drawn_once_or_one_by_one(page: Page) -> None:
+    page.locator('.bar[aria-label*=", make_lm_head:"]').click()
+    after = page.locator(".side-pane").nth(1)
+    assert "2 × identical" in after.locator(".layer-head").first.inner_text()
+    together = after.locator(".row").count()
+    page.get_by_label("every layer").check()
+    after = page.locator(".side-pane").nth(1)
+    assert after.locator(".layer").count() == 0
+    assert after.locator(".row").count() > together
+
+
+def test_a_kernel_shows_its_code_and_origin(page: Page) -> None:
+    page.locator('[data-kernel="llmc_rms_norm_bf16"]').click()
+    kernel = page.locator(".kernel")
+    assert kernel.locator("h3").inner_text() == "llmc_rms_norm_bf16"
+    assert "run(llmc_rms_norm_bf16, pool," in kernel.locator("pre").first.inner_text()
+    assert "modeling_llama.py" in kernel.locator(".records").first.inner_text()
+    kernel.get_by_text("Its kernel").click()
+    assert "llmc_rms_norm" in kernel.locator("pre").nth(1).inner_text()
+
+
+def test_sliders_change_costs_and_measured_steps_show_measured_times(page: Page, profile: Profile) -> None:
+    row = page.locator("tr", has=page.locator('[data-kernel="llmc_paged_attention_bf16_bf16"]'))
+    before = row.inner_text()
+    page.get_by_label("Context, exactly").fill("7")
+    page.keyboard.press("Tab")
+    assert row.inner_text() != before
+    assert page.locator("th", has_text="Measured").count() == 0
+    page.get_by_role("button", name=profile.steps[1].name).click()
+    assert page.locator("th", has_text="Measured").count() == 1
+    assert "measured a launch" in page.locator(".numbers").inner_text()
+    assert page.get_by_label("Batch, exactly").input_value() == "2"
+    page.get_by_role("button", name="Prefill", exact=True).click()
+    assert page.get_by_label("Prompt tokens, exactly").is_visible()
+
+
+def test_plots_keys_and_themes(page: Page, directory: EngineDirectory) -> None:
+    assert page.locator(".roofline .point").count() >= 5
+    page.locator(".roofline .point").last.click()
+    assert page.locator(".roofline .point.picked").count() == 1
+    assert page.locator("rect.buffer").count() == len(directory.program.buffers)
+    page.keyboard.press("5")
+    page.wait_for_function("location.hash === '#memory'")
+    background = "getComputedStyle(document.body).backgroundColor"
+    light = page.evaluate(background)
+    page.keyboard.press("t")
+    assert page.evaluate(background) != light
+    page.keyboard.press("?")
+    assert page.locator("dialog").is_visible()
+    page.get_by_role("button", name="Close").click()
+
+
+def test_the_page_predicts_what_the_compiler_predicts(page: Page, directory: EngineDirectory) -> None:
+    step = StepShape.decode(requests=1, context=256)
+    page.get_by_label("Context, exactly").fill("256")
+    page.keyboard.press("Tab")
+    pairs = zip(directory.program.launches, launch_costs(directory.program), strict=True)
+    seconds = sum(predict_launch(cost, step, RATES) for launch, cost in pairs if launch.runs(tokens=1, logit_rows=1))
+    shown = page.locator("tr.total td").nth(2).inner_text()
+    value, unit = shown.split()
+    assert float(value) * {"µs": 1e-6, "ms": 1e-3}[unit] == pytest.approx(seconds, rel=1e-3)
+
+
+EXPRESSIONS = (
+    "12",
+    "8*R + 2048*C + 4",
+    "-3*T + 10",
+    "Min(A, 128*T)*256 + 2*(T + L)",
+    "1.5e3*T*R*L - C",
+    "Min(C, 16*R, 7)",
+)
+WRONG = ("", "T T", "2**T", "alert(1)", "Q + 1", "Min(T", "T + ", "constructor", "1 / T", "T.x", "(T")
+
+
+def test_expressions_mean_in_the_page_what_they_mean_to_the_compiler(page: Page, directory: EngineDirectory) -> None:
+    source = (ASSETS / "expression.js").read_text(encoding="utf-8").replace("export ", "")
+    values = {"T": 3, "L": 2, "R": 2, "C": 40, "A": 77}
+
+    def in_page(text: str) -> Any:
+        call = (
+            f"try {{ return expression({json.dumps(text)})({json.dumps(values)}); }} catch (error) {{ return null; }}"
+        )
+        return page.evaluate(f"() => {{ {source}\n{call} }}")
+
+    used = {text for launch in directory.program.launches for text in (launch.bytes_moved, launch.flops)}
+    for text in (*EXPRESSIONS, *sorted(used)):
+        assert in_page(text) == pytest.approx(evaluate_expression(text, values)), text
+    for text in WRONG:
+        assert in_page(text) is None, text

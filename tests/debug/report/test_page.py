@@ -1,0 +1,97 @@
+"""The page: one file that needs nothing else, whatever a model's strings hold, and the same for the same engine."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.compiler import build
+from llmc.debug.report.contents import EngineContents, read_contents
+from llmc.debug.report.page import REPORT_NAME, report_page, script, script_json
+from llmc.engine_format import read_engine
+from llmc.program import Origin
+from tests.runtime.tiny_engine import write_tiny_engine
+from tests.tiny_models import tiny_checkpoint
+
+# From another machine's llmc a model's name may hold anything.
+NASTY = '</script><script>alert(1)</script><!-- "quoted" \\ \u2028 & <b>'
+
+
+@pytest.fixture(scope="module")
+def contents(draft_engine: Path) -> EngineContents:
+    return contents_of(draft_engine)
+
+
+def contents_of(path: Path) -> EngineContents:
+    directory = read_engine(path)
+    return read_contents(path, directory.manifest, directory.program)
+
+
+def data_of(page: str) -> Any:
+    match = re.search(r'<script id="data" type="application/json">(.*?)</script>', page, re.DOTALL)
+    assert match is not None
+    return json.loads(match[1])
+
+
+def test_the_page_in_the_engine_is_what_report_writes(draft_engine: Path, contents: EngineContents) -> None:
+    assert (draft_engine / REPORT_NAME).read_text(encoding="utf-8") == report_page(contents)
+
+
+def test_it_asks_nothing_of_a_network(contents: EngineContents) -> None:
+    page = report_page(contents)
+    assert not re.search(r"""(src|href)\s*=\s*["'](?!#)""", page)
+    assert "@import" not in page
+    assert "url(" not in page
+    assert not re.search(r"\b(fetch|eval|Function|import)\(|XMLHttpRequest|WebSocket|innerHTML|outerHTML", script())
+
+
+def test_strings_of_a_model_stay_strings(contents: EngineContents) -> None:
+    launch = replace(contents.program.launches[0], origin=Origin((NASTY,), NASTY, NASTY))
+    program = replace(contents.program, launches=(launch, *contents.program.launches[1:]))
+    model = replace(contents.manifest.model, name=NASTY)
+    changed = replace(contents, program=program, manifest=replace(contents.manifest, model=model))
+    page = report_page(changed)
+    assert page.count("<script") == report_page(contents).count("<script") == 2
+    assert page.count("</script>") == 2
+    data = data_of(page)
+    assert data["engine"]["model"]["name"] == NASTY
+    assert data["kernels"]["launches"][0]["source"] == NASTY
+    assert json.loads(script_json({"a": NASTY})) == {"a": NASTY}
+
+
+def test_graphs_passes_and_launches_are_all_there(contents: EngineContents) -> None:
+    data = data_of(report_page(contents))
+    assert data["graphs"][0]["stage"] == "captured"
+    assert data["graphs"][-1]["stage"] == "optimized"
+    assert len(data["passes"]) == len(contents.passes)
+    last = data["graphs"][-1]
+    text = dict(enumerate(contents.graphs[-1][2].splitlines()[1:-1]))
+    assert [data["lines"][number] for number in last["nodes"]] == list(text.values())
+    assert any(count == 2 for graph in data["graphs"] for _, _, count in graph["repeats"])
+    kernels = data["kernels"]
+    assert len(kernels["launches"]) == len(contents.program.launches)
+    for launch in kernels["launches"]:
+        kernel = kernels["classes"][launch["class"]]
+        assert kernel["kernel"].removeprefix("loop") in launch["call"] or kernel["kernel"] in launch["call"]
+        assert kernel.get("text") or kernel["file"] in kernels["code"]
+    assert sum(row["bytes"] for row in data["memory"]["weights"]) == contents.manifest.memory["weights"]
+
+
+def test_a_reference_engine_has_a_page_too(tmp_path: Path) -> None:
+    data = data_of(report_page(contents_of(write_tiny_engine(tmp_path / "tiny.llmc"))))
+    assert data["engine"]["kind"] == "reference"
+    assert data["kernels"]["launches"] == []
+
+
+def test_32_layers_stay_under_10_megabytes(tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=32)
+    build(model, tmp_path / "deep.llmc", target="reference")
+    page = (tmp_path / "deep.llmc" / REPORT_NAME).read_text(encoding="utf-8")
+    assert len(page.encode()) < 10e6
+    repeats = [repeat for graph in data_of(page)["graphs"] for repeat in graph["repeats"]]
+    assert max(count for _, _, count in repeats) >= 31

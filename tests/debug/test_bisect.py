@@ -1,0 +1,220 @@
+"""Bisection names the planted rewrite, takes log₂ runs, and leaves a directory that shows the fault."""
+
+from __future__ import annotations
+
+import json
+import math
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import pytest
+
+from llmc.compiler import build
+from llmc.debug import cut_checks
+from llmc.debug.bisect import Culprit, Outcome, Outline, bisect, cut_graph, outline, with_made_nodes
+from llmc.debug.cut_checks import CommandCheck, LogitCheck, SpeedCheck
+from llmc.debug.difference import difference
+from llmc.debug.memo_run import MemoRun, default_chunks
+from llmc.debug.region import changed_region
+from llmc.debug.reproduction import write_reproduction
+from llmc.errors import OptionError
+from llmc.graph.capture import Captured
+from llmc.graph.render import render
+from llmc.graph.stage import Stage
+from llmc.graph.step_inputs import has_selected_logits
+from llmc.options import BuildOptions
+from llmc.passes import Pass, extended
+from llmc.passes.pipeline import essential
+from llmc.passes.runner import run_pipeline
+from tests.debug.planted_faults import FAULTS, crash, swapped_halves
+from tests.family_captures import FamilyCaptures
+from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
+
+OPTIONS = BuildOptions()
+TOKENS = tiny_tokens(21)
+
+
+@dataclass(frozen=True)
+class Case:
+    """A llama, a pipeline and what bisection needs of both."""
+
+    captured: Captured
+    passes: tuple[Pass, ...]
+    runner: MemoRun
+    whole: Outline
+    check: LogitCheck
+
+
+@pytest.fixture
+def llama(captured_family: FamilyCaptures) -> Captured:
+    return captured_family("llama").captured
+
+
+def case(captured: Captured, *added: Pass) -> Case:
+    passes = extended(*added)
+    runner = MemoRun(captured.source, TOKENS, chunk_sizes=default_chunks(len(TOKENS)), block_size=OPTIONS.block_size)
+    reference = runner.logits(captured.graph)
+    check = LogitCheck(captured.graph, passes, OPTIONS, runner, reference, 1e-4)
+    return Case(captured, passes, runner, outline(captured.graph, passes, OPTIONS), check)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_wrong_rewrite_is_found_and_shown(llama: Captured, name: str, tmp_path: Path) -> None:
+    fault, node = FAULTS[name]
+    made = case(llama, fault)
+    culprit = bisect(made.whole, made.check)
+    assert culprit.pass_name == name
+    assert culprit.rewrite is not None and node in culprit.rewrite.nodes
+    assert culprit.good == culprit.bad - 1
+    spans = made.whole.spans()
+    inside = max(last - first + 1 for _, first, last in spans)
+    assert len(culprit.probes) <= 2 + math.ceil(math.log2(len(spans))) + math.ceil(math.log2(inside))
+
+    directory = _reproduction(made, culprit, tmp_path / "found")
+    script = (directory / "repro.py").read_text()
+    assert script.count("torch.ops.llmc.") >= 2 and script.count("torch.ops.") < 24, "the smallest graphs, not all"
+    assert node in (directory / "before.txt").read_text()
+    assert "culprit" not in (directory / "README.md").read_text() and name in (directory / "README.md").read_text()
+    done = subprocess.run([sys.executable, directory / "repro.py"], capture_output=True, text=True)
+    assert done.returncode == 1 and "TOO LARGE" in done.stdout, done.stdout + done.stderr
+    data = json.loads((directory / "culprit.json").read_text())
+    assert data["pass_name"] == name and data["local"]["max"] > 0
+
+
+def test_an_innocent_rewrite_shows_no_fault(llama: Captured, tmp_path: Path) -> None:
+    made = case(llama)
+    (number,) = [r.number for name, r in made.whole.rewrites if name == "merge_qkv"][:1]
+    name, rewrite = made.whole.at(number)
+    innocent = Culprit(name, "reorder", rewrite, number - 1, number, made.check(number), ())
+    directory = _reproduction(made, innocent, tmp_path / "found")
+    done = subprocess.run([sys.executable, directory / "repro.py"], capture_output=True, text=True)
+    assert done.returncode == 0 and done.stdout.endswith("ok\n"), done.stdout + done.stderr
+
+
+def test_a_pass_that_raises_is_found_down_to_the_rewrite(llama: Captured, tmp_path: Path) -> None:
+    made = case(llama, crash)
+    culprit = bisect(made.whole, made.check)
+    assert culprit.pass_name == "crash" and culprit.rewrite is not None
+    assert culprit.outcome.detail == "pass crash: KeyError: 'a mistake in the pass'"
+    numbers = [r.number for name, r in made.whole.rewrites if name == "crash"]
+    assert culprit.bad == numbers[5] == numbers[-1]
+    before = cut_graph(llama.graph, made.passes, OPTIONS, culprit.good)
+    write_reproduction(tmp_path / "found", culprit, before, None, None, ["llmc", "bisect"])
+    assert sorted(p.name for p in (tmp_path / "found").iterdir()) == ["README.md", "check.sh", "culprit.json", "graphs"]
+
+
+def test_there_may_be_nothing_to_find(llama: Captured) -> None:
+    made = case(llama)
+    with pytest.raises(OptionError, match="the check holds for the whole pipeline"):
+        bisect(made.whole, made.check)
+    with pytest.raises(OptionError, match=r"there are [0-9]+ rewrites"):
+        bisect(made.whole, made.check, good=10_000)
+
+
+def test_a_check_that_always_fails_blames_no_rewrite(llama: Captured) -> None:
+    made = case(llama)
+    command = CommandCheck("exit 3", llama.graph, made.passes, OPTIONS, made.runner)
+    with pytest.raises(OptionError, match=r"fails already there \(exit code 3"):
+        bisect(made.whole, command)
+
+
+def test_a_users_command_decides_on_graph_and_logits(llama: Captured, tmp_path: Path) -> None:
+    """The command knows of the fault only what it finds in the files that it is given."""
+    script = tmp_path / "check.py"
+    script.write_text(
+        "import os, sys\n"
+        "from safetensors.numpy import load_file\n"
+        "assert load_file(os.environ['LLMC_BISECT_LOGITS'])['logits'].shape == (21, 160)\n"
+        "text = open(sys.argv[1]).read()\n"
+        "print(f'rewrite {sys.argv[2]}', file=sys.stderr)\n"
+        "sys.exit(text.count('aten.cat([') > int(sys.argv[3]))\n"
+    )
+    made = case(llama, swapped_halves)
+    first = next(r.number for name, r in made.whole.rewrites if name == "swapped_halves")
+    known = render(cut_graph(llama.graph, made.passes, OPTIONS, first - 1)).count("aten.cat(")
+    command = f"{shlex.quote(sys.executable)} {shlex.quote(str(script))} {{graph}} {{number}} {known}"
+    check = CommandCheck(command, llama.graph, made.passes, OPTIONS, made.runner)
+    good, bad = check(first - 1), check(first)
+    assert good.is_good and not bad.is_good
+    assert bad.detail == f"exit code 1 rewrite {first}"
+
+
+def test_a_command_that_does_not_exist(llama: Captured) -> None:
+    made = case(llama)
+    check = CommandCheck("/no/such/command", llama.graph, made.passes, OPTIONS, made.runner)
+    with pytest.raises(OptionError, match="the command cannot be run"):
+        check(0)
+
+
+def test_engines_are_cut_where_the_rest_allows_it(llama: Captured) -> None:
+    """The fault sits between passes that every engine needs; only the others are left out."""
+    made = case(llama, swapped_halves)
+
+    def check(number: int) -> Outcome:
+        options = BuildOptions(stop_after=number, finish_cut=True)
+        graph = run_pipeline(llama.graph, made.passes, options, essential=essential()).graph
+        assert graph.stage in (Stage.SERVING, Stage.OPTIMIZED)
+        assert has_selected_logits(graph)
+        found = difference(made.runner.logits(graph), made.check.reference)
+        return Outcome(found.within(1e-4), f"{found.relative:.1e}")
+
+    culprit = bisect(made.whole, check, uncut=essential())
+    assert culprit.pass_name == "swapped_halves" and len(culprit.probes) <= 5
+
+
+def test_a_cut_engine_can_be_built(tmp_path: Path) -> None:
+    """Without the end of the pipeline there is none, so that is finished whatever the cut."""
+    model = tiny_model("llama", num_hidden_layers=1)
+    engine = build(model, tmp_path / "engine.llmc", target="reference", stop_after=0, finish_cut=True, strict=False)
+    names = {record.name for record in engine.passes if record.rewrites}
+    assert "page_kv_cache" in names and names <= essential()
+
+
+def test_a_slowdown_is_found(llama: Captured, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With times that depend on the engine alone: every rewrite from one on makes it twice as slow."""
+    made = case(llama)
+    optional = [r.number for name, r in made.whole.rewrites if name not in essential()]
+    slow = optional[len(optional) // 2]
+    built: list[int] = []
+
+    def note(number: int, path: Path) -> None:
+        built.append(number)
+        path.write_text(str(number))
+
+    def seconds(paths: list[Path], tokens: object) -> list[float]:
+        return [2e-3 if int(p.read_text()) >= slow else 1e-3 for p in paths]
+
+    monkeypatch.setattr(cut_checks, "decode_seconds", seconds)
+    culprit = bisect(made.whole, SpeedCheck(note, TOKENS, 1.5, 0, tmp_path), uncut=essential())
+    assert culprit.bad == slow
+    assert culprit.outcome.detail == "2000 µs a decode step, 2.00 × the 1000 µs of #0"
+    assert len(built) == len(set(built)), "each engine is built once"
+
+
+def test_decode_steps_are_measured(tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model")
+    build(model, tmp_path / "engine.llmc", target="reference", max_model_len=64)
+    both = cut_checks.decode_seconds([tmp_path / "engine.llmc"] * 2, TOKENS)
+    assert len(both) == 2 and all(0 < seconds < 1 for seconds in both)
+
+
+def test_a_directory_that_holds_something_is_left_alone(llama: Captured, tmp_path: Path) -> None:
+    (tmp_path / "mine.txt").write_text("mine")
+    made = case(llama, crash)
+    culprit = Culprit("crash", "exact", None, 0, 1, made.check(0), ())
+    with pytest.raises(OptionError, match="the directory is not empty"):
+        write_reproduction(tmp_path, culprit, llama.graph, None, None, [])
+    assert [p.name for p in tmp_path.iterdir()] == ["mine.txt"]
+
+
+def _reproduction(made: Case, culprit: Culprit, directory: Path) -> Path:
+    cut = partial(cut_graph, made.captured.graph, made.passes, OPTIONS)
+    before, after = cut(culprit.bad - 1), cut(culprit.bad)
+    piece = changed_region(before, after, made.runner, made.captured.source)
+    return write_reproduction(
+        directory, with_made_nodes(culprit, after), before, after, piece, ["llmc", "bisect", "model"]
+    ).directory

@@ -1,0 +1,56 @@
+"""What sets two engines apart."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import llmc
+from llmc.debug.engine_diff import diff_engines
+from llmc.errors import EngineFormatError
+from tests.tiny_models import tiny_model
+
+
+@pytest.fixture(scope="module")
+def engines(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A reference engine, one with an option and a pass less, and one of another vocabulary."""
+    directory = tmp_path_factory.mktemp("engines")
+    model = tiny_model("llama", num_hidden_layers=1)
+    wanted: dict[str, tuple[Any, dict[str, Any]]] = {
+        "plain": (model, {}),
+        "other": (model, {"disable_passes": ("merge_qkv",), "block_size": 32}),
+        "vocabulary": (tiny_model("llama", num_hidden_layers=1, vocab_size=128), {}),
+    }
+    for name, (each, options) in wanted.items():
+        llmc.build(each, directory / name, target="reference", max_model_len=64, **options)
+    return {name: directory / name for name in wanted}
+
+
+def test_an_engine_does_not_differ_from_itself(engines: dict[str, Path]) -> None:
+    found = diff_engines(engines["plain"], engines["plain"])
+    assert found.changes == ()
+    assert found.logits is not None and found.logits.max_difference == 0.0 and found.logits.top1_agreement == 1.0
+
+
+def test_options_passes_graphs_weights_and_logits_are_compared(engines: dict[str, Path]) -> None:
+    found = diff_engines(engines["plain"], engines["other"], tokens="5,6,7,8,9")
+    changes = {(c.section, c.name): (c.first, c.second) for c in found.changes}
+    assert changes["option", "block_size"] == ("16", "32")
+    assert changes["pass", "merge_qkv"] == ("1 rewrites, 0 refused", None)
+    assert ("graph", "merge_qkv") in changes and ("graph", "fuse_rope") not in changes
+    assert ("weight", "model_layers_0_self_attn_q_k_v_proj_weight") in changes
+    assert found.tokens == (5, 6, 7, 8, 9)
+    assert found.logits is not None and 0 <= found.logits.relative_difference < 1e-4
+
+
+def test_logits_of_other_vocabularies_are_not_compared(engines: dict[str, Path]) -> None:
+    found = diff_engines(engines["plain"], engines["vocabulary"])
+    assert found.logits is None and found.why_not == "their vocabularies have 160 and 128 tokens"
+    assert ("model", "vocab_size") in {(c.section, c.name) for c in found.changes}
+
+
+def test_what_is_no_engine(engines: dict[str, Path], tmp_path: Path) -> None:
+    with pytest.raises(EngineFormatError, match="there is no such engine"):
+        diff_engines(engines["plain"], tmp_path / "none.llmc")

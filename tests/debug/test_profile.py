@@ -1,0 +1,89 @@
+"""Profiles of real steps: every launch measured, and the same engine found again."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from llmc.debug.profile import (
+    Profile,
+    Workload,
+    check_profile,
+    chrome_trace,
+    kernel_class,
+    profile_engine,
+    read_profile,
+)
+from llmc.engine_format import read_engine
+from llmc.errors import EngineFormatError, OptionError
+from llmc.typed_json import to_json
+from tests.runtime.tiny_engine import write_tiny_engine
+
+WORKLOAD = Workload(prefill=32, batch=3, context=20, repeats=3)
+
+
+@pytest.fixture(scope="module")
+def profile(draft_engine: Path) -> Profile:
+    return profile_engine(draft_engine, WORKLOAD, threads=1)
+
+
+def test_every_launch_is_measured_and_predicted(profile: Profile, draft_engine: Path) -> None:
+    launches = read_engine(draft_engine).program.launches
+    prefill, decode = profile.steps
+    assert (prefill.shape.tokens, prefill.shape.logit_rows) == (32, 1)
+    assert (decode.shape.tokens, decode.shape.context) == (3, 3 * 21)
+    for step in profile.steps:
+        assert [each.launch for each in step.launches] == list(range(len(launches)))
+        assert [each.kernel for each in step.launches] == [launch.kernel for launch in launches]
+        assert all(each.seconds >= 0 and each.predicted > 0 for each in step.launches)
+        assert 0 < sum(each.seconds for each in step.launches) <= 2 * step.seconds
+        assert step.predicted == pytest.approx(sum(each.predicted for each in step.launches))
+        assert step.rates.measured
+    head = max(decode.launches, key=lambda each: each.predicted)
+    assert head.kernel.startswith("llmc_lm_head")
+
+
+def test_a_profile_is_read_back(profile: Profile, draft_engine: Path, tmp_path: Path) -> None:
+    path = tmp_path / "profile.json"
+    path.write_text(json.dumps(to_json(profile)), encoding="utf-8")
+    assert read_profile(path) == profile
+    check_profile(profile, read_engine(draft_engine), path)
+    other = replace(profile, target="cpu-portable")
+    with pytest.raises(EngineFormatError, match="of another engine"):
+        check_profile(other, read_engine(draft_engine), path)
+    path.write_text('{"version": 99}', encoding="utf-8")
+    with pytest.raises(EngineFormatError, match="no profile of version"):
+        read_profile(path)
+    with pytest.raises(EngineFormatError, match="cannot be read"):
+        read_profile(tmp_path / "missing.json")
+
+
+def test_the_trace_has_every_launch_in_order(profile: Profile, draft_engine: Path) -> None:
+    launches = read_engine(draft_engine).program.launches
+    events = [e for e in chrome_trace(profile, launches)["traceEvents"] if e["ph"] == "X"]
+    assert len(events) == 2 * len(launches)
+    for number in (0, 1):
+        mine = [event for event in events if event["pid"] == number]
+        assert [event["ts"] for event in mine] == sorted(event["ts"] for event in mine)
+        assert mine[-1]["name"].startswith("llmc_lm_head")
+        assert "modeling_llama.py" in mine[-1]["args"]["source"]
+
+
+def test_products_are_told_apart_by_shape(draft_engine: Path) -> None:
+    names = {kernel_class(launch) for launch in read_engine(draft_engine).program.launches}
+    assert {"llmc_linear_bf16 128 → 128", "llmc_linear_bf16 384 → 128", "llmc_rms_norm_bf16"} <= names
+
+
+@pytest.mark.parametrize("wrong", [{"prefill": 257}, {"batch": 0}, {"context": 256}, {"repeats": 0}])
+def test_what_the_engine_cannot_do_is_said(wrong: dict[str, int], draft_engine: Path) -> None:
+    with pytest.raises(OptionError, match=f"{next(iter(wrong))} cannot be"):
+        profile_engine(draft_engine, replace(WORKLOAD, **wrong), threads=1)
+
+
+def test_a_reference_engine_has_no_kernels(tmp_path: Path) -> None:
+    path = write_tiny_engine(tmp_path / "tiny.llmc")
+    with pytest.raises(EngineFormatError, match="no kernels to time"):
+        profile_engine(path, replace(WORKLOAD, prefill=4, context=4), threads=1)

@@ -1,0 +1,63 @@
+"""GPTQ: its factorization is the Hessian's, and its codes are better than the nearest on the calibration tokens."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.errors import PassError
+from llmc.passes.quantization.gptq import gptq, gram, prepare
+from llmc.passes.quantization.round_weight import round_to_nearest
+from llmc.schemes import Scheme, parse_scheme
+
+
+def _scheme(text: str) -> Scheme:
+    scheme = parse_scheme(text)
+    assert scheme is not None
+    return scheme
+
+
+def _tokens(columns: int, *, dead: bool = False) -> Tensor:
+    """Inputs with correlated channels of very different sizes."""
+    generator = torch.Generator().manual_seed(0)
+    mixing = torch.randn(columns // 2, columns, generator=generator)
+    sizes = torch.exp(torch.randn(columns, generator=generator))
+    x = (
+        torch.randn(600, columns // 2, generator=generator) @ mixing + torch.randn(600, columns, generator=generator)
+    ) * sizes
+    if dead:
+        x[:, 5] = 0
+    return x
+
+
+@pytest.mark.parametrize("scheme", ["int4-gptq:g32", "int4-gptq:g32:noactorder"])
+def test_factor_is_that_of_the_inverse_hessian(scheme: str) -> None:
+    x = _tokens(1100)  # more than a leaf of the inversion and a strip of the Gram matrix
+    hessian = gram(x.split(100), 1100)
+    torch.testing.assert_close(hessian, x.t() @ x, rtol=1e-4, atol=1e-6 * float(hessian.max()))
+    damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(1100)
+    solver = prepare(hessian.clone(), _scheme(scheme))
+    ordered = damped[solver.order][:, solver.order].double()
+    identity = solver.factor.double() @ ordered @ solver.factor.double().t()
+    torch.testing.assert_close(identity, torch.eye(1100, dtype=torch.float64), rtol=0, atol=5e-3)
+    assert torch.equal(solver.factor, solver.factor.triu())
+
+
+@pytest.mark.parametrize("scheme", ["int4-gptq:g32", "int4-gptq:g64:asym", "int4-gptq:channel:noactorder", "int8-gptq"])
+def test_error_on_the_tokens_is_far_below_that_of_the_nearest_codes(scheme: str) -> None:
+    x, weight = _tokens(128, dead=True), torch.randn(48, 128, generator=torch.Generator().manual_seed(1))
+    found = gptq(weight, prepare(gram([x], 128), _scheme(scheme)), _scheme(scheme))
+    plain = round_to_nearest(weight, _scheme(scheme))
+    errors = [float((x @ (r.values() - weight).t()).square().sum()) for r in (found, plain)]
+    assert errors[0] < errors[1] / 3
+    smallest, largest = (-128, 127) if "int8" in scheme else (-8, 7)
+    assert int(found.codes.min()) >= smallest
+    assert int(found.codes.max()) <= largest
+
+
+def test_says_what_to_do_about_a_hessian_that_cannot_be_factored() -> None:
+    spoiled = torch.eye(8)
+    spoiled[0, 1] = spoiled[1, 0] = 5.0
+    with pytest.raises(PassError, match="not positive definite"):
+        prepare(spoiled, _scheme("int4-gptq:g32"))

@@ -1,0 +1,26 @@
+"""docs/passes.md says what the passes' docstrings say."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from llmc.passes.catalog import docstring, passes_page
+from llmc.passes.pipeline import built_in
+from llmc.passes.rewrite import Pass
+
+PAGE = Path(__file__).parent.parent.parent / "docs" / "passes.md"
+
+
+def test_the_page_is_current() -> None:
+    assert PAGE.read_text(encoding="utf-8") == passes_page(), "run: llmc passes --markdown > docs/passes.md"
+
+
+@pytest.mark.parametrize("each", built_in(), ids=lambda each: each.name)
+def test_every_pass_says_what_it_does(each: Pass) -> None:
+    text = docstring(each)
+    assert f"- `{each.name}`: " in passes_page()
+    if each.name != "check_canonical":  # It changes nothing.
+        assert "→" in text or "->" in text, "before → after is missing"
+        assert "Must have:" in text, "what a rewrite needs is missing"

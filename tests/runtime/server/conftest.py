@@ -1,0 +1,120 @@
+"""A real server over a real engine: `llmc serve` in a process of its own, shared by the tests that only ask it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+import pytest
+
+from llmc.compiler import build
+
+MODEL = Path(__file__).parent.parent.parent.parent / "examples" / "models" / "bard-draft"
+# As Hermes and Qwen write it, short.
+CHAT_TEMPLATE = (
+    "{{ bos_token }}{% if tools %}{{ 'Tools: ' + tools | tojson + ' Answer with <tool_call>' }}{% endif %}"
+    "{% for message in messages %}"
+    "{% if message.role not in ['system', 'user', 'assistant', 'tool'] %}{{ raise_exception('bad role') }}{% endif %}"
+    "{{ '[' + message.role + '] ' + (message.content or '') }}"
+    "{% for call in message.tool_calls or [] %}"
+    "{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{% endfor %}"
+    "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class LiveServer:
+    """A server that listens, and its process."""
+
+    url: str
+    process: subprocess.Popen[str]
+
+    def client(self, api_key: str | None = None) -> httpx.Client:
+        headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The small shipped model with a chat template."""
+    path = Path(shutil.copytree(MODEL, tmp_path_factory.mktemp("chat-model") / "bard"))
+    (path / "chat_template.jinja").write_text(CHAT_TEMPLATE)
+    return path
+
+
+@pytest.fixture(scope="session")
+def engine_directory(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Its engine, in fp32 so that it can be compared with transformers."""
+    path = tmp_path_factory.mktemp("engine") / "bard.llmc"
+    build(model_directory, path, dtype="float32", max_model_len=512, max_sequences=16)
+    return path
+
+
+@pytest.fixture(scope="session")
+def server(engine_directory: Path) -> Iterator[LiveServer]:
+    """Shared: tests must leave it as they found it."""
+    with serving(engine_directory, "--trust-request-chat-template") as live:
+        yield live
+
+
+@pytest.fixture
+def client(server: LiveServer) -> Iterator[httpx.Client]:
+    with server.client() as opened:
+        yield opened
+
+
+@contextmanager
+def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
+    """`llmc serve ENGINE` on a free port until the block ends."""
+    command = [sys.executable, "-m", "llmc", "serve", str(engine), "--port", "0", *flags]
+    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "400"}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    try:
+        yield LiveServer(address_of(process), process)
+    finally:
+        if process.poll() is None:
+            process.send_signal(signal.SIGTERM)
+        try:
+            process.wait(20)
+        finally:
+            process.kill()
+
+
+def address_of(process: subprocess.Popen[str]) -> str:
+    """The URL that the server prints once it listens; what it prints later is read and dropped."""
+    assert process.stderr is not None
+    said = []
+    for line in process.stderr:
+        said.append(line)
+        found = [word for word in line.split() if word.startswith("http://")]
+        if found:
+            threading.Thread(target=process.stderr.read, daemon=True).start()
+            return found[0]
+    raise AssertionError(f"the server ended: {''.join(said)}")
+
+
+def metric(client: httpx.Client, name: str) -> float:
+    """The sum of a metric's samples."""
+    lines = client.get("/metrics").text.splitlines()
+    found = [float(line.rpartition(" ")[2]) for line in lines if line.startswith((f"{name}{{", f"{name} "))]
+    assert found, f"no sample of {name}"
+    return sum(found)
+
+
+def eventually(holds: object, seconds: float = 10.0) -> None:
+    """Wait until `holds()` is true."""
+    assert callable(holds)
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.02)

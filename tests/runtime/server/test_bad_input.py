@@ -1,0 +1,186 @@
+"""Requests that cannot be served: a 4xx in OpenAI's shape, soon, and the server goes on."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import socket
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+
+from tests.runtime.server.conftest import LiveServer
+
+USER = [{"role": "user", "content": "hi"}]
+DEEP: Any = []
+for _ in range(200):
+    DEEP = [DEEP]
+
+# path, body, part of the message
+BAD: tuple[tuple[str, Any, str], ...] = (
+    ("/v1/completions", {}, "prompt"),
+    ("/v1/completions", {"prompt": ""}, "prompt"),
+    ("/v1/completions", {"prompt": []}, "prompt"),
+    ("/v1/completions", {"prompt": [[]]}, "prompt"),
+    ("/v1/completions", {"prompt": [-1]}, "prompt"),
+    ("/v1/completions", {"prompt": [1, "a"]}, "prompt"),
+    ("/v1/completions", {"prompt": [10**9]}, "1000000000"),
+    ("/v1/completions", {"prompt": [10**30]}, "prompt"),
+    ("/v1/completions", {"prompt": DEEP}, "prompt"),
+    ("/v1/completions", {"prompt": "word " * 3000}, "512"),
+    ("/v1/completions", {"prompt": [5] * 600}, "512"),
+    ("/v1/completions", {"prompt": "\ud800"}, "surrogate"),
+    ("/v1/completions", {"prompt": "hi", "max_tokens": 600}, "512"),
+    ("/v1/completions", {"prompt": "hi", "max_tokens": -1}, "max_tokens"),
+    ("/v1/completions", {"prompt": "hi", "max_tokens": 0}, "echo"),
+    ("/v1/completions", {"prompt": "hi", "n": 0}, "n cannot be 0"),
+    ("/v1/completions", {"prompt": "hi", "n": 10**6}, "n cannot be"),
+    ("/v1/completions", {"prompt": "hi", "logprobs": 5000}, "logprobs"),
+    ("/v1/completions", {"prompt": "hi", "temperature": -1}, "temperature"),
+    ("/v1/completions", {"prompt": "hi", "temperature": "NaN"}, "temperature"),
+    ("/v1/completions", {"prompt": "hi", "top_p": 0}, "top_p"),
+    ("/v1/completions", {"prompt": "hi", "repetition_penalty": 5e-324}, "repetition_penalty"),
+    ("/v1/completions", {"prompt": "hi", "logit_bias": {"5": 1e308}}, "logit_bias"),
+    ("/v1/completions", {"prompt": "hi", "logit_bias": {"x": 1}}, "logit_bias"),
+    ("/v1/completions", {"prompt": "hi", "logit_bias": {"99999999": 1}}, "99999999"),
+    ("/v1/completions", {"prompt": "hi", "stop": [""]}, "stop"),
+    ("/v1/completions", {"prompt": "hi", "stop": ["x"] * 99}, "stop"),
+    ("/v1/completions", {"prompt": "hi", "suffix": "x"}, "suffix"),
+    ("/v1/completions", {"prompt": "hi", "max_toks": 1}, "max_toks"),
+    ("/v1/completions", {"prompt": "hi", "best_of": 1, "n": 2}, "best_of"),
+    ("/v1/completions", {"prompt": "hi", "stream_options": {}}, "stream_options"),
+    ("/v1/completions", {"prompt": "hi", "use_beam_search": True, "guided_regex": "a"}, "beam"),
+    ("/v1/completions", {"prompt": "hi", "guided_regex": "a", "guided_choice": ["b"]}, "at once"),
+    ("/v1/completions", {"prompt": "hi", "structured_outputs": {}}, "structured_outputs"),
+    ("/v1/completions", {"prompt": "hi", "cache_salt": ""}, "cache_salt"),
+    ("/v1/chat/completions", {"messages": []}, "messages"),
+    ("/v1/chat/completions", {"messages": [{"role": "king", "content": "x"}]}, "role"),
+    ("/v1/chat/completions", {"messages": [{"role": "function", "content": "x"}]}, "bad role"),
+    ("/v1/chat/completions", {"messages": USER, "tool_choice": "required"}, "tools"),
+    ("/v1/chat/completions", {"messages": USER, "top_logprobs": 2}, "logprobs=true"),
+    ("/v1/chat/completions", {"messages": USER, "tools": [{"function": {"name": "a b"}}]}, "tools"),
+    (
+        "/v1/chat/completions",
+        {"messages": USER, "tools": [{"function": {"name": "f"}}], "tool_choice": {"function": {"name": "g"}}},
+        "'g'",
+    ),
+    ("/v1/chat/completions", {"messages": USER, "response_format": {"type": "yaml"}}, "response_format"),
+    ("/v1/chat/completions", {"messages": USER, "chat_template": "{% if %}"}, "template"),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]}]},
+        "messages",
+    ),
+    (
+        "/v1/chat/completions",
+        {"messages": [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": "{"}}]}]},
+        "JSON",
+    ),
+    ("/v1/chat/completions", {"messages": USER, "continue_final_message": True}, "exclude"),
+    ("/tokenize", {}, "prompt"),
+    ("/tokenize", {"prompt": "a", "messages": USER}, "either"),
+    ("/detokenize", {"tokens": [-1]}, "tokens"),
+    ("/detokenize", {"tokens": [10**7]}, "10000000"),
+)
+
+
+def assert_refused(answer: httpx.Response, status: int = 400) -> str:
+    """OpenAI's error shape, without a traceback; returns the message."""
+    assert answer.status_code == status, answer.text
+    error = answer.json()["error"]
+    assert set(error) == {"message", "type", "param", "code"}
+    assert "Traceback" not in answer.text and 'File "' not in answer.text
+    message: str = error["message"]
+    return message
+
+
+@pytest.mark.parametrize("path, body, part", BAD, ids=[f"{i}-{part}" for i, (_, _, part) in enumerate(BAD)])
+def test_bad_fields(path: str, body: Any, part: str, client: httpx.Client) -> None:
+    # ensure_ascii lets half of a surrogate pair through, as other clients' encoders do.
+    answer = client.post(path, content=json.dumps(body), headers={"Content-Type": "application/json"})
+    error = answer.json()["error"]
+    assert part in f"{assert_refused(answer)} {error['param']}"
+
+
+BOMBS: dict[str, dict[str, Any]] = {
+    "regex": {"guided_regex": "(a{1,9999}){1,9999}"},
+    "nested regex": {"guided_regex": "(" * 5000 + "a" + ")" * 5000},
+    "schema": {"guided_json": {"type": "string", "minLength": 10**9, "maxLength": 10**10}},
+    "deep schema": {"guided_json": json.dumps(DEEP)},
+    "broken schema": {"guided_json": "{"},
+    "unknown type": {"guided_json": {"type": "unicorn"}},
+    "left recursion": {"guided_grammar": 'start: start start | "a"'},
+    "broken grammar": {"guided_grammar": "start: ("},
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_as_constraints(name: str, client: httpx.Client) -> None:
+    answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 4, **BOMBS[name]})
+    assert answer.status_code == 400 or (answer.status_code == 200 and name in ("schema", "regex", "left recursion")), (
+        answer.text
+    )
+    if answer.status_code == 400:
+        assert_refused(answer)
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.parametrize(
+    "template",
+    ["{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "{{ 'x' * 3000000000 }}"],
+)
+def test_bombs_as_templates(template: str, client: httpx.Client) -> None:
+    body = {"messages": USER, "chat_template": template, "max_tokens": 2}
+    assert "template" in assert_refused(client.post("/v1/chat/completions", json=body))
+    assert client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 2}).status_code == 200
+
+
+def test_unknown_routes_methods_and_models(client: httpx.Client) -> None:
+    assert_refused(client.get("/v1/nothing"), 404)
+    assert_refused(client.get("/v1/completions"), 405)
+    assert "gpt-9" in assert_refused(client.post("/v1/completions", json={"prompt": "hi", "model": "gpt-9"}), 404)
+    assert client.get("/v1/models/bard").json()["id"] == "bard"
+    assert_refused(client.get("/v1/models/gpt-9"), 404)
+
+
+def test_bodies_that_are_no_json(client: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json"}
+    for content in (b"", b"{", b"[1]", b'"x"', b"\xff\xfe", b"[" * 100_000, b'{"prompt": NaN}'):
+        assert_refused(client.post("/v1/completions", content=content, headers=headers))
+    assert_refused(client.post("/v1/completions", content=b'{"prompt": "hi"}', headers={"Content-Type": "text/plain"}))
+
+
+def test_bodies_that_are_too_large(client: httpx.Client) -> None:
+    big = {"prompt": "x" * (5 << 20)}
+    assert "bytes" in assert_refused(client.post("/v1/completions", json=big), 413)
+
+    def parts() -> Any:
+        for _ in range(100):
+            yield b" " * (1 << 16)
+
+    # The server may have answered and closed while the client was still sending.
+    with contextlib.suppress(httpx.WriteError):
+        assert_refused(client.post("/v1/completions", content=parts()), 413)
+    assert client.get("/health").status_code == 200
+
+
+def test_long_texts_are_refused_before_all_of_them_is_read(client: httpx.Client) -> None:
+    for text in ("x y " * 900_000, "x" * 3_600_000, " " * 3_600_000):
+        assert "512" in assert_refused(client.post("/v1/completions", json={"prompt": text}))
+        assert "8192" in assert_refused(client.post("/tokenize", json={"prompt": text}))
+    words = {"prompt": "word " * 3000}
+    assert 512 < client.post("/tokenize", json=words).json()["count"] < 8192
+
+
+@pytest.mark.parametrize("half_close", [False, True])
+def test_clients_that_stop_in_the_middle(half_close: bool, server: LiveServer, client: httpx.Client) -> None:
+    host, port = urlparse(server.url).hostname, urlparse(server.url).port
+    with socket.create_connection((str(host), int(port or 0)), timeout=10) as raw:
+        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
+        if half_close:
+            raw.shutdown(socket.SHUT_WR)
+        first = raw.recv(1 << 16)
+        assert first == b"" or b" 408 " in first.splitlines()[0] or b" 400 " in first.splitlines()[0], first
+    assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200

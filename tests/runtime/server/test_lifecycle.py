@@ -1,0 +1,222 @@
+"""Starting, API keys, health, disconnects, draining on SIGTERM, and flags that cannot be."""
+
+from __future__ import annotations
+
+import json
+import re
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+from prometheus_client import CollectorRegistry
+from starlette.testclient import TestClient
+
+from llmc.runtime.server.app import HttpLimits, create_app
+from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.serve import close_model, open_model
+from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.step_loop import StepLoop
+from tests.cli.command import assert_user_error, llmc
+from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
+
+LONG = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
+
+
+def test_metrics_have_vllms_stems(client: httpx.Client) -> None:
+    client.post("/v1/completions", json={"prompt": "The king", "max_tokens": 3})
+    text = client.get("/metrics").text
+    for stem in (
+        "num_requests_running",
+        "num_requests_waiting",
+        "kv_cache_usage_perc",
+        "prefix_cache_queries_total",
+        "prefix_cache_hits_total",
+        "num_preemptions_total",
+        "prompt_tokens_total",
+        "generation_tokens_total",
+        "request_success_total",
+        "time_to_first_token_seconds_bucket",
+        "inter_token_latency_seconds_bucket",
+        "e2e_request_latency_seconds_bucket",
+        "request_queue_time_seconds_bucket",
+        "request_prompt_tokens_bucket",
+        "request_generation_tokens_bucket",
+    ):
+        assert re.search(rf'^llmc:{stem}{{.*model_name="bard".*}} [0-9.e+]+$', text, re.MULTILINE), stem
+    assert metric(client, "llmc:generation_tokens_total") >= 3
+
+
+def test_a_client_that_leaves_frees_its_request(client: httpx.Client) -> None:
+    with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+        next(answer.iter_lines())
+    with pytest.raises(httpx.ReadTimeout):
+        client.post("/v1/completions", json={**LONG, "n": 8, "temperature": 1}, timeout=0.05)
+    eventually(lambda: metric(client, "llmc:num_requests_running") == 0)
+    assert metric(client, "llmc:kv_cache_usage_perc") == 0
+    aborted = [line for line in client.get("/metrics").text.splitlines() if 'finished_reason="abort"' in line]
+    assert aborted and float(aborted[0].rpartition(" ")[2]) >= 2
+
+
+def test_sigterm_finishes_what_is_in_flight(engine_directory: Path) -> None:
+    with serving(engine_directory) as live, live.client() as client, live.client() as other:
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+            lines = answer.iter_lines()
+            next(lines)
+            live.process.send_signal(signal.SIGTERM)
+            eventually(lambda: other.get("/health").status_code == 503)
+            refused = other.post("/v1/completions", json={"prompt": "hi"})
+            assert refused.status_code == 503 and refused.json()["error"]["message"]
+            rest = [line for line in lines if line]
+        assert rest[-1] == "data: [DONE]"
+        tokens = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
+        assert tokens[-1]["choices"][0]["finish_reason"] == "length"
+        assert live.process.wait(20) == 0
+
+
+def test_draining_has_a_limit(engine_directory: Path) -> None:
+    with serving(engine_directory, "--drain-seconds", "0.05") as live, live.client() as client:
+        body = {**LONG, "n": 16, "temperature": 1, "stream": True}
+        with client.stream("POST", "/v1/completions", json=body) as answer:
+            next(answer.iter_lines())
+            live.process.send_signal(signal.SIGTERM)
+            assert live.process.wait(20) == 0
+
+
+@pytest.fixture
+def in_process(engine_directory: Path) -> Iterator[ServedModel]:
+    """A served model in this process, whose loop a test may break."""
+    model = open_model(ServeOptions(engine=engine_directory, stall_seconds=0.1), CollectorRegistry())
+    yield model
+    close_model(model)
+
+
+def test_a_stuck_loop_is_not_healthy(in_process: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()))
+    let_go, step = threading.Event(), StepLoop.step
+
+    def stuck(loop: StepLoop) -> Any:
+        let_go.wait(20)
+        return step(loop)
+
+    monkeypatch.setattr(StepLoop, "step", stuck)
+    assert client.get("/health").status_code == 200
+    asking = threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": {"prompt": "hi"}})
+    asking.start()
+    eventually(lambda: client.get("/health").status_code == 503)
+    let_go.set()
+    asking.join()
+    assert client.get("/health").status_code == 200
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_dead_loop_is_not_healthy(in_process: ServedModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()), raise_server_exceptions=False)
+
+    def dies(loop: StepLoop) -> Any:
+        raise RuntimeError("the step broke")
+
+    monkeypatch.setattr(StepLoop, "step", dies)
+    first = client.post("/v1/completions", json={"prompt": "hi"})
+    assert first.status_code >= 500 or first.json()["choices"][0]["finish_reason"] == "abort"
+    eventually(lambda: client.get("/health").status_code == 503)
+    answer = client.post("/v1/completions", json={"prompt": "hi"})
+    assert answer.status_code == 503 and answer.json()["error"]["type"] == "service_unavailable_error"
+
+
+def test_keys_guard_every_route_but_health(engine_directory: Path) -> None:
+    with serving(engine_directory, "--api-key", "first", "--api-key", "sécond") as live:
+        with live.client() as nobody:
+            assert nobody.get("/health").status_code == 200
+            for path in ("/", "/live", "/metrics", "/v1/models", "/version", "/openapi.json", "/nothing"):
+                assert nobody.get(path).status_code == 401, path
+            for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
+                answer = nobody.post(path, json={"prompt": "x"})
+                assert answer.status_code == 401 and answer.json()["error"]["code"] == "invalid_api_key"
+            assert nobody.get("/").headers["www-authenticate"].startswith("Basic")
+            assert nobody.get("/live", auth=("me", "first")).status_code == 200
+            for wrong in ("Bearer", "Bearer firs", "Bearer first1", "Basic %%%", "first"):
+                assert nobody.get("/v1/models", headers={"Authorization": wrong}).status_code == 401, wrong
+        with live.client("first") as known:
+            assert known.get("/v1/models").status_code == 200
+        bearer = {b"Authorization": "Bearer sécond".encode()}
+        assert httpx.get(f"{live.url}/v1/models", headers=bearer).status_code == 200
+
+
+def test_flags_and_a_configuration_file(engine_directory: Path, tmp_path: Path) -> None:
+    file = tmp_path / "serve.yaml"
+    file.write_text("served-model-name: [first, second]\nmax_model_len: 64\napi-key: k\n")
+    with serving(engine_directory, "--config", str(file), "--api-key", "other") as live, live.client("other") as client:
+        models = client.get("/v1/models").json()["data"]
+        assert [model["id"] for model in models] == ["first", "second"]
+        assert models[0]["max_model_len"] == 64
+        assert client.post("/v1/completions", json={"prompt": [5] * 60, "max_tokens": 9}).status_code == 400
+        assert httpx.get(f"{live.url}/v1/models", headers={"Authorization": "Bearer k"}).status_code == 401
+
+
+def test_flags_that_cannot_be(engine_directory: Path, tmp_path: Path) -> None:
+    engine = str(engine_directory)
+    config = tmp_path / "serve.yaml"
+    config.write_text("prot: 1\n")
+    for flags, part in (
+        (["--port", "99999"], "99999"),
+        (["--max-model-len", "4096"], "512"),
+        (["--max-num-seqs", "4096"], "16"),
+        (["--max-num-batched-tokens", "4096"], "512"),
+        (["--kv-cache-memory-bytes", "1"], "kv_cache_bytes"),
+        (["--chat-template", str(tmp_path / "absent.jinja")], "absent.jinja"),
+        (["--tool-call-parser", "martian"], "hermes"),
+        (["--uvicorn-log-level", "loud"], "loud"),
+        (["--gpu-memory-utilization", "2"], "gpu-memory-utilization"),
+        (["--config", str(config)], "prot"),
+        (["--config", str(tmp_path / "absent.yaml")], "absent.yaml"),
+        (["--data-parallel-size", "2", "--routing", "random"], "random"),
+        (["--host", "203.0.113.1"], "203.0.113.1"),
+    ):
+        assert_user_error(llmc("serve", engine, *flags), part)
+    assert_user_error(llmc("serve", str(tmp_path / "absent")), "absent")
+
+
+def test_a_taken_port(server: LiveServer, engine_directory: Path) -> None:
+    port = urlparse(server.url).port
+    assert_user_error(llmc("serve", engine_directory, "--port", str(port)), "cannot listen", "--port 0")
+
+
+def test_a_unix_socket(engine_directory: Path, tmp_path: Path) -> None:
+    path = tmp_path / "llmc.sock"
+    command = [sys.executable, "-m", "llmc", "serve", str(engine_directory), "--uds", str(path)]
+    process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
+    try:
+        eventually(lambda: path.exists() and _listens(path), 20)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://llmc") as client:
+            assert client.get("/v1/models").status_code == 200
+    finally:
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(20) == 0
+
+
+def _listens(path: Path) -> bool:
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
+
+
+def test_a_model_directory_is_built_once(
+    model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
+    flags = ("--max-model-len", "64", "--max-num-seqs", "4")
+    with serving(model_directory, *flags) as live, live.client() as client:
+        card = client.get("/v1/models").json()["data"][0]
+        assert (card["id"], card["max_model_len"]) == ("bard", 64)
+        assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 2}).status_code == 200
+    built = {path: path.stat().st_mtime_ns for path in (tmp_path / "engines").iterdir() if path.suffix == ".llmc"}
+    assert len(built) == 1
+    with serving(model_directory, *flags):
+        assert {path: path.stat().st_mtime_ns for path in built} == built

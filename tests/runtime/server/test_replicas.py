@@ -1,0 +1,85 @@
+"""Two replicas behind one port: answers, merged metrics, a killed replica, the end of all with the router."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import httpx
+import psutil
+import pytest
+
+from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
+
+
+@pytest.fixture(scope="module")
+def pair(engine_directory: Path) -> Iterator[LiveServer]:
+    with serving(engine_directory, "--data-parallel-size", "2", "--routing", "least-loaded") as live:
+        yield live
+
+
+def workers(live: LiveServer) -> list[psutil.Process]:
+    children = psutil.Process(live.process.pid).children()
+    return [child for child in children if "llmc.runtime.server.replicas.worker" in child.cmdline()]
+
+
+def test_requests_are_answered_and_counted(pair: LiveServer) -> None:
+    with pair.client() as client:
+        assert client.get("/health").json() == {"status": "ok", "healthy_replicas": 2, "replicas": 2}
+        assert client.get("/v1/models").json()["data"][0]["id"] == "bard"
+        body = {"prompt": "The king", "max_tokens": 5, "temperature": 0}
+        alone = client.post("/v1/completions", json=body).json()["choices"][0]["text"]
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}) as answer:
+            assert [line for line in answer.iter_lines() if line][-1] == "data: [DONE]"
+        assert client.post("/v1/completions", json=body).json()["choices"][0]["text"] == alone
+        assert client.post("/v1/completions", json={"prompt": "x", "n": 0}).status_code == 400
+        assert metric(client, "llmc:generation_tokens_total") == 15
+        text = client.get("/metrics").text
+        assert 'replica="0"' in text and 'replica="1"' in text
+        view = client.get("/live").json()
+        assert [replica["index"] for replica in view["replicas"]] == [0, 1] and view["generation_tokens"] == 15
+
+
+def test_load_is_spread(pair: LiveServer) -> None:
+    body = {"prompt": "The king", "max_tokens": 300, "ignore_eos": True, "stream": True}
+    with pair.client() as client:
+        before = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
+        with client.stream("POST", "/v1/completions", json=body), client.stream("POST", "/v1/completions", json=body):
+            after = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
+        assert [after[index] - before[index] for index in (0, 1)] == [1, 1]
+        eventually(lambda: metric(client, "llmc:num_requests_running") == 0)
+
+
+def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
+    with pair.client() as client:
+        victim = workers(pair)[0]
+        os.kill(victim.pid, signal.SIGKILL)
+        for _ in range(4):  # One of them would have met the dead replica.
+            assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
+        eventually(lambda: client.get("/health").json().get("healthy_replicas") == 2 and len(workers(pair)) == 2, 30)
+        assert metric(client, "llmc:replica_restarts") == 1
+
+
+def test_workers_end_with_the_router(engine_directory: Path) -> None:
+    with serving(engine_directory, "--data-parallel-size", "2") as live:
+        started = workers(live)
+        assert len(started) == 2
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(30) == 0
+        assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in started)
+    with serving(engine_directory, "--data-parallel-size", "2") as live:
+        started = workers(live)
+        live.process.kill()
+        eventually(lambda: not any(w.is_running() and w.status() != psutil.STATUS_ZOMBIE for w in started))
+
+
+def test_nobody_is_healthy(engine_directory: Path) -> None:
+    with serving(engine_directory, "--data-parallel-size", "2", "--api-key", "k") as live, live.client("k") as client:
+        for worker in workers(live):
+            worker.kill()
+        answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
+        assert answer.status_code in (200, 503)
+        assert httpx.get(f"{live.url}/v1/models").status_code == 401
+        eventually(lambda: client.get("/health").status_code == 200, 30)

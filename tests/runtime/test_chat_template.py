@@ -1,0 +1,128 @@
+"""Chat templates: what transformers renders, and bombs that must not outlive their deadline or memory."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.errors import OptionError, RequestError
+from llmc.runtime.chat_template import (
+    BUILT_IN,
+    SECONDS,
+    ChatTemplate,
+    TemplateRenderer,
+    engine_template,
+    named_template,
+)
+
+MESSAGES = [{"role": "user", "content": "What's 2 < 3?"}]
+TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
+HF_STYLE = (
+    "{{ bos_token }}{%- for message in messages -%}\n"
+    "    {%- if message.role == 'skip' %}{% continue %}{% endif -%}\n"
+    "    {% generation %}[{{ message.role }}] {{ message.content | trim }}{% endgeneration %}\n"
+    "{%- endfor %}\n"
+    "{%- if tools %} {{ tools | tojson }}{% endif %}"
+    "{%- if add_generation_prompt %} [assistant]{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def renderer() -> Iterator[TemplateRenderer]:
+    opened = TemplateRenderer(workers=1)
+    yield opened
+    opened.close()
+
+
+def test_renders_what_transformers_renders(renderer: TemplateRenderer) -> None:
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    messages = [*MESSAGES, {"role": "skip", "content": "x"}, {"role": "assistant", "content": " Łódź "}]
+    cases: tuple[list[Any] | None, ...] = (None, [TOOL])
+    for tools in cases:
+        expected = render_jinja_template(
+            conversations=[messages], tools=tools, chat_template=HF_STYLE, add_generation_prompt=True, bos_token="<s>"
+        )[0][0]
+        assert renderer.render(ChatTemplate(HF_STYLE, {"bos_token": "<s>"}), messages, tools=tools) == expected
+
+
+def test_built_in_templates_and_continuing(renderer: TemplateRenderer) -> None:
+    plain = ChatTemplate(BUILT_IN["plain"])
+    assert renderer.render(plain, MESSAGES) == "User: What's 2 < 3?\nAssistant:"
+    begun = [*MESSAGES, {"role": "assistant", "content": "It is"}]
+    continued = renderer.render(plain, begun, add_generation_prompt=False, continue_final_message=True)
+    assert continued == "User: What's 2 < 3?\nAssistant: It is"
+
+
+BOMBS = {
+    "endless loop": "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}",
+    "one huge string": "{{ 'x' * 3000000000 }}",
+    "a doubling text": "{% set n = namespace(s='x') %}{% for i in range(60) %}{% set n.s = n.s + n.s %}{% endfor %}",
+    "huge output": "{% for i in range(99999) %}{{ 'x' * 1000 }}{% endfor %}",
+    "huge number": "{{ 9 ** (9 ** 9) }}",
+    "recursion": "{% macro f() %}{{ f() }}{% endmacro %}{{ f() }}",
+}
+
+
+@pytest.mark.parametrize("name", BOMBS)
+def test_bombs_are_refused_and_the_next_chat_is_served(name: str, renderer: TemplateRenderer) -> None:
+    with pytest.raises(RequestError, match="chat template"):
+        renderer.render(ChatTemplate(BOMBS[name]), MESSAGES)
+    assert renderer.render(ChatTemplate(BUILT_IN["plain"]), MESSAGES).startswith("User:")
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ ''.__class__.__mro__[1].__subclasses__() }}",
+        "{{ cycler.__init__.__globals__ }}",
+        "{% include '/etc/passwd' %}",
+        "{{ messages.append(1) }}",
+        "{% if %}",
+        "{{ raise_exception('roles must alternate') }}",
+    ],
+)
+def test_escapes_and_broken_templates_are_refused(source: str, renderer: TemplateRenderer) -> None:
+    with pytest.raises(RequestError, match="chat template fails"):
+        renderer.render(ChatTemplate(source), MESSAGES)
+
+
+def test_a_bomb_does_not_hold_up_other_chats() -> None:
+    import threading
+
+    renderer = TemplateRenderer(workers=2)
+    renderer.warm()
+    bomb = threading.Thread(target=_explode, args=(renderer,))
+    bomb.start()
+    start = time.monotonic()
+    renderer.render(ChatTemplate(BUILT_IN["plain"]), MESSAGES)
+    assert bomb.is_alive(), f"the chat waited {time.monotonic() - start:.1f} s of the bomb's {SECONDS} s"
+    bomb.join()
+    renderer.close()
+
+
+def _explode(renderer: TemplateRenderer) -> None:
+    with pytest.raises(RequestError):
+        renderer.render(ChatTemplate(BOMBS["endless loop"]), MESSAGES)
+
+
+def test_templates_of_an_engine(tmp_path: Path) -> None:
+    folder = tmp_path / "tokenizer"
+    folder.mkdir()
+    assert engine_template(tmp_path) is None
+    named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    config = {"chat_template": named, "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    assert engine_template(tmp_path) == ChatTemplate("D", {"bos_token": "<s>", "eos_token": "</s>"})
+    (folder / "chat_template.jinja").write_text("J")
+    template = engine_template(tmp_path)
+    assert template is not None and template.source == "J"
+    (tmp_path / "mine.jinja").write_text("M")
+    assert named_template(str(tmp_path / "mine.jinja"), tmp_path).source == "M"
+    with pytest.raises(OptionError, match="chat template"):
+        named_template("absent.jinja", tmp_path)

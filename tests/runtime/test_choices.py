@@ -1,0 +1,344 @@
+"""Several choices, log-probabilities, beams, grammars and caches over a real (reference) executor."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from llmc.errors import ModelFailureError, RequestError
+from llmc.runtime.engine import Completion, Engine, load
+from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.logprobs import likeliest, token_logprobs
+from llmc.runtime.sampling_params import SamplingParams
+from tests.runtime.tiny_engine import LIMITS, VOCAB, TinyModel, tiny_model, write_tiny_engine
+
+MODEL = tiny_model()
+PROMPTS = [[5, 9, 2] * 7, [11], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 8], [40, 41, 42, 43], [77] * 27]
+ONE_SEQUENCE = 5 * 512
+
+
+def mild_model(seed: int = 0, vocab: int = VOCAB) -> TinyModel:
+    """The tiny model with its logits scaled down, so that draws and beams have a choice."""
+    model = tiny_model(seed, vocab)
+    model.weights["head"] = model.weights["head"] * 0.15
+    return model
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_tiny_engine(tmp_path_factory.mktemp("engine") / "mild.llmc", model=mild_model())
+
+
+@pytest.fixture(scope="module")
+def engine(path: Path) -> Iterator[Engine]:
+    with load(path) as opened:
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    path = tmp_path_factory.mktemp("engine") / "speaking.llmc"
+    with load(write_tiny_engine(path, model=mild_model(1, 4096), with_tokenizer=True, eos=(0,))) as opened:
+        yield opened
+
+
+def tokens_of(completion: Completion) -> list[tuple[int, ...]]:
+    return [choice.token_ids for choice in completion.choices]
+
+
+def test_each_choice_draws_from_its_own_stream_of_the_seed(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=9, temperature=1.0, seed=7, n=3)
+    (three,) = engine.generate(PROMPTS[0], params)
+    assert len(set(tokens_of(three))) == 3
+    (one,) = engine.generate(PROMPTS[0], replace(params, n=1))
+    assert tokens_of(three)[0] == one.token_ids
+    assert engine.generate(PROMPTS, params) == [engine.generate(p, params)[0] for p in PROMPTS]
+    assert len(set(tokens_of(engine.generate(PROMPTS[0], replace(params, seed=None))[0]))) == 3
+
+
+@pytest.mark.parametrize("kv_cache_bytes", [ONE_SEQUENCE, 2 * ONE_SEQUENCE])
+@pytest.mark.parametrize("params", [{"n": 4, "temperature": 1.0, "seed": 3}, {"n": 2, "beam_width": 4}])
+def test_forks_and_beams_survive_preemption(path: Path, kv_cache_bytes: int, params: dict[str, Any]) -> None:
+    with load(path) as roomy, load(path, kv_cache_bytes=kv_cache_bytes) as tight:
+        wanted = roomy.generate(PROMPTS, SamplingParams(max_tokens=11, **params))
+        found = tight.generate(PROMPTS, SamplingParams(max_tokens=11, **params))
+        assert [tokens_of(c) for c in found] == [tokens_of(c) for c in wanted]
+        assert tight.loop.scheduler.preemptions > 0
+        assert tight.loop.pool.used == roomy.loop.pool.used == 0
+
+
+def test_choices_end_each_in_its_own_way(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=9, temperature=1.0, seed=7, n=3)
+    plain = tokens_of(engine.generate(PROMPTS[2], params)[0])
+    stop = plain[1][2]
+    (stopped,) = engine.generate(PROMPTS[2], replace(params, stop_token_ids=(stop,)))
+    for choice, tokens in zip(stopped.choices, plain, strict=True):
+        end = tokens.index(stop) + 1 if stop in tokens else len(tokens)
+        assert choice.token_ids == tokens[:end]
+        assert (choice.finish_reason, choice.stop_reason) == (("stop", stop) if stop in tokens else ("length", None))
+
+
+def test_logprobs_are_the_models_own(engine: Engine) -> None:
+    prompt = PROMPTS[2]
+    params = SamplingParams(
+        max_tokens=6, temperature=0.7, seed=1, repetition_penalty=1.5, logprobs=3, prompt_logprobs=2
+    )
+    (found,) = engine.generate(prompt, params)
+    sequence = [*prompt, *found.token_ids]
+    expected = mild_model().logits(sequence).log_softmax(-1).numpy()
+    assert found.prompt_logprobs is not None and found.prompt_logprobs[0] is None
+    choice = found.choices[0]
+    assert choice.logprobs is not None and len(choice.logprobs) == 6
+    everything = [*found.prompt_logprobs[1:], *choice.logprobs]
+    for position, each in enumerate(everything):
+        assert each is not None
+        row = expected[position]
+        token = sequence[position + 1]
+        assert each.token_id == token
+        assert each.logprob == pytest.approx(row[token], abs=1e-4)
+        assert each.rank == 1 + int((row > row[token]).sum())
+        count = 2 if position < len(prompt) - 1 else 3
+        assert [i for i, _ in each.top] == likeliest(row, count).tolist()
+    assert choice.cumulative_logprob == pytest.approx(sum(each.logprob for each in choice.logprobs))
+    (bare,) = engine.generate(prompt, replace(params, logprobs=0, prompt_logprobs=None))
+    assert bare.choices[0].token_ids == choice.token_ids and bare.choices[0].logprobs is not None
+    assert [each.top for each in bare.choices[0].logprobs] == [()] * 6
+
+
+def test_a_prompt_can_be_scored_without_generating(engine: Engine) -> None:
+    for prompt in (PROMPTS[0], [1] * LIMITS.max_model_len):
+        (found,) = engine.generate(prompt, SamplingParams(max_tokens=0, prompt_logprobs=1))
+        assert found.token_ids == () and found.finish_reason == "length"
+        assert found.prompt_logprobs is not None and len(found.prompt_logprobs) == len(prompt)
+        (several,) = engine.generate(PROMPTS[1], SamplingParams(max_tokens=0))
+        assert several.token_ids == ()
+
+
+def test_best_of_gives_the_likeliest_first(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=7, temperature=1.0, seed=2, n=6, logprobs=0)
+    choices = engine.generate(PROMPTS[4], params)[0].choices
+    ranked = sorted(choices, key=lambda c: -(c.cumulative_logprob or 0) / len(c.token_ids))
+    (best,) = engine.generate(PROMPTS[4], replace(params, n=2, best_of=6, logprobs=None))
+    assert [c.token_ids for c in best.choices] == [c.token_ids for c in ranked[:2]]
+    assert best.choices[0].logprobs is None
+
+
+def hf_beams(prompt: list[int], width: int, count: int, **options: Any) -> list[list[int]]:
+    """What Hugging Face's beam search finds with the same model."""
+    # As Any: transformers' own types do not allow for a model made like this.
+    hf: Any = importlib.import_module("transformers")
+    outputs: Any = importlib.import_module("transformers.modeling_outputs")
+    model = mild_model()
+
+    def forward(self: Any, input_ids: Any, **ignored: Any) -> Any:
+        return outputs.CausalLMOutput(logits=torch.stack([model.logits(row.tolist()) for row in input_ids]))
+
+    def prepared(self: Any, input_ids: Any, **ignored: Any) -> dict[str, Any]:
+        return {"input_ids": input_ids}
+
+    members = {
+        "config_class": hf.PretrainedConfig,
+        "forward": forward,
+        "prepare_inputs_for_generation": prepared,
+        "device": torch.device("cpu"),
+        "dtype": torch.float32,
+    }
+    wrapped: Any = type("Wrapped", (hf.PreTrainedModel, hf.GenerationMixin), members)
+    generation = hf.GenerationConfig(
+        num_beams=width,
+        num_return_sequences=count,
+        do_sample=False,
+        use_cache=False,
+        pad_token_id=96,
+        **options,
+    )
+    config = hf.PretrainedConfig(vocab_size=VOCAB, is_encoder_decoder=False)
+    rows = wrapped(config).eval().generate(torch.tensor([prompt]), generation_config=generation)
+    return [row[len(prompt) :].tolist() for row in rows]
+
+
+@pytest.mark.parametrize("early", [False, True])
+@pytest.mark.parametrize("length_penalty", [1.0, 0.0, 2.0])
+@pytest.mark.parametrize("prompt", [[5, 9, 2], [40, 41, 42, 43]])
+def test_beam_search_is_hugging_faces(engine: Engine, prompt: list[int], length_penalty: float, early: bool) -> None:
+    greedy = engine.generate(prompt, SamplingParams(max_tokens=8, n=3, beam_width=4))[0]
+    ends = sorted({greedy.choices[0].token_ids[3], greedy.choices[1].token_ids[5]})
+    wanted = hf_beams(
+        prompt, 4, 3, max_new_tokens=8, eos_token_id=ends, length_penalty=length_penalty, early_stopping=early
+    )
+    params = SamplingParams(
+        max_tokens=8,
+        n=3,
+        beam_width=4,
+        length_penalty=length_penalty,
+        early_stopping=early,
+        stop_token_ids=tuple(ends),
+        logprobs=1,
+    )
+    (found,) = engine.generate(prompt, params)
+    trimmed = [[*row[: min((row.index(e) + 1 for e in ends if e in row), default=len(row))]] for row in wanted]
+    assert [list(tokens) for tokens in tokens_of(found)] == trimmed
+    for choice in found.choices:
+        assert choice.logprobs is not None and choice.cumulative_logprob is not None
+        assert choice.cumulative_logprob == pytest.approx(sum(each.logprob for each in choice.logprobs))
+
+
+def test_a_prefix_hit_changes_no_token(path: Path) -> None:
+    params = SamplingParams(max_tokens=8, temperature=0.9, seed=5)
+    with load(path) as cached, load(path, prefix_cache=False) as fresh:
+        system = [7] * 17
+        for tail in ([1, 2], [3], [1, 2], [9] * 9):
+            (found,), (wanted,) = (each.generate([*system, *tail], params) for each in (cached, fresh))
+            assert found == wanted
+        assert found.cached_tokens == 16 and wanted.cached_tokens == 0
+        turn = [*system, 9, *cached.generate([*system, 9], params)[0].token_ids, 4]
+        (following,) = cached.generate(turn, params)
+        assert following == fresh.generate(turn, params)[0]
+        assert following.cached_tokens == (len(turn) - 1) // 8 * 8
+
+
+def test_blocks_of_broken_logits_are_not_cached(tmp_path: Path) -> None:
+    model = tiny_model()
+    model.weights["embedding"][13] = float("nan")
+    with load(write_tiny_engine(tmp_path / "nan.llmc", model=model)) as engine:
+        prompt = [1, 2, 3, 4, 5, 6, 7, 8] * 2
+        for params in (SamplingParams(), SamplingParams(n=2, temperature=1.0), SamplingParams(beam_width=2)):
+            with pytest.raises(ModelFailureError, match="no usable logits"):
+                engine.generate([*prompt, 13, 5], params)
+            with pytest.raises(ModelFailureError, match="no usable logits"):
+                engine.generate([*prompt, 13, 5], replace(params, max_tokens=1, logprobs=1))
+        with pytest.raises(ModelFailureError, match="no usable logits"):
+            engine.generate([*prompt, 13, 5], SamplingParams(prompt_logprobs=0))
+        assert engine.loop.pool.cached == 0 and engine.loop.pool.used == 0
+        # Every block of the pool has held NaNs by now; nobody may read what he has not written.
+        found = engine.generate([[5, 9, 2], [3] * 9], SamplingParams(max_tokens=12))
+        assert [list(c.token_ids) for c in found] == [model.greedy([5, 9, 2], 12), model.greedy([3] * 9, 12)]
+
+
+def test_answers_without_chance_are_kept(path: Path) -> None:
+    with load(path, output_cache_bytes=20_000) as engine:
+        seeded = SamplingParams(max_tokens=5, temperature=1.0, seed=1, n=2, logprobs=1)
+        chance = SamplingParams(max_tokens=5, temperature=1.0)
+        first = engine.generate([[1, 2], [3]], seeded)
+        steps = engine.loop.scheduler.prefix_cache.queries
+        assert engine.generate([[1, 2], [3]], seeded) == first
+        assert engine.loop.scheduler.prefix_cache.queries == steps, "nothing was computed"
+        engine.generate([4], chance)
+        engine.generate([4], chance)
+        assert engine.output_cache is not None
+        stats = engine.output_cache.stats()
+        assert (stats.queries, stats.hits, stats.entries) == (4, 2, 2)
+        for token in range(5, 15):
+            engine.generate([token], seeded)
+        stats = engine.output_cache.stats()
+        assert stats.bytes <= 20_000 and 1 <= stats.entries < 10
+    with load(path) as engine:
+        assert engine.output_cache is None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "sort": {"enum": ["cat", "dog"]}},
+    "required": ["age", "sort"],
+    "additionalProperties": False,
+}
+
+
+def test_outputs_follow_their_grammar(speaking: Engine) -> None:
+    pytest.importorskip("llguidance")
+    cases = [
+        (Grammar(GrammarKind.REGEX, "[0-9]{3}-[a-f]{2,4}"), r"[0-9]{3}-[a-f]{2,4}"),
+        (Grammar(GrammarKind.CHOICE, json.dumps(["a pie", 'ün "quoted"'])), 'a pie|ün "quoted"'),
+        (Grammar(GrammarKind.EBNF, 'start: "x" ("y" | "z")~2'), "x[yz]{2}"),
+        (Grammar(GrammarKind.EBNF, 'root ::= "yes" | "no"'), "yes|no"),
+        (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)), r'\{"age": ?[0-9]{1,2}, ?"sort": ?"(cat|dog)"\}'),
+    ]
+    for seed in range(3):
+        params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, grammar=grammar) for grammar, _ in cases]
+        found = speaking.generate(["Once"] * len(cases), params)
+        for completion, (_, pattern) in zip(found, cases, strict=True):
+            assert completion.finish_reason == "stop"
+            assert re.fullmatch(pattern, completion.text), completion.text
+    (several,) = speaking.generate("Once", replace(params[0], n=3))
+    assert all(re.fullmatch(cases[0][1], choice.text) for choice in several.choices)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (GrammarKind.REGEX, "(a"),
+        (GrammarKind.JSON_SCHEMA, "{"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "objec"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "http://example.com/x"}'),
+        (GrammarKind.JSON_SCHEMA, "[" * 5000 + "]" * 5000),
+        (GrammarKind.CHOICE, "[]"),
+        (GrammarKind.EBNF, "start: missing"),
+        (GrammarKind.EBNF, "root ::= ("),
+        (GrammarKind.REGEX, "a" * (2 << 20)),
+    ],
+)
+def test_bad_grammars_are_refused(speaking: Engine, kind: GrammarKind, source: str) -> None:
+    pytest.importorskip("llguidance")
+    with pytest.raises(RequestError) as caught:
+        speaking.generate("Once", SamplingParams(grammar=Grammar(kind, source)))
+    assert caught.value.at == "grammar" and caught.value.fix
+    assert speaking.loop.scheduler.idle
+
+
+def test_a_grammar_that_takes_too_long_is_killed(speaking: Engine) -> None:
+    pytest.importorskip("llguidance")
+    from llmc.runtime.grammar_compiler import GrammarCompiler
+
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=0.001)
+    grammar = Grammar(GrammarKind.CHOICE, json.dumps([f"{i} of many {i * i}" for i in range(4000)]))
+    with pytest.raises(RequestError, match=r"did not finish within 0.001 seconds"):
+        compiler.compile(grammar)
+    compiler._seconds = 10.0
+    assert compiler.compile(grammar)().allowed().any(), "a new worker has taken its place"
+    compiler.close()
+
+
+@pytest.mark.parametrize(
+    ("params", "problem"),
+    [
+        ({"n": 300}, "n is 300, and at most 256"),
+        ({"best_of": 2, "n": 3}, "best_of cannot be 2"),
+        ({"logprobs": 1000}, "logprobs is 1000, and at most 128"),
+        ({"prompt_logprobs": 129}, "prompt_logprobs is 129"),
+        ({"beam_width": 2, "temperature": 1.0}, "temperature cannot be 1.0"),
+        ({"beam_width": 2, "n": 3}, "beam_width cannot be 2"),
+        ({"beam_width": 2, "seed": 1}, "seed cannot be 1"),
+        ({"beam_width": 2, "stop": "x"}, "stop cannot be"),
+        ({"grammar": "x"}, "grammar cannot be 'x'"),
+        ({"grammar": Grammar(GrammarKind.REGEX, "a")}, "a grammar needs a tokenizer"),
+    ],
+)
+def test_impossible_parameters_are_refused(engine: Engine, params: dict[str, Any], problem: str) -> None:
+    with pytest.raises(RequestError, match=re.escape(problem)) as caught:
+        engine.generate([1], SamplingParams(**params))
+    assert caught.value.fix
+
+
+def test_a_stream_has_one_choice(engine: Engine) -> None:
+    with pytest.raises(RequestError, match="a stream has one choice, and 2 are asked for"):
+        engine.stream([1], SamplingParams(n=2, temperature=1.0))
+
+
+def test_token_logprobs_of_a_row() -> None:
+    row = np.array([1.0, 3.0, 3.0, -np.inf, 2.0], np.float32)
+    found = token_logprobs(row, 4, 3)
+    total = math.log(math.exp(1) + 2 * math.exp(3) + math.exp(2))
+    assert found.rank == 3 and found.logprob == pytest.approx(2 - total)
+    assert [i for i, _ in found.top] == [1, 2, 4]
+    assert SimpleNamespace(top=token_logprobs(row, 3, 0).top).top == ()

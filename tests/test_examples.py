@@ -1,0 +1,33 @@
+"""Each example runs as it stands, and shows what it says."""
+
+from __future__ import annotations
+
+import runpy
+import sys
+from pathlib import Path
+
+import pytest
+
+EXAMPLES = Path(__file__).parent.parent / "examples"
+SHOWS = {
+    "write_a_pass.py": ["split_norm_weight: 4 rewrites", "fold_norm_weight: 10 rewrites, 0 refused"],
+    "find_a_wrong_pass.py": [
+        "diff: wrong_norm is the first pass over its budget",
+        "of pass wrong_norm: rms_norm_2",
+        "TOO LARGE",
+    ],
+    "explain_a_refusal.py": [
+        "1 of 2 RMSNorms fused; 1 refused",
+        "found:    the user tanh_1",
+        "logits: Tensor = self.head(y + torch.tanh(normalized))",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", SHOWS)
+def test_an_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", [name])
+    runpy.run_path(str(EXAMPLES / name), run_name="__main__")
+    shown = capsys.readouterr().out
+    for part in SHOWS[name]:
+        assert part in shown, shown
