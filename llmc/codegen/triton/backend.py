@@ -130,4 +130,5 @@ def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
 
 def _counted(launch: DeviceLaunch) -> RowCount:
     """What the launch's rows are."""
-    return RowCount.LOGIT_ROWS if RowCount.LOGIT_ROWS.value in launch.arguments.values() else RowCount.TOKENS
+    is_logit_rows = any(RowCount.LOGIT_ROWS.value in each.arguments.values() for each in (launch, *launch.then))
+    return RowCount.LOGIT_ROWS if is_logit_rows else RowCount.TOKENS

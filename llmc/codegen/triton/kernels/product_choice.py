@@ -21,11 +21,12 @@ from llmc.codegen.triton.kernels.product_persistent import persistent_kernel
 from llmc.codegen.triton.kernels.product_tile import tile_kernel
 from llmc.codegen.triton.kernels.product_tiling import (
     MOST_NARROW_ROWS,
+    Tiling,
+    Way,
     needs_finish,
     predicted_seconds,
     tilings,
 )
-from llmc.codegen.triton.kernels.tiling import Tiling, Way
 from llmc.program import RowCount
 from llmc.targets import GpuTarget
 
@@ -81,12 +82,12 @@ def _serving(
 ) -> DeviceLaunch:
     seconds = predicted_seconds(product, target, tiling, judged)
     launch = _launch(product, target, tiling)
-    if product.norm is not None and not tiling.normed:
+    before = product.norm.launch if product.norm is not None and not tiling.normed else None
+    if product.codes is not None:
+        before = product.codes.quantize
+    if before is not None:
         follows = replace(launch, then=(), seconds=seconds), *launch.then
-        return replace(product.norm.launch, min_tokens=first, max_tokens=last, then=follows)
-    if product.codes is not None and product.codes.quantize is not None:
-        follows = replace(launch, then=(), seconds=seconds), *launch.then
-        return replace(product.codes.quantize, min_tokens=first, max_tokens=last, then=follows)
+        return replace(before, min_tokens=first, max_tokens=last, then=follows)
     return replace(launch, min_tokens=first, max_tokens=last, seconds=seconds)
 
 
