@@ -130,6 +130,7 @@ def measure(model: Path, trials: tuple[Trial, ...], arguments: argparse.Namespac
         if trial.below in found:
             holds = holds and perplexity < found[trial.below].perplexity
         rows.append(Row(trial.name, perplexity, ratio, bits, kv_bytes, target, trial.limit, holds))
+        Console(stderr=True).print(f"{trial.name}: {ratio:.4f}")
     return rows
 
 
