@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.engine import Completion, Engine, load
+from llmc.runtime.completion import Completion
+from llmc.runtime.engine import Engine, load
 from llmc.runtime.grammar import Grammar, GrammarKind
 from llmc.runtime.logprobs import likeliest, token_logprobs
 from llmc.runtime.sampling_params import SamplingParams
