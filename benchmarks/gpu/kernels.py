@@ -24,6 +24,7 @@ from tests.codegen.triton.tensor_call import TensorCall
 
 ROUNDS = 3
 BLOCK_SIZE = 16
+_LINEAR = torch.ops.llmc.linear.default
 
 
 @dataclass
@@ -45,7 +46,7 @@ def main() -> None:
     if target is None:
         sys.exit("there is no GPU that llmc knows")
     triton.set_allocator(scratch_memory)
-    for make in (norms, products, decode_attention, prefill_attention):
+    for make in (norms, products, quantized_products, decode_attention, prefill_attention):
         for case in make():
             try:
                 measure(case, target)
@@ -115,6 +116,33 @@ def products() -> Iterator[Case]:
             "product", f"{tokens} × {channels} by {channels} × {outputs}", torch.ops.llmc.linear.default,
             (x, weight, None), (result,), {"cuBLAS": partial(torch.mm, x, weight.T, out=result)},
             bytes=float(x.nbytes + weight.nbytes + result.nbytes), flops=2.0 * tokens * outputs * channels,
+        )  # fmt: skip
+
+
+def quantized_products() -> Iterator[Case]:
+    """The same product: one token with 4-bit weights against our bf16, a prompt in fp8 against cuBLAS bf16."""
+    outputs, channels = 28672, 4096
+    weight = torch.randn(outputs, channels, device="cuda", dtype=torch.bfloat16) / channels**0.5
+    for tokens, format, group, x_format in ((1, "int4", 128, "none"), (1, "int8", channels, "none"),
+                                            (512, "int4", 128, "none"), (8192, "fp8", channels, "fp8"),
+                                            (8192, "int8", channels, "int8")):  # fmt: skip
+        x = torch.randn(tokens, channels, device="cuda", dtype=torch.bfloat16)
+        result = torch.empty(tokens, outputs, device="cuda", dtype=torch.bfloat16)
+        dtype = torch.float32 if group == channels else torch.bfloat16
+        scales = torch.ops.llmc.weight_scales(weight, format, group, True, 1, dtype)
+        codes = torch.ops.llmc.weight_codes(weight, scales, None, format)
+        arguments = (x, codes, scales, None, None, None, None, "identity", 1.0, format, x_format)
+        plain = TensorCall(KERNELS[_LINEAR], (x, weight, None), (result,), "cuda", in_place=False)
+        target = device_target()
+        assert target is not None
+        peers: dict[str, Callable[[], object]] = {"cuBLAS bf16": partial(torch.mm, x, weight.T, out=result)}
+        peers["our bf16"] = _candidates(KERNELS[_LINEAR], plain, target)["llmc"]
+        bits = 4 if format == "int4" else 8
+        yield Case(
+            "quantized product", f"{tokens} × {channels} by {outputs}, {format} weights, {x_format} activations",
+            torch.ops.llmc.quantized_linear.default, arguments, (result,), peers,
+            bytes=float(x.nbytes + codes.numel() * bits // 8 + scales.nbytes + result.nbytes),
+            flops=2.0 * tokens * outputs * channels,
         )  # fmt: skip
 
 

@@ -78,14 +78,17 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path, help="the checkpoint, for its config.json")
     parser.add_argument("engine", type=Path)
+    parser.add_argument("--scheme", help="of a quantized engine, whose steps read less than the checkpoint's bytes")
     arguments = parser.parse_args()
     config = json.loads((arguments.model / "config.json").read_text())
     contestant, group = LlmcModel(arguments.engine), arguments.model.name
+    ours = "llmc" if arguments.scheme is None else f"llmc {arguments.scheme}"
     for decode in DECODES:
-        report(Measurement(group, decode.name, "llmc", contestant.decode(decode), bytes=decode_bytes(config, decode)))
+        moved = decode_bytes(config, decode) if arguments.scheme is None else 0.0
+        report(Measurement(group, decode.name, ours, contestant.decode(decode), bytes=moved))
     for prefill in PREFILLS:
         report(
-            Measurement(group, prefill.name, "llmc", contestant.prefill(prefill), flops=prefill_flops(config, prefill))
+            Measurement(group, prefill.name, ours, contestant.prefill(prefill), flops=prefill_flops(config, prefill))
         )
 
 

@@ -19,8 +19,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("shape", choices=sorted(SHAPES))
     parser.add_argument("directory", type=Path)
+    parser.add_argument("--quantize", default="", help="a scheme; its engine lies beside the plain one")
     arguments = parser.parse_args()
-    model, engine = arguments.directory / arguments.shape, arguments.directory / f"{arguments.shape}.llmc"
+    model, engine = (
+        arguments.directory / arguments.shape,
+        engine_of(arguments.directory, arguments.shape, arguments.quantize),
+    )
     start = time.perf_counter()
     if not (model / "config.json").exists():
         shutil.rmtree(model, ignore_errors=True)
@@ -31,12 +35,22 @@ def main() -> None:
             str(model),
             engine,
             target="auto",
+            quantize=arguments.quantize,
             max_model_len=MAX_MODEL_LEN,
             max_batch_tokens=8192,
             max_sequences=32,
         )
     report(Measurement("build", "checkpoint", arguments.shape, (written - start,)))
-    report(Measurement("build", "engine", arguments.shape, (time.perf_counter() - written,)))
+    report(
+        Measurement(
+            "build", "engine", " ".join((arguments.shape, arguments.quantize)).strip(), (time.perf_counter() - written,)
+        )
+    )
+
+
+def engine_of(directory: Path, shape: str, quantize: str) -> Path:
+    """Where the engine of a shape and scheme lies."""
+    return directory / ".".join(filter(None, (shape, quantize, "llmc")))
 
 
 if __name__ == "__main__":

@@ -95,6 +95,12 @@ def test_some_jobs_come_with_what_they_need() -> None:
         assert not job.after and not job.needs
 
 
+def test_a_quantized_engine_is_built_from_the_plain_ones_checkpoint() -> None:
+    found = [job.name for job in selected(jobs(Path("d"), SHAPES), ["llmc llama-3.1-8b int4"])]
+    assert found[-2:] == ["prepare llama-3.1-8b int4", "llmc llama-3.1-8b int4"]
+    assert "prepare llama-3.1-8b" in found
+
+
 def test_jobs_beside_run_at_the_same_time_and_are_waited_for(tmp_path: Path) -> None:
     flag = tmp_path / "flag"
     outcomes = run(
@@ -119,12 +125,14 @@ def test_tables_give_ratios_and_shares_of_the_measured_ceilings() -> None:
         Measurement("probe", "bf16 product", "cuBLAS", (1.0,), flops=800e12),
         Measurement("m", "decode", "llmc", (0.001, 0.001, 0.001), bytes=3e9),
         Measurement("m", "decode", "HF eager", (0.004,), bytes=3e9),
+        Measurement("m", "decode", "llmc int4", (0.0004,)),
         Measurement("m", "prefill", "llmc", (0.1,), flops=40e12),
     ]
     for table in tables(measured):
         console.print(table)
     text = output.getvalue()
     assert "4.00x" in text
+    assert "0.40x" in text, "bf16 of int4's speed"
     assert "75%" in text, "3 TB/s of 4"
     assert "50%" in text, "400 TFLOP/s of 800"
 
