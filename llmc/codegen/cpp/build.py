@@ -11,7 +11,14 @@ import shutil
 import tempfile
 from pathlib import Path
 
-from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_include_dir, link_flags
+from llmc.codegen.cpp.kernel_library import (
+    Part,
+    compile_flags,
+    kernel_archive,
+    kernel_include_dir,
+    link_flags,
+    part_of,
+)
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.codegen.lowering import Lowered
 from llmc.targets import CpuTarget
@@ -38,7 +45,9 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
     kernels.mkdir(parents=True, exist_ok=True)
     source = kernels / "engine.cpp"
     source.write_text(lowered.source, encoding="utf-8")
-    archive, toolchain = kernel_archive(target), find_toolchain()
+    is_coded = any(part_of(launch.kernel) is Part.CODED for launch in lowered.program.launches)
+    parts = (Part.CODED, Part.PLAIN) if is_coded else (Part.PLAIN,)
+    archives, toolchain = [kernel_archive(target, part=part) for part in parts], find_toolchain()
     with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:
         compiled, exports = Path(temporary) / "engine.o", Path(temporary) / "exports.map"
         exports.write_text(_EXPORTS, encoding="ascii")
@@ -49,7 +58,7 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
         run_tool([*toolchain.compiler, *compiling], source=source)
         hiding = [f"-Wl,--version-script={exports}", "-Wl,--build-id=none", "-Wl,--no-undefined", "-Wl,--strip-all"]
         linked = Path(temporary) / "engine.so"
-        linking: list[str | Path] = [*link_flags(), *hiding, compiled, archive, "-o", linked]
+        linking: list[str | Path] = [*link_flags(), *hiding, compiled, *archives, "-o", linked]
         run_tool([*toolchain.compiler, *linking], source=source)
         digest = hashlib.sha256(linked.read_bytes()).hexdigest()
         library = kernels / f"engine-{digest[:16]}.so"

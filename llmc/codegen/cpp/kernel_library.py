@@ -1,7 +1,8 @@
 """Compile the hand-written kernels once per instruction set, compiler and source text, into a shared cache.
 
-An entry is a folder that is built under a temporary name and renamed into place, so concurrent builders are safe and
-an interrupted one leaves nothing that is used; its files' hashes are checked whenever it is used.
+They are in two parts, so that the first build for a machine compiles only what its engine calls. An entry is a folder
+that is built under a temporary name and renamed into place, so concurrent builders are safe and an interrupted one
+leaves nothing that is used; its files' hashes are checked whenever it is used.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import shutil
 import tempfile
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from enum import Enum
 from pathlib import Path
 
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
@@ -34,21 +36,39 @@ _COMMON_FLAGS = (
     "-Wall",
     "-Wextra",
 )
-_LINK_FLAGS = ("-shared", "-pthread", "-Wl,-z,now", "-Wl,--exclude-libs,ALL")
+_SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
+_LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
 _ARCHIVE, _SHARED, _HASHES = "libllmc_kernels.a", "libllmc_kernels.so", "sha256.json"
 
 
-def kernel_archive(target: CpuTarget, cache_dir: Path | None = None) -> Path:
-    """The static library to link an engine with. cache_dir: settings().cache_dir unless given.
+class Part(Enum):
+    """PLAIN: what every engine needs. CODED: products over quantized weights and attention over coded caches, whose
+    many formats take several times as long to compile."""
 
-    Raises ToolchainError when there is no compiler or the kernels do not compile.
+    PLAIN = "plain"
+    CODED = "coded"
+
+
+def part_of(kernel: str) -> Part:
+    """The part that has a function of api.h."""
+    is_coded = kernel.startswith("llmc_quantized_") or (
+        kernel.startswith("llmc_paged_attention_") and kernel.endswith(("_int8", "_int4", "_fp8"))
+    )
+    return Part.CODED if is_coded else Part.PLAIN
+
+
+def kernel_archive(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:
+    """A part as a static library to link an engine with; CODED goes before PLAIN, which it calls.
+
+    cache_dir: settings().cache_dir unless given. Raises ToolchainError when there is no compiler or the kernels do not
+    compile.
     """
-    return _entry(target, cache_dir) / _ARCHIVE
+    return _entry(target, cache_dir, part) / _ARCHIVE
 
 
-def kernel_shared_library(target: CpuTarget, cache_dir: Path | None = None) -> Path:
-    """The same kernels as a shared library, to be called one by one from tests, benchmarks and the tuner."""
-    return _entry(target, cache_dir) / _SHARED
+def kernel_shared_library(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:
+    """Kernels as a shared library, to be called one by one from tests and benchmarks. CODED has those of PLAIN too."""
+    return _entry(target, cache_dir, part) / _SHARED
 
 
 def kernel_include_dir() -> Path:
@@ -66,10 +86,10 @@ def link_flags() -> tuple[str, ...]:
     return _LINK_FLAGS
 
 
-def _entry(target: CpuTarget, cache_dir: Path | None) -> Path:
+def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
     root = (settings().cache_dir if cache_dir is None else cache_dir) / "kernels"
     toolchain = find_toolchain()
-    entry = root / f"{target.name}-{_key(target, toolchain)}"
+    entry = root / f"{target.name}-{part.value}-{_key(target, toolchain)}"
     if _is_whole(entry):
         return entry
     try:
@@ -82,7 +102,8 @@ def _entry(target: CpuTarget, cache_dir: Path | None) -> Path:
             fix="set LLMC_CACHE_DIR to a folder that you can write to",
         ) from error
     try:
-        _compile(target, toolchain, build)
+        beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
+        _compile(target, toolchain, _sources(part), beside, build)
         _publish(build, entry)
     finally:
         shutil.rmtree(build, ignore_errors=True)
@@ -99,8 +120,16 @@ def _key(target: CpuTarget, toolchain: Toolchain) -> str:
     return digest.hexdigest()[:24]
 
 
-def _compile(target: CpuTarget, toolchain: Toolchain, build: Path) -> None:
-    sources = sorted(kernel_include_dir().glob("*.cpp"))
+def _sources(part: Part) -> list[Path]:
+    found = sorted(kernel_include_dir().glob("*.cpp"))
+    coded = {each for each in found if each.stem.startswith("quantized_") or each.stem.endswith("_codes")}
+    return [each for each in found if (each in coded) is (part is Part.CODED)]
+
+
+def _compile(
+    target: CpuTarget, toolchain: Toolchain, sources: list[Path], beside: tuple[Path, ...], build: Path
+) -> None:
+    """Both libraries of these sources. beside: archives that the shared one has whole, too."""
     objects = [build / f"{source.stem}.o" for source in sources]
 
     def compile_one(source: Path, to: Path) -> None:
@@ -112,8 +141,11 @@ def _compile(target: CpuTarget, toolchain: Toolchain, build: Path) -> None:
     run_tool([toolchain.archiver, "rcsD", build / _ARCHIVE, *objects], source=kernel_include_dir())
     shared: list[str | Path] = [
         *toolchain.compiler,
-        *_LINK_FLAGS,
+        *_SHARED_FLAGS,
         *objects,
+        "-Wl,--whole-archive",
+        *beside,
+        "-Wl,--no-whole-archive",
         "-Wl,--no-undefined",
         "-o",
         build / _SHARED,

@@ -11,7 +11,7 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
 from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
 
@@ -51,7 +51,7 @@ class Embedding(ctypes.Structure):
 @cache
 def kernels(target: CpuTarget) -> ctypes.CDLL:
     """The target's kernels, with the pool's functions typed."""
-    library = ctypes.CDLL(str(kernel_shared_library(target)))
+    library = ctypes.CDLL(str(kernel_shared_library(target, part=Part.CODED)))
     library.llmc_pool_create.argtypes = (c_int32, c_int64)
     library.llmc_pool_create.restype = c_void_p
     library.llmc_pool_destroy.argtypes = (c_void_p,)

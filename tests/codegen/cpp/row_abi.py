@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
 from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
 
@@ -183,7 +183,7 @@ def scratch_bytes(target: str, heads: int, kv_heads: int, head_dim: int, value_d
 @functools.cache
 def library(target: str) -> ctypes.CDLL:
     """The kernels compiled for the target, with the types of the functions that return something."""
-    loaded = ctypes.CDLL(str(kernel_shared_library(_target(target))))
+    loaded = ctypes.CDLL(str(kernel_shared_library(_target(target), part=Part.CODED)))
     loaded.llmc_pool_create.restype = _POINTER
     loaded.llmc_pool_create.argtypes = [_INT, _LONG]
     loaded.llmc_pool_destroy.argtypes = [_POINTER]
