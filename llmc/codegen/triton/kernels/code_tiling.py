@@ -42,7 +42,7 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
     if tokens <= _MOST_SPLIT_ROWS:
         block = min(32 if product.gated else 64, _block(tokens))
         for splits in (1, 2, 4, 8):
-            if product.channels >= splits * in_block:
+            if splits == 1 or product.channels >= splits * in_block:
                 shapes.append(Tiling(Way.CODE_TILE, block, 64, in_block, 4, 3, 0.35, splits))
     if tokens > 32:
         wide = 64 if product.gated else 128
