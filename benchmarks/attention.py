@@ -1,10 +1,11 @@
 """Paged attention beside torch's SDPA: decode in GB/s of keys and values read, prefill in GFLOP/s.
 
-Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--json]. The shape is Llama-3.2-1B's: 32 query heads
-on 8 KV heads of 64 channels, in blocks of 16 positions. Caches of many layers are read in turn, 256 MB in all, so that
-none is still in the processor's cache; blocks lie in order, as a fresh server hands them out, or shuffled, as an old
-one does. SDPA gets the form that suits it best: contiguous keys and values; in decode the queries of a KV head as its
-tokens, in prefill a copy of the keys and values for each query head.
+Run: python -m benchmarks.attention [--threads 2] [--dtype bf16] [--kv-cache int8] [--json]. The shape is
+Llama-3.2-1B's: 32 query heads on 8 KV heads of 64 channels, in blocks of 16 positions. Caches of many layers are read
+in turn, 256 MB of bf16 in all, so that none is still in the processor's cache; blocks lie in order, as a fresh server
+hands them out, or shuffled, as an old one does. SDPA gets the form that suits it best: contiguous keys and values, of
+the activations' type; in decode the queries of a KV head as its tokens, in prefill a copy of the keys and values for
+each query head.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import alternate
+from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.targets import host_target
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.cpp.row_abi import function, library, thread_pool
@@ -46,13 +48,15 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
+    parser.add_argument("--kv-cache", type=parse_cache_format, help="codes in place of numbers: int8, int4, fp8")
     parser.add_argument("--json", action="store_true")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     dtype = DTYPES[options.dtype]
     results: list[dict[str, float | str]] = []
-    decodes = (decode(batch, context, order, dtype) for order in ORDERS for batch, context in DECODES)
-    for case in chain(decodes, (prefill(n, dtype) for n in PREFILLS)):
+    format = options.kv_cache
+    decodes = (decode(batch, context, order, dtype, format) for order in ORDERS for batch, context in DECODES)
+    for case in chain(decodes, (prefill(n, dtype, format) for n in PREFILLS)):
         results.append(measure(case, options.threads))
         if not options.json:
             print(
@@ -65,7 +69,7 @@ def main() -> None:
         print(json.dumps({"target": host_target().name, "threads": options.threads, "cases": results}))
 
 
-def decode(batch: int, context: int, order: str, dtype: torch.dtype) -> Case:
+def decode(batch: int, context: int, order: str, dtype: torch.dtype, format: CacheFormat | None) -> Case:
     """One token of each request in every layer."""
     shared = paged_batch(
         [(context, 1)] * batch * _layers(batch * context),
@@ -75,6 +79,7 @@ def decode(batch: int, context: int, order: str, dtype: torch.dtype) -> Case:
         dtype=dtype,
         shuffled=ORDERS[order],
     )
+    shared = shared if format is None else shared.coded(format)
     starts = torch.arange(batch + 1, dtype=torch.int32)
     layers = tuple(
         replace(
@@ -86,13 +91,15 @@ def decode(batch: int, context: int, order: str, dtype: torch.dtype) -> Case:
         )
         for i in range(0, len(shared.context_lens), batch)
     )
-    work = _cache_bytes(batch * context, dtype) * len(layers)
+    row_bytes = HEAD_DIM * dtype.itemsize if format is None else format.position_bytes(HEAD_DIM)
+    work = 2.0 * batch * context * KV_HEADS * row_bytes * len(layers)
     return Case(f"decode {batch}×{context}, blocks {order}", work, "GB/s", layers)
 
 
-def prefill(tokens: int, dtype: torch.dtype) -> Case:
+def prefill(tokens: int, dtype: torch.dtype, format: CacheFormat | None) -> Case:
     """One prompt, whole, in every layer. Half of the score matrix counts as work."""
     layer = paged_batch([(tokens, tokens)], heads=HEADS, kv_heads=KV_HEADS, head_dim=HEAD_DIM, dtype=dtype)
+    layer = layer if format is None else layer.coded(format)
     return Case(f"prefill {tokens}", 2.0 * tokens * tokens * HEADS * HEAD_DIM * LAYERS, "GFLOP/s", (layer,) * LAYERS)
 
 
@@ -168,13 +175,9 @@ def _probe(target: str, pool: ctypes.c_void_p) -> Callable[[], float]:
     return run
 
 
-def _cache_bytes(positions: int, dtype: torch.dtype) -> float:
-    return 2.0 * positions * KV_HEADS * HEAD_DIM * dtype.itemsize
-
-
 def _layers(positions: int) -> int:
-    """Enough for 256 MB in all."""
-    return -(-(1 << 28) // int(_cache_bytes(positions, torch.bfloat16)))
+    """Enough for 256 MB of bf16 in all."""
+    return -(-(1 << 28) // (2 * positions * KV_HEADS * HEAD_DIM * 2))
 
 
 if __name__ == "__main__":

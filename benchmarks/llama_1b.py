@@ -43,6 +43,7 @@ PREFILL_TOKENS = 512
 CONTEXT = 128
 DECODE_STEPS = 16
 PROBE = "reading the weights once"
+BUSY = "decode, batch 1, one core busy"
 
 
 @dataclass(frozen=True)
@@ -67,16 +68,18 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console()
     model = write_checkpoint("llama-3.2-1b", arguments.directory / "llama-3.2-1b")
-    scheme = arguments.quantize and re.sub(r"\W+", "-", arguments.quantize)
-    engine = arguments.directory / ("llama-3.2-1b.llmc" if scheme is None else f"llama-3.2-1b-{scheme}.llmc")
     record: dict[str, Any] = {"machine": machine(arguments.threads), "quantize": arguments.quantize}
-    record |= {"gguf_type": arguments.gguf_type, "build": build_engine(model, engine, arguments.quantize)}
-    console.print(build_table(record["build"]))
+    record |= {"gguf_type": arguments.gguf_type}
+    scheme = "" if arguments.quantize is None else "-" + re.sub(r"\W+", "-", arguments.quantize)
+    engine = arguments.engine or arguments.directory / f"llama-3.2-1b{scheme}.llmc"
+    if arguments.engine is None:
+        record["build"] = build_engine(model, engine, arguments.quantize)
+        console.print(build_table(record["build"]))
     weight_bytes = sum(file.stat().st_size for file in (engine / "weights").iterdir())
     record |= {"weight_bytes": weight_bytes, "workloads": {}}
     with ExitStack() as stack:
         contestants = [stack.enter_context(c) for c in start_contestants(arguments, model, engine)]
-        for workload in WORKLOADS:
+        for workload in (w for w in WORKLOADS if w.name in arguments.workloads):
             runs: dict[str, Callable[[], float]] = {c.name: partial(workload.run, c) for c in contestants}
             if workload.streams_weights:
                 runs[PROBE] = lambda: weight_bytes / read_bandwidth(host_target(), arguments.threads)
@@ -84,11 +87,12 @@ def main() -> None:
             record["workloads"][workload.name] = {n: list(s.seconds) for n, s in samples.items()}
             console.print(workload_table(workload, samples))
         decode = WORKLOADS[1]
-        with busy_core():
-            busy = alternate({c.name: partial(decode.run, c) for c in contestants}, arguments.rounds)
-        record["workloads"]["decode, batch 1, one core busy"] = {n: list(s.seconds) for n, s in busy.items()}
-        idle = {n: Sample(tuple(s)) for n, s in record["workloads"][decode.name].items() if n != PROBE}
-        console.print(busy_table(idle, busy))
+        if decode.name in arguments.workloads and BUSY in arguments.workloads:
+            with busy_core():
+                busy = alternate({c.name: partial(decode.run, c) for c in contestants}, arguments.rounds)
+            record["workloads"][BUSY] = {n: list(s.seconds) for n, s in busy.items()}
+            idle = {n: Sample(tuple(s)) for n, s in record["workloads"][decode.name].items() if n != PROBE}
+            console.print(busy_table(idle, busy))
     console.print(record["machine"])
     console.print(f"reproduce: {sys.executable} -m benchmarks.llama_1b {shlex.join(sys.argv[1:])}", highlight=False)
     if arguments.json is not None:
@@ -101,6 +105,10 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the checkpoint and engine")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
+    names = [*(workload.name for workload in WORKLOADS), BUSY]
+    parser.add_argument("--workloads", nargs="+", choices=names, default=names, metavar="NAME", help=", ".join(names))
+    parser.add_argument("--without-hf", action="store_true", help="leave Hugging Face eager out")
+    parser.add_argument("--engine", type=Path, help="a built engine to measure instead of building one")
     parser.add_argument("--quantize", help="the scheme of llmc's weights, as for llmc build")
     parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="BF16", help="of llama.cpp's weights")
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
@@ -116,8 +124,9 @@ def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) 
     start = partial(ContestantProcess, environment=environment)
     contestants = [
         start("llmc", sys.executable, "benchmarks.contestants.llmc_engine", [str(engine), *threads]),
-        start("HF eager", sys.executable, "benchmarks.contestants.hf_eager", [str(model), *threads]),
     ]
+    if not arguments.without_hf:
+        contestants.append(start("HF eager", sys.executable, "benchmarks.contestants.hf_eager", [str(model), *threads]))
     if arguments.llama_cpp_python is not None:
         gguf = gguf_file(arguments.llama_cpp_python, arguments.gguf_type, model, arguments.directory)
         module = "benchmarks.contestants.llama_cpp"

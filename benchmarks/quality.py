@@ -103,7 +103,7 @@ def main() -> None:
     parser.add_argument("--calibration", type=Path, default=ROOT / "data" / "calibration.txt")
     parser.add_argument("--length", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, help="use no more than this many")
-    parser.add_argument("--only", help="trials whose name contains this, and bf16")
+    parser.add_argument("--promised", action="store_true", help="only trials with a promise, and what they must beat")
     parser.add_argument("--json", type=Path)
     arguments = parser.parse_args()
     tables = {"model": measure(arguments.model, TRIALS, arguments)}
@@ -119,7 +119,8 @@ def main() -> None:
 
 def measure(model: Path, trials: tuple[Trial, ...], arguments: argparse.Namespace) -> list[Row]:
     """Build and read with each; the first is what the others are compared with."""
-    chosen = [t for i, t in enumerate(trials) if i == 0 or arguments.only is None or arguments.only in t.name]
+    beaten = {trial.below for trial in trials}
+    chosen = [t for i, t in enumerate(trials) if i == 0 or not arguments.promised or t.limit or t.name in beaten]
     rows: list[Row] = []
     for trial in track(chosen, model.name, console=Console(stderr=True)):
         perplexity, bits, kv_bytes, target = read(model, trial, arguments)
@@ -129,6 +130,7 @@ def measure(model: Path, trials: tuple[Trial, ...], arguments: argparse.Namespac
         if trial.below in found:
             holds = holds and perplexity < found[trial.below].perplexity
         rows.append(Row(trial.name, perplexity, ratio, bits, kv_bytes, target, trial.limit, holds))
+        Console(stderr=True).print(f"{trial.name}: {ratio:.4f}")
     return rows
 
 

@@ -10,7 +10,8 @@ from typing import Any
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import RequestError
 from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer, engine_template, named_template
-from llmc.runtime.engine import Completion, Engine, Piece, load
+from llmc.runtime.completion import Completion, Piece
+from llmc.runtime.engine import Engine, load
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.sampling_params import SamplingParams
 

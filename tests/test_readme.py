@@ -24,4 +24,5 @@ def test_the_verbs_that_it_names_exist() -> None:
     from llmc.cli.app import app
 
     named = set(re.findall(r"`llmc ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
-    assert named <= {command.name for command in app.registered_commands}
+    groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance is not None}
+    assert named <= {command.name for command in app.registered_commands} | groups

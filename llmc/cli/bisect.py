@@ -7,8 +7,6 @@ import json as json_text
 import shlex
 import sys
 import tempfile
-from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -18,19 +16,14 @@ from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
-from llmc.cli.build import added_passes
-from llmc.cli.verify import TOLERANCE
+from llmc.cli.bisect_session import Asked, Session, open_session
+from llmc.debug.sample_tokens import Sample
 from llmc.errors import LlmcError, OptionError
-from llmc.options import BuildOptions, parse_options
+from llmc.options import parse_options
 
 if TYPE_CHECKING:
-    from torch import Tensor
-
-    from llmc.debug.bisect import Check, Culprit, Outline, Probe
-    from llmc.debug.memo_run import MemoRun
+    from llmc.debug.bisect import Culprit, Outline, Probe
     from llmc.debug.reproduction import Reproduction
-    from llmc.graph.capture import Captured
-    from llmc.passes.rewrite import Pass
 
 
 def bisect(
@@ -95,8 +88,8 @@ def bisect(
     )
     with bars, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
         task = bars.add_task("capture", total=None)
-        session = _session(
-            model, options, passes_from, (text, tokens, length, seed), asked, target, good, Path(scratch)
+        session = open_session(
+            model, options, passes_from, Sample(text, tokens, length, seed), asked, target, good, Path(scratch)
         )
         bars.update(task, description="run the check")
         shown = partial(_show_probe, console, session.whole)
@@ -114,154 +107,6 @@ def bisect(
         from llmc.typed_json import to_json
 
         print(json_text.dumps(to_json(culprit), indent=1, ensure_ascii=False))
-
-
-@dataclass(frozen=True)
-class Asked:
-    """Which check the user wants."""
-
-    check: str | None
-    against: Path | None
-    tolerance: float | None
-    slower_than: float | None
-
-    def validate(self) -> None:
-        """Raise OptionError for two checks at once, or a figure out of range."""
-        given = [
-            name
-            for name, value in (
-                ("--check", self.check),
-                ("--against", self.against),
-                ("--slower-than", self.slower_than),
-            )
-            if value is not None
-        ]
-        if len(given) > 1:
-            raise OptionError(f"{' and '.join(given)} are two checks", at=given[1], fix="give one")
-        if self.tolerance is not None and (self.check is not None or self.slower_than is not None):
-            raise OptionError("--tolerance is about logits", at="--tolerance", fix=f"leave it out with {given[0]}")
-        for name, value in (("--tolerance", self.tolerance), ("--slower-than", self.slower_than)):
-            if value is not None and not 0 <= value < float("inf"):
-                raise OptionError(f"{name} cannot be {value}", at=name, fix="give a number from 0 on")
-        if self.check is not None and not self.check.strip():
-            raise OptionError("the command is empty", at="--check", fix="give a shell command")
-
-    @property
-    def needs_engine(self) -> bool:
-        """Whether cuts are built into engines: not all cuts can be, but only engines have a speed."""
-        engine = self.check is not None and ("{engine}" in self.check or "LLMC_BISECT_ENGINE" in self.check)
-        return self.slower_than is not None or engine
-
-
-@dataclass(frozen=True)
-class Session:
-    """A captured model, its pipeline, and the check. uncut: passes that every cut needs whole."""
-
-    captured: Captured
-    passes: Sequence[Pass]
-    options: BuildOptions
-    runner: MemoRun
-    whole: Outline
-    check: Check
-    uncut: frozenset[str]
-
-
-def _session(
-    model: Path,
-    options: BuildOptions,
-    passes_from: list[str] | None,
-    sample: tuple[Path | None, str | None, int, int],
-    asked: Asked,
-    target: str,
-    good: int,
-    scratch: Path,
-) -> Session:
-    from llmc.debug.bisect import outline
-    from llmc.debug.memo_run import MemoRun, default_chunks
-    from llmc.debug.sample_tokens import sample_tokens
-    from llmc.engine_format.manifest import MANIFEST_NAME
-    from llmc.graph.capture import capture
-    from llmc.passes.pipeline import default, essential
-
-    if (model / MANIFEST_NAME).exists():
-        raise OptionError(
-            "an engine's passes cannot be run again", at=model, fix="name the model directory that it was built from"
-        )
-    pipeline = added_passes(passes_from) or default()
-    captured = capture(model, options)
-    text, tokens, length, seed = sample
-    ids = sample_tokens(
-        model / "tokenizer.json",
-        captured.graph.info.vocab_size,
-        text=text,
-        tokens=tokens,
-        length=length,
-        seed=seed,
-        max_length=captured.graph.info.max_positions,
-    )
-    runner = MemoRun(captured.source, ids, chunk_sizes=default_chunks(len(ids)), block_size=options.block_size)
-    whole = outline(captured.graph, pipeline, options)
-    check = _check(
-        asked, captured, pipeline, options, runner, partial(_build, model, target, pipeline, options), good, scratch
-    )
-    return Session(
-        captured, pipeline, options, runner, whole, check, essential() if asked.needs_engine else frozenset()
-    )
-
-
-def _check(
-    asked: Asked,
-    captured: Captured,
-    passes: Sequence[Pass],
-    options: BuildOptions,
-    runner: MemoRun,
-    build: Any,
-    good: int,
-    scratch: Path,
-) -> Check:
-    from llmc.debug.check_passes import BUDGETS
-    from llmc.debug.cut_checks import CommandCheck, LogitCheck, SpeedCheck
-    from llmc.passes.rewrite import Numerics
-
-    if asked.slower_than is not None:
-        return SpeedCheck(build, runner.tokens, asked.slower_than, good, scratch)
-    if asked.check is not None:
-        return CommandCheck(asked.check, captured.graph, passes, options, runner, build if asked.needs_engine else None)
-    dtype = captured.graph.info.dtype
-    # A reference in fp32 is further away than the graph that the passes started from.
-    default = (
-        BUDGETS[Numerics.REORDER, dtype] if asked.against is None else TOLERANCE[str(dtype).removeprefix("torch.")]
-    )
-    allowed = default if asked.tolerance is None else asked.tolerance
-    reference = runner.logits(captured.graph) if asked.against is None else _reference(asked.against, runner.tokens)
-    vocabulary = captured.graph.info.vocab_size
-    if reference.shape[-1] != vocabulary:
-        raise OptionError(
-            f"the reference has {reference.shape[-1]} tokens in its vocabulary, the model {vocabulary}",
-            at=f"--against {asked.against}",
-            fix="name the model that this one should agree with",
-        )
-    return LogitCheck(captured.graph, passes, options, runner, reference, allowed)
-
-
-def _reference(against: Path, tokens: Sequence[int]) -> Tensor:
-    import torch
-
-    from llmc.debug.compare import hf_logits
-    from llmc.engine_format.manifest import MANIFEST_NAME
-    from llmc.runtime.engine import load
-
-    if (against / MANIFEST_NAME).exists():
-        with load(against) as engine:
-            return torch.from_numpy(engine.logits(tokens).copy())
-    return torch.from_numpy(hf_logits(against)(tokens))
-
-
-def _build(model: Path, target: str, passes: Sequence[Pass], options: BuildOptions, number: int, path: Path) -> None:
-    from llmc.compiler import build
-
-    changed = {**options.model_dump(), "stop_after": number, "finish_cut": True}
-    build(model, path, target=target, passes=passes, **changed)
 
 
 def _check_at(session: Session, number: int, shown: Any) -> None:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from llmc.cli.build import added_passes
+from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
 from llmc.options import parse_options
 
@@ -54,7 +55,7 @@ def diff(
             raise OptionError(
                 "the passes of two engines have run already", at=str(other), fix="leave --passes and --nodes out"
             )
-        _diff_engines(model, other, {"text": text, "tokens": tokens, "length": length, "seed": seed}, json)
+        _diff_engines(model, other, Sample(text, tokens, length, seed), json)
         return
     options = {
         "dtype": dtype,
@@ -62,7 +63,7 @@ def diff(
         "disable_passes": tuple(disable_pass or ()),
         "allow_fallback": tuple(allow_fallback or ()),
     }
-    found = _diff_model(model, options, passes, nodes, passes_from, (text, tokens, length, seed))
+    found = _diff_model(model, options, passes, nodes, passes_from, Sample(text, tokens, length, seed))
     if json:
         print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
     else:
@@ -79,7 +80,7 @@ def _diff_model(
     passes: str | None,
     nodes: bool,
     passes_from: list[str] | None,
-    sample: tuple[Path | None, str | None, int, int],
+    sample: Sample,
 ) -> ModelDifference:
     from llmc.engine_format.manifest import MANIFEST_NAME
 
@@ -100,7 +101,6 @@ def _diff_model(
     with bars:
         task = bars.add_task("capture", total=None)
         from llmc.debug.pass_diff import diff_passes, pass_range
-        from llmc.debug.sample_tokens import sample_tokens
         from llmc.graph.capture import capture
         from llmc.passes.pipeline import default
 
@@ -108,17 +108,8 @@ def _diff_model(
         first, last = parse_range(passes)
         pass_range(pipeline, first, last)  # A mistake in it is told before the model is read.
         captured = capture(model, parsed)
-        text, tokens, length, seed = sample
         info = captured.graph.info
-        ids = sample_tokens(
-            model / "tokenizer.json",
-            info.vocab_size,
-            text=text,
-            tokens=tokens,
-            length=length,
-            seed=seed,
-            max_length=info.max_positions,
-        )
+        ids = sample_tokens(model / "tokenizer.json", info.vocab_size, sample, info.max_positions)
         return diff_passes(
             captured,
             pipeline,
@@ -248,11 +239,11 @@ def model_json(found: ModelDifference) -> dict[str, Any]:
     }
 
 
-def _diff_engines(first: Path, second: Path, sample: dict[str, Any], json: bool) -> None:
+def _diff_engines(first: Path, second: Path, sample: Sample, json: bool) -> None:
     from llmc.debug.engine_diff import diff_engines
 
     with Console(stderr=True).status("comparing the engines"):
-        found = diff_engines(first, second, **sample)
+        found = diff_engines(first, second, sample)
     if json:
         print(json_text.dumps(engine_json(found), indent=1, ensure_ascii=False))
     else:

@@ -15,7 +15,6 @@ def quantization_table(weights: Sequence[QuantizedWeight]) -> Table:
     """Scheme, bits and error of each weight; reasons where mixed precision chose."""
     table = Table(title=f"quantized weights: {mean_bits(weights):.3f} bits on average", title_justify="left")
     table.add_column("weight", overflow="fold")
-    table.add_column("shape", justify="right")
     table.add_column("scheme")
     table.add_column("bits", justify="right")
     on_output = any(weight.is_output_error for weight in weights)
@@ -26,7 +25,7 @@ def quantization_table(weights: Sequence[QuantizedWeight]) -> Table:
     for weight in weights:
         kind = "" if weight.is_output_error == on_output else " (weight)"
         error = "as stored" if weight.error is None else f"{weight.error:.2%}{kind}"
-        row = (weight.module, f"{weight.rows} × {weight.columns}", weight.scheme, f"{weight.bits:.3f}", error)
+        row = (weight.module, weight.scheme, f"{weight.bits:.3f}", error)
         table.add_row(*row, *((weight.reason or "",) if has_reasons else ()))
     return table
 

@@ -182,12 +182,15 @@ def start(options: ServeOptions, replicas: int, routing: str) -> None:
     if replicas == 1:
         from llmc.runtime.server.serve import serve as serve_engine
 
-        serve_engine(options, show)
+        drained = serve_engine(options, show)
     else:
         from llmc.runtime.server.replicas.serve_replicas import serve_replicas
 
-        serve_replicas(options, replicas, routing, show)
-    console.print("[dim]every request was finished; bye[/]")
+        drained = serve_replicas(options, replicas, routing, show)
+    if drained:
+        console.print("[dim]every request was finished; bye[/]")
+    else:
+        console.print(f"[yellow]requests were cut off after {options.drain_seconds:g} s (--drain-seconds)[/]")
 
 
 def banner(console: Console, options: ServeOptions) -> Any:

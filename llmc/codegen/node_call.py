@@ -85,7 +85,9 @@ class NodeCall:
     def weight(self, name: str, layout: Layout) -> str:
         node = self._weight_node(name)
         x = self._arguments.get("x")
-        dtype = node.meta["val"].dtype if x is None else x.meta["val"].dtype
+        dtype = node.meta["val"].dtype
+        if x is not None and dtype.is_floating_point:
+            dtype = x.meta["val"].dtype
         return str(Operand("weight", self._builder.weights.request(node, layout, dtype).name))
 
     def code_panels(self, layout: Layout) -> str:

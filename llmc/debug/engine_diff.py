@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.debug.compare import Comparison, compare
-from llmc.debug.sample_tokens import sample_tokens
+from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import LlmcError
 from llmc.runtime.engine import load
@@ -37,19 +37,11 @@ class EngineDifference:
     tokens: tuple[int, ...]
 
 
-def diff_engines(
-    first: Path,
-    second: Path,
-    *,
-    text: Path | None = None,
-    tokens: str | None = None,
-    length: int = 64,
-    seed: int = 0,
-) -> EngineDifference:
+def diff_engines(first: Path, second: Path, sample: Sample | None = None) -> EngineDifference:
     """Compare two engine directories, and run both on the same tokens if this machine can.
 
-    text, tokens, length, seed: as in sample_tokens, for the first engine's tokenizer. Raises EngineFormatError for
-    what is no whole engine, OptionError for tokens that do not fit.
+    sample: for the first engine's tokenizer; None takes the default one. Raises EngineFormatError for what is no whole
+    engine, OptionError for tokens that do not fit.
     """
     one, two = (read_engine(path, check_machine=False) for path in (first, second))
     changes = tuple(
@@ -63,11 +55,8 @@ def diff_engines(
     ids = sample_tokens(
         first / "tokenizer" / "tokenizer.json",
         one.manifest.model.vocab_size,
-        text=text,
-        tokens=tokens,
-        length=length,
-        seed=seed,
-        max_length=min(e.manifest.limits.max_model_len for e in (one, two)),
+        sample,
+        min(e.manifest.limits.max_model_len for e in (one, two)),
     )
     try:
         with load(first, check_weights=False) as a, load(second, check_weights=False) as b:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -21,25 +22,31 @@ PROSE = (
 )
 
 
+@dataclass(frozen=True)
+class Sample:
+    """What the user wants to run on: a text file, token ids "1,2,3", or, with neither, prose or random ids by seed."""
+
+    text: Path | None = None
+    tokens: str | None = None
+    length: int = DEFAULT_LENGTH
+    seed: int = 0
+
+
 def sample_tokens(
     tokenizer: Path | None,
     vocab_size: int,
-    *,
-    text: Path | None = None,
-    tokens: str | None = None,
-    length: int = DEFAULT_LENGTH,
-    seed: int = 0,
+    sample: Sample | None = None,
     max_length: int | None = None,
 ) -> tuple[int, ...]:
-    """Token ids to run a model on.
+    """Token ids to run a model on: those of the sample as they are, or at most its length and max_length of a text.
 
-    tokenizer: a tokenizer.json, None if the model has none. tokens: ids as the user wrote them, "1,2,3", taken as they
-    are. text: a UTF-8 file; by default a paragraph of prose. Without a tokenizer and tokens: `length` ids drawn evenly
-    by seed. At most `length` and max_length ids. Raises OptionError.
+    tokenizer: a tokenizer.json; without one (None, or no such file) ids are drawn evenly. Raises OptionError.
     """
+    sample = sample or Sample()
+    text, length = sample.text, sample.length
     limit = length if max_length is None else min(length, max_length)
-    if tokens is not None:
-        return _checked(_parse(tokens), vocab_size, max_length)
+    if sample.tokens is not None:
+        return _checked(_parse(sample.tokens), vocab_size, max_length)
     if tokenizer is not None and tokenizer.is_file():
         return _checked(_encode(tokenizer, _read(text) if text is not None else PROSE)[:limit], vocab_size, max_length)
     if text is not None:
@@ -48,7 +55,7 @@ def sample_tokens(
             at=f"--text {text}",
             fix="give token ids: --tokens 1,2,3, or neither for random ones",
         )
-    return tuple(np.random.default_rng(seed).integers(0, vocab_size, limit).tolist())
+    return tuple(np.random.default_rng(sample.seed).integers(0, vocab_size, limit).tolist())
 
 
 def _encode(tokenizer: Path, text: str) -> list[int]:

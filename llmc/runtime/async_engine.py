@@ -7,6 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from queue import Empty, SimpleQueue
 
@@ -303,7 +304,8 @@ class AsyncEngine:
         """Hand the news of a step to the clients: waking an event loop is dear, so once for all of them."""
         outbox, self._outbox = self._outbox, {}
         for event_loop, news in outbox.items():
-            if not event_loop.is_closed():
+            # A client may have closed its event loop at any moment; there is nobody to tell then.
+            with suppress(RuntimeError):
                 event_loop.call_soon_threadsafe(_deliver, news)
 
     def _record(self, plan: StepPlan, begin: float, now: float) -> None:

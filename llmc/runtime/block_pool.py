@@ -102,13 +102,6 @@ class BlockPool:
         """The block that has this content."""
         return self._blocks.get(digest)
 
-    def clear_cache(self) -> None:
-        """Forget all content: cached blocks become free, held ones are no longer found."""
-        self._free += self._cached
-        self._cached.clear()
-        self._blocks.clear()
-        self._digests = [None] * self.count
-
     def _forget(self, block: int) -> None:
         digest = self._digests[block]
         if digest is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Generator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, overload
@@ -18,6 +18,7 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import REFERENCE_TARGET
 from llmc.errors import OptionError, RequestError
 from llmc.program import Limits
+from llmc.runtime.completion import Choice, Completion, Piece
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.generation import Generation, Scoring
 from llmc.runtime.generation_job import ChoiceResult, GenerationJob
@@ -29,7 +30,6 @@ from llmc.runtime.output_cache import CachedAnswer, OutputCache
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_sequences
 from llmc.runtime.prompts import token_ids as ids_of
-from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop
 from llmc.runtime.threads import thread_count
@@ -39,66 +39,6 @@ if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
 Logits = npt.NDArray[np.float32]
-
-
-@dataclass(frozen=True)
-class Choice:
-    """One continuation of a prompt.
-
-    text: without special tokens, and cut before a stop string; empty if the engine has no tokenizer. token_ids: all
-    that were generated, a stop token included. finish_reason: "stop" for a stop token or string, or the end of a
-    grammar, "length" for max_tokens or the engine's max_model_len. stop_reason: the stop string or stop token id.
-    logprobs: one a token, if asked for. cumulative_logprob: their sum, if known.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    finish_reason: FinishReason
-    stop_reason: str | int | None = None
-    logprobs: tuple[TokenLogprobs, ...] | None = None
-    cumulative_logprob: float | None = None
-
-
-@dataclass(frozen=True)
-class Completion:
-    """What was generated for one prompt: params.n choices, and the first one's text, tokens and finish reason.
-
-    prompt_tokens: how many the prompt had; cached_tokens: of those, found in the prefix cache. prompt_logprobs: if
-    asked for, None for the first token, then one for each.
-    """
-
-    choices: tuple[Choice, ...]
-    prompt_tokens: int
-    cached_tokens: int = field(default=0, compare=False)
-    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
-
-    @property
-    def text(self) -> str:
-        """The first choice's."""
-        return self.choices[0].text
-
-    @property
-    def token_ids(self) -> tuple[int, ...]:
-        """The first choice's."""
-        return self.choices[0].token_ids
-
-    @property
-    def finish_reason(self) -> FinishReason:
-        """The first choice's."""
-        return self.choices[0].finish_reason
-
-
-@dataclass(frozen=True)
-class Piece:
-    """A piece of streamed output: whole characters only, so a piece may hold several tokens.
-
-    token_ids: the tokens since the piece before. tokens: all generated so far. finish_reason: only in the last piece.
-    """
-
-    text: str
-    token_ids: tuple[int, ...]
-    tokens: int
-    finish_reason: FinishReason | None
 
 
 def load(

@@ -201,29 +201,32 @@ def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds
         kept = scores[ids]
     weights = np.exp((kept.astype(np.float64) - float(scores[best])) / params.temperature)
     if params.top_p < 1.0:
-        ids, weights = _filtered(ids, weights, _nucleus(weights, params.top_p))
+        ids, weights = _taken(ids, weights, _nucleus(weights, params.top_p))
     if params.min_p > 0.0:
-        ids, weights = _filtered(ids, weights, weights >= params.min_p)
+        ids, weights = _taken(ids, weights, np.flatnonzero(weights >= params.min_p))
     return ids, weights
 
 
-def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> npt.NDArray[np.bool_]:
-    """Drop the least likely tokens as long as what is dropped sums to at most 1 - top_p; the likeliest stays.
+def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> TokenIds:
+    """The places that stay when the least likely are dropped as long as those sum to at most 1 - top_p.
 
     A token below (1 - top_p) / n is always dropped, since all of its kind together weigh less than 1 - top_p: that
     leaves few to sort. Ties at the boundary stay.
     """
-    budget = (1.0 - top_p) * float(weights.sum())
-    likely = weights > budget / len(weights)
-    ascending = np.sort(weights[likely])
-    if not len(ascending):
-        ascending = weights.max(keepdims=True)
-    kept_from = int((float(weights[~likely].sum()) + np.cumsum(ascending) <= budget).sum())
-    keep: npt.NDArray[np.bool_] = weights >= ascending[min(kept_from, len(ascending) - 1)]
-    return keep
+    total = float(weights.sum())
+    budget = (1.0 - top_p) * total
+    likely = np.flatnonzero(weights > budget / len(weights))
+    if not len(likely):
+        return np.flatnonzero(weights == weights.max())
+    values = weights[likely]
+    ascending = np.sort(values)
+    unlikely = total - float(ascending.sum())
+    dropped = int((unlikely + np.cumsum(ascending) <= budget).sum())
+    kept: TokenIds = likely[values >= ascending[min(dropped, len(ascending) - 1)]]
+    return kept
 
 
-def _filtered(
-    ids: TokenIds | None, weights: npt.NDArray[np.float64], keep: npt.NDArray[np.bool_]
+def _taken(
+    ids: TokenIds | None, weights: npt.NDArray[np.float64], places: TokenIds
 ) -> tuple[TokenIds, npt.NDArray[np.float64]]:
-    return (np.flatnonzero(keep) if ids is None else ids[keep]), weights[keep]
+    return (places if ids is None else ids[places]), weights[places]

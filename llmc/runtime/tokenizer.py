@@ -47,10 +47,6 @@ class Tokenizer:
         """The bytes that a token stands for inside a text, which need not be whole characters."""
         return self._vocabulary_bytes[token_id] if 0 <= token_id < len(self._vocabulary_bytes) else b""
 
-    def token_text(self, token_id: int) -> str:
-        """A token as it reads inside a text; incomplete characters come out as U+FFFD."""
-        return self.token_bytes(token_id).decode("utf-8", errors="replace")
-
     @property
     def path(self) -> Path:
         """Where tokenizer.json is, if it exists."""

@@ -9,6 +9,7 @@ import pytest
 
 import llmc
 from llmc.debug.engine_diff import diff_engines
+from llmc.debug.sample_tokens import Sample
 from llmc.errors import EngineFormatError
 from tests.tiny_models import tiny_model
 
@@ -35,7 +36,7 @@ def test_an_engine_does_not_differ_from_itself(engines: dict[str, Path]) -> None
 
 
 def test_options_passes_graphs_weights_and_logits_are_compared(engines: dict[str, Path]) -> None:
-    found = diff_engines(engines["plain"], engines["other"], tokens="5,6,7,8,9")
+    found = diff_engines(engines["plain"], engines["other"], Sample(tokens="5,6,7,8,9"))
     changes = {(c.section, c.name): (c.first, c.second) for c in found.changes}
     assert changes["option", "block_size"] == ("16", "32")
     assert changes["pass", "merge_qkv"] == ("1 rewrites, 0 refused", None)

@@ -4,13 +4,14 @@ fp32. codegen/test_quantized_engine.py has the schemes without calibration."""
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 
 import llmc
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, logits, quantized
-from tests.quantized_checkpoints import GROUP, awq_writer, tiny_llama, write_quantized
+from tests.quantized_checkpoints import GROUP, Writer, awq_writer, gptq_writer, tiny_llama, write_quantized
 
 # Sums in another order move a token's value by 1e-7 of it; where that crosses the middle between two codes, the code
 # changes, and with it the output by a step of the activations' format.
@@ -29,10 +30,17 @@ def test_agrees_with_its_reference_graph(scheme: str, tmp_path: Path) -> None:
     assert float((found - expected).abs().max() / expected.std()) < _SCHEMES[scheme]
 
 
-def test_runs_a_checkpoint_of_codes(tmp_path: Path) -> None:
-    config = {"quant_method": "awq", "bits": 4, "group_size": GROUP, "zero_point": True, "version": "gemm"}
+_AWQ: dict[str, Any] = {"quant_method": "awq", "zero_point": True, "version": "gemm"}
+_GPTQ: dict[str, Any] = {"quant_method": "gptq", "desc_act": True, "sym": False, "checkpoint_format": "gptq"}
+
+
+@pytest.mark.parametrize(
+    ("config", "writer"), [(_AWQ, awq_writer), (_GPTQ, gptq_writer(symmetric=False, act_order=True, stored_offset=1))]
+)
+def test_runs_a_checkpoint_of_codes(config: dict[str, Any], writer: Writer, tmp_path: Path) -> None:
     model = tiny_llama()
-    model.load_state_dict(write_quantized(tmp_path, model, config, awq_writer), strict=False)
+    described = config | {"bits": 4, "group_size": GROUP}
+    model.load_state_dict(write_quantized(tmp_path, model, described, writer), strict=False)
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS])).logits[0]
     with llmc.compile(tmp_path, target="cpu", dtype="float32") as engine:

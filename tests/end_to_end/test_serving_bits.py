@@ -14,7 +14,8 @@ import llmc
 from llmc import LLM, SamplingParams
 from llmc.engine_cache import engine_key, find_or_build_engine
 from llmc.errors import CheckpointError, ModelFailureError, RequestError
-from llmc.runtime.engine import Completion, Engine
+from llmc.runtime.completion import Completion
+from llmc.runtime.engine import Engine
 from llmc.settings import Settings
 from tests.tiny_models import tiny_checkpoint
 

@@ -15,7 +15,8 @@ import pytest
 
 from llmc.errors import ModelFailureError, RequestError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.engine import Completion, Engine, load
+from llmc.runtime.completion import Completion
+from llmc.runtime.engine import Engine, load
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.generation_request import GenerationRequest, Priority
 from llmc.runtime.request_output import RequestOutput, TokenLogprobs

@@ -17,7 +17,8 @@ import pytest
 import torch
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.engine import Completion, Engine, load
+from llmc.runtime.completion import Completion
+from llmc.runtime.engine import Engine, load
 from llmc.runtime.grammar import Grammar, GrammarKind
 from llmc.runtime.logprobs import likeliest, token_logprobs
 from llmc.runtime.sampling_params import SamplingParams
@@ -76,6 +77,20 @@ def test_forks_and_beams_survive_preemption(path: Path, kv_cache_bytes: int, par
         assert [tokens_of(c) for c in found] == [tokens_of(c) for c in wanted]
         assert tight.loop.scheduler.preemptions > 0
         assert tight.loop.pool.used == roomy.loop.pool.used == 0
+
+
+def test_more_beams_and_choices_than_seats(engine: Engine) -> None:
+    (beams,) = engine.generate(PROMPTS[0], SamplingParams(max_tokens=6, n=7, beam_width=7, logprobs=1))
+    totals = [choice.cumulative_logprob for choice in beams.choices]
+    assert len(set(tokens_of(beams))) == 7 and totals == sorted(totals, key=lambda t: -(t or 0.0))
+    for choice in beams.choices:
+        expected = mild_model().logits([*PROMPTS[0], *choice.token_ids]).log_softmax(-1)[len(PROMPTS[0]) - 1 :]
+        wanted = sum(float(row[token]) for row, token in zip(expected, choice.token_ids, strict=False))
+        assert choice.cumulative_logprob == pytest.approx(wanted, abs=1e-4)
+    params = SamplingParams(max_tokens=6, n=9, temperature=1.0, seed=1)
+    (several,) = engine.generate(PROMPTS[0], params)
+    assert tokens_of(several)[:4] == tokens_of(engine.generate(PROMPTS[0], replace(params, n=4))[0])
+    assert engine.loop.scheduler.idle and engine.loop.pool.used == 0
 
 
 def test_choices_end_each_in_its_own_way(engine: Engine) -> None:

@@ -49,6 +49,24 @@ def test_every_token_was_read_from_its_place(
         assert rows.argmax(-1).tolist() == [next_token(batch[0][: i + 1]) for i in range(len(batch[0]))]
 
 
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(prompts, st.integers(1, 3), st.integers(2, 12), st.booleans())
+def test_forks_read_their_own_copies(path: Path, batch: list[list[int]], pool: int, count: int, beams: bool) -> None:
+    """What the engine finds likeliest tells what it has read, whatever token was drawn."""
+    if beams:
+        params = SamplingParams(max_tokens=count, n=3, beam_width=3, logprobs=1)
+    else:
+        params = SamplingParams(max_tokens=count, n=5, temperature=4.0, seed=1, logprobs=1)
+    with load(path, kv_cache_bytes=pool * ONE_SEQUENCE, threads=1) as engine:
+        for prompt, completion in zip(batch, engine.generate(batch, params), strict=True):
+            assert len({choice.token_ids for choice in completion.choices}) > 1
+            for choice in completion.choices:
+                assert choice.logprobs is not None
+                found = [each.top[0][0] for each in choice.logprobs]
+                assert found == [next_token([*prompt, *choice.token_ids[:i]]) for i in range(len(found))]
+        assert engine.loop.pool.used == 0
+
+
 def test_a_sequence_of_full_length(path: Path) -> None:
     prompt = list(range(30))
     with load(path) as engine:

@@ -91,6 +91,21 @@ def test_greedy_tokens_are_the_same_from_graphs_launches_and_the_host(gpu: Engin
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("prompt", PROMPTS)
+def test_forks_and_beams_go_on_from_copied_blocks(gpu: Engine, prompt: list[int]) -> None:
+    (alone,) = gpu.generate([prompt], llmc.SamplingParams(max_tokens=12))
+    (forked,) = gpu.generate([prompt], llmc.SamplingParams(max_tokens=12, n=4))
+    assert [choice.token_ids for choice in forked.choices] == [alone.token_ids] * 4
+    (beams,) = gpu.generate([prompt], llmc.SamplingParams(max_tokens=12, n=4, beam_width=4, logprobs=0))
+    for choice in beams.choices:
+        logits = gpu.logits([*prompt, *choice.token_ids])[len(prompt) - 1 : -1].astype(np.float64)
+        shifted = logits - logits.max(-1, keepdims=True)
+        rows = shifted - np.log(np.exp(shifted).sum(-1, keepdims=True))
+        total = rows[np.arange(12), list(choice.token_ids)].sum()
+        assert choice.cumulative_logprob == pytest.approx(total, abs=0.05)
+
+
+@pytest.mark.gpu
 def test_a_request_does_not_depend_on_its_neighbours(gpu: Engine) -> None:
     params = llmc.SamplingParams(max_tokens=16, ignore_eos=True)
     together = [completion.token_ids for completion in gpu.generate(PROMPTS, params)]

@@ -16,7 +16,8 @@ import pytest
 import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
-from llmc.runtime.engine import Choice, Completion, Engine, load
+from llmc.runtime.completion import Choice, Completion
+from llmc.runtime.engine import Engine, load
 from llmc.runtime.kv_capacity import block_count, default_bytes, share_bytes
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, copied, tiny_model, tiny_program, write_tiny_engine

@@ -215,6 +215,16 @@ def _select_rows(call: Call) -> dict[str, Argument]:
     }
 
 
+def _select_channels(call: Call) -> dict[str, Argument]:
+    return {
+        "tokens": call.count("x"),
+        "channels": call.shape("order")[0],
+        "order": call.weight("order", Layout.ROWS),
+        "x": call.rows("x"),
+        "y": call.result(),
+    }
+
+
 def _norm(call: Call) -> dict[str, Argument]:
     *groups, channels = call.shape("x")
     return {
@@ -384,6 +394,7 @@ KERNELS: dict[Any, Kernel] = {
         _quantized_embedding_function, _quantized_embedding, (), ranks={"ids": (1,)}
     ),
     _llmc.select_rows.default: Kernel("llmc_select_rows", _select_rows),
+    _llmc.select_channels.default: Kernel("llmc_select_channels", _select_channels, ranks={"x": (2,), "order": (1,)}),
     _llmc.rms_norm.default: Kernel("llmc_rms_norm", _rms_norm, ranks={"x": (2, 3)}),
     _llmc.layer_norm.default: Kernel("llmc_layer_norm", _layer_norm, ranks={"x": (2, 3)}),
     _llmc.add_rms_norm.default: Kernel("llmc_rms_norm", _add_rms_norm, ranks={"x": (2,)}),

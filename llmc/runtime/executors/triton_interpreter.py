@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+import llmc.ops  # noqa: F401  (registers the ops that the kernels' sources name)
 from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor

@@ -29,9 +29,10 @@ from llmc.runtime.server.tool_calls import FORMS, form_of_template
 _CLOSE_SECONDS = 5.0
 
 
-def serve(options: ServeOptions, listening: Callable[[str], None]) -> None:
-    """Serve until the process is told to end. listening: told the address once requests are answered.
+def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
+    """Serve until the process is told to end; whether every request was finished then.
 
+    listening: told the address once requests are answered.
     Raises OptionError for an address that cannot be listened on, and what `load` raises.
     """
     with listen(options) as listener:
@@ -39,7 +40,7 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> None:
         model = open_model(options, registry)
         try:
             app = create_app(model, registry, http_limits(options))
-            run_app(app, listener, model.lifecycle, options, lambda: listening(address_of(listener, options)))
+            return run_app(app, listener, model.lifecycle, options, lambda: listening(address_of(listener, options)))
         finally:
             close_model(model)
 
@@ -146,11 +147,12 @@ def address_of(listener: socket.socket, options: ServeOptions) -> str:
 
 def run_app(
     app: FastAPI, listener: socket.socket, lifecycle: Lifecycle, options: ServeOptions, started: Callable[[], None]
-) -> None:
-    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once."""
+) -> bool:
+    """Serve until SIGTERM or SIGINT, then drain; a second signal ends at once. Whether every request was finished."""
     server = DrainingServer(uvicorn_config(app, options), lifecycle, options.drain_seconds, started)
     with event_loop() as runner:
         runner.run(server.serve(sockets=[listener]))
+    return server.drained
 
 
 def event_loop() -> asyncio.Runner:
@@ -174,12 +176,16 @@ def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
 
 
 class DrainingServer(uvicorn.Server):
-    """uvicorn's server, which on SIGTERM first finishes what is in flight; new requests get 503 meanwhile."""
+    """uvicorn's server, which on SIGTERM first finishes what is in flight; new requests get 503 meanwhile.
+
+    drained: whether nothing was left when it ended.
+    """
 
     def __init__(
         self, config: uvicorn.Config, lifecycle: Lifecycle, seconds: float, started: Callable[[], None]
     ) -> None:
         super().__init__(config)
+        self.drained = False
         self._lifecycle = lifecycle
         self._seconds = seconds
         self._started = started
@@ -205,5 +211,5 @@ class DrainingServer(uvicorn.Server):
         self._draining = asyncio.create_task(self._drain())
 
     async def _drain(self) -> None:
-        await self._lifecycle.drain(self._seconds)
+        self.drained = await self._lifecycle.drain(self._seconds)
         self.should_exit = True

@@ -35,6 +35,10 @@ class SelectRows(ctypes.Structure):
     _fields_ = (("selected", _LONG), ("channels", _LONG), ("rows", _POINTER), ("x", Rows), ("y", Rows))
 
 
+class SelectChannels(ctypes.Structure):
+    _fields_ = (("tokens", _LONG), ("channels", _LONG), ("order", _POINTER), ("x", Rows), ("y", Rows))
+
+
 class Norm(ctypes.Structure):
     _fields_ = (
         ("tokens", _LONG),

@@ -17,12 +17,13 @@ from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.linear import fused_linear, linear, lm_head
 from llmc.codegen.triton.kernels.product import product_of
 from llmc.codegen.triton.kernels.product_choice import product_launches
-from llmc.codegen.triton.kernels.product_tiling import Way, predicted_seconds, tilings
+from llmc.codegen.triton.kernels.product_tiling import predicted_seconds, tilings
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.kernels.select_rows import select_rows
+from llmc.codegen.triton.kernels.tiling import Way
 from llmc.targets import GPU_TARGETS, GpuTarget
 from tests.codegen.triton.tensor_call import TensorCall
 

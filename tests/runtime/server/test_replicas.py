@@ -58,8 +58,9 @@ def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
         os.kill(victim.pid, signal.SIGKILL)
         for _ in range(4):  # One of them would have met the dead replica.
             assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
-        eventually(lambda: client.get("/health").json().get("healthy_replicas") == 2 and len(workers(pair)) == 2, 30)
+        eventually(lambda: client.get("/health").json().get("healthy_replicas") == 2 and len(workers(pair)) == 2, 60)
         assert metric(client, "llmc:replica_restarts") == 1
+        eventually(lambda: all(r["healthy"] for r in client.get("/live").json()["replicas"]))
 
 
 def test_workers_end_with_the_router(engine_directory: Path) -> None:
@@ -82,4 +83,4 @@ def test_nobody_is_healthy(engine_directory: Path) -> None:
         answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
         assert answer.status_code in (200, 503)
         assert httpx.get(f"{live.url}/v1/models").status_code == 401
-        eventually(lambda: client.get("/health").status_code == 200, 30)
+        eventually(lambda: client.get("/health").status_code == 200, 60)

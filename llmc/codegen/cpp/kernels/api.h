@@ -139,6 +139,15 @@ typedef struct {
 void llmc_select_rows_f32(LlmcPool* pool, const LlmcSelectRows* arguments);
 void llmc_select_rows_bf16(LlmcPool* pool, const LlmcSelectRows* arguments);
 
+// y[t][c] = x[t][order[c]]                                          (llmc::select_channels)
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* order;
+  LlmcRows x, y;
+} LlmcSelectChannels;
+void llmc_select_channels_f32(LlmcPool* pool, const LlmcSelectChannels* arguments);
+void llmc_select_channels_bf16(LlmcPool* pool, const LlmcSelectChannels* arguments);
+
 // Norm of each group of `channels`: group g of token t starts at x.data[t * stride + g * channels] (groups > 1: per
 // head). With residual: s = x + residual rounded to the element type, sum = s, y = norm(s); groups is then 1.
 // weight and bias fp32 or null. (llmc::rms_norm, layer_norm, add_rms_norm, add_layer_norm)

@@ -22,6 +22,15 @@ struct FloatSteps {
   static Vec load_steps(const T* from, Lanes channels) {
     return load(from, channels);
   }
+  // The steps of one row of codes.
+  template <class K, class Lanes>
+  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel, Lanes lanes) {
+    return cache.values(row, channel, lanes);
+  }
+  template <class K, int VECTORS>
+  static void load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[1], int64_t channel, Vec (&to)[VECTORS]) {
+    cache.values(rows[0], channel, to);
+  }
   // One step across rows.
   template <class T, class Lanes>
   static Vec load_across(const T* (&rows)[1], int64_t channel, Lanes lanes) {
@@ -49,6 +58,29 @@ struct PairSteps {
   static Vec load_steps(const bf16* from, AllLanes) { return reinterpret_cast<Vec>(_mm512_loadu_si512(from)); }
   static Vec load_steps(const bf16* from, int64_t channels) {
     return reinterpret_cast<Vec>(_mm512_maskz_loadu_epi16(static_cast<__mmask32>((1ull << channels) - 1), from));
+  }
+  template <class K>
+  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel, AllLanes) {
+    Vec x[2];
+    cache.values(row, channel, x);
+    return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(x[1], x[0]));
+  }
+  template <class K>
+  static Vec load_codes(const Cache<K>& cache, CodeRow row, int64_t channel, int64_t channels) {
+    const Vec low = cache.values(row, channel, std::min<int64_t>(channels, kLanes));
+    const Vec high = channels > kLanes ? cache.values(row, channel + kLanes, channels - kLanes) : Vec{};
+    return reinterpret_cast<Vec>(_mm512_cvtne2ps_pbh(high, low));
+  }
+  template <class K, int VECTORS>
+  static void load_codes_across(const Cache<K>& cache, const CodeRow (&rows)[2], int64_t channel, Vec (&to)[VECTORS]) {
+    Vec even[VECTORS], odd[VECTORS];
+    cache.values(rows[0], channel, even);
+    cache.values(rows[1], channel, odd);
+    const __m512i order = halves_in_turn();
+    for (int v = 0; v < VECTORS; v++) {
+      const __m512i halves = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd[v], even[v]));
+      to[v] = reinterpret_cast<Vec>(_mm512_maskz_permutexvar_epi16(~__mmask32{0}, order, halves));
+    }
   }
   template <class Lanes>
   static Vec load_across(const bf16* (&rows)[2], int64_t channel, Lanes lanes) {
@@ -81,9 +113,15 @@ struct PairSteps {
     for (unsigned i = 0; i < kLanes; i++) pairs[i] = (first + i) | (32 + first + i) << 16;
     return reinterpret_cast<__m512i>(pairs);
   }
+  // (0, 16, 1, 17, …) of one register.
+  static __m512i halves_in_turn() {
+    VecBits pairs = {};
+    for (unsigned i = 0; i < kLanes; i++) pairs[i] = i | (kLanes + i) << 16;
+    return reinterpret_cast<__m512i>(pairs);
+  }
 };
 template <class Q, class K>
-using StepsOf = std::conditional_t<std::is_same_v<Q, bf16> && std::is_same_v<K, bf16>, PairSteps, FloatSteps>;
+using StepsOf = std::conditional_t<std::is_same_v<Q, bf16> && !std::is_same_v<K, float>, PairSteps, FloatSteps>;
 #else
 template <class Q, class K>
 using StepsOf = FloatSteps;
@@ -123,7 +161,7 @@ struct CachedRows {
   template <class Steps, class Lanes>
   Vec load_steps(int64_t key, int64_t channel, Lanes lanes) const {
     if constexpr (kHoldsCodes<K>)
-      return cache.values(row(key), channel, lanes);
+      return Steps::template load_codes<K>(cache, row(key), channel, lanes);
     else
       return Steps::load_steps(row(key) + channel, lanes);
   }
@@ -182,28 +220,28 @@ struct CachedValues {
 
   template <class Lanes>
   Vec load(int64_t step, int64_t channel, Lanes lanes) const {
+    typename Cache<K>::Row rows[Steps::kWidth];
+    find(step, rows);
     if constexpr (kHoldsCodes<K>) {
-      return values.template load_steps<Steps>(step, channel, lanes);
+      Vec to[1];
+      Steps::template load_codes_across<K>(values.cache, rows, channel, to);
+      return keep(to[0], lanes);
     } else {
-      const K* rows[Steps::kWidth];
-      find(step, rows);
       return Steps::load_across(rows, channel, lanes);
     }
   }
   template <int VECTORS>
   void load(int64_t step, int64_t channel, Vec (&to)[VECTORS]) const {
-    if constexpr (kHoldsCodes<K>) {
-      values.cache.values(values.row(step), channel, to);
-    } else {
-      const K* rows[Steps::kWidth];
-      find(step, rows);
+    typename Cache<K>::Row rows[Steps::kWidth];
+    find(step, rows);
+    if constexpr (kHoldsCodes<K>)
+      Steps::template load_codes_across<K>(values.cache, rows, channel, to);
+    else
       Steps::load_across(rows, channel, to);
-    }
   }
 
  private:
-  template <class T>
-  void find(int64_t step, const T* (&rows)[Steps::kWidth]) const {
+  void find(int64_t step, typename Cache<K>::Row (&rows)[Steps::kWidth]) const {
     for (int i = 0; i < Steps::kWidth; i++) rows[i] = values.row(step * Steps::kWidth + i);
   }
 };

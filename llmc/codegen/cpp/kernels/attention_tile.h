@@ -130,9 +130,9 @@ class TileAttention {
 
   // Keys outside of `seen` are masked later: any that may be read does in their place.
   void find(int64_t base, Keys seen, CachedKeys& tile) const {
-    const auto range = within(seen, base);
     // Not a structured binding, which compilers before C++20 let no lambda refer to.
-    const int64_t first = range.first, last = range.last;
+    const Keys found = within(seen, base);
+    const int64_t first = found.first, last = found.last;
     const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
     for (int64_t position = first; position < last;) {
       const int64_t in_block = position % a_.block_size;

@@ -12,7 +12,7 @@ int64_t multiply_in_cache(LlmcPool* pool, int64_t repeats) {
   static constexpr int64_t kSteps = 64;
   static constexpr int kHeight = Product::kTokens;
   constexpr int64_t kPerChunk = 100;
-  parallel_for(pool, repeats, [](int64_t, void*) {
+  parallel_for(pool, repeats, [&](int64_t, void*) {
     alignas(64) T weight[kSteps * Product::kStep * LLMC_PANEL] = {};
     alignas(64) typename Product::X x[kSteps * Product::kXPerStep * kHeight] = {};
     alignas(64) float sums[kHeight * LLMC_PANEL];
@@ -29,7 +29,7 @@ int64_t multiply_codes_in_cache(LlmcPool* pool, int64_t repeats) {
   using Product = IntegerProduct<Int8Codes>;
   constexpr int64_t kWords = 64;
   constexpr int64_t kPerChunk = 100;
-  parallel_for(pool, repeats, [](int64_t, void*) {
+  parallel_for(pool, repeats, [&](int64_t, void*) {
     alignas(64) uint8_t weight[LLMC_PANEL * 4 * (1 + kWords)] = {};
     alignas(64) Product::X x[kCodeTokens * (1 + kWords)] = {};
     alignas(64) float sums[kCodeTokens * LLMC_PANEL];

@@ -21,12 +21,11 @@ from llmc.codegen.triton.kernels.product_persistent import persistent_kernel
 from llmc.codegen.triton.kernels.product_tile import tile_kernel
 from llmc.codegen.triton.kernels.product_tiling import (
     MOST_NARROW_ROWS,
-    Tiling,
-    Way,
     needs_finish,
     predicted_seconds,
     tilings,
 )
+from llmc.codegen.triton.kernels.tiling import Tiling, Way
 from llmc.program import RowCount
 from llmc.targets import GpuTarget
 

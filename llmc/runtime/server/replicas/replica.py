@@ -6,6 +6,7 @@ import asyncio
 import json
 import signal
 import sys
+import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import asdict, replace
@@ -19,6 +20,8 @@ from llmc.runtime.server.options import ServeOptions
 WORKER = "llmc.runtime.server.replicas.worker"
 _POLL_SECONDS = 0.5
 _START_SECONDS = 300.0
+# A worker that does not answer gets no requests; only after this long is it taken for stuck.
+_STUCK_SECONDS = 20.0
 _FIRST_BACKOFF, _LONGEST_BACKOFF = 0.5, 30.0
 
 
@@ -107,26 +110,28 @@ class Replica:
         await self._process.stdin.drain()
 
     async def _keep_alive(self) -> None:
-        """Poll its health; start it again when it has ended, kill it first when it is stuck."""
-        backoff = _FIRST_BACKOFF
+        """Poll its health; start it again when it has ended, kill it first when it has not answered for too long."""
+        backoff, answered, patience = _FIRST_BACKOFF, time.monotonic(), _STUCK_SECONDS
         while True:
             await asyncio.sleep(_POLL_SECONDS)
             assert self._process is not None
             if self._process.returncode is None and await self._answers():
                 self.healthy, backoff = True, _FIRST_BACKOFF
+                answered, patience = time.monotonic(), _STUCK_SECONDS
                 continue
-            was_healthy, self.healthy = self.healthy, False
-            if was_healthy:
+            if self.healthy:
+                self.healthy = False
                 self._lost(self.index)
-            if self._process.returncode is None and not was_healthy and not self.socket.exists():
-                continue  # It is starting.
             if self._process.returncode is None:
+                if time.monotonic() - answered < patience:
+                    continue
                 self._process.kill()
                 await self._process.wait()
             await asyncio.sleep(backoff)
             backoff = min(2 * backoff, _LONGEST_BACKOFF)
             self.restarts += 1
             await self._spawn()
+            answered, patience = time.monotonic(), _START_SECONDS
 
     async def _answers(self) -> bool:
         try:

@@ -25,9 +25,10 @@ from llmc.runtime.threads import available_cores
 _STOP_SECONDS = 10.0
 
 
-def serve_replicas(options: ServeOptions, count: int, routing: str, listening: Callable[[str], None]) -> None:
-    """Serve until the process is told to end. listening: told the address once every replica answers.
+def serve_replicas(options: ServeOptions, count: int, routing: str, listening: Callable[[str], None]) -> bool:
+    """Serve until the process is told to end; whether every request was finished then.
 
+    listening: told the address once every replica answers.
     Raises OptionError for an unknown routing, LlmcError if a replica does not start.
     """
     names = [known.value for known in Routing]
@@ -58,6 +59,7 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
                 runner.run(run())
         except* LlmcError as failed:
             raise failed.exceptions[0] from None
+        return server.drained
 
 
 def create_proxy(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle, options: ServeOptions) -> FastAPI:

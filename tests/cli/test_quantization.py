@@ -1,0 +1,64 @@
+"""Quantizing on the command line: what the build reports, what is kept in the engine, what is refused."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.cli.command import MODEL, Outcome, assert_user_error, llmc
+
+DATA = MODEL.parent.parent / "data"
+
+
+@pytest.fixture(scope="module")
+def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
+    path = tmp_path_factory.mktemp("quantized") / "draft.llmc"
+    options = ("--quantize", "int4-gptq", "--quantize", "lm_head=w8a8", "--kv-cache", "int8")
+    calibration = ("--calibration", DATA / "calibration.txt", "--calibration-sequences", "8")
+    return path, llmc("build", MODEL, "-o", path, *options, *calibration)
+
+
+def test_build_reports_each_weight(build: tuple[Path, Outcome]) -> None:
+    path, outcome = build
+    assert outcome.code == 0, outcome.err
+    for part in ("quantized weights:", "int4-gptq", "w8a8", "4.125", "output error", "KV cache", "a token"):
+        assert part in outcome.out
+    assert "quantize" in outcome.err
+    weights = json.loads((path / "report" / "quantization.json").read_text())
+    assert len(weights) == 15
+    assert all(0 < weight["error"] < 0.2 for weight in weights)
+
+
+def test_inspect_shows_them_again(build: tuple[Path, Outcome]) -> None:
+    outcome = llmc("inspect", build[0], "--quantization")
+    assert outcome.code == 0, outcome.err
+    assert "int4-gptq" in outcome.out
+    assert "output error" in outcome.out
+
+
+def test_verify_compares_perplexities(build: tuple[Path, Outcome], tmp_path: Path) -> None:
+    text = tmp_path / "text.txt"
+    text.write_text((DATA / "heldout.txt").read_text()[:6000])
+    arguments = ("verify", build[0], "--against", MODEL, "--perplexity", text)
+    outcome = llmc(*arguments, "--max-ratio", "1.15")
+    assert outcome.code == 0, outcome.err
+    assert "ratio" in outcome.out
+    assert_user_error(llmc(*arguments, "--max-ratio", "0.5"), "times the model's; 0.5 is allowed")
+
+
+@pytest.mark.parametrize(
+    ("options", "parts"),
+    [
+        (("--quantize", "int7"), ("unknown quantization scheme 'int7'", "known: int8")),
+        (("--quantize", "int4-gptq"), ("no text is given", "--calibration FILE")),
+        (("--quantize", "int4,no_such=int8"), ("no weight is called 'no_such'", "down_proj")),
+        (("--kv-cache", "int2"), ("unknown KV cache format 'int2'", "int8, int4, fp8")),
+        (("--quantize", "int4-gptq", "--calibration", "no-such-file"), ("cannot read the calibration data",)),
+    ],
+)
+def test_refuses_before_work_is_done(options: tuple[str, ...], parts: tuple[str, ...], tmp_path: Path) -> None:
+    outcome = llmc("build", MODEL, "-o", tmp_path / "e.llmc", *options)
+    assert_user_error(outcome, *parts)
+    assert not (tmp_path / "e.llmc").exists()

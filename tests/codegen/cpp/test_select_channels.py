@@ -1,0 +1,22 @@
+"""llmc_select_channels against llmc::select_channels, from and to rows that are wider than they need be."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from llmc.ops.select_channels import select_channels
+from tests.codegen.cpp.row_abi import RUNNABLE, SelectChannels, call, pointer, rows
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("tokens", [1, 3, 200])
+def test_equals_the_reference(target: str, dtype: torch.dtype, tokens: int) -> None:
+    torch.manual_seed(tokens)
+    x, order = torch.randn(tokens, 80).to(dtype)[:, 3:70], torch.randperm(67)[:53].int()
+    wide = torch.full((tokens, 60), 7.0).to(dtype)
+    y = wide[:, 2:55]
+    call(target, "select_channels", [dtype], SelectChannels(tokens, 53, pointer(order), rows(x), rows(y)))
+    assert torch.equal(y, select_channels(x, order))
+    assert (wide[:, :2] == 7).all() and (wide[:, 55:] == 7).all()

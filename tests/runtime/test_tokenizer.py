@@ -1,0 +1,41 @@
+"""The tokenizer's view of single tokens: bytes that, joined, are the text."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmc.runtime.tokenizer import Tokenizer
+
+BARD = Path(__file__).parent.parent.parent / "examples/models/bard-6m/tokenizer.json"
+
+
+def tokenizer_at(path: Path, text: str) -> Tokenizer:
+    (path / "tokenizer").mkdir(parents=True)
+    (path / "tokenizer" / "tokenizer.json").write_text(text, encoding="utf-8")
+    return Tokenizer(path)
+
+
+@pytest.mark.parametrize("text", ["Once upon a time", "naïve café — 東京 🙂", "\n\ttabs  and   spaces"])
+def test_byte_level_tokens_join_to_the_text(tmp_path: Path, text: str) -> None:
+    tokenizer = tokenizer_at(tmp_path, BARD.read_text(encoding="utf-8"))
+    ids = tokenizer.encode(text)
+    assert b"".join(map(tokenizer.token_bytes, ids)).decode() == text
+
+
+def test_sentence_piece_tokens_are_spaces_and_bytes(tmp_path: Path) -> None:
+    vocabulary = {"<unk>": 0, "▁the": 1, "<0xE6>": 2, "é": 3}
+    content = {
+        "version": "1.0",
+        "added_tokens": [],
+        "model": {"type": "BPE", "vocab": vocabulary, "merges": [], "unk_token": "<unk>", "byte_fallback": True},
+        "decoder": {"type": "Sequence", "decoders": [{"type": "ByteFallback"}, {"type": "Fuse"}]},
+    }
+    tokenizer = tokenizer_at(tmp_path, json.dumps(content))
+    assert [tokenizer.token_bytes(i) for i in (1, 2, 3, 99)] == [b" the", b"\xe6", "é".encode(), b""]
+
+
+def test_without_a_tokenizer_tokens_have_no_bytes(tmp_path: Path) -> None:
+    assert Tokenizer(tmp_path).token_bytes(5) == b""

@@ -1,0 +1,36 @@
+"""docs/serving.md names flags, routes and fields that exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import typer.main
+
+from llmc.cli.app import app
+from llmc.runtime.server.schemas.chat import ChatRequest
+from llmc.runtime.server.schemas.completion import CompletionRequest
+
+TEXT = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
+
+
+def flags_of(command: Any) -> set[str]:
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*(flags_of(child) for child in getattr(command, "commands", {}).values()))
+
+
+def test_flags_exist() -> None:
+    named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))
+    assert named and named <= flags_of(typer.main.get_command(app)) | {"--help"}
+
+
+def test_fields_exist() -> None:
+    paragraph = TEXT[TEXT.index("Beside OpenAI's fields:") :].split("A field that does not exist")[0]
+    named = set(re.findall(r"`([a-z_]+)`", paragraph)) - {"json", "regex", "choice", "grammar"}
+    assert len(named) > 10 and named <= {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+
+
+def test_the_picture_is_there() -> None:
+    for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", TEXT):
+        assert (Path(__file__).parent.parent / "docs" / name).is_file()
