@@ -32,17 +32,17 @@ def difference(graph: ModelGraph, directory: Path) -> float:
     return max(float((a - b).abs().max() / b.std()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("scheme", ["int4:g32:asym", "int8"])
+@pytest.mark.parametrize("scheme", ["int4:g32:asym", pytest.param("int8", marks=pytest.mark.slow)])
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-4
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "fp8-w8a8"])
+@pytest.mark.parametrize("scheme", ["w8a8", pytest.param("fp8-w8a8", marks=pytest.mark.slow)])
 def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     """But where a sum in another order moves an activation over the edge between two codes."""
     assert difference(optimized(scheme).graph, tmp_path) < 4e-2
 
 
-@pytest.mark.parametrize("kv_cache", ["int8", "int4:g8", "fp8"])
+@pytest.mark.parametrize("kv_cache", ["int4:g8", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int8", "fp8"))])
 def test_coded_kv_caches_equal_the_graph(kv_cache: str, tmp_path: Path) -> None:
     assert difference(optimized("none", kv_cache=kv_cache).graph, tmp_path) < 4e-2

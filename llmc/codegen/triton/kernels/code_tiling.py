@@ -20,7 +20,7 @@ _LEAST_DEPTH = 32
 
 def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
     """What the matrix units multiply: int8 or fp8 codes where they can, else numbers of x's type, exact for codes."""
-    depth = _tile_channels(codes) // codes.per_byte
+    depth = _tile_channels(codes, target) // codes.per_byte
     if codes.x_format == "int8" and depth >= _LEAST_DEPTH:
         return "int8"
     if codes.x_format == "fp8" and depth >= _LEAST_DEPTH and target.fp8_rate is not None and target.backend == "cuda":
@@ -33,7 +33,7 @@ def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
     shapes = [_gemv(product, codes, target, tokens)] if tokens <= _MOST_GEMV_ROWS else []
-    in_block = _tile_channels(codes)
+    in_block = _tile_channels(codes, target)
     operands = code_operands(product, codes, target)
     if operands == "fp32":
         for splits in (1, 2, 4, 8) if tokens <= _MOST_SPLIT_ROWS else (1,):
@@ -42,18 +42,22 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
     if tokens <= _MOST_SPLIT_ROWS:
         block = min(32 if product.gated else 64, _block(tokens))
         for splits in (1, 2, 4, 8):
-            if product.channels >= splits * in_block:
+            if splits == 1 or product.channels >= splits * in_block:
                 shapes.append(Tiling(Way.CODE_TILE, block, 64, in_block, 4, 3, 0.35, splits))
     if tokens > 32:
-        wide = 64 if product.gated else 128
-        shapes.append(Tiling(Way.CODE_TILE, 128, wide, in_block, 8, 3, 0.5))
-        shapes.append(Tiling(Way.CODE_TILE, 64, 64, in_block, 4, 3, 0.4))
+        # Sums of a gate and its partner and those of a group spill where matrix units leave theirs to the registers.
+        is_wide = target.arch in (90, 100) or not product.gated
+        if is_wide:
+            wide = 64 if product.gated else 128
+            shapes.append(Tiling(Way.CODE_TILE, 128, wide, in_block, 8, 3, 0.5))
+        shapes.append(Tiling(Way.CODE_TILE, 64, 64, in_block, 4 if is_wide else 8, 3, 0.4))
     return tuple(shapes)
 
 
-def _tile_channels(codes: Codes) -> int:
-    """Channels of a tile's turn: no more than share a scale."""
-    return min(_CHANNELS, codes.group or _CHANNELS)
+def _tile_channels(codes: Codes, target: GpuTarget) -> int:
+    """Channels of a tile's turn: no more than share a scale, nor than fit an AMD GPU's shared memory."""
+    most = _CHANNELS // 2 if target.backend == "hip" else _CHANNELS
+    return min(most, codes.group or most)
 
 
 def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Tiling:

@@ -43,7 +43,8 @@ def quantize_tokens_kernel(
             )
         magnitude = tl.max(largest, 0)
         scale = tl.div_rn(magnitude, LARGEST)
-        inverse = tl.where(magnitude > 0, tl.div_rn(LARGEST, tl.where(magnitude > 0, magnitude, 1.0)), 0.0)
+        # As torch divides a number by a tensor, so that a value between two codes goes where the reference's goes.
+        inverse = tl.where(magnitude > 0, tl.div_rn(1.0, tl.where(magnitude > 0, magnitude, 1.0)) * LARGEST, 0.0)
     else:
         scale = tl.load(x_scale_ptr)
         inverse = tl.div_rn(1.0, scale)
