@@ -74,13 +74,14 @@ class Case:
 def main() -> None:
     arguments = parse_arguments()
     console = Console()
-    record: dict[str, Any] = {"machine": machine(arguments.threads), "cases": {}}
+    hf_threads = arguments.hf_threads or arguments.threads
+    record: dict[str, Any] = {"machine": machine(arguments.threads), "hf_threads": hf_threads, "cases": {}}
     for case in cases(arguments.directory, set(arguments.only or ("shipped", "1b"))):
         record["cases"][case.name] = found = {}
         for name, measured in run_case(case, arguments, console):
             found[name] = measured
             write(record, arguments.json)
-    console.print(record["machine"])
+    console.print(f"{record['machine']}; Hugging Face with {hf_threads} threads")
     console.print(f"reproduce: {sys.executable} -m benchmarks.serving --threads {arguments.threads}", highlight=False)
 
 
@@ -95,6 +96,7 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the checkpoint and engines")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    parser.add_argument("--hf-threads", type=int, help="for Hugging Face; fewer are faster next to busy processes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--only", nargs="*", choices=("shipped", "1b"))
     parser.add_argument("--users", nargs="*", type=int, help="only rows with that many users")
@@ -145,7 +147,7 @@ def run_case(case: Case, arguments: argparse.Namespace, console: Console) -> Ite
         yield "prefix", prefix
         if arguments.vllm_python is not None:
             servers[VLLM] = stack.enter_context(vllm_server(case, arguments.vllm_python, arguments.threads))
-        hugging_face = stack.enter_context(static_process(case, arguments.threads))
+        hugging_face = stack.enter_context(static_process(case, arguments.hf_threads or arguments.threads))
         for row in case.rows:
             if arguments.users and row.users not in arguments.users:
                 continue
