@@ -3,8 +3,9 @@
     linear(x, dequantize(c, s, z, f), b)            ->  quantized_linear(x, c, s, z, None, b, None, "identity", 1.0, f)
     fused_linear, gated_linear, lm_head, embedding  ->  quantized_linear, quantized_gated_linear, …
 also with dequantize_tokens(quantize_tokens(x, xs, xf)) in the place of x, which the product then does itself.
-Runs after all fusions, which see products as before. Every dequantized weight must end in a quantized product, or the
-build fails with the reasons, unless allow_fallback names `quantized`: such a weight is dequantized in every step.
+Runs after all fusions, which see products as before. A dequantized weight that ends in no quantized product fails the
+build with the reasons, unless allow_fallback names `quantized`: such a weight is dequantized in every step.
+Must have: a weight that is dequantized as it is, by an op that has a quantized form, and tokens nobody else reads.
 Numerics: reorder, since neither weights nor tokens are rounded to the activations' dtype in between.
 """
 
