@@ -106,7 +106,8 @@ def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
         found.append(Job(f"prepare {QUANTIZED} {SCHEME}", prepare, 150, needs=(f"prepare {QUANTIZED}",)))
         engine = str(directory / f"{QUANTIZED}.{SCHEME}.llmc")
         run = (*module, "benchmarks.gpu.llmc_model", str(directory / QUANTIZED), engine, "--scheme", SCHEME)
-        found.append(Job(f"llmc {QUANTIZED} {SCHEME}", run, 60, needs=(f"prepare {QUANTIZED} {SCHEME}",)))
+        required = (f"prepare {QUANTIZED}", f"prepare {QUANTIZED} {SCHEME}")
+        found.append(Job(f"llmc {QUANTIZED} {SCHEME}", run, 60, needs=required))
     return tuple(found)
 
 
