@@ -78,7 +78,7 @@ def run_pipeline(
     records: list[PassRecord] = []
     was_cut = False
     for each in passes:
-        if each.name in options.disable_passes or (data is None and isinstance(each, WeightPass)):
+        if each.name in options.disable_passes:
             continue
         started, size, stage = time.perf_counter(), len(nodes.nodes), result.stage
         is_whole = options.finish_cut and each.name in essential
@@ -181,8 +181,8 @@ def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog
         each.run(graph, options, log)
         return
     if isinstance(each, WeightPass):
-        assert data is not None, "weight passes are skipped without data"
-        each.run(graph, options, log, data)
+        if data is not None:
+            each.run(graph, options, log, data)
         return
     roots = tuple(dict.fromkeys(trace_pattern(p).root.target for p in each.patterns))
     for _ in range(_MAX_ROUNDS):

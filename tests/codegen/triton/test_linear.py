@@ -91,5 +91,6 @@ def test_logits_stay_in_fp32(device: str, tokens: int) -> None:
 
 def test_split_sums_are_the_same_in_every_run(device: str) -> None:
     x, weight = _random(0, 16, 2048).half(), _random(1, 64, 2048).half()
-    launches = check(linear, x, weight, None, device=device, tolerance=1e-3)
-    assert launches[0].constants["SPLITS"] == 8 and launches[0].then, launches[0].constants
+    launches = check(lm_head, x, weight, None, device=device, tolerance=1e-5)
+    split = [launch for launch in launches if int(launch.constants.get("SPLITS") or 1) > 1]
+    assert split and all(launch.then for launch in split)
