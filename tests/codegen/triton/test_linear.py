@@ -78,7 +78,9 @@ def test_normed_rows(device: str, tokens: int, dtype: torch.dtype) -> None:
     tolerance = NORM_TOLERANCE[dtype]
     for weights in (norm.to(dtype), None):
         launches = check(norm_linear, x, weights, 1e-5, weight, bias, device=device, tolerance=tolerance)
-        assert {launch.constants.get("NORMED", False) for launch in launches} == {True, False}
+        ways = {launch.constants.get("NORMED", False) for launch in launches}
+        # Tiles of many tokens do not norm what they read.
+        assert ways == {True, False} or (tokens > 65 and ways == {False})
         assert any(isinstance(step.function, LibraryFunction) for launch in launches for step in launch.then)
     check(norm_gated_linear, x, norm.to(dtype), 1e-5, gates, None, "silu", device=device, tolerance=tolerance)
 
