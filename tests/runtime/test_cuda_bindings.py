@@ -11,7 +11,7 @@ import os
 import re
 import subprocess
 import sys
-from dataclasses import asdict, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +23,7 @@ from llmc.codegen.triton.adopt import with_every_buffer
 from llmc.codegen.triton.compile import CompiledKernel, Workers
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
-from llmc.program import DeviceBinary, DeviceKernel, Launch, Program
+from llmc.program import DeviceKernel, Launch, Program
 from llmc.runtime.device_arguments import argument_values, extra_pointers
 from llmc.runtime.device_inputs import StepShape
 from llmc.runtime.device_program import plan_calls
@@ -137,21 +137,31 @@ def h100() -> GpuTarget:
 WANTED = ("persistent_kernel", "rms_norm_kernel", "gemv_kernel")
 
 
+@dataclass(frozen=True)
+class Compiled:
+    """A kernel, its binary and its PTX; and what became of it and of it with a number of warps that cannot be."""
+
+    kernel: DeviceKernel
+    built: CompiledKernel
+    ptx: str
+    usable: tuple[DeviceKernel | None, ...]
+
+
 @pytest.fixture(scope="module")
-def compiled(
-    lowered: tuple[Program, dict[str, str]], tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, tuple[DeviceKernel, CompiledKernel, str]]:
-    """One kernel of each function: itself, its binary, its PTX."""
+def compiled(lowered: tuple[Program, dict[str, str]], tmp_path_factory: pytest.TempPathFactory) -> dict[str, Compiled]:
+    """One kernel of each function."""
     folder = tmp_path_factory.mktemp("kernels")
     for file, text in lowered[1].items():
         (folder / file).parent.mkdir(exist_ok=True)
         (folder / file).write_text(text, encoding="utf-8")
-    found: dict[str, tuple[DeviceKernel, CompiledKernel, str]] = {}
+    found: dict[str, Compiled] = {}
     with Workers(1) as workers:
         for kernel in lowered[0].kernels:
             if kernel.function in WANTED and kernel.function not in found:
                 built = workers.compile(kernel, h100(), folder)
-                found[kernel.function] = kernel, built, built.assembly.read_text(encoding="utf-8")
+                ptx = built.assembly.read_text(encoding="utf-8")
+                tried = workers.compile_usable((kernel, replace(kernel, num_warps=3)), h100(), folder)
+                found[kernel.function] = Compiled(kernel, built, ptx, tried)
     return found
 
 
@@ -161,18 +171,22 @@ def entry_widths(ptx: str) -> list[int]:
     return [int(bits) // 8 for bits in re.findall(r"\.param \.[a-z](\d+)", head[: head.index(")")])]
 
 
-def test_what_is_packed_is_what_the_compiled_kernel_takes(
-    lowered: tuple[Program, dict[str, str]], compiled: dict[str, tuple[DeviceKernel, CompiledKernel, str]]
-) -> None:
+def test_what_is_packed_is_what_the_compiled_kernel_takes(compiled: dict[str, Compiled]) -> None:
     assert set(compiled) == set(WANTED)
-    for kernel, built, ptx in compiled.values():
-        widths = entry_widths(ptx)
-        binary: DeviceBinary = built.binary
-        expected = [8 if p.type.startswith("*") else {"i32": 4, "i64": 8, "fp32": 4}[p.type] for p in kernel.parameters]
-        assert widths == expected + [8] * binary.extra_pointers, kernel.function
+    for each in compiled.values():
+        binary, parameters = each.built.binary, each.kernel.parameters
+        expected = [8 if p.type.startswith("*") else {"i32": 4, "i64": 8, "fp32": 4}[p.type] for p in parameters]
+        assert entry_widths(each.ptx) == expected + [8] * binary.extra_pointers, each.kernel.function
         # The scratch memory is the first that Triton adds, and only descriptors need it.
-        assert bool(binary.scratch_bytes) == (kernel.function == "persistent_kernel")
+        assert bool(binary.scratch_bytes) == (each.kernel.function == "persistent_kernel")
         assert binary.extra_pointers >= 1 or not binary.scratch_bytes
+
+
+def test_what_does_not_compile_is_left_out_of_tuning(compiled: dict[str, Compiled]) -> None:
+    for each in compiled.values():
+        good, bad = each.usable
+        assert good == replace(each.kernel, binaries={"sm_90": each.built.binary})
+        assert bad is None
 
 
 @needs_bindings
@@ -180,10 +194,11 @@ def test_a_compiled_kernel_is_launched_with_its_arguments(
     driver: Path,
     tmp_path: Path,
     lowered: tuple[Program, dict[str, str]],
-    compiled: dict[str, tuple[DeviceKernel, CompiledKernel, str]],
+    compiled: dict[str, Compiled],
 ) -> None:
     """From a program's launch to the bytes that the driver reads, for a kernel with descriptors in scratch memory."""
-    kernel, built, ptx = compiled["persistent_kernel"]
+    found = compiled["persistent_kernel"]
+    kernel, built, ptx = found.kernel, found.built, found.ptx
     program = replace(with_every_buffer(lowered[0]), launches=launches_of(lowered[0], kernel))
     call = plan_calls(program)[0]
     bases = {"arena": 1 << 44, "weight": 2 << 44, "output": 3 << 44, "input": 4 << 44}
