@@ -13,6 +13,7 @@ This is part of lowering and no pass, because other targets have no such kernels
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -22,11 +23,11 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 
 _llmc = torch.ops.llmc
-_JOINED = {
+_JOINED: dict[Any, Any] = {
     _llmc.linear.default: _llmc.norm_linear.default,
     _llmc.gated_linear.default: _llmc.norm_gated_linear.default,
 }
-_JOINED_CODES = {
+_JOINED_CODES: dict[Any, Any] = {
     _llmc.quantized_linear.default: _llmc.norm_quantized_linear.default,
     _llmc.quantized_gated_linear.default: _llmc.norm_quantized_gated_linear.default,
 }
@@ -80,15 +81,14 @@ def _join(graph: fx.Graph, norm: fx.Node) -> None:
     (reader,) = norm.users
     given, product = arguments_of(norm), arguments_of(reader)
     x, weight, eps = given["x"], given["weight"], given["eps"]
+    arguments: tuple[Any, ...]
     if reader.target in _JOINED_CODES:
-        target = _JOINED_CODES[reader.target]
         arguments = (x, *list(product.values())[1:], weight, eps)
     else:
-        target = _JOINED[reader.target]
         activation = (product["activation"],) if "activation" in product else ()
         arguments = (x, weight, eps, product["weight"], product["bias"], *activation)
     with graph.inserting_before(reader):
-        node = graph.call_function(target, arguments)
+        node = graph.call_function({**_JOINED, **_JOINED_CODES}[reader.target], arguments)
     node.meta = dict(reader.meta)
     reader.replace_all_uses_with(node)
     graph.erase_node(reader)
