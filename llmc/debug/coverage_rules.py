@@ -13,6 +13,7 @@ import torch
 from torch import fx
 
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import target_name
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import has_selected_logits
 from llmc.passes.match import DATA_MOVEMENT
@@ -47,12 +48,12 @@ class CoverageRule:
 
 def _count(*names: str) -> Callable[[ModelGraph], int]:
     targets = frozenset(f"llmc.{name}.default" for name in names)
-    return lambda graph: sum(str(n.target) in targets for n in _calls(graph))
+    return lambda graph: sum(target_name(n.target) in targets for n in _calls(graph))
 
 
 def _all(*targets: object) -> Callable[[ModelGraph], list[fx.Node]]:
     wanted = frozenset(targets)
-    return lambda graph: [n for n in _calls(graph) if n.target in wanted or str(n.target) in wanted]
+    return lambda graph: [n for n in _calls(graph) if n.target in wanted or target_name(n.target) in wanted]
 
 
 def _calls(graph: ModelGraph) -> Iterable[fx.Node]:
@@ -119,7 +120,7 @@ def _weighted_outside(graph: ModelGraph, name: str) -> list[fx.Node]:
     found = []
     for node in _calls(graph):
         operands = [_source(a) for a in node.all_input_nodes] if node.target is aten.mul.Tensor else []
-        norms = [a for a in operands if str(a.target) == f"llmc.{name}.default"]
+        norms = [a for a in operands if target_name(a.target) == f"llmc.{name}.default"]
         vectors = [a for a in operands if a in weights and a.meta["val"].dim() == 1]
         if norms and vectors and call_arguments(norms[0])["weight"] is None:
             found.append(node)
@@ -135,7 +136,7 @@ def _rotations(graph: ModelGraph) -> list[fx.Node]:
     halves = [
         u
         for n in _calls(graph)
-        if str(n.target) == "llmc.rope_angles.default"
+        if target_name(n.target) == "llmc.rope_angles.default"
         for u in n.users
         if u.target is getitem and u.args[1] == 0
     ]
@@ -180,7 +181,7 @@ def _gates(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return str(node.target) in _LLMC_PRODUCTS
+    return target_name(node.target) in _LLMC_PRODUCTS
 
 
 def _gated_products(graph: ModelGraph) -> list[fx.Node]:
@@ -193,12 +194,13 @@ def _activated_products(graph: ModelGraph) -> list[fx.Node]:
     return [
         n
         for n in _calls(graph)
-        if n.target in _ACTIVATIONS | {aten.tanh.default} and str(n.all_input_nodes[0].target) == "llmc.linear.default"
+        if n.target in _ACTIVATIONS | {aten.tanh.default}
+        and target_name(n.all_input_nodes[0].target) == "llmc.linear.default"
     ]
 
 
 def _is_epilogue(node: fx.Node, argument: str, without: object) -> bool:
-    return str(node.target) == "llmc.fused_linear.default" and call_arguments(node)[argument] != without
+    return target_name(node.target) == "llmc.fused_linear.default" and call_arguments(node)[argument] != without
 
 
 def _residual_sums(graph: ModelGraph) -> list[fx.Node]:
@@ -233,7 +235,7 @@ def _shared_reads(graph: ModelGraph) -> list[fx.Node]:
     """Values that several plain products with weights read; each stands for one that could be."""
     found = []
     for node in graph.graph.nodes:
-        readers = [u for u in node.users if str(u.target) == "llmc.linear.default" and u.args[0] is node]
+        readers = [u for u in node.users if target_name(u.target) == "llmc.linear.default" and u.args[0] is node]
         if len(readers) > 1:
             found.append(readers[-1])
     return found
@@ -241,7 +243,7 @@ def _shared_reads(graph: ModelGraph) -> list[fx.Node]:
 
 def _rotated_writes(graph: ModelGraph) -> list[fx.Node]:
     writes = _all("llmc.kv_write.default")(graph)
-    return [n for n in writes if str(_source(n.all_input_nodes[0]).target) == "llmc.rope.default"]
+    return [n for n in writes if target_name(_source(n.all_input_nodes[0]).target) == "llmc.rope.default"]
 
 
 def _selected(graph: ModelGraph) -> int:

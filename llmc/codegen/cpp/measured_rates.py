@@ -7,6 +7,7 @@ from typing import Literal
 
 from llmc.codegen.cpp.probes import MAX_CHANNELS, MAX_TOKENS, Memory, Suffix, open_probes
 from llmc.graph.predict import Rates
+from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
 
 # More than caches hold.
@@ -36,7 +37,7 @@ def measured_rates(
         alone = 2 * elements * _PANEL_ROWS / (rate / threads)
         packed = probes.product_seconds(suffix, weight, tokens=MAX_TOKENS, channels=MAX_CHANNELS, rows=_PANEL_ROWS)
         pack = elements / max(packed - alone, 1e-6)
-        rows = weight.nbytes // (MAX_CHANNELS * {"F32": 4, "BF16": 2}[dtype])
+        rows = weight.nbytes // (MAX_CHANNELS * ITEMSIZES[dtype])
         product = probes.product_seconds(suffix, weight, tokens=_BALANCED_TOKENS, channels=MAX_CHANNELS, rows=rows)
         launch = probes.region_seconds()
     operations = 2 * _BALANCED_TOKENS * MAX_CHANNELS * rows
