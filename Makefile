@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO := examples/out/bard-6m.llmc
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Tests run in so many processes, each file's tests in one of them, for what they share.
+TEST_WORKERS ?= 2
 
 .PHONY: install demo test test-slow lint format bench clean
 
@@ -22,7 +24,7 @@ demo: $(STAMP)
 	$(BIN)/llmc run $(DEMO) --prompt "KING RICHARD:" --max-tokens 90 --temperature 0.7 --top-k 20 --seed 5
 
 test: $(STAMP)
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -48,6 +48,8 @@ SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b")
 QUANTIZED, SCHEME = "llama-3.1-8b", "int4"
 OURS = "llmc"
 NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "networkx", "safetensors")
+# What has tests for a GPU, and nothing more: others import what a machine with a GPU need not have.
+GPU_TESTS = ("tests/codegen/triton", "tests/runtime/test_cuda_executor.py")
 INDEX_TESTS = "tests/codegen/triton/test_index_width.py"
 TEST_PROCESSES = 8
 
@@ -85,7 +87,7 @@ def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
     # Numbers need a GPU for themselves: the tests are what preparing may disturb.
     # The wide ones take tens of gigabytes each, so they run one by one; most of the others' time is compiling.
     together = ("-n", str(TEST_PROCESSES)) if is_installed("xdist") else ()
-    tests = (*module, "pytest", "-m", "gpu", *together, "--ignore", INDEX_TESTS, "tests")
+    tests = (*module, "pytest", "-m", "gpu", *together, "--ignore", INDEX_TESTS, *GPU_TESTS)
     found.append(Job("gpu tests", tests, 150))
     found.append(Job("gpu index tests", (*module, "pytest", "-m", "gpu", INDEX_TESTS), 60))
     prepared = tuple(job.name for job in found if job.beside)

@@ -44,6 +44,7 @@ from llmc.errors import CheckpointError, OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.weights import WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
@@ -57,6 +58,9 @@ from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
 from llmc.typed_json import to_json
+
+# What lowering for a GPU left alone, and why.
+LOWERING_NAME = "report/lowering.json"
 
 LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
@@ -286,6 +290,8 @@ def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, sta
         assert isinstance(target, GpuTarget)
         for name, text in engine.sources.items():
             writer.write_text(name, text)
+        left_alone = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in engine.refusals]
+        writer.write_text(LOWERING_NAME, json.dumps(left_alone, indent=1, ensure_ascii=False) + "\n")
         for member in target.compiled:
             # One target's binaries may have the names of another's.
             folder = f"kernels/{member.name}" if target.members else "kernels"

@@ -12,16 +12,17 @@ import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.codegen.triton.adopt import adopt, with_every_buffer
-from llmc.codegen.triton.compile import Workers
+from llmc.codegen.triton.compile import Workers, processors
 from llmc.codegen.triton.compile_engine import device_target_of
 from llmc.engine_format import EngineDirectory, EngineWriter, read_engine
 from llmc.engine_format.reader import TargetProgram
-from llmc.errors import EngineFormatError, LoweringError
-from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange
+from llmc.errors import EngineFormatError
+from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange, Wanted
 from llmc.program_json import program_to_json
 from llmc.targets import GpuTarget
 
@@ -31,10 +32,12 @@ if TYPE_CHECKING:
     from llmc.runtime.executors.cuda import CudaExecutor
 
 PREFILL_TOKENS = 512
-LAUNCHES, ROUNDS = 20, 5
+LAUNCHES, ROUNDS, WARM_UP = 20, 5, 5
 # A variant has to be faster by this much: less is noise.
 LEAST_GAIN = 0.03
 _MAX_WARPS, _MAX_STAGES = 16, 5
+# 0.2 ms of a GPU's clock: several launches are queued in that time.
+_QUEUEING_CYCLES = 400_000
 
 
 @dataclass(frozen=True)
@@ -87,7 +90,7 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
         program = adopt(program, winners)
         compiled = compile_variants(program, target, scratch)
         executor = _open(directory, program, arch, device, scratch)
-        chosen, results = choose(executor, program.launched_kernels(), compiled, scratch, tell)
+        chosen, results = choose(executor, program, compiled, scratch, tell)
         executor.close()
         write_tuned(directory, replace(own, program=program), chosen, scratch, output)
     return (*ways, *results)
@@ -117,28 +120,14 @@ def copy_kernels(engine: EngineDirectory, program: Program, scratch: Path) -> No
 def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> tuple[Program, tuple[Alternative, ...]]:
     """The program with binaries for what only alternatives launch; and the alternatives that compile without spills."""
     folder = str(Path(next(iter(program.launched_kernels()[0].binaries.values())).file).parent)
-    ready: dict[str, DeviceKernel] = {}
-    with Workers(4) as workers:
-        for kernel in program.kernels:
-            if not kernel.is_library and not kernel.binaries:
-                found = _compiled(workers, kernel, target, scratch, folder)
-                if found is not None:
-                    ready[kernel.name] = found
+    missing = [kernel for kernel in program.kernels if not kernel.is_library and not kernel.binaries]
+    with Workers(processors()) as workers:
+        found = workers.compile_usable(missing, target, scratch, folder)
+    ready = {kernel.name: kernel for kernel in found if kernel is not None}
     kernels = tuple(ready.get(kernel.name, kernel) for kernel in program.kernels)
     good = {kernel.name for kernel in kernels if kernel.binaries or kernel.is_library}
     usable = tuple(a for a in program.alternatives if all(launch.kernel in good for launch in a.launches))
     return replace(program, kernels=kernels), usable
-
-
-def _compiled(
-    workers: Workers, kernel: DeviceKernel, target: GpuTarget, scratch: Path, folder: str
-) -> DeviceKernel | None:
-    """The kernel with its binary; None if it does not compile, does not fit or spills."""
-    try:
-        binary = workers.compile(kernel, target, scratch, folder).binary
-    except LoweringError:
-        return None
-    return None if binary.spill_bytes else replace(kernel, binaries={target.arch_name: binary})
 
 
 def choose_ways(
@@ -198,20 +187,36 @@ def _seconds(executor: CudaExecutor, launches: Sequence[Launch], shape: StepShap
         if not call.kernel.is_library
     }
     stream = torch.cuda.current_stream().cuda_stream
-    rounds: list[float] = []
-    for _ in range(ROUNDS + 1):
-        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def run() -> None:
+        for call, grid in calls:
+            if call.kernel.is_library:
+                executor.launch(call, grid, shape, stream)
+            else:
+                executor.launch_as(loaded[call.kernel.name], call, grid, shape, stream)
+
+    return statistics.median(timed(run, LAUNCHES * ROUNDS))
+
+
+def timed(run: Callable[[], None], times: int) -> list[float]:
+    """Seconds of each run but the first few, which warm up.
+
+    What it reads lies outside of the L2 cache, as the weights of a layer do when a step comes to them.
+    """
+    import torch
+
+    cache_bytes = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+    flushed = torch.empty(2 * cache_bytes, dtype=torch.uint8, device="cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(WARM_UP + times)]
+    for start, end in events:
+        flushed.zero_()
+        # Meanwhile the launches are queued, so that their time has no wait for the CPU in it.
+        torch.cuda._sleep(_QUEUEING_CYCLES)
         start.record()
-        for _ in range(LAUNCHES):
-            for call, grid in calls:
-                if call.kernel.is_library:
-                    executor.launch(call, grid, shape, stream)
-                else:
-                    executor.launch_as(loaded[call.kernel.name], call, grid, shape, stream)
+        run()
         end.record()
-        end.synchronize()
-        rounds.append(start.elapsed_time(end) / 1e3 / LAUNCHES)
-    return statistics.median(rounds[1:])
+    torch.cuda.synchronize()
+    return [start.elapsed_time(end) / 1e3 for start, end in events[WARM_UP:]]
 
 
 def variants(kernel: DeviceKernel) -> tuple[DeviceKernel, ...]:
@@ -232,27 +237,28 @@ def fastest(seconds: Mapping[str, float], own: str) -> str:
 
 def compile_variants(program: Program, target: GpuTarget, scratch: Path) -> dict[str, tuple[DeviceKernel, ...]]:
     """By launched kernel: its variants that compile, fit and do not spill, with binaries in `scratch`."""
-    found: dict[str, tuple[DeviceKernel, ...]] = {}
-    with Workers(4) as workers:
-        for kernel in program.launched_kernels():
-            tried = (_compiled(workers, variant, target, scratch, "kernels") for variant in variants(kernel))
-            found[kernel.name] = tuple(variant for variant in tried if variant is not None)
-    return found
+    kernels = program.launched_kernels()
+    tried = [variant for kernel in kernels for variant in variants(kernel)]
+    with Workers(processors()) as workers:
+        usable = dict(zip((v.name for v in tried), workers.compile_usable(tried, target, scratch), strict=True))
+    found = {kernel.name: (usable[variant.name] for variant in variants(kernel)) for kernel in kernels}
+    return {name: tuple(variant for variant in each if variant is not None) for name, each in found.items()}
 
 
 def choose(
     executor: CudaExecutor,
-    kernels: Sequence[DeviceKernel],
+    program: Program,
     compiled: Mapping[str, Sequence[DeviceKernel]],
     scratch: Path,
     tell: Callable[[str], None],
 ) -> tuple[dict[str, DeviceKernel], tuple[Tuned, ...]]:
-    """Measure every kernel's variants in the first step that has it: a decode, or else a prompt."""
+    """Measure every kernel's variants in the first step that has it: a decode, a prompt, or the largest of a launch."""
     chosen: dict[str, DeviceKernel] = {}
     results = []
-    for kernel in kernels:
+    steps = steps_of(program)
+    for kernel in program.launched_kernels():
         others = {variant.name: variant for variant in compiled[kernel.name]}
-        seconds = measure(executor, kernel, list(others.values()), scratch)
+        seconds = measure(executor, kernel, list(others.values()), steps, scratch)
         if not seconds:
             continue
         best = fastest(seconds, kernel.name)
@@ -268,49 +274,53 @@ def choose(
 
 
 def measure(
-    executor: CudaExecutor, kernel: DeviceKernel, others: Sequence[DeviceKernel], scratch: Path
+    executor: CudaExecutor,
+    kernel: DeviceKernel,
+    others: Sequence[DeviceKernel],
+    steps: Sequence[StepShape],
+    scratch: Path,
 ) -> dict[str, float]:
-    """Median seconds a launch, by name; empty for a kernel that no measured step has."""
+    """Median seconds a launch, by name; empty for a kernel that none of the steps has."""
     import torch
 
     from llmc.runtime.executors.cuda_driver import load_kernel
 
-    shape, call, grid = next(
-        ((s, c, g) for s in _steps(executor) for c, g in executor.launches(s) if c.kernel.name == kernel.name),
-        (None, None, None),
+    found = (
+        (shape, call, grid)
+        for wanted in (Wanted.LOGITS, Wanted.BEST)
+        for shape in steps
+        for call, grid in executor.launches(shape, wanted)
     )
-    if shape is None or call is None or grid is None:
+    place = next((each for each in found if each[1].kernel.name == kernel.name), None)
+    if place is None:
         return {}
+    shape, call, grid = place
     executor.load_example(shape)
     loaded = {kernel.name: executor.kernel(kernel.name)}
     loaded |= {k.name: load_kernel(next(iter(k.binaries.values())), scratch) for k in others}
+    stream = torch.cuda.current_stream().cuda_stream
     seconds: dict[str, list[float]] = {name: [] for name in loaded}
-    stream = torch.cuda.current_stream()
-    for round_number in range(ROUNDS + 1):
+    for _ in range(ROUNDS):
         for name, function in loaded.items():
-            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-            start.record()
-            for _ in range(LAUNCHES):
-                executor.launch_as(function, call, grid, shape, stream.cuda_stream)
-            end.record()
-            end.synchronize()
-            if round_number:
-                seconds[name].append(start.elapsed_time(end) / 1e3 / LAUNCHES)
+            seconds[name] += timed(partial(executor.launch_as, function, call, grid, shape, stream), LAUNCHES)
     return {name: statistics.median(values) for name, values in seconds.items()}
 
 
-def _steps(executor: CudaExecutor) -> tuple[StepShape, ...]:
+def steps_of(program: Program) -> tuple[StepShape, ...]:
+    """A single decode, a full batch of them, a prompt; then for each range of rows the largest step in it."""
     from llmc.runtime.device_inputs import StepShape
 
-    limits = executor.limits
+    limits = program.limits
     tokens = min(PREFILL_TOKENS, limits.max_batch_tokens, limits.max_model_len)
     columns = -(-limits.max_model_len // limits.block_size)
     batch = min(limits.max_sequences, limits.max_logit_rows, limits.max_batch_tokens)
-    return (
+    common = (
         StepShape(1, 1, 1, columns),
         StepShape(batch, batch, batch, columns),
         StepShape(tokens, 1, 1, columns),
     )
+    ranges = dict.fromkeys(launch.only for launch in program.launches)
+    return tuple(dict.fromkeys((*common, *(shape_of(only, limits) for only in ranges))))
 
 
 def write_tuned(

@@ -142,6 +142,8 @@ _PRODUCTS = frozenset(
         "llmc.quantized_linear",
         "llmc.quantized_gated_linear",
         "llmc.quantized_lm_head",
+        "llmc.norm_quantized_linear",
+        "llmc.norm_quantized_gated_linear",
     }
 )
 _LOOKUPS = frozenset({"llmc.embedding", "llmc.quantized_embedding"})

@@ -29,7 +29,10 @@ def trace(module: nn.Module, *, with_positions: bool) -> ExportedProgram:
     # One name ties both lengths together; alone, the range of T may be narrowed by the model's own checks.
     dynamic = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
     example = (ids, positions) if with_positions else (ids,)
-    with explained():
+    from torch._dynamo import config  # seconds to import; export does it too, when it is called
+
+    # Making an entry of the fake tensors' own cache takes as long as the op itself, and few are asked for again.
+    with explained(), config.patch(fake_tensor_cache_enabled=False):
         program = export(module, example, dynamic_shapes=dynamic, strict=False)
         return functionalize(program)
 

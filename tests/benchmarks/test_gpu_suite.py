@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -46,6 +47,20 @@ def test_the_dry_run_lists_every_job() -> None:
     assert done.returncode == 0, done.stderr
     for job in jobs(Path("d"), SHAPES):
         assert job.name in done.stdout
+
+
+def test_every_test_for_a_gpu_is_run() -> None:
+    """Those marked so, and those with the kernels' fixture `device`."""
+    (tests,) = (job.arguments for job in jobs(Path("d"), SHAPES) if job.name == "gpu tests")
+    run = [Path(argument) for argument in tests if argument.startswith("tests/")]
+    is_for_a_gpu = re.compile(r"^(@|pytestmark = )pytest\.mark\.gpu|^def test_\w+\(\s*device: str", re.MULTILINE)
+    marked = [
+        path.relative_to(ROOT)
+        for path in (ROOT / "tests").rglob("test_*.py")
+        if is_for_a_gpu.search(path.read_text(encoding="utf-8"))
+    ]
+    assert len(marked) > 8
+    assert [path for path in marked if not any(path == given or given in path.parents for given in run)] == []
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -82,6 +83,8 @@ def test_half_precision_checkpoints_are_kept_on_gpus_and_need_a_choice_on_cpus(
     assert engine.manifest.model.dtype == "float16"
     assert {slot.dtype for slot in engine.program.weights} == {"F16", "F32"}
     assert {cache.dtype for cache in engine.program.caches} == {"F16"}
+    left_alone = json.loads((engine.path / "report/lowering.json").read_text())
+    assert left_alone and all("more than fp16 holds" in norm["reason"] and norm["node"] for norm in left_alone)
     compiled_once(engine, tmp_path / "cache", monkeypatch)
 
 

@@ -16,7 +16,7 @@ from llmc.errors import EngineFormatError, TargetError
 from llmc.program import Alternative, Launch, RowCount, RowRange
 from llmc.program_json import program_to_json
 from llmc.runtime.device_inputs import StepShape, example_step
-from llmc.tuner import choose_ways, fastest, shape_of, tune, variants, write_tuned
+from llmc.tuner import choose_ways, fastest, shape_of, steps_of, tune, variants, write_tuned
 from tests.runtime.device_program import LIMITS, binary, kernel, program
 
 
@@ -118,6 +118,18 @@ def test_ways_are_measured_in_the_largest_step_that_has_them(
 ) -> None:
     found = shape_of(only, LIMITS)
     assert (found.tokens, found.logit_rows, found.requests) == shape
+
+
+def test_every_range_of_rows_has_a_step_in_which_its_kernels_are_measured() -> None:
+    base = program("sm_90")
+    (launch,) = base.launches
+    edges = ((1, 1), (2, 2), (3, 4), (5, 16), (17, 32), (33, 128), (129, None))
+    ranges = [RowRange(RowCount.TOKENS, first, last) for first, last in edges]
+    ranges.append(RowRange(RowCount.LOGIT_ROWS, 2, 5))
+    steps = steps_of(replace(base, launches=tuple(replace(launch, only=only) for only in ranges)))
+    for only in ranges:
+        assert any(only.holds(tokens=s.tokens, logit_rows=s.logit_rows) for s in steps), only
+    assert len(steps) == len(set(steps))
 
 
 def test_example_steps_stay_within_the_cache() -> None:

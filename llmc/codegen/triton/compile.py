@@ -56,7 +56,7 @@ def compile_kernels(
     jobs = [(kernel, target) for target in archs.values() for kernel in kernels if not kernel.is_library]
     binaries: dict[str, dict[str, DeviceBinary]] = {kernel.name: {} for kernel in kernels}
     if jobs:
-        with Workers(min(len(jobs), len(os.sched_getaffinity(0)))) as workers:
+        with Workers(min(len(jobs), processors())) as workers:
             (directory / folder).mkdir(parents=True, exist_ok=True)
             for (kernel, target), compiled in zip(jobs, workers.compile_all(jobs, directory, folder), strict=True):
                 compiled.assembly.unlink()
@@ -107,6 +107,19 @@ class Workers:
     ) -> Any:
         """An iterator over the jobs' CompiledKernels, in order. Raises as `compile_kernels` does."""
         return self._threads.map(lambda job: self.compile(job[0], job[1], directory, folder), jobs)
+
+    def compile_usable(
+        self, kernels: Sequence[DeviceKernel], target: GpuTarget, directory: Path, folder: str = "kernels"
+    ) -> tuple[DeviceKernel | None, ...]:
+        """Each kernel with its binary; None for one that does not compile, does not fit or spills."""
+        return tuple(self._threads.map(lambda kernel: self._usable(kernel, target, directory, folder), kernels))
+
+    def _usable(self, kernel: DeviceKernel, target: GpuTarget, directory: Path, folder: str) -> DeviceKernel | None:
+        try:
+            binary = self.compile(kernel, target, directory, folder).binary
+        except LoweringError:
+            return None
+        return None if binary.spill_bytes else replace(kernel, binaries={target.arch_name: binary})
 
     def compile(
         self, kernel: DeviceKernel, target: GpuTarget, directory: Path, folder: str = "kernels"
@@ -165,6 +178,11 @@ class Workers:
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _start_worker() -> subprocess.Popen[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmc.codegen.weight_slots import SlotRecipe
+from llmc.graph.refusal import Refusal
 from llmc.program import Program
 
 
@@ -12,12 +13,14 @@ from llmc.program import Program
 class DeviceLowered:
     """What the engine is made of. programs: by target's name, with the same weights and limits and their own kernels.
 
-    sources: Python text of each file that kernels are in. recipes: of the weights.
+    sources: Python text of each file that kernels are in. recipes: of the weights. refusals: norms that no product took
+    in, and why.
     """
 
     programs: dict[str, Program]
     sources: dict[str, str]
     recipes: tuple[SlotRecipe, ...]
+    refusals: tuple[Refusal, ...] = ()
 
     @property
     def program(self) -> Program:

@@ -22,6 +22,8 @@ from llmc.codegen.triton.kernels.linear import (
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
 from llmc.codegen.triton.kernels.quantized_linear import (
+    norm_quantized_gated_linear,
+    norm_quantized_linear,
     quantized_gated_linear,
     quantized_linear,
     quantized_lm_head,
@@ -56,6 +58,8 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     quantized_linear,
     quantized_gated_linear,
     quantized_lm_head,
+    norm_quantized_linear,
+    norm_quantized_gated_linear,
     quantized_embedding,
     paged_attention,
     select_rows,

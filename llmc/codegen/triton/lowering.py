@@ -39,13 +39,15 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
         assert other.program.weights == first.program.weights, "targets share the engine's weights"
         assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
         sources |= other.sources
-    return DeviceLowered({name: lowered.program for name, lowered in each.items()}, sources, first.recipes)
+    programs = {name: lowered.program for name, lowered in each.items()}
+    return DeviceLowered(programs, sources, first.recipes, first.refusals)
 
 
 def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
     """For one GPU."""
     backend = TritonBackend(target)
-    plan = plan_step(fuse_norms(graph), backend, options)
+    joined = fuse_norms(graph)
+    plan = plan_step(joined.graph, backend, options)
     planned = add_choosing(plan.program, backend, target)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
@@ -53,7 +55,7 @@ def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> Devic
     sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
-    return DeviceLowered({target.name: program}, sources, plan.recipes)
+    return DeviceLowered({target.name: program}, sources, plan.recipes, joined.refusals)
 
 
 def _print_loops(program: Program, loops: Mapping[Loop, str], model: str) -> str:

@@ -87,6 +87,7 @@ class CudaExecutor:
         self._calls = list(plan_calls(self._program))
         for kernel in self._program.launched_kernels():
             self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
+        self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
         self._graphs: GraphCache[tuple[StepShape, Wanted], torch.cuda.CUDAGraph] = GraphCache(
             MAX_GRAPHS, self._has_graph_room
@@ -94,14 +95,16 @@ class CudaExecutor:
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits; the array is overwritten by the next step."""
-        self._run(step, Wanted.LOGITS, None)
+        with torch.cuda.device(self._device):
+            self._run(step, Wanted.LOGITS, None)
         return self.logits(0, len(step.logit_rows))
 
     def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens: the only bytes that come back."""
-        self._run(step, wanted, choices)
-        self._host_chosen.copy_(self._chosen, non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
+        with torch.cuda.device(self._device):
+            self._run(step, wanted, choices)
+            self._host_chosen.copy_(self._chosen, non_blocking=True)
+            torch.cuda.current_stream().synchronize()
         tokens, scores, covered = self._host_chosen[:, : len(step.logit_rows)].numpy()
         # Only a filtered step says what is covered: others cover every row.
         is_covered = covered.astype(np.bool_) if wanted is Wanted.FILTERED else np.ones(len(covered), np.bool_)
@@ -111,13 +114,18 @@ class CudaExecutor:
         """Rows of the last step's logits."""
         if self._host_logits is None or len(self._host_logits) < count:
             self._host_logits = torch.empty(count, self._program.vocab_size, pin_memory=True)
-        self._host_logits[:count].copy_(self._logits[first : first + count], non_blocking=True)
-        torch.cuda.current_stream(self._device).synchronize()
+        with torch.cuda.device(self._device):
+            self._host_logits[:count].copy_(self._logits[first : first + count], non_blocking=True)
+            torch.cuda.current_stream().synchronize()
         logits: Logits = self._host_logits[:count].numpy()
         return logits
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
+        with torch.cuda.device(self._device):
+            return self._time(step)
+
+    def _time(self, step: Step) -> tuple[LaunchTime, ...]:
         shape = StepShape.of(step)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy())
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
@@ -174,8 +182,12 @@ class CudaExecutor:
             raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
 
     def _capture(self, key: tuple[StepShape, Wanted]) -> torch.cuda.CUDAGraph:
+        if not self._graphs:
+            # torch refuses a pool again whose last graph was dropped.
+            self._pool = torch.cuda.graph_pool_handle()
         graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool):
+        # What other threads do on this or another GPU meanwhile is no part of it, nor a reason to fail.
+        with torch.cuda.graph(graph, pool=self._pool, stream=self._capturing, capture_error_mode="thread_local"):
             self._launch_all(*key)
         return graph
 

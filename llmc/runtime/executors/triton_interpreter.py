@@ -51,6 +51,7 @@ class TritonInterpreterExecutor:
                 at="TRITON_INTERPRET",
                 fix="set TRITON_INTERPRET=1 before Python starts",
             )
+        allow_computed_bounds()
         self.program, self.limits = program, program.limits
         limits = program.limits
         self._blocks = blocks
@@ -137,6 +138,26 @@ class TritonInterpreterExecutor:
         dtype = TORCH_DTYPES[pointer.dtype]
         end = memory.numel() - (memory.numel() - offset) % dtype.itemsize
         return memory[offset:end].view(dtype)
+
+
+def allow_computed_bounds() -> None:
+    """Let kernels loop up to numbers that they compute, with a Triton older than 3.9 and NumPy 2.4 or newer.
+
+    The interpreter keeps such a number in an array of one element, which NumPy takes as an index no longer; newer
+    Triton squeezes it first. Doing this again changes nothing.
+    """
+    from triton.runtime import interpreter
+
+    patch_tensor = interpreter._patch_lang_tensor
+    if getattr(patch_tensor, "squeezes", False):
+        return
+
+    def patch_and_squeeze(tensor: Any, *rest: Any) -> None:
+        patch_tensor(tensor, *rest)
+        tensor.__index__ = lambda self: int(self.handle.data.squeeze())
+
+    patch_and_squeeze.squeezes = True  # type: ignore[attr-defined]
+    interpreter._patch_lang_tensor = patch_and_squeeze
 
 
 def _load_module(path: Path) -> Any:

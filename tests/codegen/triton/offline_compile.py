@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -34,6 +35,30 @@ def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: Gpu
         if all(kernel.constants != other.constants or kernel.function != other.function for other in kernels):
             kernels.append(kernel)
     return kernels
+
+
+def largest(kernels: Sequence[DeviceKernel]) -> list[DeviceKernel]:
+    """Of each function, in each of its modes, the one with the largest tile: the others need fewer registers and less
+    shared memory."""
+    found: dict[tuple[Any, ...], DeviceKernel] = {}
+    for kernel in kernels:
+        key = kernel.function, *(_mode(name, value) for name, value in sorted(kernel.constants.items()))
+        if key not in found or _tile(kernel) > _tile(found[key]):
+            found[key] = kernel
+    return list(found.values())
+
+
+_SIZES = ("TOKENS", "TOKEN_BLOCK", "OUT_BLOCK", "IN_BLOCK", "CHUNKS", "CHUNK_BYTES", "BYTE_BLOCK", "BLOCK", "ROWS")
+
+
+def _mode(name: str, value: Any) -> Any:
+    if name in _SIZES:
+        return None
+    return int(value) > 1 if name == "SPLITS" else value
+
+
+def _tile(kernel: DeviceKernel) -> int:
+    return math.prod(int(kernel.constants.get(name) or 1) for name in _SIZES)
 
 
 def compile_without_spills(

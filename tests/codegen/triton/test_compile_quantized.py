@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from torch import Tensor
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.backend import alternatives
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
-from llmc.codegen.triton.kernels.quantized_linear import quantized_gated_linear, quantized_linear
+from llmc.codegen.triton.kernels.quantized_linear import (
+    norm_quantized_gated_linear,
+    quantized_gated_linear,
+    quantized_linear,
+)
 from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.ops.weight_codes import CODE_DTYPES
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.offline_compile import compile_without_spills, node_kernels
+from tests.codegen.triton.offline_compile import compile_without_spills, largest, node_kernels
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
@@ -90,21 +89,15 @@ def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool,
     """At the sizes of Llama 3.1 8B's down projection."""
     weight = _weight(4096, 14336, format, group, asymmetric)
     arguments = (_meta(2, 14336), *weight, None, None, _meta(2, 4096), "identity", 1.0, format, x_format)
-    return _chosen(quantized_linear, arguments, target)
+    return largest(node_kernels(quantized_linear, arguments, target))
 
 
 def _gated(target: GpuTarget, format: str, group: int | None, x_format: str) -> list[DeviceKernel]:
     weight = _weight(28672, 4096, format, group, False)
-    return _chosen(quantized_gated_linear, (_meta(2, 4096), *weight, None, None, "silu", format, x_format), target)
-
-
-def _chosen(template: KernelTemplate, arguments: tuple[object, ...], target: GpuTarget) -> list[DeviceKernel]:
-    """Of what an engine carries."""
-    return node_kernels(replace(template, candidates=partial(_carried, template)), arguments, target)
-
-
-def _carried(template: KernelTemplate, call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-    return tuple(launch for launch, _, _ in alternatives(template.candidates(call, target)))
+    arguments = (_meta(2, 4096), *weight, None, None, "silu", format, x_format)
+    if x_format == "none":
+        return largest(node_kernels(quantized_gated_linear, arguments, target))
+    return largest(node_kernels(norm_quantized_gated_linear, (*arguments, _meta(4096), 1e-5), target))
 
 
 def _weight(

@@ -72,6 +72,23 @@ def test_every_range_of_rows_has_the_library_among_its_candidates() -> None:
         assert launch.seconds == min(each.seconds or 0.0 for each in (launch, *others))
 
 
+@pytest.mark.parametrize("target", GPU_TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("rows", [1, 2, 3, 4, 5, 16, 33, 200, 300, 8000])
+def test_every_way_to_compute_so_many_rows_can_be_measured_for_them(rows: int, target: GpuTarget) -> None:
+    """Also where one way is predicted the fastest for every count, as the library often is."""
+    call = _linear_call(6144, 4096)
+    product = product_of(call)
+    carried = next(
+        {(python_function(c.function).__name__, str(c.constants)) for c in (launch, *others)}
+        for launch, only, others in alternatives(linear.candidates(call, target))
+        if only is None or only.holds(tokens=rows, logit_rows=0)
+    )
+    at_most = next(count for count in (1, 2, 4, 16, 64, 256, 8192) if rows <= count)
+    assert len(carried) == len(tilings(product, target, at_most))
+    names = {name for name, _ in carried}
+    assert {"matmul", "gemv_kernel" if rows <= 4 else "narrow_kernel" if rows <= 256 else "tile_kernel"} <= names
+
+
 def test_a_gate_after_the_library_costs_a_launch_and_its_bytes() -> None:
     call = _linear_call(28672, 4096)
     plain, gated = product_of(call), product_of(call, activation="silu", gated=True)

@@ -18,22 +18,24 @@ from llmc.codegen.triton.kernels.linear import (
 from tests.codegen.triton.tensor_call import check
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-DTYPES = list(TOLERANCE)
-ROWS = [1, 2, 3, 7, 33, 70, 131, 300]
+# Every count in one dtype, and each kernel once in the others.
+ROWS = [
+    *((torch.float16, tokens) for tokens in (1, 2, 3, 7, 33, 70, 131, 300)),
+    *((dtype, tokens) for dtype in (torch.float32, torch.bfloat16) for tokens in (1, 3, 33, 131)),
+]
 
 
 def _random(seed: int, *shape: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", ROWS)
-def test_every_row_count(device: str, tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(("dtype", "tokens"), ROWS)
+def test_every_row_count(device: str, dtype: torch.dtype, tokens: int) -> None:
     x, weight = _random(0, tokens, 264).to(dtype), _random(1, 72, 264).to(dtype)
     check(linear, x, weight, _random(2, 72).to(dtype), device=device, tolerance=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", ["a100", "rtx4090", "mi300x"])
+@pytest.mark.parametrize("target", ["a100", "mi300x"])
 @pytest.mark.parametrize("tokens", [1, 20, 150])
 def test_other_targets(device: str, tokens: int, target: str) -> None:
     if device == "cuda" and target == "mi300x":
@@ -58,9 +60,14 @@ def test_epilogue(device: str, tokens: int) -> None:
     check(fused_linear, x, weight, bias, None, "relu2", 1.0, device=device, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("tokens", [1, 3, 9, 65, 260])
-def test_gated(device: str, tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    [
+        *((torch.bfloat16, tokens) for tokens in (1, 3, 9, 65, 260)),
+        *((dtype, tokens) for dtype in (torch.float32, torch.float16) for tokens in (1, 65)),
+    ],
+)
+def test_gated(device: str, dtype: torch.dtype, tokens: int) -> None:
     x, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate([(tokens, 48), (2 * 37, 48), (2 * 37,)]))
     check(gated_linear, x, weight, bias, "silu", device=device, tolerance=TOLERANCE[dtype])
     check(gated_linear, x, weight, None, "gelu", device=device, tolerance=TOLERANCE[dtype])
@@ -69,14 +76,16 @@ def test_gated(device: str, tokens: int, dtype: torch.dtype) -> None:
 NORM_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
 
-@pytest.mark.parametrize("dtype", list(NORM_TOLERANCE))
-@pytest.mark.parametrize("tokens", [1, 3, 9, 65, 260])
-def test_normed_rows(device: str, tokens: int, dtype: torch.dtype) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "tokens"),
+    [*((torch.bfloat16, tokens) for tokens in (1, 3, 9, 65, 260)), *((torch.float32, tokens) for tokens in (1, 9))],
+)
+def test_normed_rows(device: str, dtype: torch.dtype, tokens: int) -> None:
     """In the product's own kernel and in a launch before it, one of them the library's."""
     x, norm = 3 * _random(0, tokens, 72).to(dtype), 1 + _random(1, 72) / 4
     weight, gates, bias = _random(2, 40, 72).to(dtype), _random(3, 2 * 37, 72).to(dtype), _random(4, 40).to(dtype)
     tolerance = NORM_TOLERANCE[dtype]
-    for weights in (norm.to(dtype), None):
+    for weights in (norm.to(dtype), None) if tokens == 9 else (norm.to(dtype),):
         launches = check(norm_linear, x, weights, 1e-5, weight, bias, device=device, tolerance=tolerance)
         ways = {launch.constants.get("NORMED", False) for launch in launches}
         # Tiles of many tokens do not norm what they read.

@@ -12,10 +12,9 @@ import torch
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.norm_rows import summand, supports
-from llmc.codegen.triton.kernels.row_tile import row_tile
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.norm_rows import norm_launch, store_rows, summand, supports
 from llmc.targets import GpuTarget
 
 
@@ -53,7 +52,8 @@ def layer_norm_kernel(
         mean = tl.sum(s, axis=1) / CHANNELS
         centred = tl.where(inside, s - mean[:, None], 0.0)
         scale = tl.rsqrt(tl.sum(centred * centred, axis=1) / CHANNELS + eps)
-        _store(s, mean, scale, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
+        y = (s - mean[:, None]) * scale[:, None]
+        store_rows(y, s, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
     else:
         total = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
         for start in range(0, CHANNELS, BLOCK):
@@ -73,63 +73,23 @@ def layer_norm_kernel(
             channel = start + tl.arange(0, BLOCK)
             inside = is_row & (channel < CHANNELS)[None, :]
             s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
-            _store(s, mean, scale, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
-
-
-@triton.jit
-def _store(
-    s: tl.tensor,
-    mean: tl.tensor,
-    scale: tl.tensor,
-    weight_ptr: tl.tensor,
-    bias_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    y_row: tl.tensor,
-    sum_ptr: tl.tensor,
-    sum_row: tl.tensor,
-    channel: tl.tensor,
-    inside: tl.tensor,
-    CHANNELS: tl.constexpr,
-) -> None:
-    y = (s - mean[:, None]) * scale[:, None]
-    if weight_ptr is not None:
-        y *= tl.load(weight_ptr + channel, mask=channel < CHANNELS, other=0.0)[None, :]
-    if bias_ptr is not None:
-        y += tl.load(bias_ptr + channel, mask=channel < CHANNELS, other=0.0)[None, :]
-    tl.store(y_ptr + y_row[:, None] + channel[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
-    if sum_ptr is not None:
-        tl.store(sum_ptr + sum_row[:, None] + channel[None, :], s.to(sum_ptr.dtype.element_ty), mask=inside)
+            y = (s - mean[:, None]) * scale[:, None]
+            store_rows(y, s, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """layer_norm: one launch."""
-    return (_launch(call, None, None),)
+    return (norm_launch(layer_norm_kernel, call, _vectors(call), call.result(), None, None),)
 
 
 def candidates_with_sum(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """add_layer_norm: one launch, which writes the sum too."""
-    return (_launch(call, call.rows("residual"), call.result(1)),)
+    residual, total = call.rows("residual"), call.result(1)
+    return (norm_launch(layer_norm_kernel, call, _vectors(call), call.result(), residual, total),)
 
 
-def _launch(call: Call, residual: str | None, total: str | None) -> DeviceLaunch:
-    *groups, channels = call.shape("x")
-    count, tile = groups[0] if groups else 1, row_tile(channels)
-    return DeviceLaunch(
-        layer_norm_kernel,
-        {
-            **rows("x", call.rows("x")),
-            **rows("residual", residual),
-            "weight_ptr": call.vector("weight"),
-            "bias_ptr": call.vector("bias"),
-            **rows("y", call.result()),
-            **rows("sum", total),
-            "tokens": call.count("x"),
-            "eps": call.plain("eps"),
-        },
-        {"GROUPS": count, "CHANNELS": channels, "ROWS": tile.rows, "BLOCK": tile.block},
-        (f"cdiv({call.count('x')} * {count}, {tile.rows})",),
-        num_warps=tile.num_warps,
-    )
+def _vectors(call: Call) -> dict[str, Argument]:
+    return {"weight_ptr": call.vector("weight"), "bias_ptr": call.vector("bias")}
 
 
 layer_norm = KernelTemplate(torch.ops.llmc.layer_norm.default, supports, candidates)

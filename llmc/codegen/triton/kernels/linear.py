@@ -18,7 +18,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.product import Norm, Product, product_of
 from llmc.codegen.triton.kernels.product_choice import product_launches
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
-from llmc.codegen.triton.kernels.rms_norm import norm_launch
+from llmc.codegen.triton.kernels.rms_norm import norm_of_x
 from llmc.graph.refusal import Refusal
 from llmc.program import RowCount
 from llmc.targets import GpuTarget
@@ -71,7 +71,7 @@ def norm_gated_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceL
 def _normed(call: Call, product: Product) -> Product:
     workspace = call.workspace("normed", RowCount.TOKENS, product.channels, call.dtype("x"))
     norm, eps = call.vector("norm"), float(call.plain("eps"))
-    launch = norm_launch(call, norm, into=workspace)
+    launch = norm_of_x(call, norm, into=workspace)
     return replace(product, norm=Norm({"norm_ptr": norm, "eps": eps}, launch, rows("x", workspace)))
 
 

@@ -38,7 +38,9 @@ def best_gemv_kernel(
     largest = tl.full([TOKENS], float("-inf"), tl.float32)
     place = tl.full([TOKENS], _LAST, tl.int32)
     first_token = tl.program_id(0).to(tl.int64) * 0
-    for block in range(tl.program_id(0) * BLOCKS, tl.minimum((tl.program_id(0) + 1) * BLOCKS, tl.cdiv(OUT, OUT_BLOCK))):
+    for index in range(BLOCKS):
+        # Blocks past the end read the last row and find nothing that is larger.
+        block = tl.program_id(0) * BLOCKS + index
         first_out = (first_token + block) * OUT_BLOCK
         logits, _ = gemv_sums(
             x_ptr, x_row_stride, weight_ptr, None, 0.0, first_token, first_out, tokens,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -44,50 +44,59 @@ def product_launches(product: Product, target: GpuTarget) -> tuple[DeviceLaunch,
     """The predicted fastest launch for each range of row counts that a step can have; then the others, to measure."""
     chosen: list[DeviceLaunch] = []
     others: list[DeviceLaunch] = []
-    for first, last, judged in _ranges(product, target):
-        fastest, *rest = _ordered(product, target, judged)
-        chosen.append(_serving(product, target, fastest, first, last, judged))
-        others += [_serving(product, target, tiling, first, last, judged) for tiling in rest]
+    for found in _ranges(product, target):
+        fastest, *rest = found.tilings
+        chosen.append(_serving(product, target, fastest, found))
+        others += [_serving(product, target, tiling, found) for tiling in rest]
     return (*chosen, *others)
 
 
-def _ranges(product: Product, target: GpuTarget) -> list[tuple[int, int | None, int]]:
-    """(first, last, judged): ranges of row counts with one fastest way, and the count that it was judged at."""
+@dataclass(frozen=True)
+class _Range:
+    """Row counts with the same tilings and one fastest; last: None for no end. judged: the count of the predictions."""
+
+    first: int
+    last: int | None
+    judged: int
+    tilings: tuple[Tiling, ...]
+
+
+def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
+    """Ranges are joined only where measuring has the same ways to choose from: few rows keep those made for them."""
     limits = product.call.limits()
     most = limits.max_logit_rows if product.count == RowCount.LOGIT_ROWS.value else limits.max_batch_tokens
-    found: list[tuple[int, int | None, int]] = []
-    previous: Tiling | None = None
+    found: list[_Range] = []
     first = 1
     for bucket in _BUCKETS:
         last = None if bucket is None or bucket >= most else bucket
         judged = min(most, bucket or 4 * first)
-        fastest = _ordered(product, target, judged)[0]
-        if fastest == previous:
-            found[-1] = found[-1][0], last, judged
+        ordered = _ordered(product, target, judged)
+        before = found[-1] if found else None
+        if before is not None and before.tilings[0] == ordered[0] and set(before.tilings) == set(ordered):
+            found[-1] = _Range(before.first, last, judged, ordered)
         else:
-            found.append((first, last, judged))
+            found.append(_Range(first, last, judged, ordered))
         if last is None:
             return found
-        previous, first = fastest, last + 1
+        first = last + 1
     raise AssertionError("the last bucket has no end")
 
 
-def _ordered(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
-    return sorted(tilings(product, target, tokens), key=lambda t: predicted_seconds(product, target, t, tokens))
+def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
+    fitting = tilings(product, target, tokens)
+    return tuple(sorted(fitting, key=lambda t: predicted_seconds(product, target, t, tokens)))
 
 
-def _serving(
-    product: Product, target: GpuTarget, tiling: Tiling, first: int, last: int | None, judged: int
-) -> DeviceLaunch:
-    seconds = predicted_seconds(product, target, tiling, judged)
+def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
+    seconds = predicted_seconds(product, target, tiling, span.judged)
     launch = _launch(product, target, tiling)
     before = product.norm.launch if product.norm is not None and not tiling.normed else None
     if product.codes is not None:
         before = product.codes.quantize
     if before is not None:
         follows = replace(launch, then=(), seconds=seconds), *launch.then
-        return replace(before, min_tokens=first, max_tokens=last, then=follows)
-    return replace(launch, min_tokens=first, max_tokens=last, seconds=seconds)
+        return replace(before, min_tokens=span.first, max_tokens=span.last, then=follows)
+    return replace(launch, min_tokens=span.first, max_tokens=span.last, seconds=seconds)
 
 
 def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
@@ -198,5 +207,5 @@ def _finish(product: Product, partial: dict[str, Argument], splits: int) -> Devi
         add_splits_kernel,
         {**partial, **{name: product.arguments[name] for name in _FINISHING}},
         {**constants, "OUT_BLOCK": block, "SPLITS": splits},
-        (str(triton.cdiv(product.outputs, block)), str(product.count)),
+        (str(product.count), str(triton.cdiv(product.outputs, block))),
     )

@@ -100,9 +100,9 @@ def narrow_sums(
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     squares = tl.zeros([TOKEN_BLOCK], dtype=tl.float32)
-    for start in range(split * PER_SPLIT, tl.minimum((split + 1) * PER_SPLIT, IN), IN_BLOCK):
-        channel = start + part
-        if IN % IN_BLOCK == 0:
+    for start in range(0, PER_SPLIT, IN_BLOCK):
+        channel = split * PER_SPLIT + start + part
+        if IN % (SPLITS * IN_BLOCK) == 0:
             x = tl.load(x_row + channel[:, None])
             w = tl.load(weight_row + channel[None, :])
         else:
@@ -117,7 +117,7 @@ def narrow_sums(
         product = multiply(w, x, product, UPCAST)
         if GATED:
             up_row = weight_row + OUT * IN
-            if IN % IN_BLOCK == 0:
+            if IN % (SPLITS * IN_BLOCK) == 0:
                 w = tl.load(up_row + channel[None, :])
             else:
                 w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
@@ -145,9 +145,9 @@ def add_splits_kernel(
     OUT_BLOCK: tl.constexpr,
     SPLITS: tl.constexpr,
 ) -> None:
-    """Program (j, t): add up the splits of token t's j-th OUT_BLOCK outputs, and finish them."""
+    """Program (t, j): add up the splits of token t's j-th OUT_BLOCK outputs, and finish them."""
     WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
-    first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64)
+    first_token, first_out = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * OUT_BLOCK
     out, token = tl.arange(0, OUT_BLOCK)[None, :], tl.arange(0, 1)[:, None]
     partial = partial_ptr + first_token * partial_row_stride + first_out + out
     inside = first_out + out < OUT

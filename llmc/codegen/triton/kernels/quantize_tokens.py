@@ -2,7 +2,8 @@
 
     scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
 
-Memory-bound: moves T·C elements of x and as many codes; the second reading comes from the cache. A program takes a row.
+x may go through an RMS norm first, rounded to x's dtype as a norm of its own would leave it. Memory-bound: moves T·C
+elements of x and as many codes; later readings come from the cache. A program takes a row.
 """
 
 from __future__ import annotations
@@ -23,24 +24,35 @@ def quantize_tokens_kernel(
     x_ptr: tl.tensor,
     x_row_stride: int,
     x_scale_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    eps: float,
     codes_ptr: tl.tensor,
     codes_row_stride: int,
     scales_ptr: tl.tensor,
     COLUMNS: tl.constexpr,
     FORMAT: tl.constexpr,
+    NORMED: tl.constexpr,
     BLOCK: tl.constexpr,
 ) -> None:
-    """Program t: the codes and the scale of row t. Columns past the last one become zero codes."""
+    """Program t: the codes and the scale of row t. Columns past the last one become zero codes.
+
+    NORMED: of row t after an RMS norm with the weight norm_ptr.
+    """
     token = tl.program_id(0).to(tl.int64)
     x_ptr += token * x_row_stride
     LARGEST: tl.constexpr = 448.0 if FORMAT == "fp8" else 127.0
+    norm = 1.0
+    if NORMED:
+        squares = tl.zeros([BLOCK], dtype=tl.float32)
+        for start in range(0, COLUMNS, BLOCK):
+            x = _row(x_ptr, None, 1.0, start + tl.arange(0, BLOCK), COLUMNS, False)
+            squares += x * x
+        norm = tl.rsqrt(tl.sum(squares, 0) / COLUMNS + eps)
     if x_scale_ptr is None:
         largest = tl.zeros([BLOCK], dtype=tl.float32)
         for start in range(0, COLUMNS, BLOCK):
-            column = start + tl.arange(0, BLOCK)
-            largest = tl.maximum(
-                largest, tl.abs(tl.load(x_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32))
-            )
+            x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
+            largest = tl.maximum(largest, tl.abs(x))
         magnitude = tl.max(largest, 0)
         scale = tl.div_rn(magnitude, LARGEST)
         # As torch divides a number by a tensor, so that a value between two codes goes where the reference's goes.
@@ -51,15 +63,37 @@ def quantize_tokens_kernel(
     tl.store(scales_ptr + token, scale)
     for start in range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
-        x = tl.load(x_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+        x = _row(x_ptr, norm_ptr, norm, column, COLUMNS, NORMED)
         scaled = tl.minimum(tl.maximum(x * inverse, -LARGEST), LARGEST)
         codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
         codes_row = codes_ptr + token * codes_row_stride
         tl.store(codes_row + column, codes.to(codes_ptr.dtype.element_ty), mask=column < codes_row_stride)
 
 
-def quantize_launch(call: Call, format: str) -> tuple[DeviceLaunch, dict[str, Argument]]:
-    """The launch that rounds the node's x, and what a product then reads in the place of x."""
+@triton.jit
+def _row(
+    x_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    norm: tl.tensor,
+    column: tl.tensor,
+    COLUMNS: tl.constexpr,
+    NORMED: tl.constexpr,
+) -> tl.tensor:
+    """Columns of a row in fp32, 0 past the last one; NORMED: times norm and the norm's weight, rounded to x's dtype."""
+    x = tl.load(x_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+    if NORMED:
+        x *= norm
+        if norm_ptr is not None:
+            x *= tl.load(norm_ptr + column, mask=column < COLUMNS, other=0.0)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+    return x
+
+
+def quantize_launch(call: Call, format: str, *, normed: bool = False) -> tuple[DeviceLaunch, dict[str, Argument]]:
+    """The launch that rounds the node's x, and what a product then reads in the place of x.
+
+    normed: the node norms x first, with its arguments norm and eps.
+    """
     (columns,) = call.shape("x")
     count = RowCount(str(call.count("x")))
     dtype = torch.int8 if format == "int8" else torch.uint8
@@ -68,8 +102,15 @@ def quantize_launch(call: Call, format: str) -> tuple[DeviceLaunch, dict[str, Ar
     tile = row_tile(columns, most_rows=1)
     launch = DeviceLaunch(
         quantize_tokens_kernel,
-        {**rows("x", call.rows("x")), "x_scale_ptr": call.vector("x_scale"), **codes, "scales_ptr": scales},
-        {"COLUMNS": columns, "FORMAT": format, "BLOCK": min(tile.block, 4096)},
+        {
+            **rows("x", call.rows("x")),
+            "x_scale_ptr": call.vector("x_scale"),
+            "norm_ptr": call.vector("norm") if normed else None,
+            "eps": float(call.plain("eps")) if normed else 0.0,
+            **codes,
+            "scales_ptr": scales,
+        },
+        {"COLUMNS": columns, "FORMAT": format, "NORMED": normed, "BLOCK": min(tile.block, 4096)},
         (str(call.count("x")),),
         num_warps=max(1, min(8, min(tile.block, 4096) // 256)),
         num_stages=2,

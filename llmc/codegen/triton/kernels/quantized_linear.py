@@ -1,6 +1,7 @@
 """llmc::quantized_linear, quantized_gated_linear, quantized_lm_head: the products of linear.py with quantized weights.
 
-x as it is, or rounded to int8 or fp8 codes by a launch before (quantize_tokens.py). A few tokens are bound by reading
+x as it is, or rounded to int8 or fp8 codes by a launch before (quantize_tokens.py), which for norm_quantized_linear and
+norm_quantized_gated_linear puts it through an RMS norm first. A few tokens are bound by reading
 the codes (code_gemv), more are multiplied on the matrix units (code_tile). product_choice picks.
 """
 
@@ -63,10 +64,23 @@ def refuse_codes(node: fx.Node) -> Refusal | None:
     return None
 
 
+def supports_norm(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """The same, of x that is rounded after its norm."""
+    if arguments_of(node)["x_format"] == "none":
+        return Refusal("no kernel norms x on the way to a product that takes it as it is", node)
+    return supports(node, target)
+
+
 def coded_product(
-    call: Call, *, activation: str = "identity", scale: float = 1.0, has_residual: bool = False, gated: bool = False
+    call: Call,
+    *,
+    activation: str = "identity",
+    scale: float = 1.0,
+    has_residual: bool = False,
+    gated: bool = False,
+    normed: bool = False,
 ) -> Product:
-    """The product that a node asks for, as product.product_of."""
+    """The product that a node asks for, as product.product_of. normed: of x after the node's norm."""
     weight_rows, channels = call.shape("codes")
     groups, format, x_format = call.shape("scales")[1], call.plain("format"), call.plain("x_format")
     codes, scales, zeros = call.code_rows()
@@ -75,7 +89,7 @@ def coded_product(
     quantize: DeviceLaunch | None = None
     x: dict[str, Argument] = {**rows("x", call.rows("x")), "x_scales_ptr": None}
     if x_format != "none":
-        quantize, x = quantize_launch(call, x_format)
+        quantize, x = quantize_launch(call, x_format, normed=normed)
     nbytes = weight_rows * (width + groups * (call.dtype("scales").itemsize + (zeros is not None)))
     arguments: dict[str, Argument] = {
         **x,
@@ -124,6 +138,19 @@ def quantized_gated_linear_candidates(call: Call, target: GpuTarget) -> tuple[De
     return product_launches(coded_product(call, activation=call.plain("activation"), gated=True), target)
 
 
+def norm_quantized_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """activation(rms_norm(x)·Wᵀ + bias)·scale + residual."""
+    activation, scale = call.plain("activation"), call.plain("scale")
+    product = coded_product(call, activation=activation, scale=scale, has_residual=True, normed=True)
+    return product_launches(product, target)
+
+
+def norm_quantized_gated_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """activation(rms_norm(x)·gateᵀ + bias)·(rms_norm(x)·upᵀ + bias)."""
+    product = coded_product(call, activation=call.plain("activation"), gated=True, normed=True)
+    return product_launches(product, target)
+
+
 def quantized_lm_head_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """x·Wᵀ + bias, left in fp32."""
     return product_launches(replace(coded_product(call), result_itemsize=4), target)
@@ -135,3 +162,9 @@ quantized_gated_linear = KernelTemplate(
     _llmc.quantized_gated_linear.default, supports, quantized_gated_linear_candidates
 )
 quantized_lm_head = KernelTemplate(_llmc.quantized_lm_head.default, supports, quantized_lm_head_candidates)
+norm_quantized_linear = KernelTemplate(
+    _llmc.norm_quantized_linear.default, supports_norm, norm_quantized_linear_candidates
+)
+norm_quantized_gated_linear = KernelTemplate(
+    _llmc.norm_quantized_gated_linear.default, supports_norm, norm_quantized_gated_linear_candidates
+)

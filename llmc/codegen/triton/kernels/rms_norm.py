@@ -11,10 +11,9 @@ import torch
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.norm_rows import summand, supports
-from llmc.codegen.triton.kernels.row_tile import row_tile
+from llmc.codegen.call import Argument, Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.norm_rows import norm_launch, store_rows, summand, supports
 from llmc.targets import GpuTarget
 
 
@@ -49,7 +48,8 @@ def rms_norm_kernel(
         inside = is_row & (channel < CHANNELS)[None, :]
         s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
         scale = tl.rsqrt(tl.sum(s * s, axis=1) / CHANNELS + eps)
-        _store(s, scale, weight_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
+        y = s * scale[:, None]
+        store_rows(y, s, weight_ptr, None, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
     else:
         squares = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
         for start in range(0, CHANNELS, BLOCK):
@@ -62,63 +62,24 @@ def rms_norm_kernel(
             channel = start + tl.arange(0, BLOCK)
             inside = is_row & (channel < CHANNELS)[None, :]
             s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
-            _store(s, scale, weight_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
-
-
-@triton.jit
-def _store(
-    s: tl.tensor,
-    scale: tl.tensor,
-    weight_ptr: tl.tensor,
-    y_ptr: tl.tensor,
-    y_row: tl.tensor,
-    sum_ptr: tl.tensor,
-    sum_row: tl.tensor,
-    channel: tl.tensor,
-    inside: tl.tensor,
-    CHANNELS: tl.constexpr,
-) -> None:
-    y = s * scale[:, None]
-    if weight_ptr is not None:
-        y *= tl.load(weight_ptr + channel, mask=channel < CHANNELS, other=0.0)[None, :]
-    tl.store(y_ptr + y_row[:, None] + channel[None, :], y.to(y_ptr.dtype.element_ty), mask=inside)
-    if sum_ptr is not None:
-        tl.store(sum_ptr + sum_row[:, None] + channel[None, :], s.to(sum_ptr.dtype.element_ty), mask=inside)
+            y = s * scale[:, None]
+            store_rows(y, s, weight_ptr, None, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """rms_norm: one launch."""
-    return (_launch(call, call.vector("weight"), None, call.result(), None),)
+    return (norm_of_x(call, call.vector("weight"), call.result()),)
 
 
 def candidates_with_sum(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """add_rms_norm: one launch, which writes the sum too."""
-    return (_launch(call, call.vector("weight"), call.rows("residual"), call.result(), call.result(1)),)
+    vectors: dict[str, Argument] = {"weight_ptr": call.vector("weight")}
+    return (norm_launch(rms_norm_kernel, call, vectors, call.result(), call.rows("residual"), call.result(1)),)
 
 
-def norm_launch(call: Call, weight: str | None, into: str) -> DeviceLaunch:
-    """The norm of another op's x, before its own launch. into: rows of a workspace."""
-    return _launch(call, weight, None, into, None)
-
-
-def _launch(call: Call, weight: str | None, residual: str | None, result: str, total: str | None) -> DeviceLaunch:
-    *groups, channels = call.shape("x")
-    count, tile = groups[0] if groups else 1, row_tile(channels)
-    return DeviceLaunch(
-        rms_norm_kernel,
-        {
-            **rows("x", call.rows("x")),
-            **rows("residual", residual),
-            "weight_ptr": weight,
-            **rows("y", result),
-            **rows("sum", total),
-            "tokens": call.count("x"),
-            "eps": call.plain("eps"),
-        },
-        {"GROUPS": count, "CHANNELS": channels, "ROWS": tile.rows, "BLOCK": tile.block},
-        (f"cdiv({call.count('x')} * {count}, {tile.rows})",),
-        num_warps=tile.num_warps,
-    )
+def norm_of_x(call: Call, weight: str | None, into: str) -> DeviceLaunch:
+    """The norm of a node's x, which may be another op's. into: rows, such as of a workspace."""
+    return norm_launch(rms_norm_kernel, call, {"weight_ptr": weight}, into, None, None)
 
 
 rms_norm = KernelTemplate(torch.ops.llmc.rms_norm.default, supports, candidates)
