@@ -249,7 +249,7 @@ def run_passes(
     watchers: list[Observer] = [kept, *dump_observers(captured.graph)]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
-    covered = CoverageObserver({p.name for p in built_in()})
+    covered = CoverageObserver({p.name for p in built_in()}, options)
     watchers.append(covered)
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
