@@ -52,7 +52,17 @@ class RowChoices:
     @staticmethod
     def of(choices: Sequence[RowChoice]) -> RowChoices:
         """The arrays for those rows."""
-        temperature, top_k, top_p, min_p, seeds, counters = zip(*choices, strict=True) if choices else ((),) * 6
+        if all(choice is BEST for choice in choices):  # Most steps; the rest is slower by far.
+            count = len(choices)
+            return RowChoices(
+                temperature=np.zeros(count, np.float32),
+                top_k=np.full(count, EVERY_TOKEN, np.int32),
+                top_p=np.ones(count, np.float32),
+                min_p=np.zeros(count, np.float32),
+                seeds=np.zeros(count, np.int32),
+                counters=np.zeros(count, np.int32),
+            )
+        temperature, top_k, top_p, min_p, seeds, counters = zip(*choices, strict=True)
         return RowChoices(
             temperature=np.array(temperature, np.float32),
             top_k=np.array(top_k, np.int32),
@@ -73,5 +83,7 @@ class RowChoices:
 def least_wanted(choices: Sequence[RowChoice | None]) -> Wanted:
     """What a step must give for these rows; None for one whose logits are wanted, which are there unless all take the
     likeliest."""
+    if all(choice is BEST for choice in choices):
+        return Wanted.BEST
     kinds = {Wanted.DRAWN if choice is None else choice.wanted for choice in choices}
     return next((kind for kind in (Wanted.FILTERED, Wanted.DRAWN) if kind in kinds), Wanted.BEST)

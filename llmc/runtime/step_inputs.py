@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -69,7 +70,7 @@ class StepInputs:
         """The last step has given the decodes these tokens, in order; one that got an error does not go on."""
         decodes = self._decodes
         if decodes:
-            tokens = chosen[:decodes]
+            tokens: Any = chosen[:decodes]
             try:
                 self._input_ids[:decodes] = tokens
             except TypeError:
