@@ -196,7 +196,7 @@ class Profiler:
     def prefill(self, tokens: int, repeats: int) -> StepProfile:
         """A step that reads one prompt, whose last token's logits are wanted."""
         (sequence,) = self._sequences(1, tokens)
-        step = self._inputs.fill(StepPlan([], [Chunk(sequence, 0, tokens, 1)], moved=[sequence]))
+        step = self._inputs.fill(_chunks(Chunk(sequence, 0, tokens, 1)))
         return self._measured(f"prefill of {tokens} tokens", step, StepShape.prefill(tokens), repeats)
 
     def decode(self, batch: int, context: int, repeats: int) -> StepProfile:
@@ -206,8 +206,8 @@ class Profiler:
         for sequence in sequences:
             for start in range(0, context, most):
                 chunk = Chunk(sequence, start, min(most, context - start), 0)
-                self._executor.step(self._inputs.fill(StepPlan([], [chunk], moved=[sequence])))
-        step = self._inputs.fill(StepPlan([], [Chunk(sequence, context, 1, 1) for sequence in sequences]))
+                self._executor.step(self._inputs.fill(_chunks(chunk)))
+        step = self._inputs.fill(_chunks(*(Chunk(sequence, context, 1, 1) for sequence in sequences)))
         name = f"decode, {batch} request{'s' if batch > 1 else ''} at context {context}"
         return self._measured(name, step, StepShape.decode(batch, context + 1), repeats)
 
@@ -271,6 +271,10 @@ class _Sequence(Request):
 
     def receive(self, start: int, logits: Any) -> None:
         raise NotImplementedError
+
+
+def _chunks(*chunks: Chunk) -> StepPlan:
+    return StepPlan([], list(chunks), {}, [], [])
 
 
 def kernel_class(launch: Launch) -> str:

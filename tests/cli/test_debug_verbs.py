@@ -11,7 +11,7 @@ import pytest
 
 from llmc import compiler
 from llmc.graph import capture as graph_capture
-from llmc.options import BuildOptions
+from llmc.options import BuildOptions, parse_options
 from llmc.settings import settings
 from tests.cli.command import MODEL, assert_user_error, llmc
 from tests.tiny_models import tiny_checkpoint
@@ -32,7 +32,7 @@ def captured_once() -> Iterator[None]:
 
     @cache
     def remembered(model: Path, dtype: str) -> graph_capture.Captured:
-        return capture_anew(model, BuildOptions(dtype=dtype))
+        return capture_anew(model, parse_options({"dtype": dtype}))
 
     def captured(model: Path, options: BuildOptions) -> graph_capture.Captured:
         return remembered(model, options.dtype)

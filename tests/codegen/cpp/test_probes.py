@@ -22,7 +22,7 @@ ATTENTION = {"heads": 8, "kv_heads": 2}
 
 def program(launches: dict[str, dict[str, str | int | float | bool | None]], cache: CacheSlot) -> Program:
     made = tuple(Launch(name, arguments, Origin((), None, None), "1", "1") for name, arguments in launches.items())
-    return Program(Limits(16, 4, 4, 32, 8), 10, Affine(), Affine(), (), (cache,), (), made)
+    return Program(Limits(16, 4, 4, 32, 8), 10, Affine(), Affine(), (), (), (cache,), made)
 
 
 def test_read_bandwidth_is_that_of_some_memory() -> None:
