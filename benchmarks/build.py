@@ -3,7 +3,8 @@
     python -m benchmarks.build
 
 Cold: with an empty cache, so that the hand-written kernels are compiled too. Warm: with them cached; once with the
-model captured anew each time, once with its captured graph cached as well, which is what a second build finds by itself.
+model captured anew each time, once with its captured graph cached as well, which is what a second build finds by
+itself.
 Start: from the process's start to the first token, imports and hash checks included.
 """
 
