@@ -10,7 +10,7 @@ import numpy as np
 
 from benchmarks.contestants.protocol import serve
 from llmc.engine_format import read_engine
-from llmc.runtime.executors.cpp import CppExecutor
+from llmc.runtime.executors.cpp import open_cpp
 from llmc.runtime.generation import Ending, Generation, Origin
 from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.sampler import Sampler
@@ -24,7 +24,7 @@ class LlmcEngine:
         blocks = block_count(directory.program, 2 << 30)
         self._limits = directory.program.limits
         self._vocab_size = directory.program.vocab_size
-        self._loop = StepLoop(CppExecutor(directory, blocks, threads), self._limits, blocks)
+        self._loop = StepLoop(open_cpp(directory, blocks, threads), self._limits, blocks)
         self._generator = np.random.default_rng(0)
 
     def prefill(self, tokens: int) -> float:

@@ -9,6 +9,7 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from queue import Empty, SimpleQueue
 
 from llmc.errors import RequestError, UnavailableError
@@ -39,6 +40,7 @@ class _Client:
     streams: bool
     first_token: float | None = None
     told_prompt: bool = False
+    times: RequestTimes | None = None
 
 
 class AsyncEngine:
@@ -53,7 +55,7 @@ class AsyncEngine:
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._clients: dict[str, _Client] = {}
         self._owners: dict[Request, _Client] = {}
-        self._unstreamed: set[_Client] = set()
+        self._searching: set[_Client] = set()
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, News]]] = {}
         self._steps = self._prompt_tokens = self._generation_tokens = 0
         self._finished: Counter[str] = Counter()
@@ -63,6 +65,8 @@ class AsyncEngine:
         self._draining = self._stopping = self._closed = False
         self._in_flight = 0
         self._lock = threading.Lock()
+        # Their own: a slow grammar must not hold up what else the event loop has done in threads.
+        self._grammar_threads = engine.grammars.threads()
         self._thread = threading.Thread(target=self._run, name="llmc-engine", daemon=True)
         self._thread.start()
 
@@ -83,7 +87,8 @@ class AsyncEngine:
         params = request.params
         intake = self._engine.intake
         prompt_tokens = len(request.prompt_token_ids)
-        stream = OutputStream(request.request_id, prompt_tokens, lambda: intake.output_text(params))
+        decode = partial(self._engine.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        stream = OutputStream(request.request_id, prompt_tokens, lambda: intake.output_text(params), decode)
         intake.check("prompt", request.prompt_token_ids, params)
         cache = self._engine.output_cache
         answer = None if cache is None else cache.get(request)
@@ -94,9 +99,12 @@ class AsyncEngine:
             return
         new_mask = None
         if params.grammar is not None:
-            new_mask = await asyncio.to_thread(self._engine.grammars.compile, params.grammar)
+            grammars, event_loop = self._engine.grammars, asyncio.get_running_loop()
+            new_mask = grammars.compiled(params.grammar)
+            if new_mask is None:
+                new_mask = await event_loop.run_in_executor(self._grammar_threads, grammars.compile, params.grammar)
         job = intake.job(request, arrived=arrived, new_mask=new_mask)
-        streams = isinstance(job, SampledJob) and job.given == len(job.choices)
+        streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         client = _Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)
         # A command that is put after the thread has looked for the last time would wait forever.
@@ -175,6 +183,7 @@ class AsyncEngine:
         self._commands.put(self._stop)
         self._thread.join()
         self._engine.close()
+        self._grammar_threads.shutdown(wait=False, cancel_futures=True)
 
     def _run(self) -> None:
         try:
@@ -206,7 +215,7 @@ class AsyncEngine:
         touched = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.logit_rows)]
         for request in touched:
             self._publish(request, now)
-        for client in [client for client in self._unstreamed if client.job.finished]:
+        for client in [client for client in self._searching if client.job.finished]:
             self._finish(client, now)
         self._record(plan, begin, now)
         self._busy_since = None
@@ -225,10 +234,10 @@ class AsyncEngine:
             self._post(client, error=RequestError(f"a request {request_id!r} is in flight", at="request_id"))
             return
         self._clients[request_id] = client
-        if client.streams:
+        if isinstance(client.job, SampledJob):
             self._owners.update(dict.fromkeys(client.job.sequences, client))
         else:
-            self._unstreamed.add(client)
+            self._searching.add(client)
         self._loop.add(client.job.first)
 
     def _abort(self, request_id: str) -> None:
@@ -246,8 +255,10 @@ class AsyncEngine:
         if client is None:
             return
         client.first_token = client.first_token or now
-        if client.job.finished:
+        if request.finished and client.job.finished:
             self._finish(client, now)
+            return
+        if not client.streams:
             return
         assert isinstance(client.job, SampledJob)
         # The first choice starts the others: all of them have news then.
@@ -259,7 +270,7 @@ class AsyncEngine:
     def _finish(self, client: _Client, now: float) -> None:
         """Take a request out of the loop and tell its client."""
         del self._clients[client.request.request_id]
-        self._unstreamed.discard(client)
+        self._searching.discard(client)
         job = client.job
         for sequence in job.sequences:
             self._owners.pop(sequence, None)
@@ -292,8 +303,10 @@ class AsyncEngine:
         finished: bool = False,
         error: RequestError | None = None,
     ) -> None:
-        first = client.job.first
-        times = RequestTimes(client.arrived, first.started, client.first_token, now if finished else None)
+        first, times = client.job.first, client.times
+        if times is None or finished:
+            times = RequestTimes(client.arrived, first.started, client.first_token, now if finished else None)
+            client.times = times
         prompt_logprobs = None if client.told_prompt or error else client.job.prompt_logprobs
         client.told_prompt = True
         self._generation_tokens += sum(len(choice.token_ids) for choice in choices)

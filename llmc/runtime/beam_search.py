@@ -3,7 +3,9 @@
 The rules are Hugging Face's (GenerationMixin._beam_search): of the best candidates one that ends the text counts only
 if it ranks among the first beam_width; a complete one scores sum / length**length_penalty, its end token included; the
 search is over when beam_width are complete and early_stopping is set, or when no live beam can still beat the worst.
-Beams that share a beginning share its blocks.
+Penalties and bias change the log-probabilities by which beams are ranked, as Hugging Face's processors do there, and
+not those that are given with the tokens. A stop string ends a beam as an end token does. Beams that share a beginning
+share its blocks.
 """
 
 from __future__ import annotations
@@ -17,40 +19,66 @@ import numpy.typing as npt
 from llmc.errors import RequestError
 from llmc.runtime.generation import Ending, Origin
 from llmc.runtime.logprobs import likeliest, log_normalizer
+from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Forks, Request
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
-from llmc.runtime.sampler import check_finite
+from llmc.runtime.sampler import check_finite, penalize_output, penalize_repetition
 from llmc.runtime.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A beam and a token after it. total: the log-probability of the whole."""
+    """A beam and a token after it. total: of the whole, what beams are ranked by."""
 
     beam: Beam
     token: TokenLogprobs
     total: float
 
+    def text(self) -> OutputText | None:
+        """The beam's text with the token, where stop strings are looked for."""
+        if self.beam.text is None:
+            return None
+        text = self.beam.text.fork()
+        text.add(self.token.token_id)
+        return text
+
 
 @dataclass(frozen=True)
 class Hypothesis:
-    """A complete continuation. score: what it is ranked by; total: its log-probability."""
+    """A complete continuation. score: what it is ranked by. text: if stop strings were looked for."""
 
-    token_ids: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...]
-    total: float
     score: float
     finish_reason: FinishReason
-    stop_reason: int | None
+    stop_reason: str | int | None
+    text: str | None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What was generated."""
+        return tuple(each.token_id for each in self.logprobs)
+
+    @property
+    def total(self) -> float:
+        """Its log-probability."""
+        return sum(each.logprob for each in self.logprobs)
 
 
 class BeamSearch:
     """One client's search; its beams are sequences of the scheduler, and wait for each other at every length.
 
-    hypotheses: the complete ones, best first; the answer when `finished`.
+    hypotheses: the complete ones, best first; the answer when `finished`. text: an empty one that knows the stop
+    strings, if there are any.
     """
 
-    def __init__(self, prompt: Sequence[int], params: SamplingParams, ending: Ending, origin: Origin) -> None:
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        ending: Ending,
+        origin: Origin,
+        text: OutputText | None = None,
+    ) -> None:
         assert params.beam_width is not None
         self.width = params.beam_width
         self.hypotheses: list[Hypothesis] = []
@@ -58,7 +86,7 @@ class BeamSearch:
         self.error: RequestError | None = None
         self.prompt_tokens = len(prompt)
         self.origin = origin
-        self.first = Beam(self, list(prompt), (), 0.0)
+        self.first = Beam(self, list(prompt), (), 0.0, text)
         self._params = params
         self._ending = ending
         self._ends = ending.eos_ids | ending.stop_ids
@@ -73,23 +101,39 @@ class BeamSearch:
     def stop(self, reason: FinishReason) -> None:
         """End the search with what there is: the complete ones, then the live ones."""
         for beam in self._live:
-            self._complete(beam.logprobs, beam.total, reason, None)
+            self._complete(beam.logprobs, beam.total, reason, None, beam.text)
         self._end()
 
     def report(self, beam: Beam, logits: npt.NDArray[np.float32]) -> None:
         """Take the logits after a live beam: [vocabulary]."""
         normalizer = log_normalizer(logits)
+        ranked = self._ranked_by(beam, logits - np.float32(normalizer)) if self._params.changes_logits() else logits
+        offset = 0.0 if ranked is not logits else normalizer
         # Enough that width of them go on, even if every end token is among them (as Hugging Face keeps).
-        count = max(2, 1 + len(self._ends)) * self.width
-        ids = likeliest(logits, max(count, self._params.logprobs or 0))
-        scores = [float(logits[i]) - normalizer for i in ids]
-        top = tuple(zip(map(int, ids), scores, strict=True))[: self._params.logprobs or 0]
+        ids = likeliest(ranked, max(2, 1 + len(self._ends)) * self.width)
+        top = tuple((int(i), float(logits[i]) - normalizer) for i in likeliest(logits, self._params.logprobs or 0))
         is_early = len(beam.tokens) - self.prompt_tokens < self._params.min_tokens
         self._reports[beam] = [
-            _Candidate(beam, TokenLogprobs(int(i), score, rank, top), beam.total + score)
-            for rank, (i, score) in enumerate(zip(ids, scores, strict=True), 1)
+            _Candidate(
+                beam,
+                TokenLogprobs(int(i), float(logits[i]) - normalizer, 1 + int((logits > logits[i]).sum()), top),
+                beam.total + float(ranked[i]) - offset,
+            )
+            for i in ids
             if not (is_early and int(i) in self._ends)
         ]
+
+    def _ranked_by(self, beam: Beam, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Log-probabilities after penalties and bias: [vocabulary], changed in place."""
+        params = self._params
+        if params.repetition_penalty != 1.0:
+            penalize_repetition(scores, np.unique(beam.tokens), params)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = np.unique(np.array(beam.tokens[self.prompt_tokens :], np.int64), return_counts=True)
+            penalize_output(scores, ids, counts, params)
+        for token, bias in params.logit_bias.items():
+            scores[token] += np.float32(bias)
+        return scores
 
     def advance(self, current: Beam, forks: Forks) -> None:
         """When every live beam has reported, choose the next ones. `current` is the one that the loop is at."""
@@ -100,15 +144,16 @@ class BeamSearch:
         candidates.sort(key=lambda c: -c.total)
         length = len(current.tokens) - self.prompt_tokens + 1
         is_full = len(current.tokens) + 1 >= self._ending.max_length
-        chosen: list[_Candidate] = []
+        chosen: list[tuple[_Candidate, OutputText | None]] = []
         for rank, candidate in enumerate(candidates[: max(2, 1 + len(self._ends)) * self.width]):
-            is_end = candidate.token.token_id in self._ends
+            token, text = candidate.token.token_id, candidate.text()
+            is_end = token in self._ends or (text is not None and text.stopped)
             if is_end or is_full:
                 if rank < self.width:
                     logprobs = (*candidate.beam.logprobs, candidate.token)
-                    self._complete(logprobs, candidate.total, "stop" if is_end else "length", candidate.token.token_id)
+                    self._complete(logprobs, candidate.total, "stop" if is_end else "length", token, text)
             elif len(chosen) < self.width:
-                chosen.append(candidate)
+                chosen.append((candidate, text))
         self._replace_beams(chosen, current, forks)
         if not chosen or self._is_decided(length):
             self._end()
@@ -116,25 +161,27 @@ class BeamSearch:
                 if beam is not current:
                     forks.remove(beam)
 
-    def _replace_beams(self, chosen: Sequence[_Candidate], current: Beam, forks: Forks) -> None:
+    def _replace_beams(
+        self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: Beam, forks: Forks
+    ) -> None:
         """A beam that goes on takes its first token in place; its other tokens go on in forks of it."""
         parents, live = self._live, []
         started: set[Beam] = set()
-        extensions: list[tuple[Beam, _Candidate]] = []
-        for candidate in chosen:
+        extensions: list[tuple[Beam, _Candidate, OutputText | None]] = []
+        for candidate, text in chosen:
             parent = candidate.beam
             if parent in started:
                 logprobs = (*parent.logprobs, candidate.token)
-                child = Beam(self, [*parent.tokens, candidate.token.token_id], logprobs, candidate.total)
+                child = Beam(self, [*parent.tokens, candidate.token.token_id], logprobs, candidate.total, text)
                 forks.fork(parent, child)
                 live.append(child)
             else:
                 started.add(parent)
-                extensions.append((parent, candidate))
+                extensions.append((parent, candidate, text))
                 live.append(parent)
         # Only now: the forks above took the parents' tokens as they were.
-        for parent, candidate in extensions:
-            parent.extend(candidate.token, candidate.total)
+        for parent, candidate, text in extensions:
+            parent.extend(candidate.token, candidate.total, text)
             if parent is not current:
                 forks.resume(parent)
         for parent in parents:
@@ -151,12 +198,19 @@ class BeamSearch:
         return self._params.early_stopping or best_live <= self.hypotheses[-1].score
 
     def _complete(
-        self, logprobs: tuple[TokenLogprobs, ...], total: float, reason: FinishReason, last: int | None
+        self,
+        logprobs: tuple[TokenLogprobs, ...],
+        total: float,
+        reason: FinishReason,
+        last: int | None,
+        text: OutputText | None,
     ) -> None:
         score = total / max(1, len(logprobs)) ** self._params.length_penalty
-        stop = last if reason == "stop" and last not in self._ending.eos_ids else None
-        tokens = tuple(each.token_id for each in logprobs)
-        self.hypotheses.append(Hypothesis(tokens, logprobs, total, score, reason, stop))
+        stop: str | int | None = last if reason == "stop" and last not in self._ending.eos_ids else None
+        if text is not None:
+            stop = text.stopped_by if text.stopped else stop
+            text.finish()
+        self.hypotheses.append(Hypothesis(logprobs, score, reason, stop, None if text is None else text.text()))
         self.hypotheses.sort(key=lambda h: -h.score)
         del self.hypotheses[self.width :]
 
@@ -172,10 +226,15 @@ class BeamSearch:
 
 
 class Beam(Request):
-    """One live continuation. logprobs: of its output; total: their sum."""
+    """One live continuation. logprobs: of its output; total: their sum, after penalties and bias."""
 
     def __init__(
-        self, search: BeamSearch, tokens: Sequence[int], logprobs: tuple[TokenLogprobs, ...], total: float
+        self,
+        search: BeamSearch,
+        tokens: Sequence[int],
+        logprobs: tuple[TokenLogprobs, ...],
+        total: float,
+        text: OutputText | None,
     ) -> None:
         origin = search.origin
         super().__init__(
@@ -189,6 +248,7 @@ class Beam(Request):
         self.search = search
         self.logprobs = logprobs
         self.total = total
+        self.text = text
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Tell the search what may follow."""
@@ -208,11 +268,12 @@ class Beam(Request):
                     forks.remove(beam)
         self.search.advance(self, forks)
 
-    def extend(self, token: TokenLogprobs, total: float) -> None:
-        """Go on with that token."""
+    def extend(self, token: TokenLogprobs, total: float, text: OutputText | None) -> None:
+        """Go on with that token. text: with it."""
         self.tokens.append(token.token_id)
         self.logprobs = (*self.logprobs, token)
         self.total = total
+        self.text = text
 
     def expire(self) -> None:
         """The search's deadline has passed."""

@@ -1,15 +1,16 @@
-"""The KV cache's blocks: who holds them, which are free, and which keep a prefix that nobody uses now."""
+"""The KV cache's blocks: who holds them, which are free, and which keep something that nobody uses now."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 
 class BlockPool:
     """`count` blocks numbered from 0, each with the number of its holders.
 
-    A block without holders is free, or cached: it keeps the prefix whose digest it was registered with until the pool
-    needs it for something else. Free blocks are given away first, then the cached one that was let go longest ago.
+    A block without holders is free, or cached: it keeps the content that it was given until the pool needs it for
+    something else. Free blocks are given away first, then the cached one that was let go longest ago. What a content
+    is, the pool does not know.
     """
 
     def __init__(self, count: int) -> None:
@@ -17,8 +18,8 @@ class BlockPool:
         self._free = list(range(count - 1, -1, -1))
         # In order of release; a dict because a hit takes a block out of the middle.
         self._cached: dict[int, None] = {}
-        self._digests: list[bytes | None] = [None] * count
-        self._blocks: dict[bytes, int] = {}
+        self._contents: list[object] = [None] * count
+        self._on_loss: Callable[[int, object], None] | None = None
 
     @property
     def count(self) -> int:
@@ -37,7 +38,7 @@ class BlockPool:
 
     @property
     def cached(self) -> int:
-        """Blocks without holders that keep a prefix."""
+        """Blocks without holders that keep a content."""
         return len(self._cached)
 
     @property
@@ -49,22 +50,26 @@ class BlockPool:
         """How many hold the block."""
         return self._holders[block]
 
+    def content(self, block: int) -> object:
+        """What the block was given to keep; None for nothing."""
+        return self._contents[block]
+
+    def tell_losses(self, listener: Callable[[int, object], None]) -> None:
+        """Call the listener with a cached block and its content when the pool gives the block away."""
+        self._on_loss = listener
+
     def allocate(self, count: int) -> list[int]:
         """Take blocks of no content, one holder each; `count` must be at most `available`."""
-        return [self.allocate_one() for _ in range(count)]
-
-    def allocate_one(self) -> int:
-        """Take one block; one must be available."""
-        if self._free:
-            block = self._free.pop()
-        elif self._cached:
-            block = next(iter(self._cached))
-            del self._cached[block]
-            self._forget(block)
-        else:
-            raise ValueError(f"all {self.count} blocks are held")
-        self._holders[block] = 1
-        return block
+        if count > self.available:
+            raise ValueError(f"{count} blocks are asked for, and {self.available} of {self.count} are not held")
+        free, holders = self._free, self._holders
+        taken = free[max(0, len(free) - count) :]
+        del free[len(free) - len(taken) :]
+        for _ in range(count - len(taken)):
+            taken.append(self._take_cached())
+        for block in taken:
+            holders[block] = 1
+        return taken
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these blocks, which must be held or cached."""
@@ -80,30 +85,43 @@ class BlockPool:
 
         The last block of the list goes first: a prefix's end is given away before its beginning.
         """
+        holders, contents, free, cached = self._holders, self._contents, self._free, self._cached
         for block in reversed(blocks):
-            if not self._holders[block]:
+            left = holders[block] - 1
+            if left < 0:
                 raise ValueError(f"block {block} is free already")
-            self._holders[block] -= 1
-            if not self._holders[block]:
-                if self._digests[block] is None:
-                    self._free.append(block)
+            holders[block] = left
+            if not left:
+                if contents[block] is None:
+                    free.append(block)
                 else:
-                    self._cached[block] = None
+                    cached[block] = None
 
-    def register(self, block: int, digest: bytes) -> None:
-        """Say what a held block contains; if another block has the same content already, that one stays the answer."""
-        if not self._holders[block]:
-            raise ValueError(f"block {block} is free and has no content")
-        if digest not in self._blocks and self._digests[block] is None:
-            self._blocks[digest] = block
-            self._digests[block] = digest
+    def keep(self, blocks: Sequence[int], content: object) -> None:
+        """Give held blocks a content, in place of the one that they had."""
+        holders, contents = self._holders, self._contents
+        for block in blocks:
+            if not holders[block]:
+                raise ValueError(f"block {block} is not held and gets no content")
+            contents[block] = content
 
-    def find(self, digest: bytes) -> int | None:
-        """The block that has this content."""
-        return self._blocks.get(digest)
+    def rename(self, block: int, content: object) -> None:
+        """Another content, of a block that has one."""
+        if self._contents[block] is None:
+            raise ValueError(f"block {block} has no content")
+        self._contents[block] = content
 
-    def _forget(self, block: int) -> None:
-        digest = self._digests[block]
-        if digest is not None:
-            del self._blocks[digest]
-            self._digests[block] = None
+    def forget(self, block: int) -> None:
+        """The block's content is of no use."""
+        self._contents[block] = None
+        if block in self._cached:
+            del self._cached[block]
+            self._free.append(block)
+
+    def _take_cached(self) -> int:
+        block = next(iter(self._cached))
+        del self._cached[block]
+        content, self._contents[block] = self._contents[block], None
+        if self._on_loss is not None:
+            self._on_loss(block, content)
+        return block

@@ -101,9 +101,9 @@ def open_executor(
         from llmc.runtime.executors.reference import ReferenceExecutor
 
         return ReferenceExecutor(directory, blocks), blocks
-    from llmc.runtime.executors.cpp import CppExecutor
+    from llmc.runtime.executors.cpp import open_cpp
 
-    return CppExecutor(directory, blocks, threads), blocks
+    return open_cpp(directory, blocks, threads), blocks
 
 
 class Engine:

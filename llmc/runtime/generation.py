@@ -82,6 +82,7 @@ class Generation(Request):
         self._own_sampler = sampler
         self._ends = ending.eos_ids | ending.stop_ids
         self._max_length = ending.max_length
+        self._may_complete = sampler.has_mask
         if not siblings and prompt_logprobs is None and ending.max_length > len(self.tokens):
             self.sampler = sampler
 
@@ -104,7 +105,11 @@ class Generation(Request):
         """Append the token, and see whether it is the last."""
         if self.logprobs is not None:
             self._note(token, rows.logits(row, 1)[0])
-        self._append(token)
+        if self.text is not None or self._may_complete:
+            return self._append(token)
+        self.tokens.append(token)
+        if token in self._ends or len(self.tokens) >= self._max_length:
+            self._end(token)
 
     def _note(self, token: int, logits: npt.NDArray[np.float32]) -> None:
         if self.logprobs is not None:
@@ -116,9 +121,13 @@ class Generation(Request):
             self.text.add(token)
             if self.text.stopped:
                 return self._finish("stop", self.text.stopped_by)
+        self._end(token)
+
+    def _end(self, token: int) -> None:
+        """Finish if the last token says so, or the length, or the grammar."""
         if token in self._ends:
-            return self._finish("stop", None if token in self._ending.eos_ids else token)
-        if len(self.tokens) >= self._max_length:
+            self._finish("stop", None if token in self._ending.eos_ids else token)
+        elif len(self.tokens) >= self._max_length:
             self._finish("length", None)
         elif self._own_sampler.is_complete:
             self._finish("stop", None)

@@ -170,7 +170,7 @@ class BeamJob:
                 found.stop_reason,
                 found.logprobs if self.with_logprobs else None,
                 found.total,
-                None,
+                found.text,
             )
             for found in self.search.hypotheses[: self.given]
         ]

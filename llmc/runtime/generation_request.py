@@ -22,7 +22,8 @@ class GenerationRequest:
     prompt_token_ids: at least one id, all in the vocabulary. request_id: unique among the requests in flight.
     deadline_seconds: counted from submission; when it has passed, the request ends with finish_reason "deadline" and
     what it has until then. tenant: requests share cached prefixes only with requests of the same tenant; None is a
-    tenant of its own.
+    tenant of its own. streams: outputs are wanted as they come; otherwise there is one, when all is done, which costs
+    less.
     """
 
     prompt_token_ids: tuple[int, ...]
@@ -31,3 +32,4 @@ class GenerationRequest:
     priority: Priority = Priority.FREE
     deadline_seconds: float | None = None
     tenant: str | None = None
+    streams: bool = True

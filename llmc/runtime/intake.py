@@ -85,7 +85,8 @@ class Intake:
         salt = tenant_salt(request.tenant) if self._prefix_cache else None
         origin = Origin(request.priority, salt, arrived, deadline)
         if params.beam_width is not None:
-            return BeamJob(BeamSearch(tokens, params, ending, origin), params.n, params.logprobs is not None)
+            text = self.output_text(params) if params.stop else None
+            return BeamJob(BeamSearch(tokens, params, ending, origin, text), params.n, params.logprobs is not None)
         count = params.sampled_choices()
         ends = np.asarray(sorted(ending.eos_ids | ending.stop_ids), np.int64)
         prompt = np.asarray(tokens, np.int64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmc.errors import RequestError
 from llmc.runtime.generation_job import ChoiceResult
@@ -19,8 +19,7 @@ from llmc.runtime.request_output import (
 )
 
 
-@dataclass(frozen=True)
-class ChoiceNews:
+class ChoiceNews(NamedTuple):
     """Tokens that a choice has gained. text: what they add, if the loop has decoded them already."""
 
     index: int
@@ -32,8 +31,7 @@ class ChoiceNews:
     cumulative_logprob: float | None
 
 
-@dataclass(frozen=True)
-class News:
+class News(NamedTuple):
     """What a step has brought to one request; or why it has failed."""
 
     choices: tuple[ChoiceNews, ...]
@@ -47,15 +45,22 @@ class News:
 class OutputStream:
     """The client's end of a request. Its news come in the event loop that it was made in, by `put`.
 
-    new_text: an empty text of the request. News that nobody has read yet are joined: a slow client gets fewer and
-    longer outputs.
+    new_text: an empty text of the request; decode: the text of all tokens of a choice. News that nobody has read yet
+    are joined: a slow client gets fewer and longer outputs.
     """
 
-    def __init__(self, request_id: str, prompt_tokens: int, new_text: Callable[[], OutputText]) -> None:
+    def __init__(
+        self,
+        request_id: str,
+        prompt_tokens: int,
+        new_text: Callable[[], OutputText],
+        decode: Callable[[Sequence[int]], str],
+    ) -> None:
         self.event_loop = asyncio.get_running_loop()
         self._request_id = request_id
         self._prompt_tokens = prompt_tokens
         self._new_text = new_text
+        self._decode = decode
         self._texts: dict[int, OutputText] = {}
         self._news: list[News] = []
         self._completion_tokens = 0
@@ -106,6 +111,8 @@ class OutputStream:
             return news.text
         text = self._texts.get(news.index)
         if text is None:
+            if news.finish_reason is not None:
+                return self._decode(news.token_ids)
             text = self._texts[news.index] = self._new_text()
         for token in news.token_ids:
             text.add(token)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Sequence
 
 _INCOMPLETE = "\N{REPLACEMENT CHARACTER}"
@@ -29,6 +30,12 @@ class OutputText:
         self._text = ""
         self._read = 0
         self.stopped = False
+
+    def fork(self) -> OutputText:
+        """Another output that begins like this one."""
+        other = copy.copy(self)
+        other._ids = self._ids.copy()
+        return other
 
     def add(self, token: int) -> None:
         """Take the next token; `stopped` turns true when the text holds a stop string."""

@@ -4,10 +4,15 @@ A block's digest is SHA-256 over the digest of the block before it and its own t
 prefix; the chain starts from the request's salt, so tenants cannot tell what others have sent by how fast they are
 answered. Only full blocks are kept (as in vLLM's automatic prefix caching), generated tokens' blocks among them: the
 next turn of a conversation finds the answer of the last one.
+
+Hashing would be the dearest part of scheduling, and most of it for nobody. So of the blocks that a request fills in a
+row only the first is hashed; the others stay folded under its digest, and each is hashed when somebody's tokens have
+matched the block before it.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
 
@@ -22,15 +27,36 @@ def tenant_salt(tenant: str | None) -> bytes:
     return b"" if tenant is None else sha256(tenant.encode()).digest()
 
 
+@dataclass(eq=False, slots=True)
+class Chain:
+    """Blocks that one request has filled one after the other, and that are not hashed yet.
+
+    tokens: the request's, which may grow. begin: the first of the blocks is its begin-th. parent: the digest of the
+    block before that one, under which the chain is folded as long as it has blocks.
+    """
+
+    tokens: list[int]
+    begin: int
+    parent: bytes
+    blocks: list[int] = field(default_factory=list)
+
+
 class PrefixCache:
-    """Blocks of `block_size` tokens by content, kept in `pool`. queries, hits: tokens looked up and found."""
+    """Blocks of `block_size` tokens by digest, kept in `pool`. queries, hits: tokens looked up and found.
+
+    The content of a block in the pool is its digest, or the chain that it is folded in. A folded block has no holder
+    but the request that filled it, which lets go of the end first: so the pool takes a chain's blocks from its end.
+    """
 
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
         self._pack = Struct(f"<{block_size}i").pack
+        self._blocks: dict[bytes, int] = {}
+        self._folded: dict[bytes, list[Chain]] = {}
         self.queries = 0
         self.hits = 0
+        pool.tell_losses(self._lose)
 
     def match(self, request: Request) -> list[int]:
         """The longest run of blocks that holds the request's beginning: not yet shared, and never all its tokens.
@@ -39,13 +65,19 @@ class PrefixCache:
         """
         if request.salt is None or request.scored < request.scored_end:
             return []
-        self._extend_digests(request, (len(request.tokens) - 1) // self._block_size)
         found: list[int] = []
-        for digest in request.digests:
-            block = self._pool.find(digest)
-            if block is None or (len(found) + 1) * self._block_size >= len(request.tokens):
+        digests = request.digests
+        parent = _root(request)
+        for index in range((len(request.tokens) - 1) // self._block_size):
+            if index == len(digests):
+                digests.append(self._digest(parent, request.tokens, index))
+            parent = digests[index]
+            block = self._blocks.get(parent)
+            if block is None:
                 break
             found.append(block)
+            for chain in self._folded.pop(parent, ()):
+                self._hash_first(chain)
         return found
 
     def count(self, request: Request, blocks: int) -> None:
@@ -55,23 +87,78 @@ class PrefixCache:
             self.hits += blocks * self._block_size
 
     def register(self, request: Request) -> None:
-        """Remember the blocks that the request has filled. Call it only once logits after them were finite.
-
-        It is the dearest part of scheduling: so prompts are registered when they are read, outputs when they end.
-        """
+        """Remember the blocks that the request has filled. Call it only once logits after them were finite."""
         if request.salt is None:
             return
         full = request.computed // self._block_size
-        self._extend_digests(request, full)
-        register, blocks, digests = self._pool.register, request.blocks, request.digests
-        for index in range(request.registered, full):
-            register(blocks[index], digests[index])
+        if full <= request.registered:
+            return
+        chain, known = request.chain, None
+        if chain is None:
+            begin, digests = request.registered, request.digests
+            chain = request.chain = Chain(request.tokens, begin, digests[begin - 1] if begin else _root(request))
+            # `match` has looked for the first of them in vain.
+            known = digests[begin] if len(digests) > begin else None
+        added = request.blocks[request.registered : full]
         request.registered = full
+        self._pool.keep(added, chain)
+        is_folded = bool(chain.blocks)
+        chain.blocks += added
+        if not is_folded:
+            self._hash_first(chain, known)
 
-    def _extend_digests(self, request: Request, count: int) -> None:
-        digests, tokens, size, pack = request.digests, request.tokens, self._block_size, self._pack
-        assert request.salt is not None
-        digest = digests[-1] if digests else _ROOT + request.salt
-        for start in range(len(digests) * size, count * size, size):
-            digest = sha256(digest + pack(*tokens[start : start + size])).digest()
-            digests.append(digest)
+    def fork(self, parent: Request, child: Request) -> None:
+        """The child starts on the parent's blocks: hash those, because a folded block has one holder."""
+        if parent.salt is None:
+            return
+        self.register(parent)
+        chain = parent.chain
+        while chain is not None and chain.blocks:
+            self._unfold(chain)
+            self._hash_first(chain)
+        child.digests = parent.digests.copy()
+        child.registered = parent.registered
+        if chain is not None:
+            child.chain = Chain(child.tokens, chain.begin, chain.parent)
+
+    def _hash_first(self, chain: Chain, digest: bytes | None = None) -> None:
+        """The chain's first block can be found from now on; the others are folded under it. digest: if known."""
+        block = chain.blocks.pop(0)
+        if digest is None:
+            digest = self._digest(chain.parent, chain.tokens, chain.begin)
+        chain.begin += 1
+        chain.parent = digest
+        if digest in self._blocks:
+            self._pool.forget(block)
+        else:
+            self._blocks[digest] = block
+            self._pool.rename(block, digest)
+        if chain.blocks:
+            self._folded.setdefault(digest, []).append(chain)
+
+    def _unfold(self, chain: Chain) -> None:
+        siblings = self._folded[chain.parent]
+        siblings.remove(chain)
+        if not siblings:
+            del self._folded[chain.parent]
+
+    def _lose(self, block: int, content: object) -> None:
+        """The pool needs the block for something else."""
+        if isinstance(content, Chain):
+            lost = content.blocks.pop()
+            assert lost == block, "a chain is lost from its end"
+            if not content.blocks:
+                self._unfold(content)
+        else:
+            assert isinstance(content, bytes)
+            del self._blocks[content]
+
+    def _digest(self, parent: bytes, tokens: list[int], index: int) -> bytes:
+        """Of the index-th block of the tokens."""
+        start = index * self._block_size
+        return sha256(parent + self._pack(*tokens[start : start + self._block_size])).digest()
+
+
+def _root(request: Request) -> bytes:
+    assert request.salt is not None
+    return _ROOT + request.salt

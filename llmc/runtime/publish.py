@@ -6,12 +6,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+import numpy as np
+
 from llmc.errors import RequestError
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, Logits
 from llmc.runtime.request import LogitRows, Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler, choose
-from llmc.runtime.scheduler import Scheduler, StepPlan
+from llmc.runtime.sampler import Sampler, check_finite, choose
+from llmc.runtime.scheduler import Chunk, Scheduler, StepPlan
 from llmc.runtime.step import Step
 
 
@@ -38,45 +40,41 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     return _DeviceResults(executor, executor.choose(step, least_wanted(choices), given), choices)
 
 
-def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> None:
-    """Advance every request and give it its logits, or the token that was chosen from them for it."""
-    batch: list[Request] = []
-    samplers: list[Sampler] = []
-    rows: list[int] = []
-    scorers: list[tuple[Request, int, int]] = []
-    for row, request in enumerate(plan.decodes):
-        request.computed += 1
-        if request.sampler is None:
-            scorers.append((request, row, 1))
-        else:
-            batch.append(request)
-            samplers.append(request.sampler)
-            rows.append(row)
-    row = decodes = len(plan.decodes)
+def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Sequence[int | RequestError]:
+    """Give every request its logits, or the token that was chosen from them for it, and advance the chunks.
+
+    Returns what the decodes got, in order, and perhaps more.
+    """
+    batch: list[Request] = plan.decodes.copy()
+    rows = list(range(len(batch)))
+    scorers: list[tuple[Chunk, int]] = []
+    row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
         request.computed += chunk.count
         if not chunk.logit_rows:
             scheduler.settle(request)
         elif request.sampler is None:
-            scorers.append((request, row, chunk.logit_rows))
+            scorers.append((chunk, row))
         else:
             batch.append(request)
-            samplers.append(request.sampler)
             rows.append(row)
         row += chunk.logit_rows
-    for request, row, token in zip(batch, rows, results.tokens(samplers, rows), strict=True):
+    tokens = results.tokens([request.sampler for request in batch if request.sampler is not None], rows)
+    for request, row, token in zip(batch, rows, tokens, strict=True):
         if isinstance(token, int):
             request.accept(token, results, row)
         else:
             request.fail(token)
         if request.finished or row >= decodes:
             scheduler.settle(request)
-    for request, row, count in scorers:
-        request.receive(request.computed - count, results.logits(row, count))
+    for chunk, row in scorers:
+        request = chunk.request
+        request.receive(request.computed - chunk.logit_rows, results.logits(row, chunk.logit_rows))
         request.scored = max(request.scored, request.computed)
         request.follow(scheduler)
         scheduler.settle(request)
+    return tokens
 
 
 @dataclass(frozen=True)
@@ -106,12 +104,21 @@ class _DeviceResults:
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Those that the device chose, and those for rows that it left open."""
-        return [self._token(sampler, row) for sampler, row in zip(samplers, rows, strict=True)]
+        tokens = self.chosen.tokens.tolist()
+        is_usable = (self.chosen.covered & np.isfinite(self.chosen.scores)).tolist()
+        found: list[int | RequestError] = []
+        for sampler, row in zip(samplers, rows, strict=True):
+            if is_usable[row] and self.choices[row] is not None:
+                sampler.count()
+                found.append(tokens[row])
+            else:
+                found.append(self._token(sampler, row))
+        return found
 
     def _token(self, sampler: Sampler, row: int) -> int | RequestError:
         try:
             if self.choices[row] is not None and self.chosen.covered[row]:
-                return sampler.accept(int(self.chosen.tokens[row]), float(self.chosen.scores[row]))
+                check_finite(int(self.chosen.tokens[row]), float(self.chosen.scores[row]))
             return sampler.sample(self.logits(row, 1)[0])
         except RequestError as error:
             return error

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,9 @@ from llmc.errors import RequestError
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
+
+if TYPE_CHECKING:
+    from llmc.runtime.prefix_cache import Chain
 
 
 class LogitRows(Protocol):
@@ -52,9 +55,10 @@ class Request(ABC):
     error: why it cannot go on. salt: only requests with the same one share cached prefixes; None shares with nobody.
     arrived: time.monotonic(). deadline: the same clock, None for no limit.
 
-    The scheduler's own: sequence (order of arrival), writable (positions before it may be written without asking for
-    blocks), due (the step in which it may run out of them), row (in the tables of StepInputs), digests (of its full
-    blocks), registered (how many of them are cached), cached_tokens (found in the prefix cache when it first started).
+    The scheduler's own: sequence (order of arrival), is_waiting (in a queue), is_seated (holding blocks, one of
+    max_sequences), place and phase (see DecodeSet; place is None for one that does not decode), digests (of its first
+    blocks, as far as somebody asked), registered (how many of its blocks the prefix cache knows), chain (the last of
+    them), cached_tokens (found in the prefix cache when it first started).
     """
 
     def __init__(
@@ -71,7 +75,8 @@ class Request(ABC):
         self.scored = 0
         self.scored_end = len(self.tokens) if every_logit else 0
         self.blocks: list[int] = []
-        self.computed = 0
+        self.place: int | None = None
+        self._computed = 0
         self.finished = False
         self.sampler: Sampler | None = None
         self.error: RequestError | None = None
@@ -81,12 +86,27 @@ class Request(ABC):
         self.deadline = deadline
         self.started: float | None = None
         self.sequence = 0
-        self.writable = 0
-        self.due = 0
-        self.row: int | None = None
+        self.is_waiting = False
+        self.is_seated = False
+        self.phase = 0
         self.digests: list[bytes] = []
         self.registered = 0
+        self.chain: Chain | None = None
         self.cached_tokens = 0
+
+    @property
+    def computed(self) -> int:
+        """See above. While the request decodes it is all tokens but the last, and nobody has to count."""
+        return self._computed if self.place is None else len(self.tokens) - 1
+
+    @computed.setter
+    def computed(self, count: int) -> None:
+        self._computed = count
+
+    @property
+    def is_steady(self) -> bool:
+        """Whether each step over its last token gives it exactly one more or ends it."""
+        return self.sampler is not None
 
     @property
     def choice(self) -> RowChoice | None:
@@ -122,6 +142,8 @@ class Request(ABC):
     def logit_rows(self, count: int) -> int:
         """Rows of logits that a step over the next `count` tokens has to give: after the last so many of them."""
         end = self.computed + count
+        if self.scored >= self.scored_end:
+            return int(end == len(self.tokens))
         first_scored = max(self.computed, self.scored)
         if first_scored < min(end, self.scored_end):
             return end - first_scored
@@ -130,6 +152,8 @@ class Request(ABC):
     def fitting(self, tokens: int, rows: int) -> int:
         """How many of the pending tokens fit into a step with room for so many tokens and rows of logits."""
         count = min(self.pending, tokens)
+        if rows and self.scored >= self.scored_end:
+            return count
         if self.logit_rows(count) <= rows:
             return count
         if self.scored < self.scored_end:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -14,8 +15,7 @@ from llmc.program import Wanted
 EVERY_TOKEN = 2**31 - 1
 
 
-@dataclass(frozen=True)
-class RowChoice:
+class RowChoice(NamedTuple):
     """temperature 0 takes the likeliest. top_k: EVERY_TOKEN without one. seeds, counters: of the row's random number,
     int32: the request's own, so that what it draws does not depend on its neighbours."""
 
@@ -52,13 +52,24 @@ class RowChoices:
     @staticmethod
     def of(choices: Sequence[RowChoice]) -> RowChoices:
         """The arrays for those rows."""
+        if all(choice is BEST for choice in choices):  # Most steps; the rest is slower by far.
+            count = len(choices)
+            return RowChoices(
+                temperature=np.zeros(count, np.float32),
+                top_k=np.full(count, EVERY_TOKEN, np.int32),
+                top_p=np.ones(count, np.float32),
+                min_p=np.zeros(count, np.float32),
+                seeds=np.zeros(count, np.int32),
+                counters=np.zeros(count, np.int32),
+            )
+        temperature, top_k, top_p, min_p, seeds, counters = zip(*choices, strict=True)
         return RowChoices(
-            temperature=np.asarray([choice.temperature for choice in choices], np.float32),
-            top_k=np.asarray([choice.top_k for choice in choices], np.int32),
-            top_p=np.asarray([choice.top_p for choice in choices], np.float32),
-            min_p=np.asarray([choice.min_p for choice in choices], np.float32),
-            seeds=np.asarray([choice.seeds for choice in choices], np.int32),
-            counters=np.asarray([choice.counters for choice in choices], np.int32),
+            temperature=np.array(temperature, np.float32),
+            top_k=np.array(top_k, np.int32),
+            top_p=np.array(top_p, np.float32),
+            min_p=np.array(min_p, np.float32),
+            seeds=np.array(seeds, np.int32),
+            counters=np.array(counters, np.int32),
         )
 
     def padded(self, rows: int) -> RowChoices:
@@ -72,5 +83,7 @@ class RowChoices:
 def least_wanted(choices: Sequence[RowChoice | None]) -> Wanted:
     """What a step must give for these rows; None for one whose logits are wanted, which are there unless all take the
     likeliest."""
+    if all(choice is BEST for choice in choices):
+        return Wanted.BEST
     kinds = {Wanted.DRAWN if choice is None else choice.wanted for choice in choices}
     return next((kind for kind in (Wanted.FILTERED, Wanted.DRAWN) if kind in kinds), Wanted.BEST)

@@ -16,11 +16,13 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
+from llmc.runtime.random_numbers import uniform
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
 
 Row = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
+Weights = npt.NDArray[np.float32]
 TokenIds = npt.NDArray[np.int64]
 _DRAW_BLOCK = 512
 
@@ -62,15 +64,15 @@ class Sampler:
         self._params = params
         self._forbidden_early = forbidden_early
         sequence = np.random.SeedSequence(params.seed, spawn_key=(choice,) if choice else ())
-        self._generator = None if params.temperature == 0 else np.random.Generator(np.random.PCG64(sequence))
-        self._device_seed = int(sequence.generate_state(1).view(np.int32)[0])
+        self._seed = int(sequence.generate_state(1).view(np.int32)[0])
+        self._is_random = params.temperature > 0
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._mask = mask
         self._changes = params.changes_logits() or mask is not None
         self._counts_tokens = params.changes_logits()
         # Whether the token is always the one with the largest logit.
-        self.is_argmax = self._generator is None and not self._changes
+        self.is_argmax = not self._is_random and not self._changes
         if self._counts_tokens:
             self._seen = np.zeros(vocab_size, np.bool_)
             self._seen[prompt] = True
@@ -82,7 +84,9 @@ class Sampler:
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
         check_finite(best, float(scores[best]))
-        token = best if self._generator is None else _draw(scores, best, self._params, self._generator)
+        token = best
+        if self._is_random:
+            token = _draw(scores, best, self._params, uniform(self._seed, self._generated))
         self._generated += 1
         if self._counts_tokens:
             self._seen[token] = True
@@ -92,23 +96,27 @@ class Sampler:
         return token
 
     def choice(self) -> RowChoice | None:
-        """How a device can choose the next token from the same distribution; None if only `sample` can.
+        """How the executor can choose the next token from the same distribution; None if only `sample` can.
 
-        Its draws are other ones than those of `sample`, and as repeatable.
+        The CPU's kernel draws what `sample` does, but for a rounding of one in a million; a GPU's draws are other
+        ones, and as repeatable.
         """
         params = self._params
         if self._changes:
             return None
-        if self._generator is None:
+        if not self._is_random:
             return BEST
         top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
-        return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._device_seed, self._generated)
+        return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._seed, self._generated)
 
-    def accept(self, token: int, score: float) -> int:
-        """The token that was chosen as `choice` says. score: of the choice; RequestError if it is not finite."""
-        check_finite(token, score)
+    def count(self) -> None:
+        """A token was chosen as `choice` says."""
         self._generated += 1
-        return token
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether `is_complete` may come true."""
+        return self._mask is not None
 
     @property
     def is_complete(self) -> bool:
@@ -122,18 +130,27 @@ class Sampler:
         if self._generated < params.min_tokens:
             scores[self._forbidden_early] = -np.inf
         if params.repetition_penalty != 1.0:
-            ids = np.flatnonzero(self._seen)
-            seen = scores[ids]
-            penalty = np.float32(params.repetition_penalty)
-            scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)
+            penalize_repetition(scores, np.flatnonzero(self._seen), params)
         if params.presence_penalty or params.frequency_penalty:
             ids = np.flatnonzero(self._counts)
-            scores[ids] -= np.float32(params.presence_penalty)
-            scores[ids] -= np.float32(params.frequency_penalty) * self._counts[ids].astype(np.float32)
+            penalize_output(scores, ids, self._counts[ids], params)
         scores[self._bias_ids] += self._bias
         if self._mask is not None:
             scores[~self._mask.allowed()] = -np.inf
         return scores
+
+
+def penalize_repetition(scores: Row, seen: TokenIds, params: SamplingParams) -> None:
+    """In place. seen: the ids of the prompt and the output, each once."""
+    values = scores[seen]
+    penalty = np.float32(params.repetition_penalty)
+    scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+
+
+def penalize_output(scores: Row, ids: TokenIds, counts: npt.NDArray[np.integer], params: SamplingParams) -> None:
+    """In place. ids: of the output, each once; counts: how often each is there."""
+    scores[ids] -= np.float32(params.presence_penalty)
+    scores[ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
 
 
 def choose(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
@@ -173,22 +190,29 @@ def _failure(token: int, logit: float) -> ModelFailureError:
     )
 
 
-def _draw(scores: Row, best: int, params: SamplingParams, generator: np.random.Generator) -> int:
-    """One token by inverting the cumulative sum, in two levels: summing blocks is several times faster than all."""
+def _draw(scores: Row, best: int, params: SamplingParams, number: float) -> int:
+    """One token for a number in [0, 1), by inverting the cumulative sum.
+
+    In two levels: summing blocks is several times faster than summing up all.
+    """
     ids, weights = candidates(scores, best, params)
-    starts = np.arange(0, len(weights), _DRAW_BLOCK)
-    upto = np.cumsum(np.add.reduceat(weights, starts))
-    point = generator.random() * upto[-1]
+    whole = len(weights) // _DRAW_BLOCK * _DRAW_BLOCK
+    sums = weights[:whole].reshape(-1, _DRAW_BLOCK).sum(axis=1)
+    upto = np.cumsum(np.append(sums, weights[whole:].sum()), dtype=np.float64)
+    point = number * upto[-1]
     block = min(int(np.searchsorted(upto, point, side="right")), len(upto) - 1)
-    inside = np.cumsum(weights[starts[block] : starts[block] + _DRAW_BLOCK])
+    if block * _DRAW_BLOCK == len(weights):  # The rest is empty.
+        block -= 1
+    start = block * _DRAW_BLOCK
+    inside = np.cumsum(weights[start : start + _DRAW_BLOCK], dtype=np.float64)
     below = upto[block - 1] if block else 0.0
-    index = int(starts[block]) + min(int(np.searchsorted(inside, point - below, side="right")), len(inside) - 1)
+    index = start + min(int(np.searchsorted(inside, point - below, side="right")), len(inside) - 1)
     while not weights[index]:  # Rounding may lead past the last token that can come.
         index -= 1
     return index if ids is None else int(ids[index])
 
 
-def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds | None, npt.NDArray[np.float64]]:
+def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds | None, Weights]:
     """The tokens that survive temperature, top-k, top-p and min-p, in order of id, and their relative probabilities.
 
     scores: [vocabulary], whose largest is at `best`. The ids are None when every token survives.
@@ -199,34 +223,34 @@ def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds
         threshold = np.partition(scores, len(scores) - params.top_k)[len(scores) - params.top_k]
         ids = np.flatnonzero(scores >= threshold)
         kept = scores[ids]
-    weights = np.exp((kept.astype(np.float64) - float(scores[best])) / params.temperature)
+    # Bounded, so that equal logits do not make 0 · inf.
+    weights: Weights = np.exp((kept - scores[best]) * np.float32(min(1.0 / params.temperature, 1e30)))
     if params.top_p < 1.0:
         ids, weights = _taken(ids, weights, _nucleus(weights, params.top_p))
     if params.min_p > 0.0:
-        ids, weights = _taken(ids, weights, np.flatnonzero(weights >= params.min_p))
+        ids, weights = _taken(ids, weights, np.flatnonzero(weights >= np.float32(params.min_p)))
     return ids, weights
 
 
-def _nucleus(weights: npt.NDArray[np.float64], top_p: float) -> TokenIds:
+def _nucleus(weights: Weights, top_p: float) -> TokenIds:
     """The places that stay when the least likely are dropped as long as those sum to at most 1 - top_p.
 
     A token below (1 - top_p) / n is always dropped, since all of its kind together weigh less than 1 - top_p: that
     leaves few to sort. Ties at the boundary stay.
     """
-    total = float(weights.sum())
+    total = float(weights.sum(dtype=np.float64))
     budget = (1.0 - top_p) * total
     likely = np.flatnonzero(weights > budget / len(weights))
     if not len(likely):
         return np.flatnonzero(weights == weights.max())
     values = weights[likely]
     ascending = np.sort(values)
-    unlikely = total - float(ascending.sum())
-    dropped = int((unlikely + np.cumsum(ascending) <= budget).sum())
+    upto = np.cumsum(ascending, dtype=np.float64)
+    unlikely = total - float(upto[-1])
+    dropped = int(np.searchsorted(upto, budget - unlikely, side="right"))
     kept: TokenIds = likely[values >= ascending[min(dropped, len(ascending) - 1)]]
     return kept
 
 
-def _taken(
-    ids: TokenIds | None, weights: npt.NDArray[np.float64], places: TokenIds
-) -> tuple[TokenIds, npt.NDArray[np.float64]]:
+def _taken(ids: TokenIds | None, weights: Weights, places: TokenIds) -> tuple[TokenIds, Weights]:
     return (places if ids is None else ids[places]), weights[places]

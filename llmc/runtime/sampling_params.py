@@ -34,7 +34,8 @@ class SamplingParams:
     logprobs: give each token's log-probability and this many of the likeliest (0: the token's only). prompt_logprobs:
     the same for the prompt's tokens.
     beam_width: beam search with this many beams instead of sampling; n (at most beam_width) are given, best first, by
-    sum of log-probabilities over length**length_penalty. early_stopping: stop as soon as beam_width beams are complete.
+    sum of log-probabilities, after penalties and bias, over length**length_penalty. early_stopping: stop as soon as
+    beam_width beams are complete.
     grammar: the output has to be a sentence of it.
     """
 
@@ -123,17 +124,13 @@ class SamplingParams:
             self._refuse("grammar", "a Grammar")
         if self.beam_width is not None:
             self._check_int("beam_width", self.n)
-            for name in ("best_of", "grammar", "seed"):
+            if self.grammar is not None:
+                self._refuse("grammar", "None together with beam_width: beams are not held to a grammar")
+            for name in ("best_of", "seed"):
                 if getattr(self, name) is not None:
                     self._refuse(name, "None together with beam_width: beam search does not sample")
             if self.temperature != 0:
                 self._refuse("temperature", "0 together with beam_width: beam search does not sample")
-            for name, plain in (("repetition_penalty", 1.0), ("presence_penalty", 0.0), ("frequency_penalty", 0.0)):
-                if getattr(self, name) != plain:
-                    self._refuse(name, f"{plain} together with beam_width")
-            for name in ("logit_bias", "stop"):
-                if getattr(self, name):
-                    self._refuse(name, "nothing together with beam_width; stop_token_ids may be given")
             if self.max_tokens == 0 or self.prompt_logprobs is not None:
                 self._refuse("prompt_logprobs" if self.max_tokens else "max_tokens", "another value with beam_width")
 

@@ -5,8 +5,8 @@ token come first, then chunks of prompts, then new requests, the urgent ones fir
 When the pool runs dry the youngest of the least urgent requests gives its blocks back and later computes its tokens
 again (preemption by recompute, as in Kwon et al. 2023, "PagedAttention").
 
-A step at hundreds of running requests must cost microseconds, so nothing is done for a request that decodes within a
-block that it has: each is looked at again in the step in which its block is full.
+A step at hundreds of running requests must cost microseconds, so it costs what changes: nothing is done for a request
+that decodes within a block that it has, and those whose blocks are full in the same step get theirs together.
 """
 
 from __future__ import annotations
@@ -15,10 +15,12 @@ import heapq
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import NamedTuple
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
+from llmc.runtime.decode_set import DecodeSet
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.prefix_cache import PrefixCache
 from llmc.runtime.request import Request
@@ -26,8 +28,7 @@ from llmc.runtime.request import Request
 AGEING_SECONDS = 10.0
 
 
-@dataclass(frozen=True)
-class Chunk:
+class Chunk(NamedTuple):
     """`count` tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them."""
 
     request: Request
@@ -36,18 +37,24 @@ class Chunk:
     logit_rows: int
 
 
-@dataclass(frozen=True)
-class StepPlan:
-    """What one step computes: first the decodes, one token and one row of logits each, then the chunks.
+class StepPlan(NamedTuple):
+    """What one step computes: first the decodes by place, one token and one row of logits each, then the chunks.
 
     copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
-    moved: requests whose blocks have changed since the last step.
+    grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
+    others, since the last step. In both, requests without a place are to be ignored.
     """
 
     decodes: list[Request]
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: dict[int, int] = field(default_factory=dict)
-    moved: list[Request] = field(default_factory=list)
+    chunks: list[Chunk]
+    copies: dict[int, int]
+    grown: list[Request]
+    entered: list[Request]
+
+    @classmethod
+    def of(cls, decodes: list[Request]) -> StepPlan:
+        """A plan with nothing else yet."""
+        return cls(decodes, [], {}, [], [])
 
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
@@ -85,16 +92,17 @@ class Scheduler:
         self._waiting: dict[Priority, deque[Request]] = {priority: deque() for priority in Priority}
         # Dicts for their order and their quick removal.
         self._prefilling: dict[Request, None] = {}
-        self._decoding: dict[Request, None] = {}
         self._parked: dict[Request, None] = {}
-        self._free_rows = list(range(limits.max_sequences - 1, -1, -1))
+        self._decoding = DecodeSet(limits.block_size)
+        # Decoding requests that may share the block they write next.
+        self._forked: list[Request] = []
+        # Not more than a step has room for, so every decoding request is in every step.
+        self._free_seats = min(limits.max_sequences, self._budget, self._rows)
         self._deadlines: list[tuple[float, int, Request]] = []
         self._arrivals = 0
-        # Decoding requests by the number of the step in which they need a block at the earliest.
-        self._due: dict[int, list[Request]] = {}
         self._number = 0
         self._now = 0.0
-        self._plan = StepPlan([])
+        self._plan = StepPlan.of([])
 
     @property
     def idle(self) -> bool:
@@ -116,6 +124,7 @@ class Scheduler:
         self._arrivals += 1
         request.sequence = self._arrivals
         self._waiting[request.priority].append(request)
+        request.is_waiting = True
         self._watch_deadline(request)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -126,53 +135,49 @@ class Scheduler:
         child.sequence = parent.sequence
         child.started = parent.started
         self._watch_deadline(child)
-        if parent.row is None or not self._free_rows:
+        if not parent.is_seated or not self._free_seats:
             self._requeue(child)
             return
-        child.row = self._free_rows.pop()
+        self._take_seat(child)
         child.computed = parent.computed
         child.blocks = parent.blocks[: -(-parent.computed // self._block_size)]
-        child.digests = parent.digests[: parent.computed // self._block_size]
-        child.registered = len(child.digests)
+        self.prefix_cache.fork(parent, child)
         self._pool.share(child.blocks)
-        child.writable = child.computed
-        if parent.computed % self._block_size:
-            parent.writable = parent.computed
-            self._look_at(parent, self._number + 1)
+        self._forked += (parent, child)
         self._place(child)
 
     def resume(self, request: Request) -> None:
         """A parked request has tokens to compute again."""
         del self._parked[request]
-        if request.row is None:
+        if not request.is_seated:
             self._requeue(request)
         else:
             self._place(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request and free its blocks at once; one that is gone already is no error."""
-        if request in self._decoding:
+        if request.place is not None:
+            self._decoding.remove(request)
             self.prefix_cache.register(request)
-            del self._decoding[request]
         elif request in self._parked:
             self.prefix_cache.register(request)
             del self._parked[request]
         elif request in self._prefilling:
             del self._prefilling[request]
-        elif request in self._waiting[request.priority]:
+        elif request.is_waiting:
             self._waiting[request.priority].remove(request)
+            request.is_waiting = False
         self._release(request)
 
     def settle(self, request: Request) -> None:
         """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished."""
-        if request.computed and request.pending <= 1:
+        if request in self._prefilling and request.pending <= 1:
             self.prefix_cache.register(request)
+            if not request.finished:
+                del self._prefilling[request]
+                self._place(request)
         if request.finished:
             self.remove(request)
-        elif request in self._prefilling or request in self._decoding:
-            self._prefilling.pop(request, None)
-            self._decoding.pop(request, None)
-            self._place(request)
 
     def expired(self) -> list[Request]:
         """Requests whose deadline has passed since the last call; they are still in the queue."""
@@ -188,83 +193,93 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step, with blocks for its tokens. Empty only if no request has anything to compute.
 
-        The caller computes it, then advances each request's `computed` and gives it its logits, and then settles the
-        chunks' requests and every decode that has finished or has nothing to compute.
+        The caller computes it, gives each request its logits or its token, advances `computed` of the chunks'
+        requests, and then settles those and every decode that has finished.
         """
-        most = min(self._budget, self._rows)
-        decodes = list(self._decoding)
-        if len(decodes) > most:
-            del decodes[most:]
-        plan = self._plan = StepPlan(decodes)
-        preemptions = self.preemptions
         self._number += 1
-        for request in self._due.pop(self._number, ()):
-            if request.due == self._number and request in self._decoding:
-                self._renew(request)
-        room = _Room(self._budget - len(decodes), self._rows - len(decodes))
-        if self._prefilling:
-            for request in sorted(self._prefilling, key=lambda r: (not self._is_urgent(r), r.sequence)):
-                if request.row is not None:
-                    self._extend(request, room)
-        if self._free_rows and preemptions == self.preemptions:
+        plan = self._plan = StepPlan.of(self._decoding.requests())
+        preemptions = self.preemptions
+        cohort = self._decoding.cohort(self._number)
+        if cohort:
+            self._grow_cohort(cohort)
+        for request in self._take_forked():
+            if request.place is not None and self._grow(request, 1):
+                self._decoding.note_exchange(request)
+        room = _Room(self._budget - len(plan.decodes), self._rows - len(plan.decodes))
+        for request in self._by_urgency():
+            if request.is_seated:
+                self._extend(request, request.fitting(room.tokens, room.rows), room)
+        if self._free_seats and preemptions == self.preemptions:
             self._now = self._clock()
-            while self._free_rows and self._start_next(room):
+            while self._free_seats and self._start_next(room):
                 pass
         if preemptions != self.preemptions:
             # Those that gave way are in it, perhaps.
-            plan.decodes[:] = [r for r in plan.decodes if r.row is not None]
-            plan.chunks[:] = [c for c in plan.chunks if c.request.row is not None]
-            plan.moved[:] = [r for r in plan.moved if r.row is not None]
+            plan.decodes[:] = self._decoding.requests()
+            plan.chunks[:] = [c for c in plan.chunks if c.request.is_seated]
         if not plan:
             # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
             is_stuck = self._parked and any(self._waiting.values()) and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
+        plan.entered.extend(self._decoding.take_entered())
         return plan
 
-    def _renew(self, request: Request) -> None:
-        """Give a decoding request a block if it needs one now, and look at it again when that is full."""
-        position, blocks, pool = request.computed, request.blocks, self._pool
-        if position >= request.writable:
-            if position == len(blocks) * self._block_size and pool.available:
-                blocks.append(pool.allocate_one())
-                request.writable = position + self._block_size
-                self._plan.moved.append(request)
-            elif not self._grow(request, 1):
-                return
-        self._look_at(request, self._number + request.writable - position)
+    def _by_urgency(self) -> list[Request]:
+        """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
+        requests = list(self._prefilling)
+        if len(requests) > 1:
+            requests.sort(key=lambda r: (r.pending > 1, not self._is_urgent(r), r.sequence))
+        return requests
 
-    def _look_at(self, request: Request, number: int) -> None:
-        """Have a decoding request looked at in the step of that number."""
-        request.due = number
-        self._due.setdefault(number, []).append(request)
+    def _take_forked(self) -> list[Request]:
+        forked = self._forked
+        if forked:
+            self._forked = []
+        return forked
+
+    def _grow_cohort(self, cohort: dict[Request, None]) -> None:
+        """Give each of these decoding requests the block that its next token begins."""
+        if len(cohort) <= self._pool.available:
+            for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
+                request.blocks.append(block)
+            self._plan.grown.extend(cohort)
+            return
+        for request in list(cohort):
+            if request.place is not None and self._grow(request, 1):
+                self._plan.grown.append(request)
 
     def _start_next(self, room: _Room) -> bool:
         """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
         queue = self._next_queue()
-        if queue is None:
+        if queue is None or not room.tokens:
             return False
         request = queue[0]
         found = self.prefix_cache.match(request)
         missing = self._blocks_for(len(request.tokens)) - len(found)
-        revived = sum(not self._pool.holders(block) for block in found)
-        if missing + revived + self._promised() > self._pool.available:
+        revived = sum(not self._pool.holders(block) for block in found) if found else 0
+        # With rows and tokens left, the running ones have got all that they want.
+        promised = 0 if room.rows else self._promised()
+        if missing + revived + promised > self._pool.available:
             return False
         request.computed = len(found) * self._block_size
-        if request.fitting(room.tokens, room.rows) == 0:
+        count = request.fitting(room.tokens, room.rows)
+        if not count:
             request.computed = 0
             return False
         queue.popleft()
-        self._pool.share(found)
+        request.is_waiting = False
+        if found:
+            self._pool.share(found)
         request.blocks = found
         request.registered = len(found)
-        request.row = self._free_rows.pop()
+        self._take_seat(request)
         if request.started is None:
             request.started = self._now
             request.cached_tokens = request.computed
             self.prefix_cache.count(request, len(found))
         self._prefilling[request] = None
-        self._extend(request, room)
+        self._extend(request, count, room)
         return True
 
     def _next_queue(self) -> deque[Request] | None:
@@ -273,14 +288,13 @@ class Scheduler:
             return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
         return premium or free or None
 
-    def _extend(self, request: Request, room: _Room) -> None:
-        """Give the request's next tokens blocks and a place in the step."""
-        count = request.fitting(room.tokens, room.rows)
+    def _extend(self, request: Request, count: int, room: _Room) -> None:
+        """Give the request's next `count` tokens blocks and a place in the step."""
         if count > 0 and self._grow(request, count):
-            chunk = Chunk(request, request.computed, count, request.logit_rows(count))
-            self._plan.chunks.append(chunk)
+            rows = request.logit_rows(count)
+            self._plan.chunks.append(Chunk(request, request.computed, count, rows))
             room.tokens -= count
-            room.rows -= chunk.logit_rows
+            room.rows -= rows
 
     def _grow(self, request: Request, count: int) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
@@ -296,19 +310,18 @@ class Scheduler:
             if victim is request:
                 return False
         if is_shared:
-            own = pool.allocate_one()
+            (own,) = pool.allocate(1)
             self._plan.copies[own] = blocks[index]
             pool.release((blocks[index],))
             blocks[index] = own
         if missing:
             blocks += pool.allocate(missing)
-        request.writable = len(blocks) * self._block_size
-        self._plan.moved.append(request)
         return True
 
     def _victim(self) -> Request:
         """The youngest of the least urgent requests that hold blocks."""
-        holding = [r for group in (self._decoding, self._prefilling, self._parked) for r in group if r.row is not None]
+        holding = self._decoding.requests()
+        holding += [r for group in (self._prefilling, self._parked) for r in group if r.is_seated]
         return max(holding, key=lambda r: (not self._is_urgent(r), r.sequence))
 
     def _preempt(self, victim: Request) -> None:
@@ -316,39 +329,47 @@ class Scheduler:
         if victim in self._parked:
             self._release(victim)
             return
-        if victim in self._decoding:
+        if victim.place is not None:
+            self._decoding.remove(victim)
             self.prefix_cache.register(victim)
-            del self._decoding[victim]
         else:
             del self._prefilling[victim]
         self._release(victim)
         self._requeue(victim)
 
     def _preempt_parked(self) -> bool:
-        holding = [request for request in self._parked if request.row is not None]
+        holding = [request for request in self._parked if request.is_seated]
         if holding:
             self._preempt(max(holding, key=lambda r: (not self._is_urgent(r), r.sequence)))
         return bool(holding)
 
     def _release(self, request: Request) -> None:
-        if request.row is not None:
-            self._free_rows.append(request.row)
-            request.row = None
-        self._pool.release(request.blocks)
-        request.blocks = []
-        request.computed = request.writable = request.registered = 0
+        if request.is_seated:
+            request.is_seated = False
+            self._free_seats += 1
+        if request.blocks:
+            self._pool.release(request.blocks)
+            request.blocks = []
+        request.computed = request.registered = 0
+        request.chain = None
+
+    def _take_seat(self, request: Request) -> None:
+        request.is_seated = True
+        self._free_seats -= 1
 
     def _requeue(self, request: Request) -> None:
         """Back among the waiting, by order of arrival."""
+        request.is_waiting = True
         queue = self._waiting[request.priority]
         place = next((i for i, other in enumerate(queue) if other.sequence > request.sequence), len(queue))
         queue.insert(place, request)
 
     def _place(self, request: Request) -> None:
         pending = request.pending
-        (self._decoding if pending == 1 else self._prefilling if pending else self._parked)[request] = None
-        if pending == 1:
-            self._look_at(request, self._number + 1 + request.writable - request.computed)
+        if pending == 1 and request.is_steady:
+            self._decoding.add(request, self._number + 1)
+        else:
+            (self._prefilling if pending else self._parked)[request] = None
 
     def _is_urgent(self, request: Request) -> bool:
         return request.priority is Priority.PREMIUM or self._has_aged(request)
@@ -365,7 +386,7 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Blocks that running requests still need for the tokens they have: a new request must not take those."""
-        return sum(max(0, self._blocks_for(len(r.tokens)) - len(r.blocks)) for r in self._prefilling)
+        return sum([max(0, self._blocks_for(len(r.tokens)) - len(r.blocks)) for r in self._prefilling])
 
 
 @dataclass

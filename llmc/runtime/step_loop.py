@@ -63,5 +63,5 @@ class StepLoop:
         chooser = self._chooser
         results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
         self.executor_seconds = time.perf_counter() - begin
-        publish(plan, results, self.scheduler)
+        self._inputs.advance(publish(plan, results, self.scheduler))
         return plan

@@ -46,10 +46,8 @@ class WorkerProcess:
         return self._read(seconds, f"it did not finish within {seconds:g} seconds")
 
     def kill(self) -> None:
-        """End the process at once."""
+        """End the process at once; a thread that waits for its answer gets a WorkerError."""
         self._process.kill()
-        self._input.close()
-        self._output.close()
         self._process.wait()
 
     def _read(self, seconds: float, late: str) -> dict[str, Any]:

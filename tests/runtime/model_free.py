@@ -15,8 +15,11 @@ import numpy.typing as npt
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.generation_request import Priority
+from llmc.runtime.prefix_cache import Chain
 from llmc.runtime.request import Forks, Request
 from llmc.runtime.scheduler import Chunk, Scheduler, StepPlan
+from llmc.runtime.step import Step
+from llmc.runtime.step_inputs import StepInputs
 
 
 def next_token(tokens: Sequence[int]) -> int:
@@ -63,6 +66,11 @@ class Counted(Request):
         ]
         self._unstarted = list(self.children)
 
+    @property
+    def is_steady(self) -> bool:
+        """One that generates gets a token a step."""
+        return bool(self.output)
+
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """`logits` has the next token in its one column."""
         self.rows = max(self.rows, start + len(logits))
@@ -98,6 +106,7 @@ class Run:
     ) -> None:
         self.limits = limits
         self.pool = BlockPool(blocks)
+        self.inputs = StepInputs(limits)
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock)
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
         self.requests: list[Counted] = []
@@ -115,17 +124,23 @@ class Run:
         self.check_accounts()
         if plan.copies:
             self.cells[list(plan.copies)] = self.cells[list(plan.copies.values())]
-        self._write(chunks)
+        if chunks:
+            step = self.inputs.fill(plan)
+            self._check_inputs(step, chunks)
+            self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
         for chunk in chunks:
-            request = chunk.request
-            request.computed += chunk.count
+            request, end = chunk.request, chunk.start + chunk.count
+            if request.place is None:
+                request.computed = end
             if chunk.logit_rows:
-                first = request.computed - chunk.logit_rows
-                rows = [[next_token(self._read(request, end + 1))] for end in range(first, request.computed)]
+                first = end - chunk.logit_rows
+                rows = [[next_token(self._read(request, at + 1))] for at in range(first, end)]
                 request.receive(first, np.array(rows, np.float32))
-                request.scored = max(request.scored, request.computed)
+                request.scored = max(request.scored, end)
                 request.follow(self.scheduler)
             self.scheduler.settle(request)
+        if chunks:
+            self.inputs.advance([request.tokens[-1] for request in plan.decodes])
         self.check_accounts()
         self.steps += 1
         return chunks
@@ -137,10 +152,15 @@ class Run:
             self.pool.holders(block) for block in range(self.pool.count)
         ]
         assert self.pool.used + self.pool.cached + self.pool.free == self.pool.count
-        assert sum(request.row is not None for request in self.requests) <= self.limits.max_sequences
-        rows = [request.row for request in self.requests if request.row is not None]
-        assert len(rows) == len(set(rows))
+        assert sum(request.is_seated for request in self.requests) <= self.limits.max_sequences
+        places = sorted(request.place for request in self.requests if request.place is not None)
+        assert places == list(range(len(places))), "the decoding requests' places have gaps"
+        assert all(request.is_seated for request in self.requests if request.place is not None)
         assert not any(request.blocks for request in self.requests if request.finished), "a finished one holds blocks"
+        chains = {c for block in range(self.pool.count) if isinstance(c := self.pool.content(block), Chain)}
+        folded = [block for chain in chains for block in chain.blocks]
+        assert len(folded) == len(set(folded)) and all(self.pool.content(block) in chains for block in folded)
+        assert all(self.pool.holders(block) <= 1 for block in folded), "a block that is not hashed was found"
 
     def _check_plan(self, plan: StepPlan, chunks: tuple[Chunk, ...]) -> None:
         assert chunks or self.scheduler.idle, "a step without work while requests are left"
@@ -160,11 +180,21 @@ class Run:
             assert not own & written, "a block has two writers"
             written |= own
 
-    def _write(self, chunks: tuple[Chunk, ...]) -> None:
+    def _check_inputs(self, step: Step, chunks: tuple[Chunk, ...]) -> None:
+        """The arrays, which are advanced from step to step, are those that one would write for this step alone."""
         size = self.limits.block_size
-        for chunk in chunks:
-            for p in range(chunk.start, chunk.start + chunk.count):
-                self.cells[chunk.request.blocks[p // size], p % size] = chunk.request.tokens[p]
+        places = [(chunk.request, at) for chunk in chunks for at in range(chunk.start, chunk.start + chunk.count)]
+        assert step.input_ids.tolist() == [request.tokens[at] for request, at in places]
+        assert step.positions.tolist() == [at for _, at in places]
+        assert step.slot_mapping.tolist() == [r.blocks[at // size] * size + at % size for r, at in places]
+        ends = np.cumsum([chunk.count for chunk in chunks]).tolist()
+        assert step.query_starts.tolist() == [0, *ends]
+        assert step.context_lens.tolist() == [chunk.start + chunk.count for chunk in chunks]
+        rows = [range(end - chunk.logit_rows, end) for chunk, end in zip(chunks, ends, strict=True)]
+        assert step.logit_rows.tolist() == [row for each in rows for row in each]
+        for table, chunk in zip(step.block_tables.tolist(), chunks, strict=True):
+            used = -(-(chunk.start + chunk.count) // size)
+            assert table[:used] == chunk.request.blocks[:used]
 
     def _read(self, request: Request, count: int) -> list[int]:
         size = self.limits.block_size

@@ -209,6 +209,51 @@ def test_beam_search_is_hugging_faces(engine: Engine, prompt: list[int], length_
         assert choice.cumulative_logprob == pytest.approx(sum(each.logprob for each in choice.logprobs))
 
 
+def test_penalized_beams_are_hugging_faces(engine: Engine) -> None:
+    plain = engine.generate([5, 9, 2], SamplingParams(max_tokens=8, beam_width=4))[0].token_ids
+    bias = {plain[0]: -2.0, 17: 1.5}
+    wanted = hf_beams(
+        [5, 9, 2],
+        4,
+        3,
+        max_new_tokens=8,
+        repetition_penalty=1.4,
+        sequence_bias=[[[token], value] for token, value in bias.items()],
+    )
+    params = SamplingParams(max_tokens=8, n=3, beam_width=4, repetition_penalty=1.4, logit_bias=bias, logprobs=0)
+    (found,) = engine.generate([5, 9, 2], params)
+    assert [list(tokens) for tokens in tokens_of(found)] == wanted
+    assert found.token_ids != plain
+    rows = engine.logits([5, 9, 2, *found.token_ids])[2:]
+    logs = np.log(np.exp(rows.astype(np.float64)).sum(-1))
+    given = [row[token] - log for row, token, log in zip(rows, found.token_ids, logs, strict=False)]
+    assert found.choices[0].cumulative_logprob == pytest.approx(sum(given), abs=1e-4), "before penalties"
+
+
+def test_penalties_on_the_output_and_a_least_length_hold_for_beams(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=10, n=2, beam_width=3, frequency_penalty=50.0)
+    for tokens in tokens_of(engine.generate([8, 8], params)[0]):
+        assert len(set(tokens)) == len(tokens) == 10
+    first = engine.generate([8, 8], SamplingParams(max_tokens=10, beam_width=3))[0].token_ids[0]
+    longer = SamplingParams(max_tokens=10, beam_width=3, stop_token_ids=(first,), min_tokens=4)
+    assert len(engine.generate([8, 8], longer)[0].token_ids) >= 4
+
+
+def test_a_stop_string_ends_a_beam(speaking: Engine) -> None:
+    plain = SamplingParams(max_tokens=12, n=3, beam_width=3, ignore_eos=True)
+    before = speaking.generate("The king", plain)[0].choices[0]
+    # Its first token is among the three likeliest.
+    stop = before.text[0]
+    (found,) = speaking.generate("The king", replace(plain, stop=(stop,)))
+    assert any(choice.stop_reason == stop for choice in found.choices)
+    for choice in found.choices:
+        assert stop not in choice.text
+        assert (choice.finish_reason == "stop") == (choice.stop_reason == stop)
+        if choice.stop_reason == stop:
+            assert speaking.detokenize(choice.token_ids).startswith(choice.text + stop)
+            assert stop not in speaking.detokenize(choice.token_ids[:-1])
+
+
 def test_a_prefix_hit_changes_no_token(path: Path) -> None:
     params = SamplingParams(max_tokens=8, temperature=0.9, seed=5)
     with load(path) as cached, load(path, prefix_cache=False) as fresh:
@@ -324,6 +369,22 @@ def test_a_grammar_that_takes_too_long_is_killed(speaking: Engine) -> None:
     compiler.close()
 
 
+def test_a_bomb_does_not_keep_other_grammars_waiting(speaking: Engine) -> None:
+    pytest.importorskip("llguidance")
+    from llmc.runtime.grammar_compiler import GrammarCompiler
+
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=600.0)
+    bomb = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 9999991}')
+    with compiler.threads() as threads:
+        never = threads.submit(compiler.compile, bomb)
+        good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'))
+        assert good.result()().allowed().any()
+        assert not never.done()
+        compiler.close()
+        with pytest.raises(RequestError, match="its process was ended"):
+            never.result()
+
+
 @pytest.mark.parametrize(
     ("params", "problem"),
     [
@@ -334,7 +395,8 @@ def test_a_grammar_that_takes_too_long_is_killed(speaking: Engine) -> None:
         ({"beam_width": 2, "temperature": 1.0}, "temperature cannot be 1.0"),
         ({"beam_width": 2, "n": 3}, "beam_width cannot be 2"),
         ({"beam_width": 2, "seed": 1}, "seed cannot be 1"),
-        ({"beam_width": 2, "stop": "x"}, "stop cannot be"),
+        ({"beam_width": 2, "grammar": Grammar(GrammarKind.REGEX, "a")}, "grammar cannot be"),
+        ({"beam_width": 2, "prompt_logprobs": 0}, "prompt_logprobs cannot be 0"),
         ({"grammar": "x"}, "grammar cannot be 'x'"),
         ({"grammar": Grammar(GrammarKind.REGEX, "a")}, "a grammar needs a tokenizer"),
     ],

@@ -18,7 +18,7 @@ from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.generation import Ending, Generation, Origin, Scoring
 from llmc.runtime.request import Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler, candidates
+from llmc.runtime.sampler import Sampler, candidates, check_finite
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
@@ -177,9 +177,8 @@ def test_a_row_that_is_left_open_is_drawn_by_the_host(executor: Recorded) -> Non
 
 
 def test_unusable_logits_end_a_request() -> None:
-    sampler = Sampler(greedy(3), np.array([1]), VOCABULARY, np.zeros(0, np.int64))
     with pytest.raises(ModelFailureError, match="no usable logits"):
-        sampler.accept(4, float("inf"))
+        check_finite(4, float("inf"))
 
 
 @pytest.mark.parametrize(

@@ -233,6 +233,39 @@ def test_the_next_turn_finds_the_last_answer() -> None:
     assert (run.scheduler.prefix_cache.queries, run.scheduler.prefix_cache.hits) == (9 + 16 + 16, 12)
 
 
+def test_every_answer_to_one_prompt_is_found() -> None:
+    """The answers' blocks lie folded under the prompt's last one until somebody has matched that."""
+    run = Run(Limits(32, 4, 4, 64, 4), 60)
+    answers = [Counted(PROMPT[:9], 14, variant=variant, salt=b"") for variant in range(3)]
+    for request in answers:
+        run.add(request)
+        while not request.finished:
+            run.step()
+    for request in reversed(answers):
+        following = Counted([*request.tokens, 5], 2, salt=b"")
+        run.add(following)
+        while not following.finished:
+            run.step()
+        assert following.cached_tokens == 20, "five full blocks of the 22 tokens that were read"
+        assert following.tokens == following.expected()
+    assert run.pool.used == 0 and run.pool.cached == 2 + 3 * (3 + 1), "the prompt's blocks are there once"
+
+
+def test_blocks_that_nobody_asked_for_are_lost_from_their_end() -> None:
+    run = Run(Limits(32, 4, 4, 64, 4), 12)
+    first = Counted(PROMPT[:9], 14, salt=b"")
+    stranger = Counted([5] * 30, 2, salt=b"")
+    for request in (first, stranger):
+        run.add(request)
+        while not request.finished:
+            run.step()
+    again = Counted([*first.tokens, 5], 1, salt=b"")
+    run.add(again)
+    while not again.finished:
+        run.step()
+    assert again.cached_tokens == 16, "one of five blocks was needed"
+
+
 def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
     run = Run(Limits(16, 4, 4, 32, 4), 8)
     for expected in (0, 4):

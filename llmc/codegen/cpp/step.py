@@ -87,6 +87,8 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {{
   return engine;
 }}
 
+void llmc_engine_choose(LlmcEngine* engine, const LlmcChooseRows* rows) {{ llmc_choose_rows(engine->pool, rows); }}
+
 void llmc_engine_time_launches(LlmcEngine* engine, int64_t* times) {{ engine->times = times; }}
 
 void llmc_engine_close(LlmcEngine* engine) {{
@@ -98,6 +100,7 @@ void llmc_engine_close(LlmcEngine* engine) {{
 
 def _scratch(program: Program) -> Iterator[str]:
     tokens = max(program.limits.max_batch_tokens, program.limits.max_logit_rows)
+    yield f"llmc_choose_rows_scratch({program.vocab_size})"
     channels = [int(a["in"] or 0) for a in (x.arguments for x in program.launches) if "in" in a]
     if channels:
         yield f"llmc_linear_scratch({tokens}, {max(channels)})"

@@ -81,6 +81,8 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     renderer = TemplateRenderer()
     if template is not None:
         threading.Thread(target=renderer.warm, daemon=True).start()
+    if engine.tokenizer.exists:
+        threading.Thread(target=engine.grammars.prepare, daemon=True).start()
     return ServedModel(
         engine=AsyncEngine(engine),
         names=names,

@@ -77,6 +77,7 @@ static inline void mark(int64_t* times, int64_t number) {
 static int64_t scratch_bytes() {
   int64_t bytes = 0;
   auto need = [&](int64_t more) { bytes = more > bytes ? more : bytes; };
+  need(llmc_choose_rows_scratch(97));
   need(llmc_linear_scratch(512, 48));
   need(llmc_paged_attention_scratch(4, 2, 12, 12));
   return bytes;
@@ -95,6 +96,8 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {
   *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, nullptr};
   return engine;
 }
+
+void llmc_engine_choose(LlmcEngine* engine, const LlmcChooseRows* rows) { llmc_choose_rows(engine->pool, rows); }
 
 void llmc_engine_time_launches(LlmcEngine* engine, int64_t* times) { engine->times = times; }
 

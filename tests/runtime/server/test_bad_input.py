@@ -108,6 +108,7 @@ BOMBS: dict[str, dict[str, Any]] = {
     "regex": {"guided_regex": "(a{1,9999}){1,9999}"},
     "nested regex": {"guided_regex": "(" * 5000 + "a" + ")" * 5000},
     "schema": {"guided_json": {"type": "string", "minLength": 10**9, "maxLength": 10**10}},
+    "slow schema": {"guided_json": {"type": "integer", "multipleOf": 9999991}},
     "deep schema": {"guided_json": json.dumps(DEEP)},
     "broken schema": {"guided_json": "{"},
     "unknown type": {"guided_json": {"type": "unicorn"}},

@@ -175,6 +175,23 @@ typedef struct {
 void llmc_gated_activation_f32(LlmcPool* pool, const LlmcGatedActivation* arguments);
 void llmc_gated_activation_bf16(LlmcPool* pool, const LlmcGatedActivation* arguments);
 
+// tokens[i]: of row i by its numbers, as llmc/runtime/row_choice.py says; scores[i]: the row's largest logit, inf for
+// NaN, without which a token means nothing. A thread needs llmc_choose_rows_scratch bytes.
+typedef struct {
+  int64_t rows, vocabulary;
+  const float* logits;       // [rows, vocabulary]
+  const float* temperature;  // [rows], as the following; 0: the likeliest
+  const int32_t* top_k;      // as large as the vocabulary: none
+  const float* top_p;        // 1: none
+  const float* min_p;        // 0: none
+  const int32_t* seeds;
+  const int32_t* counters;
+  int32_t* tokens;
+  float* scores;
+} LlmcChooseRows;
+void llmc_choose_rows(LlmcPool* pool, const LlmcChooseRows* arguments);
+int64_t llmc_choose_rows_scratch(int64_t vocabulary);
+
 // ---- rotary position embedding ---------------------------------------------------------------------------------
 // cos, sin: [tokens, half], contiguous fp32                        (llmc::rope_angles)
 typedef struct {
@@ -304,6 +321,8 @@ typedef struct LlmcEngine LlmcEngine;
 int32_t llmc_engine_abi(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
+// Chooses tokens with the engine's threads, of logits that a step has given.
+void llmc_engine_choose(LlmcEngine* engine, const LlmcChooseRows* rows);
 // From now on every step writes to times[0] when its first launch begins and to times[i + 1] when launch i has ended,
 // in nanoseconds of the monotonic clock; null ends that.
 void llmc_engine_time_launches(LlmcEngine* engine, int64_t* times);

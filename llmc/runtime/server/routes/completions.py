@@ -94,6 +94,7 @@ def generation_request(
         priority=priority_of(body),
         deadline_seconds=body.deadline_seconds,
         tenant=tenant,
+        streams=bool(body.stream),
     )
 
 

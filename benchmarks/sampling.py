@@ -1,0 +1,119 @@
+"""Choosing tokens from a step's logits: with the compiled kernel that CPU engines carry, and in numpy.
+
+    python -m benchmarks.sampling [--rows 32] [--vocab 128256] [--threads 2]
+
+Rows are normal numbers of a standard deviation of 3, the same ones in all rounds, one seeded request each; so 95% of
+the probability is spread over some thousand tokens, more than models usually leave. Prints milliseconds a step, and
+for comparison those of numpy's maximum of the same logits: reading them once, in one thread.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ctypes
+import json
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from benchmarks.measure import alternate
+from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.program import CHOICE_INPUTS
+from llmc.runtime.executors.cpp import ChoiceArguments
+from llmc.runtime.row_choice import RowChoices
+from llmc.runtime.sampler import Sampler, choose
+from llmc.runtime.sampling_params import SamplingParams
+from llmc.targets import host_target
+
+Logits = npt.NDArray[np.float32]
+REPEATS = 10
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {},
+    "temperature": {"temperature": 0.8},
+    "top_k=50": {"temperature": 0.8, "top_k": 50},
+    "top_p=0.95": {"temperature": 0.8, "top_p": 0.95},
+    "min_p=0.05": {"temperature": 0.8, "min_p": 0.05},
+}
+
+
+@contextmanager
+def kernel(logits: Logits, threads: int) -> Iterator[Callable[[list[Sampler]], None]]:
+    """Chooses a token of each row as a CPU engine does."""
+    library = ctypes.CDLL(str(kernel_shared_library(host_target())))
+    library.llmc_choose_rows_scratch.restype = ctypes.c_int64
+    library.llmc_choose_rows_scratch.argtypes = (ctypes.c_int64,)
+    library.llmc_pool_create.restype = ctypes.c_void_p
+    library.llmc_pool_create.argtypes = (ctypes.c_int32, ctypes.c_int64)
+    library.llmc_pool_destroy.argtypes = (ctypes.c_void_p,)
+    library.llmc_choose_rows.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    rows, vocabulary = logits.shape
+    tokens, scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
+    pool = library.llmc_pool_create(threads, library.llmc_choose_rows_scratch(vocabulary))
+
+    def run(samplers: list[Sampler]) -> None:
+        choices = RowChoices.of([choice for sampler in samplers if (choice := sampler.choice()) is not None])
+        arguments = ChoiceArguments(
+            rows,
+            vocabulary,
+            logits.ctypes.data,
+            *(getattr(choices, name).ctypes.data for name in CHOICE_INPUTS),
+            tokens.ctypes.data,
+            scores.ctypes.data,
+        )
+        library.llmc_choose_rows(pool, ctypes.byref(arguments))
+        for sampler in samplers:
+            sampler.count()
+
+    try:
+        yield run
+    finally:
+        library.llmc_pool_destroy(pool)
+
+
+def repeated(run: Callable[[], object]) -> float:
+    """Seconds of one of REPEATS."""
+    begin = time.perf_counter()
+    for _ in range(REPEATS):
+        run()
+    return (time.perf_counter() - begin) / REPEATS
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("--rows", type=int, default=32)
+    parser.add_argument("--vocab", type=int, default=128256)
+    parser.add_argument("--threads", type=int, default=2)
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    rows, vocabulary = arguments.rows, arguments.vocab
+    logits = np.random.default_rng(0).standard_normal((rows, vocabulary), np.float32) * 3
+    found: dict[str, dict[str, float]] = {}
+    with kernel(logits, arguments.threads) as compiled:
+        for name, values in KINDS.items():
+            none = np.zeros(0, np.int64)
+            samplers = [Sampler(SamplingParams(**values, seed=i), none, vocabulary, none) for i in range(rows)]
+            samples = alternate(
+                {
+                    "compiled": partial(repeated, partial(compiled, samplers)),
+                    "numpy": partial(repeated, partial(choose, samplers, logits, range(rows))),
+                    "reading": partial(repeated, logits.max),
+                }
+            )
+            found[name] = {kind: sample.median * 1e3 for kind, sample in samples.items()}
+    if arguments.json:
+        json.dump(found, sys.stdout, indent=1)
+        return
+    print(f"{rows} rows of {vocabulary} logits, {arguments.threads} threads: milliseconds a step")
+    print(f"{'':12} {'compiled':>10} {'numpy':>10} {'one read in numpy':>18}")
+    for name, each in found.items():
+        print(f"{name:12} {each['compiled']:10.2f} {each['numpy']:10.2f} {each['reading']:18.2f}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,190 @@
+"""llmc_choose_rows draws from the distribution that the sampler in numpy defines, each row for itself."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from llmc.ops import sampling
+from llmc.runtime.random_numbers import uniform
+from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
+from llmc.runtime.sampler import Sampler, candidates
+from llmc.runtime.sampling_params import SamplingParams
+from tests.codegen.cpp.row_abi import RUNNABLE, call, library
+
+Rows = npt.NDArray[np.float32]
+NUMBERS = ("temperature", "top_k", "top_p", "min_p", "seeds", "counters")
+
+
+class ChooseRows(ctypes.Structure):
+    _fields_ = (
+        ("rows", ctypes.c_int64),
+        ("vocabulary", ctypes.c_int64),
+        ("logits", ctypes.c_void_p),
+        *((name, ctypes.c_void_p) for name in NUMBERS),
+        ("tokens", ctypes.c_void_p),
+        ("scores", ctypes.c_void_p),
+    )
+
+
+def choose(target: str, logits: Rows, choices: list[RowChoice], threads: int = 2) -> tuple[list[int], list[float]]:
+    rows, vocabulary = logits.shape
+    numbers = RowChoices.of(choices)
+    tokens, scores = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
+    arguments = ChooseRows(
+        rows,
+        vocabulary,
+        logits.ctypes.data,
+        *(getattr(numbers, name).ctypes.data for name in NUMBERS),
+        tokens.ctypes.data,
+        scores.ctypes.data,
+    )
+    scratch = library(target).llmc_choose_rows_scratch
+    scratch.restype, scratch.argtypes = ctypes.c_int64, [ctypes.c_int64]
+    call(target, "choose_rows", [], arguments, threads, scratch(vocabulary))
+    return tokens.tolist(), scores.tolist()
+
+
+def random_rows(rows: int, vocabulary: int, seed: int = 0) -> Rows:
+    return np.random.default_rng(seed).normal(0, 3, (rows, vocabulary)).astype(np.float32)
+
+
+def choice(params: SamplingParams, counter: int) -> RowChoice:
+    top_k = EVERY_TOKEN if params.top_k is None else params.top_k
+    return RowChoice(params.temperature, top_k, params.top_p, params.min_p, -7, counter)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("vocabulary", [1, 7, 512, 1021, 5000])
+def test_temperature_zero_takes_the_lowest_of_the_largest(target: str, vocabulary: int) -> None:
+    logits = np.round(random_rows(5, vocabulary))
+    logits[3, vocabulary // 2] = logits[4, -1] = np.inf
+    logits[4, 0] = np.nan
+    tokens, scores = choose(target, logits, [BEST] * 5)
+    assert tokens == [*logits[:3].argmax(1).tolist(), vocabulary // 2, 0]
+    assert scores == [*logits[:3].max(1).tolist(), np.inf, np.inf]
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+def test_an_unusable_row_is_told_by_its_score(target: str) -> None:
+    logits = random_rows(3, 1500)
+    logits[0, 1400] = np.nan
+    logits[1] = -np.inf
+    logits[2, 7] = -np.inf
+    _, scores = choose(target, logits, [choice(SamplingParams(temperature=1.0, top_p=0.9), 0)] * 3)
+    assert scores == [np.inf, -np.inf, logits[2].max()]
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize(
+    "params",
+    [
+        SamplingParams(temperature=2.0),
+        SamplingParams(temperature=0.7),
+        SamplingParams(temperature=1e6),
+        SamplingParams(temperature=1.5, top_k=5),
+        SamplingParams(temperature=1.5, top_k=11, top_p=0.8),
+        SamplingParams(temperature=3.0, top_p=0.6),
+        SamplingParams(temperature=3.0, top_p=0.95, min_p=0.02),
+        SamplingParams(temperature=2.0, min_p=0.1),
+    ],
+    ids=str,
+)
+def test_draws_follow_the_samplers_distribution(target: str, params: SamplingParams) -> None:
+    """At 1,300 tokens, of which only some are likely: three blocks."""
+    logits = random_rows(1, 1300)[0]
+    logits[100:1200] -= 30 if params.temperature < 100 else 0
+    ids, weights = candidates(logits, int(logits.argmax()), params)
+    expected = np.zeros(1300)
+    expected[slice(None) if ids is None else ids] = weights / weights.sum()
+    draws = 6000
+    tokens, _ = choose(target, np.tile(logits, (draws, 1)), [choice(params, i) for i in range(draws)])
+    seen = np.bincount(tokens, minlength=1300)
+    assert not seen[expected == 0].any()
+    # Twenty groups of like likely tokens; chi-square of 19 degrees of freedom is above 50 once in ten thousand.
+    order = np.argsort(-expected)
+    upto = np.cumsum(expected[order])
+    groups = np.minimum((upto * 20).astype(int), 19)
+    wanted = np.bincount(groups, expected[order], minlength=20) * draws
+    found = np.bincount(groups, seen[order], minlength=20)
+    assert ((found - wanted) ** 2 / np.maximum(wanted, 1)).sum() < 50
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    vocabulary=st.sampled_from((1, 3, 600, 2048)),
+    seed=st.integers(0, 999),
+    temperature=st.floats(0.05, 5),
+    top_k=st.none() | st.integers(1, 1500),
+    top_p=st.floats(0.01, 1),
+    min_p=st.sampled_from((0.0, 0.0, 0.01, 0.5, 1.0)),
+    coarse=st.booleans(),
+)
+def test_only_what_survives_the_filters_comes(
+    vocabulary: int, seed: int, temperature: float, top_k: int | None, top_p: float, min_p: float, coarse: bool
+) -> None:
+    """Also of rows full of equal logits, and near the edges of what is kept."""
+    params = SamplingParams(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    logits = random_rows(1, vocabulary, seed)[0]
+    if coarse:
+        logits = np.round(logits)
+    best = int(logits.argmax())
+    # One that loses nothing to rounding at the edge.
+    wider = SamplingParams(temperature=temperature, top_k=top_k, top_p=min(1.0, top_p + 1e-5), min_p=min_p * 0.9999)
+    ids, _ = candidates(logits, best, wider)
+    kept = np.arange(vocabulary) if ids is None else ids
+    choices = [choice(params, i) for i in range(64)]
+    tokens, _ = choose(RUNNABLE[-1], np.tile(logits, (64, 1)), choices)
+    assert set(tokens) <= set(kept.tolist())
+
+
+def test_a_row_depends_on_itself_only() -> None:
+    logits = random_rows(40, 3000)
+    kinds = (
+        BEST,
+        RowChoice(0.8, EVERY_TOKEN, 1.0, 0.0, 5, 1),
+        RowChoice(0.8, 50, 1.0, 0.0, 5, 2),
+        RowChoice(0.8, EVERY_TOKEN, 0.9, 0.0, 5, 3),
+    )
+    choices = [kinds[i % 4] for i in range(40)]
+    for target in RUNNABLE:
+        together, _ = choose(target, logits, choices, threads=3)
+        assert together == [choose(target, logits[i : i + 1], choices[i : i + 1], threads=1)[0][0] for i in range(40)]
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
+def test_the_sampler_in_numpy_draws_the_same_tokens(target: str) -> None:
+    """All but what is rounded to the other side of an edge between two tokens."""
+    logits = random_rows(60, 3000)
+    none = np.zeros(0, np.int64)
+    for params in (
+        SamplingParams(temperature=1.0, seed=3),
+        SamplingParams(temperature=0.8, seed=4, top_k=40, top_p=0.9),
+        SamplingParams(temperature=2.0, seed=5, top_p=0.7, min_p=0.01),
+    ):
+        sampler = Sampler(params, none, 3000, none)
+        choices, expected = [], []
+        for row in logits:
+            found = sampler.choice()
+            assert found is not None
+            choices.append(found)
+            expected.append(sampler.sample(row))
+        tokens, _ = choose(target, logits, choices)
+        assert sum(a != b for a, b in zip(tokens, expected, strict=True)) <= 1
+
+
+def test_numbers_are_those_of_the_gpu() -> None:
+    seeds, counters = torch.arange(-20, 20, dtype=torch.int32), torch.arange(40, dtype=torch.int32) * 7
+    wanted = sampling.uniform(seeds, counters).tolist()
+    found = [uniform(seed, counter) for seed, counter in zip(seeds.tolist(), counters.tolist(), strict=True)]
+    assert found == pytest.approx(wanted, abs=1e-7)
+    # Equal logits make the token the number.
+    choices = [RowChoice(1.0, EVERY_TOKEN, 1.0, 0.0, int(s), int(c)) for s, c in zip(seeds, counters, strict=True)]
+    tokens, _ = choose(RUNNABLE[-1], np.zeros((40, 4096), np.float32), choices)
+    assert tokens == [int(number * 4096) for number in found]
