@@ -176,7 +176,8 @@ class Rule:
 
 @dataclass(frozen=True)
 class Budget:
-    """auto:BITS — the least sensitive weights at 4 bits, others at 8 or none, so that the mean is at most `bits`."""
+    """auto:BITS — the least sensitive weights at 4 bits, others in smaller groups, at 8 bits or none, so that the mean
+    is at most `bits`. method: how those at 4 bits are rounded."""
 
     bits: float
     method: Method
@@ -257,4 +258,4 @@ def _parse_budget(text: str) -> Budget:
         raise OptionError(
             f"auto has no option {':'.join(words[1:])!r}", at=f"quantize={text}", fix="options: gptq, rtn"
         )
-    return Budget(bits, "gptq" if words[1:] == ["gptq"] else "rtn")
+    return Budget(bits, "rtn" if words[1:] == ["rtn"] else "gptq")

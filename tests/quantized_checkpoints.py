@@ -126,6 +126,38 @@ def compressed_writer(config: dict[str, Any], format: str) -> Writer:
     return write
 
 
+def fp4_writer(config: dict[str, Any], format: str) -> Writer:
+    """compressed-tensors' own compressor of e2m1, with scales found here; values in fp32, which it rounds."""
+    from compressed_tensors.compressors import BaseCompressor
+    from compressed_tensors.compressors.nvfp4.helpers import unpack_fp4_from_uint8
+    from compressed_tensors.quantization import QuantizationScheme
+
+    scheme = QuantizationScheme(targets=["Linear"], weights=config["weights"])
+    compressor = BaseCompressor.get_value_from_registry(format)
+    group = config["weights"]["group_size"]
+
+    def write(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+        largest = weight.reshape(len(weight), -1, group).abs().amax(-1)
+        state = {"weight": weight}
+        if format.startswith("mx"):
+            scale = state["weight_scale"] = torch.exp2(torch.floor(torch.log2(largest)) - 2)
+        else:
+            state["weight_global_scale"] = 448 * 6 / largest.max().reshape(1)
+            state["weight_scale"] = (largest / 6 * state["weight_global_scale"]).to(torch.float8_e4m3fn)
+            scale = state["weight_scale"].float() / state["weight_global_scale"]
+            state["weight_scale"] = state["weight_scale"].float()
+        compressed = compressor.compress(state, scheme)
+        numbers = unpack_fp4_from_uint8(compressed["weight_packed"], *weight.shape, torch.float32)
+        return compressed, numbers * scale.repeat_interleave(group, 1)
+
+    return write
+
+
+def by_module(writers: dict[str, Writer]) -> Writer:
+    """The writer whose name ends the module's."""
+    return lambda module, weight: next(w for end, w in writers.items() if module.endswith(end))(module, weight)
+
+
 def _rounded(
     weight: Tensor, groups: Tensor, bits: int, symmetric: bool
 ) -> tuple[np.ndarray[Any, Any], np.ndarray[Any, Any], np.ndarray[Any, Any]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,20 @@ from typing import Any
 from llmc.errors import CheckpointError
 
 METHODS = ("gptq", "awq", "compressed-tensors")
-_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
+_FORMATS = (
+    "pack-quantized",
+    "int-quantized",
+    "float-quantized",
+    "naive-quantized",
+    "mxfp4-pack-quantized",
+    "nvfp4-pack-quantized",
+)
 
 
 @dataclass(frozen=True)
 class StoredScheme:
-    """method: one of METHODS. format: of the codes: int4, int8 or fp8. required, optional: suffixes of a weight's
+    """method: one of METHODS. format: of the codes: int4, int8, fp8 or mxfp4 (which also stands for NVIDIA's e2m1 in
+    groups of 16). required, optional: suffixes of a weight's
     tensors. zero_offset: what GPTQ's stored zeros lack. activation: what tokens are rounded to: none, int8 or fp8;
     with a static scale in the checkpoint if is_static."""
 
@@ -40,19 +50,42 @@ class StoredScheme:
         return f"{self.method} {self.format}{rounded}"
 
 
+@dataclass(frozen=True)
+class ModuleGroup:
+    """The modules that share a scheme. targets: as in compressed-tensors: names, regular expressions after `re:`, or
+    the name of a class, which here stands for all."""
+
+    targets: tuple[str, ...]
+    scheme: StoredScheme
+
+
+def scheme_of(module: str, groups: Sequence[ModuleGroup]) -> StoredScheme | None:
+    """Of the group that names the module, else of the first whose expression matches it, else of one of a class."""
+
+    def matches(target: str, kind: int) -> bool:
+        if kind == 0:
+            return target == module
+        if target.startswith("re:"):
+            return kind == 1 and re.match(target[3:], module) is not None
+        return kind == 2 and "." not in target
+
+    found = (g.scheme for kind in range(3) for g in groups if any(matches(target, kind) for target in g.targets))
+    return next(found, None)
+
+
 def is_quantized(settings: dict[str, Any]) -> bool:
     """Whether config.json says that weights are codes."""
     return bool(settings.get("quantization_config"))
 
 
-def stored_scheme(settings: dict[str, Any], file: Path) -> StoredScheme:
-    """The scheme in a config.json; raises CheckpointError for one that llmc does not read."""
+def stored_schemes(settings: dict[str, Any], file: Path) -> tuple[ModuleGroup, ...]:
+    """The schemes in a config.json; raises CheckpointError for one that llmc does not read."""
     config = settings["quantization_config"]
     method = config.get("quant_method", "unknown")
     if method == "gptq":
-        return _gptq(config, file)
+        return (ModuleGroup(("Linear",), _gptq(config, file)),)
     if method == "awq":
-        return _awq(config, file)
+        return (ModuleGroup(("Linear",), _awq(config, file)),)
     if method == "compressed-tensors":
         return _compressed(config, file)
     raise CheckpointError(
@@ -81,19 +114,33 @@ def _awq(config: dict[str, Any], file: Path) -> StoredScheme:
     return StoredScheme("awq", "int4", 4, required, ("qzeros",))
 
 
-def _compressed(config: dict[str, Any], file: Path) -> StoredScheme:
+def _compressed(config: dict[str, Any], file: Path) -> tuple[ModuleGroup, ...]:
     groups = list((config.get("config_groups") or {}).values())
-    if len(groups) != 1:
-        raise _unread(f"compressed-tensors with {len(groups)} config_groups", "one group", file)
-    (group,) = groups
+    if not groups:
+        raise _unread("compressed-tensors without config_groups", "those with one or more", file)
+    return tuple(
+        ModuleGroup(tuple(group.get("targets") or ("Linear",)), _compressed_group(config, group, file))
+        for group in groups
+    )
+
+
+def _compressed_group(config: dict[str, Any], group: dict[str, Any], file: Path) -> StoredScheme:
     format = group.get("format") or config.get("format")
     if format not in _FORMATS:
         raise _unread(f"compressed-tensors format {format!r}", ", ".join(_FORMATS), file)
     weights, inputs = group["weights"], group.get("input_activations")
     bits, kind = weights.get("num_bits"), weights.get("type", "int")
-    if (kind, bits) not in (("int", 4), ("int", 8), ("float", 8)):
-        raise _unread(f"compressed-tensors weights of {bits}-bit {kind}", "4- or 8-bit int, or 8-bit float", file)
+    is_fp4 = format.endswith("fp4-pack-quantized")
+    if (kind, bits) not in ([("float", 4)] if is_fp4 else [("int", 4), ("int", 8), ("float", 8)]):
+        raise _unread(
+            f"compressed-tensors weights of {bits}-bit {kind} in {format}",
+            "4- or 8-bit int, 8-bit float, and 4-bit float in mxfp4-pack-quantized and nvfp4-pack-quantized",
+            file,
+        )
     activation, is_static = _activation(inputs, file)
+    if is_fp4:
+        required = ("weight_packed", "weight_scale", *(("weight_global_scale",) if format.startswith("nv") else ()))
+        return StoredScheme("compressed-tensors", "mxfp4", 4, required, (), activation=activation)
     is_packed = format == "pack-quantized"
     optional = ("weight_g_idx",) + (() if weights.get("symmetric", True) else ("weight_zero_point",))
     return StoredScheme(

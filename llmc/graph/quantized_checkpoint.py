@@ -7,6 +7,7 @@ A QuantizedSource shows each quantized weight under the name that the model know
 from __future__ import annotations
 
 import functools
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -15,8 +16,15 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, read_json
-from llmc.graph.quantization_config import StoredScheme, stored_scheme
-from llmc.graph.stored_codes import UnpackedCodes, unpack_awq, unpack_compressed, unpack_gptq
+from llmc.graph.quantization_config import ModuleGroup, StoredScheme, scheme_of, stored_schemes
+from llmc.graph.stored_codes import (
+    UnpackedCodes,
+    code_numbers,
+    unpack_awq,
+    unpack_compressed,
+    unpack_fp4,
+    unpack_gptq,
+)
 
 _PARTS = ("codes", "scales", "zeros", "order")
 
@@ -44,8 +52,8 @@ class QuantizedSource:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         self._files = SafetensorsSource(directory)
-        scheme = stored_scheme(read_json(directory / "config.json"), directory / "config.json")
-        self._weights = _find_weights(self._files, scheme)
+        groups = stored_schemes(read_json(directory / "config.json"), directory / "config.json")
+        self._weights = _find_weights(self._files, groups)
         hidden = {name for weight in self._weights.values() for name in weight.tensors.values()}
         hidden |= {weight.input_scale for weight in self._weights.values() if weight.input_scale is not None}
         self._names = tuple(sorted((set(self._files.names()) - hidden) | set(self._weights)))
@@ -79,7 +87,7 @@ class QuantizedSource:
             return self._files.load(name)
         unpacked = self._unpacked(base)
         if not part:
-            return _values(unpacked)
+            return _values(unpacked, self._weights[base].scheme.format)
         found: Tensor | None = getattr(unpacked, part) if part in _PARTS else None
         if found is None:
             raise CheckpointError(f"weight {base!r} has no {part}", at=self.directory, fix="compile the model again")
@@ -111,6 +119,8 @@ class QuantizedSource:
                 return unpack_gptq(*stored, scheme.bits, group, scheme.zero_offset)
             if scheme.method == "awq":
                 return unpack_awq(part["qweight"], part.get("qzeros"), part["scales"])
+            if scheme.format == "mxfp4":
+                return unpack_fp4(part["weight_packed"], part["weight_scale"], part.get("weight_global_scale"))
             packed = part.get("weight_packed")
             codes, bits = (part["weight"], None) if packed is None else (packed, scheme.bits)
             scale, zero = part["weight_scale"], part.get("weight_zero_point")
@@ -135,9 +145,8 @@ def _in_group_order(found: UnpackedCodes, g_idx: Tensor | None) -> UnpackedCodes
     return replace(found, codes=found.codes[:, order].contiguous(), order=order)
 
 
-def _values(unpacked: UnpackedCodes) -> Tensor:
-    is_float = unpacked.codes.dtype is torch.uint8
-    values = unpacked.codes.view(torch.float8_e4m3fn).float() if is_float else unpacked.codes.float()
+def _values(unpacked: UnpackedCodes, format: str) -> Tensor:
+    values = code_numbers(unpacked.codes, format)
     width = values.shape[1] // unpacked.scales.shape[1]
     if unpacked.zeros is not None:
         values = values - unpacked.zeros.float().repeat_interleave(width, 1)
@@ -149,29 +158,39 @@ def _values(unpacked: UnpackedCodes) -> Tensor:
     return in_place
 
 
-def _find_weights(files: SafetensorsSource, scheme: StoredScheme) -> dict[str, StoredWeight]:
+def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> dict[str, StoredWeight]:
     """Every module that has quantized tensors. Raises CheckpointError naming the one that lacks some."""
+    marks = {suffix for group in groups for suffix in group.scheme.suffixes if suffix != "weight"}
     modules: dict[str, dict[str, str]] = {}
     for name in files.names():
         module, _, suffix = name.rpartition(".")
-        if suffix in scheme.suffixes and suffix != "weight":
+        if suffix in marks:
             modules.setdefault(module, {})[suffix] = name
     found: dict[str, StoredWeight] = {}
-    for module, tensors in modules.items():
+    for module, seen in modules.items():
+        scheme = scheme_of(module, groups)
+        if scheme is None:
+            raise CheckpointError(
+                f"{module} has {', '.join(sorted(seen.values()))}, but no config group is for it",
+                at=files.directory,
+                fix="check that config.json belongs to these weights",
+            )
+        tensors = {suffix: name for suffix, name in seen.items() if suffix in scheme.suffixes}
         if "weight" in scheme.required and f"{module}.weight" in files.names():
             tensors["weight"] = f"{module}.weight"
         input_scale = tensors.pop("input_scale", None)
         missing = sorted(set(scheme.required) - set(tensors))
         if missing:
             raise CheckpointError(
-                f"{module} has {', '.join(sorted(tensors.values()))} but no {module}.{missing[0]}",
+                f"{module} has {', '.join(sorted(seen.values()))} but no {module}.{missing[0]}",
                 at=files.directory,
                 fix="download the whole checkpoint again",
             )
         shape = _shape(files, tensors, scheme, module)
         found[f"{module}.weight"] = StoredWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
-    _check_unexpected(files, found, scheme)
+    _check_unexpected(files, found)
     if not found:
+        scheme = groups[0].scheme
         raise CheckpointError(
             f"config.json says that the weights are {scheme.method}, but no tensor ends in .{scheme.required[0]}",
             at=files.directory,
@@ -185,6 +204,9 @@ def _shape(files: SafetensorsSource, tensors: dict[str, str], scheme: StoredSche
     if scheme.method in ("gptq", "awq"):
         rows, columns = files.entry(tensors["qweight"]).shape
         return (columns, rows * per_word) if scheme.method == "gptq" else (columns * per_word, rows)
+    if scheme.format == "mxfp4":
+        rows, halves = files.entry(tensors["weight_packed"]).shape
+        return rows, 2 * halves
     if "weight_shape" in tensors:
         rows, columns = files.load(tensors["weight_shape"]).tolist()
         return int(rows), int(columns)
@@ -198,14 +220,14 @@ def _shape(files: SafetensorsSource, tensors: dict[str, str], scheme: StoredSche
     return entry.shape[0], entry.shape[1]
 
 
-def _check_unexpected(files: SafetensorsSource, found: dict[str, StoredWeight], scheme: StoredScheme) -> None:
+def _check_unexpected(files: SafetensorsSource, found: dict[str, StoredWeight]) -> None:
     """A quantized module may have a bias beside its codes, and nothing else."""
     known = {name for weight in found.values() for name in (*weight.tensors.values(), weight.input_scale)}
     for name in files.names():
         module, _, suffix = name.rpartition(".")
         if f"{module}.weight" in found and name not in known and suffix != "bias":
             raise CheckpointError(
-                f"unexpected tensor {name!r} beside {scheme.method} codes",
+                f"unexpected tensor {name!r} beside {found[f'{module}.weight'].scheme.method} codes",
                 at=files.entry(name).file,
                 fix="llmc reads the formats that docs/quantization.md lists; requantize with one of them",
             )

@@ -11,13 +11,16 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+# Of e2m1 codes. Source: Open Compute Project, "Microscaling formats (MX) specification" 1.0.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # AWQ's kernels want the eight columns of a word in this order.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
 
 @dataclass(frozen=True)
 class UnpackedCodes:
-    """codes int8 [out, in], or uint8 with the bits of e4m3fn; zeros int8 or None if all are the middle of the range.
+    """codes int8 [out, in], or uint8 with the bits of e4m3fn or e2m1; zeros int8, or None if all are the middle of the
+    range.
 
     order: the input channel that each column belongs to, int64 [in], where columns are sorted by their group; None if
     they are in place.
@@ -79,6 +82,24 @@ def unpack_compressed(
     else:
         codes = weight.view(torch.uint8) if weight.dtype is torch.float8_e4m3fn else weight
     return UnpackedCodes(codes.contiguous(), scales.contiguous(), zeros)
+
+
+def unpack_fp4(packed: Tensor, scale: Tensor, global_scale: Tensor | None) -> UnpackedCodes:
+    """packed: uint8 [out, in / 2], the first of two columns low. scale: [out, groups], uint8 exponents less 127 (e8m0);
+    or, with a global_scale [1] that divides them, e4m3fn."""
+    codes = torch.stack((packed & 15, packed >> 4), -1).flatten(1)
+    if global_scale is None:
+        scales = torch.exp2(scale.float() - 127).bfloat16()
+    else:
+        scales = scale.float() / global_scale.float().reshape(1, 1)
+    return UnpackedCodes(codes, scales, None)
+
+
+def code_numbers(codes: Tensor, format: str) -> Tensor:
+    """What codes stand for before zeros and scales, fp32."""
+    if format == "fp8":
+        return codes.view(torch.float8_e4m3fn).float()
+    return torch.tensor(_E2M1)[codes.int()] if format == "mxfp4" else codes.float()
 
 
 def _unpack(words: Tensor, bits: int, axis: int) -> Tensor:

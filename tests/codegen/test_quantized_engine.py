@@ -38,7 +38,7 @@ def difference(graph: ModelGraph, directory: Path) -> float:
     return max(float((a - b).square().mean().sqrt() / b.std()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4:g32", "int4:g32:asym", "fp8", "nf4:g32", "mxfp4"])
+@pytest.mark.parametrize("scheme", ["int8", "int4:g32", "int4:g32:asym", "fp8", "fp8:tensor", "nf4:g32", "mxfp4"])
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-5
 

@@ -16,7 +16,14 @@ from tests.quantized_checkpoints import GROUP, Writer, awq_writer, gptq_writer, 
 # Sums in another order move a token's value by 1e-7 of it; where that crosses the middle between two codes, the code
 # changes, and with it the output by a step of the activations' format.
 _FP32, _CODES_OF_TOKENS = 2e-5, 2e-2
-_SCHEMES = {"int4-gptq:g32": _FP32, "int4-awq:g32": _FP32, "w8a8:static": _CODES_OF_TOKENS}
+_SCHEMES = {
+    "int4-gptq:g32": _FP32,
+    "int4-awq:g32": _FP32,
+    "w4a8-gptq:g32": _CODES_OF_TOKENS,
+    "w8a8:static": _CODES_OF_TOKENS,
+    "w8a8-smoothquant": _CODES_OF_TOKENS,
+    "fp8-w8a8:static": _CODES_OF_TOKENS,
+}
 
 
 @pytest.mark.parametrize("scheme", _SCHEMES)

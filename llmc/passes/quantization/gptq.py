@@ -1,9 +1,12 @@
 """GPTQ: round a weight's columns one after the other, each time correcting those that are left for the error made.
 
-Minimizes |X·(W - Ŵ)ᵀ|² over the calibration tokens X, whose Gram matrix XᵀX is the Hessian. Groups keep their place and
-their scales are fixed before (AutoGPTQ's static groups), so that act-order, which takes the columns with the largest
-inputs first, costs nothing at run time.
-Source: Frantar et al. 2023, "GPTQ: accurate post-training quantization for generative pre-trained transformers".
+Minimizes |X·(W - Ŵ)ᵀ|² over the calibration tokens X, whose Gram matrix XᵀX is the Hessian. With H = M·D·Mᵀ, M unit
+upper triangular, that is Σ_k D_k·(e_k + Σ_{j<k} e_j·M_jk)² of the errors e = w - ŵ: so column k is rounded as if it
+were w_k + Σ_{j<k} e_j·M_jk. This is the published update without the inverse of H, which would take twice the time.
+Groups keep their place and their scales are fixed before (AutoGPTQ's static groups), so that act-order, which takes
+the columns with the largest inputs first, costs nothing at run time.
+Sources: Frantar et al. 2023, "GPTQ: accurate post-training quantization for generative pre-trained transformers"; Chen
+et al. 2025, "The geometry of LLM quantization: GPTQ as Babai's nearest plane algorithm".
 """
 
 from __future__ import annotations
@@ -20,16 +23,15 @@ from llmc.passes.quantization.round_weight import RoundedWeight, fitted_scales, 
 from llmc.schemes import Scheme
 
 _BLOCK = 128
-# Below this many columns LAPACK's triangular solve is as good as products.
-_LEAF = 512
 # Columns of a strip of XᵀX: only what lies right of its diagonal is computed.
 _STRIP = 1024
 
 
 @dataclass(frozen=True)
 class Solver:
-    """What weights of the same input share. order: columns as they are taken. factor: U, upper triangular, with
-    H⁻¹ = UᵀU in that order. importance: [columns], the Hessian's diagonal. dead: columns whose input is always 0."""
+    """What weights of the same input share. order: columns as they are taken. factor: M, unit upper triangular, with
+    H = M·D·Mᵀ in that order and D diagonal. importance: [columns], the Hessian's diagonal. dead: columns whose input is
+    always 0."""
 
     order: Tensor
     factor: Tensor
@@ -57,7 +59,7 @@ def prepare(hessian: Tensor, scheme: Scheme) -> Solver:
     importance = diagonal.clone()
     order = torch.argsort(importance, descending=True, stable=True) if scheme.act_order else torch.arange(len(dead))
     diagonal += scheme.damping * importance.mean()
-    # Factored from the last column backwards, H = RRᵀ with R upper triangular, so that U = R⁻¹ takes one inversion.
+    # Factored from the last column backwards, so that the factor is upper triangular in the order.
     backwards = order.flip(0)
     lower, failed = torch.linalg.cholesky_ex(hessian[backwards][:, backwards])
     if int(failed):
@@ -66,21 +68,7 @@ def prepare(hessian: Tensor, scheme: Scheme) -> Solver:
             at=scheme.name,
             fix="use more calibration text, or more damping: int4-gptq:damp=0.1",
         )
-    return Solver(order, _inverse(lower).flip(0, 1), importance, dead)
-
-
-def _inverse(lower: Tensor) -> Tensor:
-    """Of a lower triangular matrix, by halves: [[A, 0], [B, C]]⁻¹ = [[A⁻¹, 0], [-C⁻¹·B·A⁻¹, C⁻¹]]."""
-    size = len(lower)
-    if size <= _LEAF:
-        leaf: Tensor = torch.linalg.solve_triangular(lower, torch.eye(size), upper=False)
-        return leaf
-    half = size // 2
-    result = torch.zeros_like(lower)
-    result[:half, :half] = _inverse(lower[:half, :half])
-    result[half:, half:] = _inverse(lower[half:, half:])
-    result[half:, :half] = -(result[half:, half:] @ (lower[half:, :half] @ result[:half, :half]))
-    return result
+    return Solver(order, lower.div_(lower.diagonal().clone()).flip(0, 1), importance, dead)
 
 
 def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
@@ -91,6 +79,7 @@ def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
     width = weight.shape[1] // scales.shape[1]
     # Columns lie in rows here, since one is taken at a time.
     left = values.t()[solver.order].contiguous()
+    original = left.clone()
     groups = solver.order // width
     column_scales = scales.float().t()[groups].contiguous()
     column_zeros = None if zeros is None else zeros.float().t()[groups].contiguous()
@@ -106,9 +95,9 @@ def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
                 code = nearest_codes(block[i] / scale, zero, scheme.format)
                 codes[start + i] = code
                 value = code.float() if zero is None else code.float() - zero
-                errors[i] = (block[i] - value * scale) / factor[i, i]
-                block[i + 1 :].addr_(factor[i, i + 1 :], errors[i], alpha=-1.0)
-        left[end:].addmm_(solver.factor[start:end, end:].t(), errors, alpha=-1.0)
+                torch.sub(original[start + i], value.mul_(scale), out=errors[i])
+                block[i + 1 :].addr_(factor[i, i + 1 :], errors[i])
+        left[end:].addmm_(solver.factor[start:end, end:].t(), errors)
     unordered = torch.empty_like(codes)
     unordered[solver.order] = codes
     return RoundedWeight(unordered.t().contiguous(), scales, zeros, scheme.format)

@@ -1,32 +1,43 @@
-"""Give each weight 4, 8 or 16 bits, so that their mean stays within a budget and the output changes least.
+"""Give each weight from 4 to 16 bits, so that their mean stays within a budget and the output changes least.
 
 Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
 mean Kullback-Leibler divergence, over calibration tokens, of the model's next-token distribution from what it becomes
-when this unit alone is rounded to 4 bits. Then bits are given out greedily, where a bit buys the most of it.
+when this unit alone is rounded to 4 bits. All units are measured in one run of the graph that branches at each of
+them, so that memory holds one layer of the weights. What smaller groups or 8 bits would leave of a divergence follows
+from the rounding errors, each column's weighted by the square of its input: the divergence grows with their square.
+Then bits are given out where one buys the most.
 """
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
-import torch
 from torch import Tensor, fx
 
 from llmc.errors import OptionError
-from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import evaluate
 from llmc.passes.model_data import ModelData
 from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.plan import Planned, check_columns
-from llmc.passes.quantization.round_weight import round_to_nearest
+from llmc.passes.quantization.round_weight import one_thread, round_to_nearest, row_chunks
+from llmc.passes.quantization.stream import Stream
 from llmc.schemes import SCHEMES, Budget, Scheme
 
-# Sequences and tokens of each that sensitivity is measured on: every unit takes a run of the whole model.
+# Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
 _SEQUENCES, _TOKENS = 4, 128
 _UNQUANTIZED_BITS = 16.0
+# Rows of a weight that rounding errors are measured on.
+_ROWS = 256
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A choice for a unit: bits of all its weights, and the divergence that is expected. scheme: None for none."""
+
+    scheme: Scheme | None
+    bits: float
+    divergence: float
 
 
 def choose_schemes(
@@ -40,28 +51,49 @@ def choose_schemes(
 
     Raises OptionError for a budget that all at 4 bits exceed.
     """
-    four = SCHEMES["int4"] if budget.method == "rtn" else SCHEMES[f"int4-{budget.method}"]
     units = _units([each for each in planned if not each.is_fixed and each.products])
-    for unit in units:
-        for each in unit:
-            check_columns(graph, each, four)
-    measured = [replace_tokens[:_TOKENS] for replace_tokens in sequences[:_SEQUENCES]]
-    divergences = _sensitivities(graph, units, four, measured, data)
-    ladder = (four, SCHEMES["int8"], None)
-    chosen = _spend(units, divergences, ladder, budget, planned)
-    order = sorted(range(len(units)), key=lambda i: -divergences[i])
+    schemes_of = [_schemes(graph, unit, budget) for unit in units]
+    left = _left(units, schemes_of, budget, planned)
+    measured = [ids[:_TOKENS] for ids in sequences[:_SEQUENCES]]
+    ladders = _ladders(graph, units, schemes_of, measured, data)
+    chosen = spend(ladders, left + sum(ladder[0].bits for ladder in ladders))
+    order = sorted(range(len(units)), key=lambda i: -ladders[i][0].divergence)
     schemes: dict[str, Scheme | None] = {}
     reasons: dict[str, str] = {}
     for rank, index in enumerate(order):
+        rung, least = ladders[index][chosen[index]], ladders[index][0]
         for each in units[index]:
-            schemes[each.module] = ladder[chosen[index]]
+            schemes[each.module] = rung.scheme
             reasons[each.module] = (
-                f"KL {divergences[index]:.2e} at 4 bits, number {rank + 1} of {len(units)} in sensitivity"
+                f"KL {least.divergence:.2e} at 4 bits, number {rank + 1} of {len(units)} in sensitivity"
+                + (f"; {rung.divergence:.2e} expected as chosen" if rung is not least else "")
             )
     return (
         tuple(replace(each, scheme=schemes[each.module]) if each.module in schemes else each for each in planned),
         reasons,
     )
+
+
+def spend(ladders: Sequence[Sequence[Rung]], bits: float) -> list[int]:
+    """The rung of each ladder, so that all together take at most `bits` and few other choices diverge less.
+
+    Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Steps are taken in the order
+    of what a bit buys, each to the rung that buys most, and what is left then goes to whatever still fits.
+    """
+    chosen = [0] * len(ladders)
+    left = bits - sum(ladder[0].bits for ladder in ladders)
+    while True:
+        steps = [
+            ((ladder[now].divergence - rung.divergence) / (rung.bits - ladder[now].bits), i, step)
+            for i, (ladder, now) in enumerate(zip(ladders, chosen, strict=True))
+            for step, rung in enumerate(ladder)
+            if step > now and rung.bits - ladder[now].bits <= left and rung.divergence < ladder[now].divergence
+        ]
+        if not steps:
+            return chosen
+        _, i, step = max(steps, key=lambda found: (found[0], -found[1]))
+        left -= ladders[i][step].bits - ladders[i][chosen[i]].bits
+        chosen[i] = step
 
 
 def _units(planned: Sequence[Planned]) -> list[list[Planned]]:
@@ -72,48 +104,27 @@ def _units(planned: Sequence[Planned]) -> list[list[Planned]]:
     return list(units.values())
 
 
-def _sensitivities(
-    graph: ModelGraph, units: Sequence[Sequence[Planned]], scheme: Scheme, sequences: Sequence[Tensor], data: ModelData
-) -> list[float]:
-    weights = {n.name: evaluate(graph.weights[n.name], data.source) for n in graph.weight_nodes()}
-    reference = [_log_probabilities(graph, weights, ids) for ids in sequences]
-    found = []
-    for done, unit in enumerate(units):
-        data.progress("sensitivity", done, len(units))
-        changed = dict(weights)
+def _schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
+    """What a unit may get, in ascending bits. Raises OptionError if no group of 4-bit codes divides its columns."""
+    name = "int4" if budget.method == "rtn" else f"int4-{budget.method}"
+    four = [SCHEMES[name], *(replace(SCHEMES[name], name=f"{name}:g{group}", group=group) for group in (64, 32))]
+    fitting = [scheme for scheme in four if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
+    if not fitting:
         for each in unit:
-            rounded = round_to_nearest(weights[each.weights[0].name], scheme).values()
-            changed |= {node.name: rounded.to(node.meta["val"].dtype) for node in each.weights}
-        total = sum(
-            float((log_p.exp() * (log_p - _log_probabilities(graph, changed, ids))).sum(-1).mean())
-            for log_p, ids in zip(reference, sequences, strict=True)
-        )
-        found.append(max(total / len(sequences), 0.0))
-    data.progress("sensitivity", len(units), len(units))
-    return found
+            check_columns(graph, each, four[-1])
+    return [*fitting, SCHEMES["int8"], None]
 
 
-def _log_probabilities(graph: ModelGraph, weights: dict[str, Tensor], ids: Tensor) -> Tensor:
-    inputs = {"input_ids": ids, "positions": torch.arange(len(ids))}
-    return GraphInterpreter(graph.graph).outputs(weights | inputs).float().log_softmax(-1)
-
-
-def _spend(
+def _left(
     units: Sequence[Sequence[Planned]],
-    divergences: Sequence[float],
-    ladder: Sequence[Scheme | None],
+    schemes_of: Sequence[Sequence[Scheme | None]],
     budget: Budget,
     planned: Sequence[Planned],
-) -> list[int]:
-    """The step of the ladder for each unit. A step of 4 more bits leaves about 1/256 of a divergence, which grows with
-    the square of the rounding error."""
-
-    def cost(unit: Sequence[Planned], step: int) -> float:
-        return sum(_bits(each, ladder[step]) for each in unit)
-
+) -> float:
+    """Bits that the budget leaves when all units are at 4."""
     elements = sum(_elements(each) for each in planned if each.products)
     left = budget.bits * elements - sum(_bits(e, e.scheme) for e in planned if e.is_fixed and e.products)
-    left -= sum(cost(unit, 0) for unit in units)
+    left -= sum(_bits(each, of_unit[0]) for unit, of_unit in zip(units, schemes_of, strict=True) for each in unit)
     if left < 0:
         least = budget.bits - left / elements
         raise OptionError(
@@ -121,20 +132,77 @@ def _spend(
             at=f"quantize=auto:{budget.bits}",
             fix=f"give at least auto:{least + 0.005:.2f}",
         )
-    chosen = [0] * len(units)
-    heap = [(-d / (cost(u, 1) - cost(u, 0)), i) for i, (d, u) in enumerate(zip(divergences, units, strict=True))]
-    heapq.heapify(heap)
-    while heap:
-        _, i = heapq.heappop(heap)
-        extra = cost(units[i], chosen[i] + 1) - cost(units[i], chosen[i])
-        if extra > left:
+    return left
+
+
+def _ladders(
+    graph: ModelGraph,
+    units: Sequence[Sequence[Planned]],
+    schemes_of: Sequence[Sequence[Scheme | None]],
+    sequences: Sequence[Tensor],
+    data: ModelData,
+) -> list[list[Rung]]:
+    """What each unit may be given, with the divergence measured for 4 bits and expected for the rest."""
+    if not units:
+        return []
+    stream = Stream(graph, data.source, sequences)
+    unit_of = {reader: i for i, unit in enumerate(units) for each in unit for reader in each.readers}
+    branches: dict[int, int] = {}
+    errors: dict[int, list[float]] = {}
+    for node in stream.stops(unit_of):
+        index = unit_of[node]
+        if index not in branches:
+            data.progress("sensitivity", len(branches), len(units))
+            branches[index] = stream.branch()
+        each = next(each for each in units[index] if node in each.readers)
+        weight = call_arguments(node)["weight"]
+        values = stream.weight(weight)
+        four = schemes_of[index][0]
+        assert four is not None
+        stream.replace_weight(branches[index], weight, round_to_nearest(values, four).values().to(values.dtype))
+        if node is each.products[0]:
+            importance = stream.rows(call_arguments(node)["x"]).float().square().mean(0)
+            found = [_error(values, scheme, importance) for scheme in schemes_of[index]]
+            errors[index] = [a + b for a, b in zip(errors.get(index, [0.0] * len(found)), found, strict=True)]
+    divergences = _divergences(stream, len(sequences))
+    data.progress("sensitivity", len(units), len(units))
+    return [
+        [
+            Rung(scheme, sum(_bits(each, scheme) for each in unit), divergences[branches[i] - 1] * error / errors[i][0])
+            for scheme, error in zip(schemes_of[i], errors[i], strict=True)
+        ]
+        for i, unit in enumerate(units)
+    ]
+
+
+def _error(weight: Tensor, scheme: Scheme | None, importance: Tensor) -> float:
+    """The square of what rounding changes in the products of a weight, estimated from some of its rows."""
+    if scheme is None:
+        return 0.0
+    step = -(-len(weight) // _ROWS)
+    some = weight[::step]
+    with one_thread():
+        total = sum(
+            float((round_to_nearest(rows, scheme).values() - rows).square_().mul_(importance).sum())
+            for rows in row_chunks(some, scheme)
+        )
+    return max(total * len(weight) / len(some), 1e-30)
+
+
+def _divergences(stream: Stream, sequences: int) -> list[float]:
+    """The mean divergence of each branch from the plain run."""
+    plain: list[Tensor] = []
+    found: list[float] = []
+    for index, logits in enumerate(stream.outputs()):
+        log_q = logits.float().log_softmax(-1)
+        if index < sequences:
+            plain.append(log_q)
             continue
-        left -= extra
-        chosen[i] += 1
-        if chosen[i] + 1 < len(ladder):
-            gain = divergences[i] / 256 / (cost(units[i], chosen[i] + 1) - cost(units[i], chosen[i]))
-            heapq.heappush(heap, (-gain, i))
-    return chosen
+        log_p = plain[index % sequences]
+        if index % sequences == 0:
+            found.append(0.0)
+        found[-1] += float((log_p.exp() * (log_p - log_q)).sum(-1).mean()) / sequences
+    return [max(each, 0.0) for each in found]
 
 
 def _elements(planned: Planned) -> int:

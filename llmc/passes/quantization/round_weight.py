@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.ops.weight_codes import CODE_RANGE, weight_codes, weight_scales, weight_values, weight_zeros
 from llmc.schemes import BLOCK, Scheme
 
 # Elements that are rounded at a time, so that the many fp32 intermediates of a fit stay in a core's cache.
-_CHUNK = 1 << 18
+_CHUNK = 1 << 16
 # Shares of the covering range that a fit tries. Source: the same grid as AutoGPTQ's and AWQ's clipping searches.
 _SHRINKAGES = tuple(1.0 - i / 40 for i in range(1, 17))
 
@@ -55,12 +55,16 @@ def fitted_scales(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[T
 
 def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tuple[Tensor, Tensor | None]:
     """Scales and zeros of a weight's rows: covering, or of several shrunk ones those with the least weighted error."""
-    scales, zeros = _covering(weight, scheme, 1.0)
+    width = scheme.columns or weight.shape[1]
+    scales, zeros = _covering(weight, scheme, width)
     if importance is None or scheme.format == "mxfp4" or _shared_rows(weight, scheme) > 1:
         return scales, zeros
     best = _group_error(weight, scales, zeros, scheme, importance)
+    # What covers a group's extremes covers the group.
+    grouped = weight.view(len(weight), -1, width)
+    extremes = torch.stack((grouped.amin(-1), grouped.amax(-1)), -1).flatten(1)
     for shrinkage in _SHRINKAGES:
-        tried, zero = _covering(weight, scheme, shrinkage)
+        tried, zero = _covering(extremes * shrinkage, scheme, 2)
         error = _group_error(weight, tried, zero, scheme, importance)
         better = error < best
         best = torch.where(better, error, best)
@@ -92,14 +96,13 @@ def row_chunks(weight: Tensor, scheme: Scheme) -> Iterator[Tensor]:
         yield rows.float()
 
 
-def _covering(weight: Tensor, scheme: Scheme, shrinkage: float) -> tuple[Tensor, Tensor | None]:
+def _covering(weight: Tensor, scheme: Scheme, width: int) -> tuple[Tensor, Tensor | None]:
+    """Scales and zeros for groups of `width` columns."""
     # bf16 scales are as good as fp32 ones, since codes are chosen after the scale is rounded; fp32 costs little.
     dtype = torch.float32 if scheme.columns is None else torch.bfloat16
     shared = _shared_rows(weight, scheme)
-    width = scheme.columns or weight.shape[1]
-    scaled = weight if shrinkage == 1.0 else weight * shrinkage
-    scales = weight_scales(scaled, scheme.format, width, scheme.symmetric, shared, dtype)
-    return scales, None if scheme.symmetric else weight_zeros(scaled, scales, scheme.format, shared)
+    scales = weight_scales(weight, scheme.format, width, scheme.symmetric, shared, dtype)
+    return scales, None if scheme.symmetric else weight_zeros(weight, scales, scheme.format, shared)
 
 
 def _shared_rows(weight: Tensor, scheme: Scheme) -> int:
@@ -107,6 +110,18 @@ def _shared_rows(weight: Tensor, scheme: Scheme) -> int:
 
 
 def _group_error(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, importance: Tensor) -> Tensor:
-    codes = weight_codes(weight, scales, zeros, scheme.format)
-    error = (weight_values(codes, scales, zeros, scheme.format) - weight).square_().mul_(importance)
-    return error.reshape(len(weight), scales.shape[1], -1).sum(-1)
+    groups = scales.shape[1]
+    if scheme.format not in CODE_RANGE:
+        codes = weight_codes(weight, scales, zeros, scheme.format)
+        error = (weight_values(codes, scales, zeros, scheme.format) - weight).square_().mul_(importance)
+        return error.reshape(len(weight), groups, -1).sum(-1)
+    # The same in place and without codes: a fit does it seventeen times.
+    grouped, scale = weight.view(len(weight), groups, -1), scales.float()[..., None]
+    low, high = (float(end) for end in CODE_RANGE[scheme.format])
+    rounded = (grouped / scale).round_()
+    if zeros is None:
+        rounded.clamp_(-high if scheme.format == "int8" else low, high)
+    else:
+        zero = zeros.float()[..., None]
+        rounded.clamp_(low - zero, high - zero)
+    return rounded.mul_(scale).sub_(grouped).square_().mul_(importance.view(groups, -1)).sum(-1)

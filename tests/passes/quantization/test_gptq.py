@@ -32,16 +32,38 @@ def _tokens(columns: int, *, dead: bool = False) -> Tensor:
 
 
 @pytest.mark.parametrize("scheme", ["int4-gptq:g32", "int4-gptq:g32:noactorder"])
-def test_factor_is_that_of_the_inverse_hessian(scheme: str) -> None:
-    x = _tokens(1100)  # more than a leaf of the inversion and a strip of the Gram matrix
+def test_factor_is_that_of_the_hessian(scheme: str) -> None:
+    x = _tokens(1100)  # more than a strip of the Gram matrix
     hessian = gram(x.split(100), 1100)
     torch.testing.assert_close(hessian, x.t() @ x, rtol=1e-4, atol=1e-6 * float(hessian.max()))
     damped = hessian + 0.01 * hessian.diagonal().mean() * torch.eye(1100)
     solver = prepare(hessian.clone(), _scheme(scheme))
     ordered = damped[solver.order][:, solver.order].double()
-    identity = solver.factor.double() @ ordered @ solver.factor.double().t()
-    torch.testing.assert_close(identity, torch.eye(1100, dtype=torch.float64), rtol=0, atol=5e-3)
-    assert torch.equal(solver.factor, solver.factor.triu())
+    factor = solver.factor.double()
+    assert torch.equal(factor, factor.triu())
+    assert bool((factor.diagonal() == 1).all())
+    inverse = torch.linalg.solve_triangular(factor, torch.eye(1100, dtype=torch.float64), upper=True)
+    middle = inverse @ ordered @ inverse.t()
+    sizes = middle.diagonal().rsqrt()
+    scaled = middle * sizes[:, None] * sizes
+    torch.testing.assert_close(scaled, torch.eye(1100, dtype=torch.float64), rtol=0, atol=5e-3)
+
+
+def test_codes_are_those_of_the_published_update() -> None:
+    """Frantar et al.'s algorithm 1, with the Cholesky factor of the inverse Hessian, a column at a time in fp64."""
+    scheme = _scheme("int4-gptq:g32:noactorder")
+    x, weight = _tokens(96), torch.randn(16, 96, generator=torch.Generator().manual_seed(2))
+    hessian = gram([x], 96)
+    solver = prepare(hessian.clone(), scheme)
+    found = gptq(weight, solver, scheme)
+    damped = hessian.double() + 0.01 * hessian.diagonal().mean() * torch.eye(96)
+    upper = torch.linalg.cholesky(torch.linalg.inv(damped), upper=True)
+    left, scales = weight.double(), found.scales.double().repeat_interleave(32, 1)
+    for k in range(96):
+        codes = (left[:, k] / scales[:, k]).round().clamp(-8, 7)
+        assert torch.equal(codes, found.codes[:, k].double())
+        error = (left[:, k] - codes * scales[:, k]) / upper[k, k]
+        left[:, k + 1 :] -= error[:, None] * upper[k, k + 1 :]
 
 
 @pytest.mark.parametrize("scheme", ["int4-gptq:g32", "int4-gptq:g64:asym", "int4-gptq:channel:noactorder", "int8-gptq"])

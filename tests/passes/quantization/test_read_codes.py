@@ -17,13 +17,16 @@ from llmc.graph.execute import run_tokens
 from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
-from llmc.passes.pipeline import default
+from llmc.passes.pipeline import canonical, default
 from llmc.passes.runner import PipelineResult, run_pipeline
+from tests.passes.quantization.quantizing import captured_llama
 from tests.quantized_checkpoints import (
     GROUP,
     Writer,
     awq_writer,
+    by_module,
     compressed_writer,
+    fp4_writer,
     gptq_writer,
     tiny_llama,
     write_quantized,
@@ -52,6 +55,31 @@ def _compressed(format: str, weights: dict[str, Any], inputs: dict[str, Any] | N
     return config, lambda: compressed_writer(group, format)
 
 
+def _fp4(format: str, group: int) -> tuple[Any, Any]:
+    config, _ = _compressed(format, _weights(4, "float") | {"group_size": group})
+    return config, lambda: fp4_writer(config["config_groups"]["group_0"], format)
+
+
+def _several_groups() -> tuple[Any, Any]:
+    """A format of its own for each group: named, by an expression, and for what is left."""
+    named, matched, left = (
+        _compressed("pack-quantized", _weights(4)),
+        _compressed("float-quantized", _weights(8, "float", "channel")),
+        _fp4("mxfp4-pack-quantized", GROUP),
+    )
+    targets = (
+        [f"model.layers.{i}.self_attn.o_proj" for i in range(2)],
+        ["re:.*down_proj"],
+        ["Linear"],
+    )
+    groups = {
+        f"group_{i}": config["config_groups"]["group_0"] | {"targets": target, "format": config["format"]}
+        for i, ((config, _), target) in enumerate(zip((named, matched, left), targets, strict=True))
+    }
+    config = left[0] | {"format": "mixed-precision", "config_groups": groups}
+    return config, lambda: by_module({"o_proj": named[1](), "down_proj": matched[1](), "": left[1]()})
+
+
 def _gptq(version: str, *, bits: int = 4, symmetric: bool = True, act_order: bool = False) -> tuple[Any, Any]:
     config = {"quant_method": "gptq", "bits": bits, "group_size": GROUP, "desc_act": act_order, "sym": symmetric}
     offset = 1 if version == "gptq" else 0
@@ -74,6 +102,9 @@ WEIGHT_ONLY: dict[str, tuple[dict[str, Any], Any]] = {
     "int8 channels": _compressed("int-quantized", _weights(8, strategy="channel")),
     "float channels": _compressed("float-quantized", _weights(8, "float", "channel")),
     "float tensor": _compressed("float-quantized", _weights(8, "float", "tensor")),
+    "mxfp4": _fp4("mxfp4-pack-quantized", 32),
+    "nvfp4": _fp4("nvfp4-pack-quantized", 16),
+    "several groups": _several_groups(),
 }
 
 
@@ -85,7 +116,14 @@ def _written(directory: Path, config: dict[str, Any], writer: Writer) -> tuple[A
     return model, dequantized
 
 
-def _optimized(directory: Path, **options: Any) -> tuple[Captured, PipelineResult]:
+def _optimized(directory: Path) -> tuple[Captured, PipelineResult]:
+    """The graph of the checkpoint, which is that of the model, captured once."""
+    captured = Captured(captured_llama().graph, QuantizedSource(directory))
+    passes = default()[len(canonical()) :]
+    return captured, run_pipeline(captured.graph, passes, parse_options({}), data=ModelData(captured.source))
+
+
+def _captured_and_optimized(directory: Path, **options: Any) -> tuple[Captured, PipelineResult]:
     parsed = parse_options(options)
     captured = capture(directory, parsed)
     return captured, run_pipeline(captured.graph, default(), parsed, data=ModelData(captured.source))
@@ -112,7 +150,7 @@ def test_weights_and_logits_are_those_of_the_format(name: str, tmp_path: Path) -
 def test_codes_are_not_rounded_again(tmp_path: Path) -> None:
     """The placeholder of the codes is read from the file, not made from dequantized weights."""
     _written(tmp_path, *_AWQ[:1], awq_writer)
-    captured, result = _optimized(tmp_path)
+    captured, result = _captured_and_optimized(tmp_path)
     codes = [n for n in result.graph.weights if n.endswith("o_proj_weight_codes")]
     assert len(codes) == 2
     assert "::codes" in str(result.graph.weights[codes[0]])
@@ -142,7 +180,7 @@ def test_reads_a_static_scale(tmp_path: Path) -> None:
 
 def test_quantizes_what_the_checkpoint_left(tmp_path: Path) -> None:
     _written(tmp_path, _AWQ[0], awq_writer)
-    _, result = _optimized(tmp_path, quantize="lm_head=int8")
+    _, result = _captured_and_optimized(tmp_path, quantize="lm_head=int8")
     assert [w.scheme for w in result.graph.quantized][-1] == "int8"
     assert "llmc.quantized_lm_head.default" in [str(n.target) for n in result.graph.graph.nodes]
 
@@ -150,6 +188,14 @@ def test_quantizes_what_the_checkpoint_left(tmp_path: Path) -> None:
 def test_names_an_unknown_method(tmp_path: Path) -> None:
     _written(tmp_path, _AWQ[0] | {"quant_method": "hqq"}, awq_writer)
     with pytest.raises(CheckpointError, match="quantized by 'hqq'"):
+        QuantizedSource(tmp_path)
+
+
+def test_names_a_module_that_no_group_is_for(tmp_path: Path) -> None:
+    config, writer = _compressed("float-quantized", _weights(8, "float", "channel"))
+    config["config_groups"]["group_0"]["targets"] = ["re:.*(self_attn|up|gate).*"]
+    _written(tmp_path, config, writer())
+    with pytest.raises(CheckpointError, match=r"down_proj has .*, but no config group is for it"):
         QuantizedSource(tmp_path)
 
 
