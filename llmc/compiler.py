@@ -6,7 +6,7 @@ import json
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
@@ -26,7 +26,7 @@ from llmc.codegen.lowering import Lowered, lower
 from llmc.codegen.quantized_support import check_kernels
 from llmc.codegen.reference import ReferenceEngine, lower_reference
 from llmc.codegen.triton.code_rows import code_rows
-from llmc.codegen.triton.compile import compile_program, require_triton
+from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
@@ -160,7 +160,11 @@ def _build(
     if isinstance(target, GpuTarget):
         require_triton()
     check_quantization(target, options)
-    with EngineWriter(output) as writer, BackgroundCompiler(target, options) as compiler:
+    with (
+        EngineWriter(output) as writer,
+        BackgroundCompiler(target, options) as compiler,
+        kernel_workers(target) as workers,
+    ):
         with stages("capture"):
             captured = capture(model, options)
             check_model_dtype(target, options, captured.graph.info)
@@ -174,7 +178,7 @@ def _build(
             compiler.start(engine, writer.path / SOURCE_NAME)
         else:
             with stages("compile", binary_count(engine, target)):
-                engine = compile_for(target, engine, writer, stages)
+                engine = compile_for(target, engine, writer, stages, workers)
         writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
         weights = engine.program.weights
         with stages("weights", sum(slot.nbytes for slot in weights)):
@@ -292,12 +296,22 @@ def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> Lower
     return lower_reference(graph, options)
 
 
+def kernel_workers(target: Target) -> AbstractContextManager[Workers | None]:
+    """Processes that compile GPU kernels, started now: they import torch and Triton while the model is captured."""
+    return Workers(processors()) if isinstance(target, GpuTarget) else nullcontext()
+
+
 def compile_for(
-    target: Target, engine: DeviceLowered | ReferenceEngine, writer: EngineWriter, stages: Stages
+    target: Target,
+    engine: DeviceLowered | ReferenceEngine,
+    writer: EngineWriter,
+    stages: Stages,
+    workers: Workers | None,
 ) -> LoweredEngine:
     """Write what the executor runs: GPU binaries with their sources, or the graph's text.
 
-    Returns the engine with what compiling has found out about GPU kernels.
+    workers: for GPU binaries; without any they are started for each target. Returns the engine with what compiling has
+    found out about GPU kernels.
     """
     if isinstance(engine, ReferenceEngine):
         writer.write_text(GRAPH_NAME, engine.graph_text)
@@ -311,7 +325,7 @@ def compile_for(
         # One target's binaries may have the names of another's.
         folder = f"kernels/{member.name}" if target.members else "kernels"
         program = engine.programs[member.name]
-        compiled = compile_program(program, writer.path, member, stages.advance, folder)
+        compiled = compile_program(program, writer.path, member, stages.advance, folder, workers)
         for kernel in compiled.launched_kernels():
             writer.add_file(kernel.binaries[member.arch_name].file)
         engine.programs[member.name] = compiled

@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 from queue import SimpleQueue
@@ -45,20 +46,22 @@ def compile_kernels(
     targets: Sequence[GpuTarget],
     progress: Callable[[int], None] | None = None,
     folder: str = "kernels",
+    workers: Workers | None = None,
 ) -> tuple[DeviceKernel, ...]:
     """The kernels with a binary for each target's instruction set, in the folder.
 
     Those of a library stay as they are. directory: the engine's, which kernels' sources are relative to, and the folder
-    too. progress: told 1 for each kernel compiled. Raises LoweringError for a kernel that does not compile or does not
-    fit the target's shared memory.
+    too. progress: told 1 for each kernel compiled. workers: if some are running already. Raises LoweringError for a
+    kernel that does not compile or does not fit the target's shared memory.
     """
     archs = {target.arch_name: target for target in reversed(targets)}
     jobs = [(kernel, target) for target in archs.values() for kernel in kernels if not kernel.is_library]
     binaries: dict[str, dict[str, DeviceBinary]] = {kernel.name: {} for kernel in kernels}
     if jobs:
-        with Workers(min(len(jobs), processors())) as workers:
+        opened: AbstractContextManager[Workers] = nullcontext(workers) if workers else Workers(_needed(len(jobs)))
+        with opened as ready:
             (directory / folder).mkdir(parents=True, exist_ok=True)
-            for (kernel, target), compiled in zip(jobs, workers.compile_all(jobs, directory, folder), strict=True):
+            for (kernel, target), compiled in zip(jobs, ready.compile_all(jobs, directory, folder), strict=True):
                 compiled.assembly.unlink()
                 binaries[kernel.name][target.arch_name] = compiled.binary
                 if progress is not None:
@@ -72,9 +75,10 @@ def compile_program(
     target: GpuTarget,
     progress: Callable[[int], None] | None = None,
     folder: str = "kernels",
+    workers: Workers | None = None,
 ) -> Program:
     """The program with binaries for the kernels that its steps launch; otherwise as `compile_kernels`."""
-    compiled = compile_kernels(program.launched_kernels(), directory, (target,), progress, folder)
+    compiled = compile_kernels(program.launched_kernels(), directory, (target,), progress, folder, workers)
     by_name = {kernel.name: kernel for kernel in compiled}
     return replace(program, kernels=tuple(by_name.get(kernel.name, kernel) for kernel in program.kernels))
 
@@ -98,6 +102,8 @@ class Workers:
         self._threads.shutdown(cancel_futures=True)
         for process in self._processes:
             assert process.stdin is not None and process.stdout is not None
+            if kind is not None:
+                process.kill()  # It may still be importing, which whoever reads the error need not wait for.
             process.stdin.close()
             process.wait()
             process.stdout.close()
@@ -178,6 +184,10 @@ class Workers:
             )
         answer: dict[str, Any] = json.loads(line)
         return answer
+
+
+def _needed(jobs: int) -> int:
+    return min(jobs, processors())
 
 
 def processors() -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -125,3 +126,9 @@ def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> Non
     if case != "linear in fp32":
         expected |= {"tile_kernel", *(("persistent_kernel",) if target.has_tma and case != "linear, odd" else ())}
     assert found - {"rms_norm_kernel"} == expected
+
+
+def test_an_error_does_not_wait_for_workers_that_start() -> None:
+    with pytest.raises(ValueError, match="no such model"), Workers(1) as started:
+        raise ValueError("no such model")
+    assert [process.returncode for process in started._processes] == [-signal.SIGKILL]
