@@ -2,10 +2,11 @@
 
     python -m benchmarks.cost_model [--engine examples/out/llama-3.2-1b.llmc] [--rounds 7] [--json FILE]
 
-Every round measures the machine (bytes read, multiply-adds, packing, a parallel loop, how much transfer and arithmetic
-hide each other; all with made-up operands), then steps of each kind. Both take the best of several runs, since other
-processes only ever make a run slower. On a shared host the bandwidth changes by the minute, so a round's steps are
-compared with that round's machine, and the median ratio is what counts.
+Every round measures the machine (bytes read; of each kind of kernel what unpacking, multiplying and packing take, and
+how much of transfer and arithmetic hide each other; a parallel loop; all with made-up operands), then steps of each
+kind. Both take the best of several runs, since other processes only ever make a run slower. On a shared host the
+bandwidth changes by the minute, so a round's steps are compared with that round's machine, and the median ratio is what
+counts.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from llmc.debug.profile import Profiler, StepProfile, kernel_class
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.runtime.engine import open_executor
 from llmc.runtime.threads import thread_count
+from llmc.typed_json import to_json
 
 ALLOWED = 0.25
 
@@ -127,7 +129,7 @@ def summary_table(rounds: dict[str, list[StepProfile]]) -> Table:
     """How far the prediction is off, and the machine that it was made from."""
     table = Table(title="prediction of whole steps", title_justify="left")
     table.add_column("step", overflow="fold")
-    for column in ("off by", "rounds", "goal", "GB/s", "GFLOP/s", "not hidden"):
+    for column in ("off by", "rounds", "goal", "GB/s"):
         table.add_column(column, justify="right", no_wrap=True)
     for workload in WORKLOADS:
         steps = rounds[workload.name]
@@ -141,8 +143,6 @@ def summary_table(rounds: dict[str, list[StepProfile]]) -> Table:
             f"{min(each):+.0%} … {max(each):+.0%}",
             verdict and f"{ALLOWED:.0%}: {verdict}",
             f"{statistics.median(r.bandwidth for r in rates) / 1e9:.1f}",
-            f"{statistics.median(max(r.multiply.values()) for r in rates) / 1e9:.0f}",
-            f"{statistics.median(r.serial for r in rates):.0%}",
         )
     return table
 
@@ -152,7 +152,7 @@ def record(rounds: dict[str, list[StepProfile]], where: str) -> dict[str, Any]:
     return {
         "machine": where,
         "steps": {
-            name: [{"seconds": s.seconds, "predicted": s.predicted, "bandwidth": s.rates.bandwidth} for s in steps]
+            name: [{"seconds": s.seconds, "predicted": s.predicted, "rates": to_json(s.rates)} for s in steps]
             for name, steps in rounds.items()
         },
     }

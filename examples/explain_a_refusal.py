@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmc.debug.explain import Explanation, explain_graph
+from llmc.debug.explain import Explanation, explain_model
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import default
@@ -56,7 +56,7 @@ class Model(nn.Module):
 def explain() -> Explanation:
     torch.manual_seed(0)
     options = BuildOptions()
-    return explain_graph(capture(Model().eval(), options).graph, default(), options)
+    return explain_model(capture(Model().eval(), options), default(), options)
 
 
 def main() -> None:

@@ -14,13 +14,12 @@ from __future__ import annotations
 import subprocess
 import sys
 import tempfile
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from llmc.debug.bisect import bisect, cut_graph, outline, with_made_nodes
+from llmc.debug.bisect import Pipeline, bisect, cut_graph, outline, with_made_nodes
 from llmc.debug.cut_checks import LogitCheck
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.debug.pass_diff import diff_passes
@@ -60,12 +59,12 @@ def main(model: Path) -> None:
     print(f"diff: {found.first_over.name} is the first pass over its budget of {found.first_over.budget:.0e}")
 
     runner = MemoRun(captured.source, tokens, chunk_sizes=default_chunks(len(tokens)), block_size=options.block_size)
-    check = LogitCheck(captured.graph, passes, options, runner, runner.logits(captured.graph), tolerance=1e-4)
-    culprit = bisect(outline(captured.graph, passes, options), check)
+    pipeline = Pipeline(captured, passes, options)
+    check = LogitCheck(pipeline, runner, runner.logits(captured.graph), tolerance=1e-4)
+    culprit = bisect(outline(pipeline), check)
     print(f"bisect: {title(culprit)}, found in {len(culprit.probes)} runs")
 
-    cut = partial(cut_graph, captured.graph, passes, options)
-    before, after = cut(culprit.good), cut(culprit.bad)
+    before, after = cut_graph(pipeline, culprit.good), cut_graph(pipeline, culprit.bad)
     culprit = with_made_nodes(culprit, after)
     with tempfile.TemporaryDirectory() as directory:
         piece = changed_region(before, after, runner, captured.source)

@@ -14,6 +14,7 @@ from llmc.codegen.triton.memory_fit import fitting_sequences
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
+from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 from llmc.passes.report import PassRecord
@@ -93,7 +94,7 @@ def manifest_of(
             family=info.family,
             vocab_size=info.vocab_size,
             max_positions=info.max_positions,
-            dtype=str(info.dtype).removeprefix("torch."),
+            dtype=torch_name(info.dtype),
             bos_token_id=info.bos_token_id,
             eos_token_ids=info.eos_token_ids,
             parameters=sum(prod(slot.shape) for slot in program.weights),

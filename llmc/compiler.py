@@ -18,7 +18,8 @@ from torch.export import ExportedProgram
 
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.codegen.cpp.backend import CppBackend
-from llmc.codegen.cpp.build import compile_engine
+from llmc.codegen.cpp.background import BackgroundCompiler
+from llmc.codegen.cpp.build import SOURCE_NAME, library_name
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.lowering import Lowered, lower
@@ -159,7 +160,7 @@ def _build(
     if isinstance(target, GpuTarget):
         require_triton()
     check_quantization(target, options)
-    with EngineWriter(output) as writer:
+    with EngineWriter(output) as writer, BackgroundCompiler(target, options) as compiler:
         with stages("capture"):
             captured = capture(model, options)
             check_model_dtype(target, options, captured.graph.info)
@@ -168,9 +169,13 @@ def _build(
         with stages("lower"):
             engine = lower_for(target, result.graph, options)
             check_memory(engine.program, target, options)
-        with stages("compile", binary_count(engine, target)):
-            engine = compile_for(target, engine, writer, stages)
-            writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
+        if isinstance(engine, Lowered):
+            writer.write_text(SOURCE_NAME, engine.source)
+            compiler.start(engine, writer.path / SOURCE_NAME)
+        else:
+            with stages("compile", binary_count(engine, target)):
+                engine = compile_for(target, engine, writer, stages)
+        writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
         weights = engine.program.weights
         with stages("weights", sum(slot.nbytes for slot in weights)):
             source = captured.source
@@ -178,11 +183,19 @@ def _build(
                 partial(packed, slot, recipe, source) for slot, recipe in zip(weights, engine.recipes, strict=True)
             ]
             writer.write_weights(list(zip(weights, makers, strict=True)), progress=stages.advance)
-        with stages("finish"):
+        with stages("report"):
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
             manifest = manifest_of(captured.graph.info, target, options, engine.program, result.records)
             writer.write_text(REPORT_NAME, report_page(read_contents(writer.path, manifest, engine.program)))
+        if isinstance(engine, Lowered):
+            with stages("compile"):
+                try:
+                    library = compiler.finish()
+                except OSError as error:
+                    raise storage_error(error, writer.path) from None
+                writer.write_bytes(library_name(library), library)
+        with stages("finish"):
             manifest = writer.finish(manifest)
     return build_report(output, target, result, engine.program, manifest, stages.seconds)
 
@@ -236,7 +249,7 @@ def run_passes(
     watchers: list[Observer] = [kept, *dump_observers(captured.graph)]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
-    covered = CoverageObserver({p.name for p in built_in()})
+    covered = CoverageObserver({p.name for p in built_in()}, options)
     watchers.append(covered)
 
     def observe(record: PassRecord, graph: ModelGraph) -> None:
@@ -279,37 +292,31 @@ def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> Lower
     return lower_reference(graph, options)
 
 
-def compile_for(target: Target, engine: LoweredEngine, writer: EngineWriter, stages: Stages) -> LoweredEngine:
-    """Write what the executor runs: a shared library or GPU binaries with their sources, or the graph's text.
+def compile_for(
+    target: Target, engine: DeviceLowered | ReferenceEngine, writer: EngineWriter, stages: Stages
+) -> LoweredEngine:
+    """Write what the executor runs: GPU binaries with their sources, or the graph's text.
 
     Returns the engine with what compiling has found out about GPU kernels.
     """
     if isinstance(engine, ReferenceEngine):
         writer.write_text(GRAPH_NAME, engine.graph_text)
-    elif isinstance(engine, DeviceLowered):
-        assert isinstance(target, GpuTarget)
-        for name, text in engine.sources.items():
-            writer.write_text(name, text)
-        left_alone = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in engine.refusals]
-        writer.write_text(LOWERING_NAME, json.dumps(left_alone, indent=1, ensure_ascii=False) + "\n")
-        for member in target.compiled:
-            # One target's binaries may have the names of another's.
-            folder = f"kernels/{member.name}" if target.members else "kernels"
-            program = engine.programs[member.name]
-            compiled = compile_program(program, writer.path, member, stages.advance, folder)
-            for kernel in compiled.launched_kernels():
-                writer.add_file(kernel.binaries[member.arch_name].file)
-            engine.programs[member.name] = compiled
-            if compiled is not engine.program:
-                writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))
-    else:
-        assert isinstance(target, CpuTarget)
-        try:
-            library = compile_engine(engine, target, writer.path)
-        except OSError as error:
-            raise storage_error(error, writer.path) from None
-        for file in sorted(library.parent.iterdir()):
-            writer.add_file(f"kernels/{file.name}")
+        return engine
+    assert isinstance(target, GpuTarget)
+    for name, text in engine.sources.items():
+        writer.write_text(name, text)
+    left_alone = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in engine.refusals]
+    writer.write_text(LOWERING_NAME, json.dumps(left_alone, indent=1, ensure_ascii=False) + "\n")
+    for member in target.compiled:
+        # One target's binaries may have the names of another's.
+        folder = f"kernels/{member.name}" if target.members else "kernels"
+        program = engine.programs[member.name]
+        compiled = compile_program(program, writer.path, member, stages.advance, folder)
+        for kernel in compiled.launched_kernels():
+            writer.add_file(kernel.binaries[member.arch_name].file)
+        engine.programs[member.name] = compiled
+        if compiled is not engine.program:
+            writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))
     return engine
 
 

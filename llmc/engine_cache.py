@@ -21,6 +21,7 @@ from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError, OptionError
 from llmc.options import parse_options
 from llmc.settings import settings
+from llmc.source_digest import source_digest
 from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
@@ -28,7 +29,6 @@ if TYPE_CHECKING:
 
 _READ_BYTES = 8 << 20
 _BUILDING_ROOMS = ("graph", "ops", "passes", "codegen", "engine_format")
-_SOURCE_SUFFIXES = {".py", ".h", ".cpp"}
 _MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".model", ".txt"}
 
 
@@ -66,23 +66,12 @@ def engine_key(model: Path, target: str, options: dict[str, Any]) -> str:
     """Hexadecimal SHA-256 of all that the engine is made from."""
     files = sorted(p for p in model.iterdir() if p.is_file() and p.suffix in _MODEL_SUFFIXES)
     parts = {
-        "llmc": [llmc.__version__, _own_digest()],
+        "llmc": [llmc.__version__, source_digest(_BUILDING_ROOMS)],
         "model": {file.name: _remembered_digest(file) for file in files},
         "target": json.loads(json.dumps(asdict(resolve_target(target)), default=str, sort_keys=True)),
         "options": parse_options(options).model_dump(mode="json"),
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-
-
-def _own_digest() -> str:
-    """Of the sources that make engines: a changed pass or kernel makes others."""
-    package = Path(llmc.__file__).parent
-    digest = sha256()
-    found = [*package.glob("*.py"), *(path for room in _BUILDING_ROOMS for path in (package / room).rglob("*"))]
-    for path in sorted(path for path in found if path.suffix in _SOURCE_SUFFIXES):
-        digest.update(str(path.relative_to(package)).encode())
-        digest.update(path.read_bytes())
-    return digest.hexdigest()
 
 
 def _remembered_digest(file: Path) -> str:

@@ -12,6 +12,22 @@ from enum import Enum
 from llmc.cache_format import parse_cache_format
 from llmc.errors import EngineFormatError
 
+# Bytes of an element of each dtype, by what safetensors calls it.
+ITEMSIZES = {
+    "F64": 8,
+    "F32": 4,
+    "F16": 2,
+    "BF16": 2,
+    "F8_E4M3": 1,
+    "F8_E5M2": 1,
+    "I64": 8,
+    "I32": 4,
+    "I16": 2,
+    "I8": 1,
+    "U8": 1,
+    "BOOL": 1,
+}
+
 
 class RowCount(Enum):
     """How many rows a buffer has in a step: one a token, one a requested logit row, or a fixed single one."""
@@ -130,7 +146,7 @@ class CacheSlot:
 
     def key_and_value_bytes(self, block_size: int) -> tuple[int, int]:
         """Bytes of the keys and of the values of one block of this layer."""
-        row = self.kv_heads * block_size * {"F32": 4, "BF16": 2, "F16": 2, "U8": 1}[self.dtype]
+        row = self.kv_heads * block_size * ITEMSIZES[self.dtype]
         keys, values = self.widths()
         return row * keys, row * values
 
@@ -167,8 +183,6 @@ class Operand:
         return f"{self.space}:{self.name}{offset}" + ("" if self.stride is None else f"/{self.stride}")
 
 
-# Bytes of an element.
-ITEMSIZES = {"F32": 4, "BF16": 2, "F16": 2, "I32": 4, "I8": 1, "U8": 1}
 # In place of a source file: the kernel is a library's.
 LIBRARY = "library"
 

@@ -19,10 +19,11 @@ BISECT_PREFIX = "LLMC_BISECT_"
 class Settings:
     """What the environment says.
 
-    cache_dir (LLMC_CACHE_DIR): compiled kernels and tuning results. debug (LLMC_DEBUG=1): tracebacks for errors.
-    threads (LLMC_THREADS): of the CPU engine; None is one per available processor. dump (LLMC_DUMP): where the graph
-    after every pass is written as text; None for nowhere. api_key (LLMC_API_KEY): of `llmc serve` and of the clients
-    that llmc has for it.
+    cache_dir (LLMC_CACHE_DIR): compiled kernels, captured graphs and tuning results. debug (LLMC_DEBUG=1): tracebacks
+    for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available processor. dump (LLMC_DUMP): where
+    the graph after every pass is written as text; None for nowhere. api_key (LLMC_API_KEY): of `llmc serve` and of the
+    clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE=0 turns it off): whether captured graphs are kept
+    and found again.
     """
 
     cache_dir: Path
@@ -30,6 +31,7 @@ class Settings:
     threads: int | None
     dump: Path | None = None
     api_key: str | None = field(default=None, repr=False)
+    capture_cache: bool = True
 
 
 @cache
@@ -40,7 +42,14 @@ def settings() -> Settings:
 
 def read_settings(environ: Mapping[str, str]) -> Settings:
     """Parse the LLMC_* variables; an unknown one or a bad value is an OptionError. Empty is as good as unset."""
-    known = {"LLMC_API_KEY", "LLMC_CACHE_DIR", "LLMC_DEBUG", "LLMC_DUMP", "LLMC_THREADS"}
+    known = {
+        "LLMC_API_KEY",
+        "LLMC_CACHE_DIR",
+        "LLMC_CAPTURE_CACHE",
+        "LLMC_DEBUG",
+        "LLMC_DUMP",
+        "LLMC_THREADS",
+    }
     for name in environ:
         if name.startswith("LLMC_") and name not in known and not name.startswith(BISECT_PREFIX):
             near = difflib.get_close_matches(name, sorted(known), n=1)
@@ -53,16 +62,18 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             at=f"LLMC_THREADS={threads}",
             fix="give a whole number from 1 to 1024, or unset it for one thread per processor",
         )
-    debug = environ.get("LLMC_DEBUG", "")
-    if debug not in ("", "0", "1"):
-        raise OptionError(f"LLMC_DEBUG cannot be {debug!r}", at=f"LLMC_DEBUG={debug}", fix="set it to 0 or 1")
+    for name in ("LLMC_DEBUG", "LLMC_CAPTURE_CACHE"):
+        value = environ.get(name, "")
+        if value not in ("", "0", "1"):
+            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value}", fix="set it to 0 or 1")
     dump = environ.get("LLMC_DUMP", "")
     return Settings(
         _cache_dir(environ),
-        debug == "1",
+        environ.get("LLMC_DEBUG") == "1",
         int(threads) if threads else None,
         Path(dump).expanduser() if dump else None,
         environ.get("LLMC_API_KEY") or None,
+        environ.get("LLMC_CAPTURE_CACHE") != "0",
     )
 
 

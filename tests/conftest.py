@@ -13,6 +13,7 @@ import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
 from tests.family_captures import FamilyCaptures, family_captures
 
 GOLDEN = Path(__file__).parent / "golden"
+DRAFT = Path(__file__).parent.parent / "examples" / "models" / "bard-draft"
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -39,6 +40,17 @@ def one_torch_thread() -> None:
 def captured_family(tmp_path_factory: pytest.TempPathFactory) -> FamilyCaptures:
     """`captured_family(name)`: a tiny model of the family and its capture, made once."""
     return family_captures(tmp_path_factory)
+
+
+@pytest.fixture(scope="session")
+def draft_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The shipped two-layer model for this machine's CPU, with sequences of 256 tokens."""
+    # Not above, where nothing has said yet that Triton's kernels are interpreted.
+    from llmc.compiler import build
+
+    path = tmp_path_factory.mktemp("draft") / "draft.llmc"
+    build(DRAFT, path, max_model_len=256)
+    return path
 
 
 @pytest.fixture

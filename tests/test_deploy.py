@@ -10,14 +10,14 @@ import pytest
 import typer.main
 import yaml
 
-from llmc.cli.app import app
+from llmc.cli.app import command_line
 
 DEPLOY = Path(__file__).parent.parent / "deploy"
 OBJECTS: list[Any] = list(yaml.safe_load_all((DEPLOY / "kubernetes.yaml").read_text()))
 
 
 def serve_flags() -> set[str]:
-    command: Any = typer.main.get_command(app)
+    command: Any = typer.main.get_command(command_line())
     return {name for parameter in command.commands["serve"].params for name in parameter.opts}
 
 

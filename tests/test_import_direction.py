@@ -14,6 +14,7 @@ FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_js
     "library",
     "quantized_weight",
     "schemes",
+    "source_digest",
 }
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
@@ -28,6 +29,7 @@ ALLOWED: dict[str, set[str]] = {
     "typed_json": {"errors"},
     "grid": {"errors"},
     "library": set(),
+    "source_digest": set(),
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

@@ -21,8 +21,9 @@ def test_python_blocks_run(tmp_path: Path) -> None:
 
 
 def test_the_verbs_that_it_names_exist() -> None:
-    from llmc.cli.app import app
+    from llmc.cli.app import command_line
 
+    app = command_line()
     named = set(re.findall(r"`llmc ([a-z]+)", (ROOT / "README.md").read_text(encoding="utf-8")))
     groups = {group.typer_instance.info.name for group in app.registered_groups if group.typer_instance is not None}
     assert named <= {command.name for command in app.registered_commands} | groups

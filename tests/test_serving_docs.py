@@ -8,7 +8,7 @@ from typing import Any
 
 import typer.main
 
-from llmc.cli.app import app
+from llmc.cli.app import command_line
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.completion import CompletionRequest
 
@@ -22,7 +22,7 @@ def flags_of(command: Any) -> set[str]:
 
 def test_flags_exist() -> None:
     named = set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", TEXT))
-    assert named and named <= flags_of(typer.main.get_command(app)) | {"--help"}
+    assert named and named <= flags_of(typer.main.get_command(command_line())) | {"--help"}
 
 
 def test_fields_exist() -> None:

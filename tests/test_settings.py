@@ -20,6 +20,7 @@ def test_defaults() -> None:
 
 def test_values() -> None:
     settings = read_settings({"LLMC_CACHE_DIR": "/c", "LLMC_DEBUG": "1", "LLMC_THREADS": "3"})
+    assert settings.capture_cache and not read_settings({"LLMC_CAPTURE_CACHE": "0"}).capture_cache
     assert (settings.cache_dir, settings.debug, settings.threads) == (Path("/c"), True, 3)
 
 
@@ -29,6 +30,7 @@ def test_values() -> None:
         ("LLMC_THREADS", "0", "LLMC_THREADS cannot be '0'"),
         ("LLMC_THREADS", "two", "LLMC_THREADS cannot be 'two'"),
         ("LLMC_DEBUG", "yes", "set it to 0 or 1"),
+        ("LLMC_CAPTURE_CACHE", "off", "set it to 0 or 1"),
         ("LLMC_CACHEDIR", "/c", "did you mean LLMC_CACHE_DIR"),
     ],
 )

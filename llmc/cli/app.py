@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import atexit
+import importlib
 import os
 import sys
 from typing import NoReturn
@@ -10,41 +11,39 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
-from llmc.cli.bench import bench
-from llmc.cli.bisect import bisect
-from llmc.cli.build import build
-from llmc.cli.chat import chat
-from llmc.cli.diff import diff
-from llmc.cli.env import env
-from llmc.cli.explain import explain
-from llmc.cli.inspect import inspect
-from llmc.cli.passes import passes
-from llmc.cli.profile import profile
-from llmc.cli.report import report
-from llmc.cli.run import run
-from llmc.cli.serve import serve
-from llmc.cli.targets import targets
-from llmc.cli.tune import tune
-from llmc.cli.verify import verify
-from llmc.cli.viz import viz
 from llmc.errors import LlmcError
 
 USER_ERROR = 2
 INTERRUPTED = 130
 
-app = typer.Typer(
-    name="llmc",
-    help="An ahead-of-time compiler for LLM inference: model in, self-contained engine directory out.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-    rich_markup_mode="rich",
-)
-BUILDING = (build, run, chat, serve, verify, inspect, tune, targets, env)
-DEBUGGING = (report, viz, profile, passes, explain, diff, bisect)
-for verb in (*BUILDING, *DEBUGGING):
-    app.command(verb.__name__)(verb)
-app.add_typer(bench)
+BUILDING = ("build", "run", "chat", "serve", "verify", "inspect", "tune", "targets", "env")
+DEBUGGING = ("report", "viz", "profile", "passes", "explain", "diff", "bisect")
+
+
+def command_line(verb: str | None = None) -> typer.Typer:
+    """The command with all its verbs, or with only the one that is asked for, if there is one of that name.
+
+    Importing all of them takes longer than an engine takes to its first token.
+    """
+    app = typer.Typer(
+        name="llmc",
+        help="An ahead-of-time compiler for LLM inference: model in, self-contained engine directory out.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+    )
+    app.callback()(_no_options_of_its_own)
+    verbs = (*BUILDING, *DEBUGGING)
+    for name in (verb,) if verb in verbs else verbs:
+        app.command(name)(getattr(importlib.import_module(f"llmc.cli.{name}"), name))
+    if verb not in verbs:
+        app.add_typer(importlib.import_module("llmc.cli.bench").bench)
+    return app
+
+
+def _no_options_of_its_own() -> None:
+    """Makes Typer expect a verb even where it knows a single one."""
 
 
 def run_process() -> NoReturn:
@@ -64,7 +63,7 @@ def run_process() -> NoReturn:
 def main() -> None:
     """Run the command line. LlmcError: exit code 2 and one clean message; its traceback with LLMC_DEBUG=1."""
     try:
-        app(standalone_mode=True)
+        command_line(sys.argv[1] if len(sys.argv) > 1 else None)(standalone_mode=True)
     except LlmcError as error:
         if os.environ.get("LLMC_DEBUG") == "1":
             raise

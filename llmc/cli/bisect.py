@@ -17,13 +17,23 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from llmc.cli.bisect_session import Asked, Session, open_session
+from llmc.cli.quantization import (
+    Calibration,
+    CalibrationLength,
+    CalibrationSequences,
+    KvCache,
+    Quantize,
+    quantization_options,
+)
 from llmc.debug.sample_tokens import Sample
 from llmc.errors import LlmcError, OptionError
-from llmc.options import parse_options
+from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.bisect import Culprit, Outline, Probe
     from llmc.debug.reproduction import Reproduction
+
+_DEFAULTS = BuildOptions()
 
 
 def bisect(
@@ -53,6 +63,11 @@ def bisect(
     seed: Annotated[int, typer.Option(help="of random ids, where there is no tokenizer")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = "auto",
+    quantize: Quantize = None,
+    kv_cache: KvCache = _DEFAULTS.kv_cache,
+    calibration: Calibration = None,
+    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
+    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
     disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
     allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
     passes_from: Annotated[
@@ -69,6 +84,7 @@ def bisect(
         {
             "dtype": dtype,
             "kv_dtype": kv_dtype,
+            **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
             "disable_passes": tuple(disable_pass or ()),
             "allow_fallback": tuple(allow_fallback or ()),
         }
@@ -89,7 +105,15 @@ def bisect(
     with bars, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
         task = bars.add_task("capture", total=None)
         session = open_session(
-            model, options, passes_from, Sample(text, tokens, length, seed), asked, target, good, Path(scratch)
+            model,
+            options,
+            passes_from,
+            Sample(text, tokens, length, seed),
+            asked,
+            target,
+            good,
+            Path(scratch),
+            lambda doing: bars.update(task, description=doing),
         )
         bars.update(task, description="run the check")
         shown = partial(_show_probe, console, session.whole)
@@ -134,8 +158,7 @@ def _reproduce(session: Session, culprit: Culprit, directory: Path, command: lis
     from llmc.debug.region import changed_region
     from llmc.debug.reproduction import write_reproduction
 
-    captured = session.captured
-    cut = partial(cut_graph, captured.graph, session.passes, session.options)
+    cut = partial(cut_graph, session.pipeline)
     without = culprit.bad - 1 if culprit.rewrite is not None else culprit.good
     before, after, piece = cut(without), None, None
     if culprit.rewrite is not None:
@@ -143,7 +166,7 @@ def _reproduce(session: Session, culprit: Culprit, directory: Path, command: lis
             after = cut(culprit.bad)
         if after is not None:
             culprit = with_made_nodes(culprit, after)
-            piece = changed_region(before, after, session.runner, captured.source)
+            piece = changed_region(before, after, session.runner, session.pipeline.captured.source)
     return culprit, write_reproduction(directory, culprit, before, after, piece, command)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,9 +17,8 @@ from llmc.options import BuildOptions
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from llmc.debug.bisect import Check, Outline
+    from llmc.debug.bisect import Check, Outline, Pipeline
     from llmc.debug.memo_run import MemoRun
-    from llmc.graph.capture import Captured
     from llmc.passes.rewrite import Pass
 
 
@@ -62,11 +61,9 @@ class Asked:
 
 @dataclass(frozen=True)
 class Session:
-    """A captured model, its pipeline, and the check. uncut: passes that every cut needs whole."""
+    """A model's pipeline, and the check. uncut: passes that every cut needs whole."""
 
-    captured: Captured
-    passes: Sequence[Pass]
-    options: BuildOptions
+    pipeline: Pipeline
     runner: MemoRun
     whole: Outline
     check: Check
@@ -82,8 +79,9 @@ def open_session(
     target: str,
     good: int,
     scratch: Path,
+    progress: Callable[[str], None],
 ) -> Session:
-    from llmc.debug.bisect import outline
+    from llmc.debug.bisect import Pipeline, outline
     from llmc.debug.memo_run import MemoRun, default_chunks
     from llmc.engine_format.manifest import MANIFEST_NAME
     from llmc.graph.capture import capture
@@ -93,29 +91,19 @@ def open_session(
         raise OptionError(
             "an engine's passes cannot be run again", at=model, fix="name the model directory that it was built from"
         )
-    pipeline = added_passes(passes_from) or default()
+    passes = added_passes(passes_from) or default()
     captured = capture(model, options)
+    pipeline = Pipeline(captured, passes, options, progress)
     info = captured.graph.info
     ids = sample_tokens(model / "tokenizer.json", info.vocab_size, sample, info.max_positions)
     runner = MemoRun(captured.source, ids, chunk_sizes=default_chunks(len(ids)), block_size=options.block_size)
-    whole = outline(captured.graph, pipeline, options)
-    check = _check(
-        asked, captured, pipeline, options, runner, partial(_build, model, target, pipeline, options), good, scratch
-    )
-    return Session(
-        captured, pipeline, options, runner, whole, check, essential() if asked.needs_engine else frozenset()
-    )
+    whole = outline(pipeline)
+    check = _check(asked, pipeline, whole, runner, partial(_build, model, target, passes, options), good, scratch)
+    return Session(pipeline, runner, whole, check, essential() if asked.needs_engine else frozenset())
 
 
 def _check(
-    asked: Asked,
-    captured: Captured,
-    passes: Sequence[Pass],
-    options: BuildOptions,
-    runner: MemoRun,
-    build: Any,
-    good: int,
-    scratch: Path,
+    asked: Asked, pipeline: Pipeline, whole: Outline, runner: MemoRun, build: Any, good: int, scratch: Path
 ) -> Check:
     from llmc.debug.check_passes import BUDGETS
     from llmc.debug.cut_checks import CommandCheck, LogitCheck, SpeedCheck
@@ -124,22 +112,24 @@ def _check(
     if asked.slower_than is not None:
         return SpeedCheck(build, runner.tokens, asked.slower_than, good, scratch)
     if asked.check is not None:
-        return CommandCheck(asked.check, captured.graph, passes, options, runner, build if asked.needs_engine else None)
-    dtype = captured.graph.info.dtype
+        return CommandCheck(asked.check, pipeline, runner, build if asked.needs_engine else None)
+    captured = pipeline.captured.graph
+    dtype = captured.info.dtype
     # A reference in fp32 is further away than the graph that the passes started from.
     default = (
         BUDGETS[Numerics.REORDER, dtype] if asked.against is None else TOLERANCE[str(dtype).removeprefix("torch.")]
     )
     allowed = default if asked.tolerance is None else asked.tolerance
-    reference = runner.logits(captured.graph) if asked.against is None else _reference(asked.against, runner.tokens)
-    vocabulary = captured.graph.info.vocab_size
+    reference = runner.logits(captured) if asked.against is None else _reference(asked.against, runner.tokens)
+    vocabulary = captured.info.vocab_size
     if reference.shape[-1] != vocabulary:
         raise OptionError(
             f"the reference has {reference.shape[-1]} tokens in its vocabulary, the model {vocabulary}",
             at=f"--against {asked.against}",
             fix="name the model that this one should agree with",
         )
-    return LogitCheck(captured.graph, passes, options, runner, reference, allowed)
+    lossy = whole.lossy(dtype) if asked.tolerance is None else ()
+    return LogitCheck(pipeline, runner, reference, allowed, lossy)
 
 
 def _reference(against: Path, tokens: Sequence[int]) -> Tensor:

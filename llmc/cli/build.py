@@ -14,7 +14,16 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from llmc.cli.quantization import mean_bits, quantization_table
+from llmc.cli.quantization import (
+    Calibration,
+    CalibrationLength,
+    CalibrationSequences,
+    KvCache,
+    Quantize,
+    mean_bits,
+    quantization_options,
+    quantization_table,
+)
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.options import BuildOptions
 from llmc.runtime.threads import thread_count
@@ -33,16 +42,11 @@ def build(
     target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU")] = "cpu",
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype,
     kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype,
-    quantize: Annotated[
-        list[str] | None,
-        typer.Option(help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)"),
-    ] = None,
-    kv_cache: Annotated[str, typer.Option(help="auto, or codes: int8, int4, fp8")] = _DEFAULTS.kv_cache,
-    calibration: Annotated[Path | None, typer.Option(help="text or token file for methods that look at data")] = None,
-    calibration_sequences: Annotated[
-        int, typer.Option(help="sequences taken from it")
-    ] = _DEFAULTS.calibration_sequences,
-    calibration_length: Annotated[int, typer.Option(help="tokens of each")] = _DEFAULTS.calibration_length,
+    quantize: Quantize = None,
+    kv_cache: KvCache = _DEFAULTS.kv_cache,
+    calibration: Calibration = None,
+    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
+    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
     max_sequences: Annotated[
@@ -71,11 +75,7 @@ def build(
         options: dict[str, Any] = {
             "dtype": dtype,
             "kv_dtype": kv_dtype,
-            "quantize": ",".join(quantize or ()),
-            "kv_cache": kv_cache,
-            "calibration": None if calibration is None else str(calibration),
-            "calibration_sequences": calibration_sequences,
-            "calibration_length": calibration_length,
+            **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
             "max_model_len": max_model_len,
             "max_batch_tokens": max_batch_tokens,
             "max_logit_rows": max_logit_rows,
@@ -234,7 +234,6 @@ def predicted_decode(report: BuildReport) -> str:
         return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s, launches not counted)"
     if not isinstance(report.target, CpuTarget) or missing_features(report.target):
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
-    has_bf16 = any(slot.dtype == "BF16" for slot in report.program.weights)
-    rates = measured_rates(report.target, thread_count(None), "BF16" if has_bf16 else "F32")
+    rates = measured_rates(report.target, thread_count(None), report.program)
     seconds = predict_step(report.program, step, rates)
     return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s)"

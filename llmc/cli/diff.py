@@ -16,15 +16,24 @@ from rich.table import Table
 from rich.text import Text
 
 from llmc.cli.build import added_passes
+from llmc.cli.quantization import (
+    Calibration,
+    CalibrationLength,
+    CalibrationSequences,
+    KvCache,
+    Quantize,
+    quantization_options,
+)
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
-from llmc.options import parse_options
+from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.difference import Difference
     from llmc.debug.engine_diff import EngineDifference
     from llmc.debug.pass_diff import ModelDifference, PassDifference, RewriteDifference
 
+_DEFAULTS = BuildOptions()
 OVER_BUDGET = 1
 
 
@@ -39,6 +48,11 @@ def diff(
     seed: Annotated[int, typer.Option(help="of random ids, where there is no tokenizer")] = 0,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
     kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = "auto",
+    quantize: Quantize = None,
+    kv_cache: KvCache = _DEFAULTS.kv_cache,
+    calibration: Calibration = None,
+    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
+    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
     disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
     allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
     passes_from: Annotated[
@@ -50,19 +64,23 @@ def diff(
 
     Exits with 1 if a pass changed the logits by more than its numerics class allows.
     """
-    if other is not None:
-        if passes is not None or nodes or passes_from or disable_pass:
-            raise OptionError(
-                "the passes of two engines have run already", at=str(other), fix="leave --passes and --nodes out"
-            )
-        _diff_engines(model, other, Sample(text, tokens, length, seed), json)
-        return
     options = {
         "dtype": dtype,
         "kv_dtype": kv_dtype,
+        **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
         "disable_passes": tuple(disable_pass or ()),
         "allow_fallback": tuple(allow_fallback or ()),
     }
+    if other is not None:
+        chosen = parse_options(options) != _DEFAULTS
+        if passes is not None or nodes or passes_from or chosen:
+            raise OptionError(
+                "the passes of two engines have run already",
+                at=str(other),
+                fix="leave out --passes, --nodes and what a build takes",
+            )
+        _diff_engines(model, other, Sample(text, tokens, length, seed), json)
+        return
     found = _diff_model(model, options, passes, nodes, passes_from, Sample(text, tokens, length, seed))
     if json:
         print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))

@@ -12,13 +12,22 @@ from rich.console import Console
 from rich.text import Text
 
 from llmc.cli.build import added_passes
-from llmc.options import parse_options
+from llmc.cli.quantization import (
+    Calibration,
+    CalibrationLength,
+    CalibrationSequences,
+    KvCache,
+    Quantize,
+    quantization_options,
+)
+from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.coverage import Coverage
     from llmc.debug.explain import Explanation, NodeHistory
     from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
 
+_DEFAULTS = BuildOptions()
 # More rewrites than this at one source line are shown as a count; --pass shows each.
 _SHOWN_NODES = 6
 
@@ -28,6 +37,11 @@ def explain(
     only_pass: Annotated[str | None, typer.Option("--pass", help="every rewrite and refusal of one pass")] = None,
     node: Annotated[str | None, typer.Option(help="what happened to one node")] = None,
     dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
+    quantize: Quantize = None,
+    kv_cache: KvCache = _DEFAULTS.kv_cache,
+    calibration: Calibration = None,
+    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
+    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
     disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
     allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
     passes_from: Annotated[
@@ -42,6 +56,7 @@ def explain(
 
     options: dict[str, object] = {
         "dtype": dtype,
+        **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
         "disable_passes": tuple(disable_pass or ()),
         "allow_fallback": tuple(allow_fallback or ()),
     }
@@ -65,8 +80,8 @@ def _explanation(model: Path, options: dict[str, object], passes_from: list[str]
     from llmc.engine_format.manifest import MANIFEST_NAME
     from llmc.errors import OptionError
 
-    given = [name for name, value in options.items() if value not in ("auto", ())]
     parsed = parse_options(options)
+    given = [name for name in options if getattr(parsed, name) != getattr(_DEFAULTS, name)]
     if (model / MANIFEST_NAME).exists():
         from llmc.debug.explain import explain_engine
 
@@ -77,13 +92,13 @@ def _explanation(model: Path, options: dict[str, object], passes_from: list[str]
                 fix="name the model directory, or leave the options out",
             )
         return explain_engine(model)
-    with Console(stderr=True).status("capturing and rewriting"):
-        from llmc.debug.explain import explain_graph
+    with Console(stderr=True).status("capturing and rewriting") as status:
+        from llmc.debug.explain import explain_model
         from llmc.graph.capture import capture
         from llmc.passes.pipeline import default
 
         passes = added_passes(passes_from) or default()
-        return explain_graph(capture(model, parsed).graph, passes, parsed)
+        return explain_model(capture(model, parsed), passes, parsed, status.update)
 
 
 class Printer:
@@ -161,7 +176,7 @@ class Printer:
         self._source(refusal.source)
 
     def _coverage(self, each: Coverage) -> None:
-        self._line(f"  {'✗' if each.left else '✓'} {each}", "yellow" if each.left else "green")
+        self._line(f"  {'✗' if each.short else '✓'} {each}", "yellow" if each.short else "green")
         for (source, reasons), group in groupby(each.left, key=lambda left: (left.source, each.reasons(left))):
             nodes = list(group)
             names = ", ".join(left.node for left in nodes[:_SHOWN_NODES]) + (" …" if len(nodes) > _SHOWN_NODES else "")

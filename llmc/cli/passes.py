@@ -11,10 +11,20 @@ from rich.console import Console
 from rich.table import Table
 
 from llmc.cli.build import added_passes
-from llmc.options import parse_options
+from llmc.cli.quantization import (
+    Calibration,
+    CalibrationLength,
+    CalibrationSequences,
+    KvCache,
+    Quantize,
+    quantization_options,
+)
+from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass
+
+_DEFAULTS = BuildOptions()
 
 
 def passes(
@@ -22,9 +32,11 @@ def passes(
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
     rewrites: Annotated[bool, typer.Option("--rewrites", help="list every rewrite with its number")] = False,
-    quantize: Annotated[list[str] | None, typer.Option(help="as in `llmc build` (repeatable, or commas)")] = None,
-    kv_cache: Annotated[str, typer.Option(help="as in `llmc build`")] = "auto",
-    calibration: Annotated[Path | None, typer.Option(help="as in `llmc build`")] = None,
+    quantize: Quantize = None,
+    kv_cache: KvCache = _DEFAULTS.kv_cache,
+    calibration: Calibration = None,
+    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
+    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
     refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
     passes_from: Annotated[
         list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
@@ -52,9 +64,7 @@ def passes(
     options = parse_options(
         {
             "stop_after": stop_after,
-            "quantize": ",".join(quantize or ()),
-            "kv_cache": kv_cache,
-            "calibration": None if calibration is None else str(calibration),
+            **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
         }
     )
     with Console(stderr=True).status("capturing and rewriting"):

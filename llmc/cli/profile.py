@@ -17,6 +17,7 @@ from llmc.errors import OptionError
 
 if TYPE_CHECKING:
     from llmc.debug.profile import StepProfile
+    from llmc.graph.predict import KindRates
     from llmc.program import Launch
 
 
@@ -58,8 +59,13 @@ def profile(
 
 def write_json(path: Path, content: Any) -> None:
     """Raises OptionError where the file cannot be written."""
+    write_text(path, json.dumps(content, ensure_ascii=False) + "\n")
+
+
+def write_text(path: Path, content: str) -> None:
+    """Raises OptionError where the file cannot be written."""
     try:
-        path.write_text(json.dumps(content, ensure_ascii=False) + "\n", encoding="utf-8")
+        path.write_text(content, encoding="utf-8")
     except OSError as error:
         raise OptionError(f"cannot write the file: {error.strerror}", at=path, fix="name another place") from None
 
@@ -116,7 +122,12 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> Table:
 def machine_line(step: StepProfile) -> str:
     """What the prediction assumes."""
     rates = step.rates
-    multiply = ", ".join(f"{rate / 1e9:.0f} GFLOP/s {dtype.lower()}" for dtype, rate in rates.multiply.items())
+    kinds = "; ".join(_kind_line(name, kind) for name, kind in rates.kinds.items())
     source = "measured just before" if rates.measured else "data sheet"
-    serial = f", {rates.serial:.0%} of the shorter not hidden" if rates.measured else ""
-    return f"predicted from {in_bytes(rates.bandwidth)}/s and {multiply}{serial}: {source}"
+    return f"predicted from {in_bytes(rates.bandwidth)}/s, {kinds}: {source}"
+
+
+def _kind_line(name: str, kind: KindRates) -> str:
+    unpack = "" if kind.unpack is None else f", {kind.unpack / 1e9:.1f} G elements/s unpacked"
+    serial = "" if kind.serial == 0 else f", {kind.serial:.0%} of the shorter not hidden"
+    return f"{name} {kind.multiply / 1e9:.0f} GFLOP/s{unpack}{serial}"

@@ -23,9 +23,13 @@ def report(
     profile: Annotated[
         Path | None, typer.Option(help="what llmc profile --json wrote: measured beside predicted")
     ] = None,
+    perplexity: Annotated[
+        Path | None, typer.Option(help="what llmc verify --perplexity TEXT --json wrote: quality beside size")
+    ] = None,
     threads: Annotated[int | None, typer.Option(help="that the predicted steps have; default: one a core")] = None,
 ) -> None:
-    """Write one HTML file that shows passes, graphs, kernels, rooflines and memory of an engine."""
+    """Write one HTML file that shows passes, graphs, kernels, rooflines, memory and quantization of an engine."""
+    from llmc.debug.measured_perplexity import read_perplexity
     from llmc.debug.profile import check_profile, read_profile
     from llmc.debug.report.contents import read_contents
     from llmc.debug.report.page import report_page
@@ -35,9 +39,10 @@ def report(
     measured = None if profile is None else read_profile(profile)
     if measured is not None and profile is not None:
         check_profile(measured, directory, profile)
+    quality = None if perplexity is None else read_perplexity(perplexity, directory)
     rates = machine_rates(directory, threads)
     contents = read_contents(directory.path, directory.manifest, directory.program)
-    page = report_page(contents, rates, measured)
+    page = report_page(contents, rates, measured, quality)
     path = engine.with_name(f"{engine.name.removesuffix('.llmc')}-report.html") if output is None else output
     try:
         path.write_text(page, encoding="utf-8")
@@ -58,7 +63,6 @@ def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | No
 
     try:
         with Console(stderr=True).status("measuring this machine"):
-            dtype = directory.manifest.model.dtype
-            return measured_rates(target, thread_count(threads), "F32" if dtype == "float32" else "BF16")
+            return measured_rates(target, thread_count(threads), directory.program)
     except ToolchainError:
         return None  # Without a compiler there are no probes, and a page is still worth having.

@@ -9,6 +9,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from llmc.cli.profile import write_text
 from llmc.errors import LlmcError, OptionError
 
 if TYPE_CHECKING:
@@ -29,6 +30,9 @@ def verify(
     max_ratio: Annotated[
         float | None, typer.Option(help="largest perplexity of the engine over the model's; default: any")
     ] = None,
+    json: Annotated[
+        Path | None, typer.Option(help="write the perplexities to a file, for `llmc report --perplexity`")
+    ] = None,
     text: Annotated[Path | None, typer.Option(help="text file to run over; default: random token ids")] = None,
     length: Annotated[int, typer.Option(help="tokens a sequence", min=2)] = 256,
     sequences: Annotated[int, typer.Option(help="how many sequences", min=1)] = 4,
@@ -42,8 +46,10 @@ def verify(
     from llmc.runtime.engine import load
 
     if perplexity is not None:
-        compare_perplexities(engine, against, perplexity, length, max_ratio)
+        compare_perplexities(engine, against, perplexity, length, max_ratio, json)
         return
+    if json is not None:
+        raise OptionError("--json holds perplexities", at=f"--json {json}", fix="name a text: --perplexity TEXT")
     with load(engine) as opened:
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
         allowed = TOLERANCE[opened.info.dtype] if tolerance is None else tolerance
@@ -59,18 +65,25 @@ def verify(
         )
 
 
-def compare_perplexities(engine: Path, against: Path, text: Path, length: int, max_ratio: float | None) -> None:
+def compare_perplexities(
+    engine: Path, against: Path, text: Path, length: int, max_ratio: float | None, json: Path | None
+) -> None:
     """Perplexity of the engine and of the model in its checkpoint's dtype, unquantized, over windows of a text.
+
+    json: where they are written too.
 
     Raises LlmcError if the ratio is above `max_ratio`.
     """
     from rich.progress import track
 
     from llmc.debug.compare import Perplexity, hf_logits
+    from llmc.debug.measured_perplexity import measured_perplexity, perplexity_json
+    from llmc.engine_format import read_engine
     from llmc.runtime.engine import load
 
     with load(engine) as opened:
-        windows = token_sequences(opened, text, min(length, opened.limits.max_model_len), None, 0)
+        longest = min(length, opened.limits.max_model_len)
+        windows = token_sequences(opened, text, longest, None, 0)
         reference = hf_logits(against, opened.info.dtype)
         ours, theirs = Perplexity(), Perplexity()
         for tokens in track(windows, "perplexity", console=Console(stderr=True)):
@@ -85,6 +98,10 @@ def compare_perplexities(engine: Path, against: Path, text: Path, length: int, m
     table.add_row(f"model, unquantized, {dtype}", f"{theirs.value:.4f}")
     table.add_row("ratio", f"{ratio:.4f}")
     Console().print(table)
+    if json is not None:
+        manifest = read_engine(engine, check_weights=False).manifest
+        found = measured_perplexity(manifest, text, longest, ours.tokens, ours.value, theirs.value)
+        write_text(json, perplexity_json(found))
     if max_ratio is not None and not ratio <= max_ratio:
         raise LlmcError(
             f"the engine's perplexity is {ratio:.4f} times the model's; {max_ratio} is allowed",

@@ -9,12 +9,21 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from llmc.cli.quantization import (
+    Calibration,
+    CalibrationLength,
+    CalibrationSequences,
+    KvCache,
+    Quantize,
+    quantization_options,
+)
 from llmc.errors import OptionError
-from llmc.options import parse_options
+from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.viz.stage_graph import StageGraph
 
+_DEFAULTS = BuildOptions()
 FORMATS = ("svg", "dot", "mermaid", "onnx", "json")
 
 
@@ -27,6 +36,11 @@ def viz(
         bool, typer.Option("--every-layer", help="in pictures, draw identical layers one by one")
     ] = False,
     dtype: Annotated[str, typer.Option(help="of a model: auto, float32, bfloat16 or float16")] = "auto",
+    quantize: Quantize = None,
+    kv_cache: KvCache = _DEFAULTS.kv_cache,
+    calibration: Calibration = None,
+    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
+    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
 ) -> None:
     """Write the graph of one stage. Pictures leave weights out and show identical layers once."""
     if form not in FORMATS:
@@ -35,8 +49,10 @@ def viz(
         raise OptionError("an ONNX model is not text", at="--format=onnx", fix="name a file: -o graph.onnx")
     from llmc.debug.viz.stage_graph import stage_graph
 
+    quantization = quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length)
+    options = parse_options({"dtype": dtype, **quantization})
     with Console(stderr=True).status("reading the graph"):
-        content = rendered(stage_graph(source, stage, parse_options({"dtype": dtype})), form, every_layer)
+        content = rendered(stage_graph(source, stage, options), form, every_layer)
     if output is None:
         sys.stdout.write(content.decode())
         return

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.kernel_ir import Kind
+from llmc.graph.dtype_names import torch_name
 from llmc.graph.refusal import Refusal
 
 _aten = torch.ops.aten
@@ -58,7 +59,7 @@ def refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal | No
     """Why no loop can hold the node, or None. float_dtypes: those that the loop's language stores."""
     value = node.meta["val"]
     if value.dtype not in float_dtypes | _DTYPES:
-        known = ", ".join(sorted(str(d).removeprefix("torch.") for d in float_dtypes))
+        known = ", ".join(sorted(torch_name(d) for d in float_dtypes))
         return Refusal(f"its result is {value.dtype}; loops know {known}, integers and booleans", node)
     if node.target in _BITWISE and value.dtype != torch.bool:
         return Refusal(f"it works on the bits of {value.dtype}; loops know it for booleans only", node)

@@ -6,16 +6,41 @@ takes log₂ of the passes and of the culprit's rewrites.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 
+import torch
+
+from llmc.debug.check_passes import BUDGETS
 from llmc.errors import LlmcError, OptionError, PassError
+from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import essential
 from llmc.passes.report import PassRecord, RewriteRecord
-from llmc.passes.rewrite import Pass
+from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
+
+
+@dataclass(frozen=True)
+class Pipeline:
+    """What is cut: a captured model, with the passes and options that it goes through.
+
+    progress: told what passes that take long are doing.
+    """
+
+    captured: Captured
+    passes: tuple[Pass, ...]
+    options: BuildOptions
+    progress: Callable[[str], None] = lambda doing: None
+
+    @property
+    def data(self) -> ModelData:
+        """What passes may read of the model."""
+        return ModelData(
+            self.captured.source, self.captured.tokenizer, lambda what, done, of: self.progress(f"{what} {done}/{of}")
+        )
 
 
 @dataclass(frozen=True)
@@ -42,11 +67,13 @@ Check = Callable[[int], Outcome]
 class Outline:
     """The pipeline as it runs uncut: every rewrite with its pass, in order. error: what ended it early.
 
-    failed_pass: the pass that did, where the error came before its first rewrite. numerics: of each pass.
+    failed_pass: the pass that did, where the error came before its first rewrite. numerics: of each pass. budgets: of
+    those that declare one of their own.
     """
 
     rewrites: tuple[tuple[str, RewriteRecord], ...]
     numerics: dict[str, str]
+    budgets: dict[str, float]
     error: LlmcError | None = None
     failed_pass: str | None = None
 
@@ -56,6 +83,15 @@ class Outline:
         for name, record in self.rewrites:
             found[name] = (found.get(name, (record.number, 0))[0], record.number)
         return tuple((name, first, last) for name, (first, last) in found.items())
+
+    def lossy(self, dtype: torch.dtype) -> tuple[tuple[int, float], ...]:
+        """The first rewrite of each lossy pass, with what it may change."""
+        usual = BUDGETS[Numerics.LOSSY, dtype]
+        return tuple(
+            (first, self.budgets.get(name, usual))
+            for name, first, _ in self.spans()
+            if self.numerics[name] == Numerics.LOSSY.value
+        )
 
     def at(self, number: int) -> tuple[str, RewriteRecord]:
         """The rewrite of a number, and its pass."""
@@ -78,17 +114,19 @@ class Culprit:
     probes: tuple[Probe, ...]
 
 
-def outline(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions) -> Outline:
+def outline(pipeline: Pipeline) -> Outline:
     """Run the whole pipeline once and note every rewrite. A pass that fails ends it."""
     rewrites: list[tuple[str, RewriteRecord]] = []
     done: list[PassRecord] = []
     error: LlmcError | None = None
+    passes, options = pipeline.passes, pipeline.options
     try:
         run_pipeline(
-            graph,
+            pipeline.captured.graph,
             passes,
             options,
             lambda record, _: done.append(record),
+            pipeline.data,
             before_rewrite=lambda name, record, _: rewrites.append((name, record)),
             essential=essential(),
         )
@@ -100,7 +138,8 @@ def outline(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions) ->
     failed = running[len(done)] if error is not None and len(done) < len(running) else None
     if failed is not None and any(name == failed for name, _ in rewrites):
         failed = None
-    return Outline(whole, {p.name: p.numerics.value for p in passes}, error, failed)
+    numerics = {p.name: p.numerics.value for p in passes}
+    return Outline(whole, numerics, {r.name: r.budget for r in done if r.budget is not None}, error, failed)
 
 
 def bisect(
@@ -159,9 +198,11 @@ def _culprit(
     return Culprit(name, whole.numerics[name], rewrite, good, failing.number, failing.outcome, tuple(probes))
 
 
-def cut_graph(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions, number: int) -> ModelGraph:
+def cut_graph(pipeline: Pipeline, number: int) -> ModelGraph:
     """The graph after that many rewrites. Raises PassError where a pass fails before that."""
-    return run_pipeline(graph, passes, options.model_copy(update={"stop_after": number}), essential=essential()).graph
+    options = pipeline.options.model_copy(update={"stop_after": number})
+    result = run_pipeline(pipeline.captured.graph, pipeline.passes, options, data=pipeline.data, essential=essential())
+    return result.graph
 
 
 def with_made_nodes(culprit: Culprit, graph: ModelGraph) -> Culprit:

@@ -102,6 +102,8 @@ def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
     import torch
     from transformers import AutoModelForCausalLM
 
+    from llmc.graph.dtype_names import NAMED_DTYPES
+
     if not (directory / "config.json").is_file():
         raise CheckpointError(
             f"{directory} has no config.json, so there is no model to compare with",
@@ -109,7 +111,7 @@ def hf_logits(directory: Path, dtype: str = "float32") -> LogitFunction:
             fix="name the Hugging Face directory that the engine was built from: --against MODEL",
         )
     model = AutoModelForCausalLM.from_pretrained(
-        directory, dtype=getattr(torch, dtype), attn_implementation="eager", local_files_only=True
+        directory, dtype=NAMED_DTYPES[dtype], attn_implementation="eager", local_files_only=True
     )
     model.train(False)
 

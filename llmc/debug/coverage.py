@@ -7,15 +7,16 @@ from dataclasses import dataclass
 
 from torch import fx
 
+from llmc.debug.coverage_quantized import QUANTIZED_RULES
 from llmc.debug.coverage_rules import RULES, CoverageRule
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import op_name, render_type
 from llmc.graph.source_line import source_line
+from llmc.options import BuildOptions
 from llmc.passes.report import PassRecord, RefusalRecord
 
-# A norm or an attention that is written out is no wider than this many ops.
-_NEIGHBOURHOOD = 8
+_ALL_RULES = (*RULES, *QUANTIZED_RULES)
 
 
 @dataclass(frozen=True)
@@ -30,6 +31,11 @@ class Leftover:
     type: str
     source: str | None
     refusals: tuple[RefusalRecord, ...]
+
+    @property
+    def is_asked(self) -> bool:
+        """Whether the user or the checkpoint wants it so."""
+        return bool(self.refusals) and all(refusal.is_asked for refusal in self.refusals)
 
 
 @dataclass(frozen=True)
@@ -49,10 +55,16 @@ class Coverage:
         return self.done + len(self.left)
 
     def __str__(self) -> str:
-        refused = sum(bool(left.refusals) for left in self.left)
-        counts = ((refused, "refused"), (len(self.left) - refused, "left over"))
+        asked = len(self.left) - len(self.short)
+        refused = sum(bool(left.refusals) for left in self.short)
+        counts = ((asked, "left alone as asked"), (refused, "refused"), (len(self.short) - refused, "left over"))
         rest = "".join(f"; {count} {how}" for count, how in counts if count)
         return f"{self.done} of {self.total} {self.what} {self.verb}{rest}"
+
+    @property
+    def short(self) -> tuple[Leftover, ...]:
+        """What was left without anybody having asked for it."""
+        return tuple(left for left in self.left if not left.is_asked)
 
     def reasons(self, left: Leftover) -> tuple[str, ...]:
         """Why something was left: its refusals, or that nothing looked at it."""
@@ -64,10 +76,14 @@ class Coverage:
 
 
 class CoverageObserver:
-    """An observer of run_pipeline. built_in: names of llmc's own passes; any other is counted by its records."""
+    """An observer of run_pipeline. built_in: names of llmc's own passes; any other is counted by its records.
 
-    def __init__(self, built_in: Collection[str]) -> None:
+    options: of the run, which say what is to be quantized.
+    """
+
+    def __init__(self, built_in: Collection[str], options: BuildOptions) -> None:
         self._built_in = built_in
+        self._options = options
         self._refusals: dict[str, tuple[RefusalRecord, ...]] = {}
         self._found: dict[CoverageRule, Coverage] = {}
         self._stage: object = None
@@ -76,9 +92,9 @@ class CoverageObserver:
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """Look again at what the graph holds, if the pass changed it or could say why something was left."""
         self._refusals[record.name] = record.refusals
-        for rule in RULES:
+        for rule in _ALL_RULES:
             concerns = record.name in rule.passes or record.stage is not self._stage or record.rewrites
-            if graph.stage in rule.stages and concerns:
+            if graph.stage in rule.stages and concerns and rule.is_wanted(graph, self._options):
                 before = self._found.get(rule)
                 self._found[rule] = self._look(rule, graph, before.left if before is not None else ())
         self._stage = record.stage
@@ -87,13 +103,16 @@ class CoverageObserver:
 
     def coverage(self) -> tuple[Coverage, ...]:
         """What was found, in the order of the rules, then of the passes that are not llmc's own."""
-        return (*(self._found[rule] for rule in RULES if rule in self._found and self._found[rule].total), *self._added)
+        return (
+            *(self._found[rule] for rule in _ALL_RULES if rule in self._found and self._found[rule].total),
+            *self._added,
+        )
 
     def _look(self, rule: CoverageRule, graph: ModelGraph, before: Sequence[Leftover]) -> Coverage:
         nodes = rule.left(graph)
         refusals = [r for name in rule.passes for r in self._refusals.get(name, ())]
         known = {left.node: left.refusals for left in before if left.refusals}
-        found = [known.get(n.name) or tuple(r for r in refusals if r.node in _around(n)) for n in nodes]
+        found = [known.get(n.name) or tuple(r for r in refusals if r.node in _around(n, rule.reach)) for n in nodes]
         # Later passes may have renamed what an earlier one left alone; graph order stays.
         if len(before) == len(nodes) and not any(found):
             found = [left.refusals for left in before]
@@ -104,11 +123,11 @@ class CoverageObserver:
 
 def check_complete(coverage: Sequence[Coverage]) -> None:
     """Raise PassError naming everything that was not reached, with the refusals: what the option strict asks for."""
-    short = [each for each in coverage if each.left]
+    short = [each for each in coverage if each.short]
     if not short:
         return
-    summary = "; ".join(f"{each} ({'; '.join(each.reasons(each.left[0]))})" for each in short)
-    first = short[0].left[0]
+    summary = "; ".join(f"{each} ({'; '.join(each.reasons(each.short[0]))})" for each in short)
+    first = short[0].short[0]
     sources = (*(r.source for r in first.refusals), first.source)
     raise PassError(
         f"not everything is covered: {summary}",
@@ -127,10 +146,10 @@ def _leftover(node: fx.Node, refusals: tuple[RefusalRecord, ...]) -> Leftover:
     return Leftover(node.name, op, render_type(node), source_line(node), refusals)
 
 
-def _around(node: fx.Node) -> frozenset[str]:
-    """The names of the nodes within a few uses of this one, in both directions; weights and inputs lead nowhere."""
+def _around(node: fx.Node, reach: int) -> frozenset[str]:
+    """The names of the nodes within that many uses of this one, in both directions; weights and inputs lead nowhere."""
     seen, border = {node}, [node]
-    for _ in range(_NEIGHBOURHOOD):
+    for _ in range(reach):
         beside = {n for each in border for n in (*each.all_input_nodes, *each.users) if n.op == "call_function"} - seen
         seen |= beside
         border = list(beside)

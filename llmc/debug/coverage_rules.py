@@ -13,8 +13,10 @@ import torch
 from torch import fx
 
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import target_name
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import has_selected_logits
+from llmc.options import BuildOptions
 from llmc.passes.match import DATA_MOVEMENT
 from llmc.passes.pattern import call_arguments
 
@@ -30,11 +32,17 @@ _ACTIVATIONS = frozenset({aten.silu.default, aten.gelu.default, aten.relu.defaul
 _LLMC_PRODUCTS = frozenset({"llmc.linear.default", "llmc.fused_linear.default"})
 
 
+# A norm or an attention that is written out is no wider than this many ops.
+_NEIGHBOURHOOD = 8
+
+
 @dataclass(frozen=True)
 class CoverageRule:
     """what, verb: as in "6 of 6 attentions paged". done: the ops that show one each. left: the nodes that do not.
 
     passes: whose refusals explain what is left. stages: of the graphs that it is read off; the last one counts.
+    reach: how many uses a refusal's node may be away from what it explains. is_wanted: whether the rule is about a
+    graph at all.
     """
 
     what: str
@@ -43,19 +51,24 @@ class CoverageRule:
     stages: frozenset[Stage]
     done: Callable[[ModelGraph], int]
     left: Callable[[ModelGraph], list[fx.Node]]
+    reach: int = _NEIGHBOURHOOD
+    is_wanted: Callable[[ModelGraph, BuildOptions], bool] = lambda graph, options: True
 
 
-def _count(*names: str) -> Callable[[ModelGraph], int]:
+def count_of(*names: str) -> Callable[[ModelGraph], int]:
+    """How many of these llmc ops a graph has."""
     targets = frozenset(f"llmc.{name}.default" for name in names)
-    return lambda graph: sum(str(n.target) in targets for n in _calls(graph))
+    return lambda graph: sum(target_name(n.target) in targets for n in calls(graph))
 
 
-def _all(*targets: object) -> Callable[[ModelGraph], list[fx.Node]]:
+def all_of(*targets: object) -> Callable[[ModelGraph], list[fx.Node]]:
+    """The calls of these ops, in graph order."""
     wanted = frozenset(targets)
-    return lambda graph: [n for n in _calls(graph) if n.target in wanted or str(n.target) in wanted]
+    return lambda graph: [n for n in calls(graph) if n.target in wanted or target_name(n.target) in wanted]
 
 
-def _calls(graph: ModelGraph) -> Iterable[fx.Node]:
+def calls(graph: ModelGraph) -> Iterable[fx.Node]:
+    """The nodes that compute."""
     return (n for n in graph.graph.nodes if n.op == "call_function")
 
 
@@ -63,7 +76,7 @@ def _attentions(graph: ModelGraph) -> list[fx.Node]:
     """SDPA, and softmaxes whose result weighs something in a product: not those of a router."""
     return [
         n
-        for n in _calls(graph)
+        for n in calls(graph)
         if n.target is _SDPA or (n.target in _ATTENTION and any(u.target in _PRODUCTS for u in _readers(n)))
     ]
 
@@ -86,7 +99,7 @@ def _source(node: fx.Node) -> fx.Node:
 def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
     """Means over the last axis of squares. centered: of a difference to a mean, as LayerNorm has it."""
     found = []
-    for node in _calls(graph):
+    for node in calls(graph):
         if node.target is not aten.mean.dim or not isinstance(node.args[0], fx.Node):
             continue
         square = _source(node.args[0])
@@ -105,11 +118,11 @@ def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
 
 def _rms_norms(graph: ModelGraph) -> list[fx.Node]:
     written_out = _mean_squares(graph, centered=False)
-    return [*written_out, *_all(aten.rms_norm.default)(graph), *_weighted_outside(graph, "rms_norm")]
+    return [*written_out, *all_of(aten.rms_norm.default)(graph), *_weighted_outside(graph, "rms_norm")]
 
 
 def _layer_norms(graph: ModelGraph) -> list[fx.Node]:
-    known = _all(aten.layer_norm.default, aten.native_layer_norm.default, aten.var.correction)(graph)
+    known = all_of(aten.layer_norm.default, aten.native_layer_norm.default, aten.var.correction)(graph)
     return [*_mean_squares(graph, centered=True), *known, *_weighted_outside(graph, "layer_norm")]
 
 
@@ -117,9 +130,9 @@ def _weighted_outside(graph: ModelGraph, name: str) -> list[fx.Node]:
     """Products of a norm that has no weight with one: half of the norm is fused."""
     weights = set(graph.weight_nodes())
     found = []
-    for node in _calls(graph):
+    for node in calls(graph):
         operands = [_source(a) for a in node.all_input_nodes] if node.target is aten.mul.Tensor else []
-        norms = [a for a in operands if str(a.target) == f"llmc.{name}.default"]
+        norms = [a for a in operands if target_name(a.target) == f"llmc.{name}.default"]
         vectors = [a for a in operands if a in weights and a.meta["val"].dim() == 1]
         if norms and vectors and call_arguments(norms[0])["weight"] is None:
             found.append(node)
@@ -127,19 +140,19 @@ def _weighted_outside(graph: ModelGraph, name: str) -> list[fx.Node]:
 
 
 def _whole_norms(name: str) -> Callable[[ModelGraph], int]:
-    return lambda graph: _count(name)(graph) - len(_weighted_outside(graph, name))
+    return lambda graph: count_of(name)(graph) - len(_weighted_outside(graph, name))
 
 
 def _rotations(graph: ModelGraph) -> list[fx.Node]:
     """What multiplies by the cosines of rotary angles without being a rope; and cosines that are not known as such."""
     halves = [
         u
-        for n in _calls(graph)
-        if str(n.target) == "llmc.rope_angles.default"
+        for n in calls(graph)
+        if target_name(n.target) == "llmc.rope_angles.default"
         for u in n.users
         if u.target is getitem and u.args[1] == 0
     ]
-    cosines = _all(aten.cos.default)(graph)
+    cosines = all_of(aten.cos.default)(graph)
     return [r for h in (*halves, *cosines) for r in _angle_products(h)] + [c for c in cosines if not _angle_products(c)]
 
 
@@ -160,13 +173,13 @@ def _is_scaling(node: fx.Node) -> bool:
 def _weight_products(graph: ModelGraph) -> list[fx.Node]:
     """Products of the step's values with a weight."""
     weights = set(graph.weight_nodes())
-    return [n for n in _calls(graph) if n.target in _PRODUCTS and any(_source(a) in weights for a in n.all_input_nodes)]
+    return [n for n in calls(graph) if n.target in _PRODUCTS and any(_source(a) in weights for a in n.all_input_nodes)]
 
 
 def _gates(graph: ModelGraph) -> list[fx.Node]:
     """Products of an activation with another tensor of its shape."""
     found = []
-    for node in _calls(graph):
+    for node in calls(graph):
         if node.target is not aten.mul.Tensor or len(node.all_input_nodes) != 2:
             continue
         for factor, other in (node.all_input_nodes, node.all_input_nodes[::-1]):
@@ -180,32 +193,33 @@ def _gates(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return str(node.target) in _LLMC_PRODUCTS
+    return target_name(node.target) in _LLMC_PRODUCTS
 
 
 def _gated_products(graph: ModelGraph) -> list[fx.Node]:
     """Gated activations of products."""
-    gates = _all("llmc.gated_activation.default")(graph)
+    gates = all_of("llmc.gated_activation.default")(graph)
     return [n for n in gates if all(_is_product(_source(a)) for a in n.all_input_nodes)]
 
 
 def _activated_products(graph: ModelGraph) -> list[fx.Node]:
     return [
         n
-        for n in _calls(graph)
-        if n.target in _ACTIVATIONS | {aten.tanh.default} and str(n.all_input_nodes[0].target) == "llmc.linear.default"
+        for n in calls(graph)
+        if n.target in _ACTIVATIONS | {aten.tanh.default}
+        and target_name(n.all_input_nodes[0].target) == "llmc.linear.default"
     ]
 
 
 def _is_epilogue(node: fx.Node, argument: str, without: object) -> bool:
-    return str(node.target) == "llmc.fused_linear.default" and call_arguments(node)[argument] != without
+    return target_name(node.target) == "llmc.fused_linear.default" and call_arguments(node)[argument] != without
 
 
 def _residual_sums(graph: ModelGraph) -> list[fx.Node]:
     """Sums of two matrices one of which is a product that has no sum in it yet."""
     return [
         n
-        for n in _calls(graph)
+        for n in calls(graph)
         if n.target is aten.add.Tensor
         and len(n.all_input_nodes) == 2
         and len({str(a.meta["val"].shape) for a in n.all_input_nodes}) == 1
@@ -220,28 +234,28 @@ def _is_open_product(node: fx.Node) -> bool:
 
 
 def _residuals_done(graph: ModelGraph) -> int:
-    inside = sum(_is_epilogue(n, "residual", None) for n in _calls(graph))
-    return inside + _count("add_rms_norm", "add_layer_norm")(graph)
+    inside = sum(_is_epilogue(n, "residual", None) for n in calls(graph))
+    return inside + count_of("add_rms_norm", "add_layer_norm")(graph)
 
 
 def _merged_reads(graph: ModelGraph) -> int:
     """Products whose result is cut into columns: several made one."""
-    return sum(_is_product(n) and sum(u.target is aten.slice.Tensor for u in n.users) > 1 for n in _calls(graph))
+    return sum(_is_product(n) and sum(u.target is aten.slice.Tensor for u in n.users) > 1 for n in calls(graph))
 
 
 def _shared_reads(graph: ModelGraph) -> list[fx.Node]:
     """Values that several plain products with weights read; each stands for one that could be."""
     found = []
     for node in graph.graph.nodes:
-        readers = [u for u in node.users if str(u.target) == "llmc.linear.default" and u.args[0] is node]
+        readers = [u for u in node.users if target_name(u.target) == "llmc.linear.default" and u.args[0] is node]
         if len(readers) > 1:
             found.append(readers[-1])
     return found
 
 
 def _rotated_writes(graph: ModelGraph) -> list[fx.Node]:
-    writes = _all("llmc.kv_write.default")(graph)
-    return [n for n in writes if str(_source(n.all_input_nodes[0]).target) == "llmc.rope.default"]
+    writes = all_of("llmc.kv_write.default")(graph)
+    return [n for n in writes if target_name(_source(n.all_input_nodes[0]).target) == "llmc.rope.default"]
 
 
 def _selected(graph: ModelGraph) -> int:
@@ -258,7 +272,7 @@ RULES: tuple[CoverageRule, ...] = (
         "recognised",
         ("fuse_sdpa_attention", "fuse_eager_attention"),
         CANONICAL_STAGES,
-        _count("attention"),
+        count_of("attention"),
         _attentions,
     ),
     CoverageRule(
@@ -266,8 +280,8 @@ RULES: tuple[CoverageRule, ...] = (
         "paged",
         ("page_kv_cache",),
         SERVING_STAGES,
-        _count("paged_attention"),
-        _all("llmc.attention.default"),
+        count_of("paged_attention"),
+        all_of("llmc.attention.default"),
     ),
     CoverageRule(
         "RMSNorms",
@@ -290,18 +304,18 @@ RULES: tuple[CoverageRule, ...] = (
         "fused",
         ("fuse_rope_angles", "simplify_repeats", "fuse_rope"),
         CANONICAL_STAGES,
-        _count("rope"),
+        count_of("rope"),
         _rotations,
     ),
     CoverageRule(
-        "gated activations", "fused", ("fuse_gated_activation",), CANONICAL_STAGES, _count("gated_activation"), _gates
+        "gated activations", "fused", ("fuse_gated_activation",), CANONICAL_STAGES, count_of("gated_activation"), _gates
     ),
     CoverageRule(
         "products with a weight",
         "recognised",
         ("fuse_linear", "make_lm_head"),
         CANONICAL_STAGES,
-        _count("linear", "lm_head"),
+        count_of("linear", "lm_head"),
         _weight_products,
     ),
     CoverageRule(
@@ -309,21 +323,21 @@ RULES: tuple[CoverageRule, ...] = (
         "recognised",
         ("fuse_embedding",),
         CANONICAL_STAGES,
-        _count("embedding"),
-        _all(aten.embedding.default),
+        count_of("embedding"),
+        all_of(aten.embedding.default),
     ),
     CoverageRule(
         "outputs", "limited to requested rows", ("select_logit_rows",), SERVING_STAGES, _selected, _unselected
     ),
     CoverageRule(
-        "gated products", "made one", ("fuse_gated_linear",), SERVING_STAGES, _count("gated_linear"), _gated_products
+        "gated products", "made one", ("fuse_gated_linear",), SERVING_STAGES, count_of("gated_linear"), _gated_products
     ),
     CoverageRule(
         "activations of a product",
         "fused into it",
         tuple(f"fuse_linear_{name}" for name in ("gelu", "silu", "relu", "sigmoid", "tanh")),
         SERVING_STAGES,
-        lambda graph: sum(_is_epilogue(n, "activation", "identity") for n in _calls(graph)),
+        lambda graph: sum(_is_epilogue(n, "activation", "identity") for n in calls(graph)),
         _activated_products,
     ),
     CoverageRule(
@@ -342,7 +356,7 @@ RULES: tuple[CoverageRule, ...] = (
         "made one",
         ("fuse_rope_kv_write",),
         SERVING_STAGES,
-        _count("rope_kv_write"),
+        count_of("rope_kv_write"),
         _rotated_writes,
     ),
 )

@@ -15,14 +15,11 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from llmc.debug.bisect import Outcome, cut_graph
+from llmc.debug.bisect import Outcome, Pipeline, cut_graph
 from llmc.debug.difference import difference
 from llmc.debug.memo_run import MemoRun
 from llmc.errors import LlmcError, OptionError
-from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
-from llmc.options import BuildOptions
-from llmc.passes.rewrite import Pass
 from llmc.runtime.engine import load
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.settings import BISECT_PREFIX
@@ -37,24 +34,27 @@ _ROUNDS = 5
 
 @dataclass(frozen=True)
 class LogitCheck:
-    """The logits stay within `tolerance` of a reference: max |Δ| over the reference's spread. A crash fails."""
+    """The logits stay within `tolerance` of a reference: max |Δ| over the reference's spread. A crash fails.
 
-    graph: ModelGraph
-    passes: Sequence[Pass]
-    options: BuildOptions
+    lossy: (number, budget) of passes that may change more, from their first rewrite on.
+    """
+
+    pipeline: Pipeline
     runner: MemoRun
     reference: Tensor
     tolerance: float
+    lossy: tuple[tuple[int, float], ...] = ()
 
     def __call__(self, number: int) -> Outcome:
         """Run the graph after that many rewrites."""
         try:
-            logits = self.runner.logits(cut_graph(self.graph, self.passes, self.options, number))
+            logits = self.runner.logits(cut_graph(self.pipeline, number))
         except LlmcError as error:
             return Outcome(False, error.problem)
         found = difference(logits, self.reference)
         figures = f"relative difference {found.relative:.1e}, top-1 {found.top1:.1%}"
-        return Outcome(found.within(self.tolerance), figures)
+        allowed = max([self.tolerance, *(budget for first, budget in self.lossy if number >= first)])
+        return Outcome(found.within(allowed), figures)
 
 
 @dataclass(frozen=True)
@@ -67,9 +67,7 @@ class CommandCheck:
     """
 
     command: str
-    graph: ModelGraph
-    passes: Sequence[Pass]
-    options: BuildOptions
+    pipeline: Pipeline
     runner: MemoRun
     build: BuildCut | None = None
     timeout: float | None = None
@@ -110,7 +108,7 @@ class CommandCheck:
             return {"engine": str(engine)}
         from safetensors.torch import save_file
 
-        graph = cut_graph(self.graph, self.passes, self.options, number)
+        graph = cut_graph(self.pipeline, number)
         text, tensors = directory / "graph.txt", directory / "logits.safetensors"
         text.write_text(render(graph), encoding="utf-8")
         content = {"tokens": torch.tensor(self.runner.tokens)}

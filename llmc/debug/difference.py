@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 from llmc.debug.check_passes import BUDGETS
+from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Numerics
 
 
@@ -45,6 +46,6 @@ def difference(logits: Tensor, reference: Tensor) -> Difference:
     return Difference(float(delta.max()), float(delta.mean()), float(reference.std()), float(same))
 
 
-def budget(numerics: str, dtype: torch.dtype) -> float:
-    """What a pass of a numerics class may change, as a relative difference."""
-    return BUDGETS[Numerics(numerics), dtype]
+def budget(record: PassRecord, dtype: torch.dtype) -> float:
+    """What a pass may change, as a relative difference: what it declares itself, or what its numerics class allows."""
+    return record.budget or BUDGETS[Numerics(record.numerics), dtype]

@@ -11,6 +11,7 @@ from typing import Any
 from llmc.debug.compare import Comparison, compare
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.engine_format import EngineDirectory, read_engine
+from llmc.engine_format.reader import read_quantization
 from llmc.errors import LlmcError
 from llmc.runtime.engine import load
 from llmc.typed_json import to_json
@@ -75,6 +76,7 @@ def _sections(one: EngineDirectory, two: EngineDirectory) -> Iterator[tuple[str,
         ("graph", _graphs),
         ("kernel", _kernels),
         ("weight", _weights),
+        ("quantized weight", _quantized),
         ("size", _sizes),
         ("built by", lambda e: {"llmc": e.manifest.llmc_version}),
     )
@@ -119,6 +121,14 @@ def _kernels(engine: EngineDirectory) -> dict[str, str]:
 
 def _weights(engine: EngineDirectory) -> dict[str, str]:
     return {w.name: f"{w.dtype} {[*w.shape]} {w.layout.value}, {w.nbytes} bytes" for w in engine.program.weights}
+
+
+def _quantized(engine: EngineDirectory) -> dict[str, str]:
+    return {
+        w.module: f"{w.scheme}, {w.bits:.3f} bits"
+        + ("" if w.error is None else f", {w.error:.2%} error of the {'output' if w.is_output_error else 'weight'}")
+        for w in read_quantization(engine.path)
+    }
 
 
 def _sizes(engine: EngineDirectory) -> dict[str, str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,10 @@ from llmc.debug.coverage import Coverage, CoverageObserver
 from llmc.debug.dump import dump_observers
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, LlmcError, OptionError
+from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, essential
 from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
 from llmc.passes.rewrite import Pass
@@ -67,11 +69,20 @@ class NodeHistory:
     refused: tuple[tuple[str, RefusalRecord], ...]
 
 
-def explain_graph(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptions) -> Explanation:
-    """Run the passes on a captured graph and watch. A pass that fails ends it, and is the explanation's error."""
+def explain_model(
+    captured: Captured,
+    passes: Sequence[Pass],
+    options: BuildOptions,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> Explanation:
+    """Run the passes on a captured model and watch. A pass that fails ends it, and is the explanation's error.
+
+    progress: told what passes that take long are doing.
+    """
     records: list[PassRecord] = []
-    observer = CoverageObserver({p.name for p in built_in()})
-    watchers: list[Observer] = [observer, *dump_observers(graph)]
+    observer = CoverageObserver({p.name for p in built_in()}, options)
+    watchers: list[Observer] = [observer, *dump_observers(captured.graph)]
+    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
 
     def observe(record: PassRecord, after: ModelGraph) -> None:
         records.append(record)
@@ -80,7 +91,7 @@ def explain_graph(graph: ModelGraph, passes: Sequence[Pass], options: BuildOptio
 
     error: LlmcError | None = None
     try:
-        run_pipeline(graph, passes, options, observe, essential=essential())
+        run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     except LlmcError as caught:
         error = caught
     return Explanation(tuple(records), observer.coverage(), error)

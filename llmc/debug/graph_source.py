@@ -16,7 +16,7 @@ def function_source(name: str, region: Region, numbers: dict[str, Any]) -> str:
     """`def name(inputs)` that computes the region's outputs. numbers: inputs that are written into it."""
     lines = [f"def {name}(inputs):"]
     for node in region.inputs():
-        value = repr(numbers[node.name]) if node.name in numbers else f"inputs[{node.name!r}].clone()"
+        value = repr(numbers[node.name]) if node.name in numbers else f"inputs[{region.key(node)!r}].clone()"
         lines.append(f"    {node.name} = {value}")
     for node in region.nodes:
         call = f"{_target(node)}({', '.join(_arguments(node))})"

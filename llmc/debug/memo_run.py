@@ -1,8 +1,8 @@
 """Run many versions of one graph on the same tokens, and compute only what differs from the version before.
 
 A call whose op and argument values were seen in the last run is not made again. Values are told apart by content, so a
-rewrite that gives the same bits costs its own nodes and nothing after them. Weights are read when a call needs them
-and dropped after it: memory holds one at a time, and the activations of one run.
+rewrite that gives the same bits costs its own nodes and nothing after them. Weights, and what is made of weights alone,
+are read when a call needs them and dropped after it: memory holds one at a time, and the activations of one run.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -69,6 +70,7 @@ class MemoRun:
         self.block_size = block_size
         self._memo: dict[str, _Call] = {}
         self._recipe_keys: dict[int, tuple[Recipe, str]] = {}
+        self._known_recipes: dict[int, tuple[Recipe, str]] = {}
         self._logits: tuple[str, Tensor] | None = None
 
     def logits(self, graph: ModelGraph) -> Tensor:
@@ -80,12 +82,15 @@ class MemoRun:
             self._logits = (key, torch.cat([(r if r.dim() == 2 else r[0]).float() for r in rows]))
         return self._logits[1]
 
+    def chunks(self, graph: ModelGraph) -> tuple[int, ...]:
+        """How many tokens each step takes: all at once where some attention is not paged yet, since that sees no more
+        than its own step."""
+        is_paged = not graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+        return self._chunk_sizes if is_paged else (len(self.tokens),)
+
     def steps(self, graph: ModelGraph) -> list[StepValues]:
         """What each node stands for in each step. Raises PassError where one does not run."""
-        # Where some attention is not paged yet, it sees no more than its own step.
-        is_paged = not graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
-        sizes = self._chunk_sizes if is_paged else (len(self.tokens),)
-        steps = sequence_inputs(graph, self.tokens, chunk_sizes=sizes, block_size=self.block_size)
+        steps = sequence_inputs(graph, self.tokens, chunk_sizes=self.chunks(graph), block_size=self.block_size)
         kept: dict[str, _Call] = {}
         found: list[StepValues] = []
         carried: dict[str, Value] = {}
@@ -99,15 +104,24 @@ class MemoRun:
                 found.append(StepValues(before, after))
         finally:
             self._memo = kept
+            # Those of an older graph may hold tensors that nobody else wants any more.
+            self._known_recipes, self._recipe_keys = self._recipe_keys, {}
         return found
 
     def _run(self, graph: ModelGraph, inputs: dict[str, Value], kept: dict[str, _Call]) -> dict[str, Value]:
         values: dict[fx.Node, Value] = {}
+        constant: set[fx.Node] = set()
         with torch.inference_mode():
             for node in graph.graph.nodes:
                 if node.op == "placeholder":
                     recipe = graph.weights.get(node.name)
                     values[node] = inputs[node.name] if recipe is None else self._weight(recipe)
+                    constant |= set() if recipe is None else {node}
+                elif node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
+                    values[node] = Value(
+                        call_key(node, values), partial(_compute_constant, node, _operands(node, values))
+                    )
+                    constant.add(node)
                 elif node.op == "call_function":
                     key = call_key(node, values)
                     call = kept.get(key) or self._memo.get(key) or _make(node, values)
@@ -117,12 +131,15 @@ class MemoRun:
                         values[node.args[index]] = value
         return {node.name: value for node, value in values.items()}
 
+    def recipe_key(self, recipe: Recipe) -> str:
+        """Equal for recipes that give equal weights."""
+        known = self._recipe_keys.get(id(recipe)) or self._known_recipes.get(id(recipe))
+        # The recipe is kept, so that its id stays its own.
+        known = self._recipe_keys[id(recipe)] = known or (recipe, _recipe_key(recipe))
+        return known[1]
+
     def _weight(self, recipe: Recipe) -> Value:
-        known = self._recipe_keys.get(id(recipe))
-        if known is None:
-            # The recipe is kept, so that its id stays its own.
-            known = self._recipe_keys[id(recipe)] = (recipe, _recipe_key(recipe))
-        return Value(known[1], lambda: evaluate(recipe, self._source))
+        return Value(self.recipe_key(recipe), lambda: evaluate(recipe, self._source))
 
 
 def default_chunks(count: int) -> tuple[int, ...]:
@@ -154,17 +171,30 @@ def _make(node: fx.Node, values: dict[fx.Node, Value]) -> _Call:
     given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
     written = written_arguments(node)
     args = tuple(a.clone() if i in written else a for i, a in enumerate(given[0]))
+    return _Call(value_of(_call(node, args, given[1])), {i: value_of(args[i]) for i in written})
+
+
+def _operands(node: fx.Node, values: dict[fx.Node, Value]) -> dict[fx.Node, Value]:
+    return {each: values[each] for each in node.all_input_nodes}
+
+
+def _compute_constant(node: fx.Node, operands: dict[fx.Node, Value]) -> Any:
+    args, kwargs = fx.node.map_arg((node.args, node.kwargs), lambda n: operands[n].get())
+    return _call(node, args, kwargs)
+
+
+def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
+    """Raises PassError where the op does not run."""
     # Equal values may lie in memory in another order than a view was traced with.
     target: Any = aten.reshape.default if node.target is aten.view.default else node.target
     try:
-        result = target(*args, **given[1])
+        return target(*args, **kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise PassError(
             f"node {node.name} ({op_name(node.target)}) does not run: {error}",
             at=source_line(node) or node.format_node(),
             fix="find the rewrite that made it so: llmc bisect",
         ) from error
-    return _Call(value_of(result), {i: value_of(args[i]) for i in written})
 
 
 def written_arguments(node: fx.Node) -> tuple[int, ...]:

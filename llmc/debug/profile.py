@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
@@ -12,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.errors import EngineFormatError, OptionError
+from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.graph.cost import StepShape
 from llmc.graph.predict import Rates, gpu_rates, launch_costs, predict_launch
 from llmc.program import Launch, Limits
@@ -26,7 +27,7 @@ from llmc.runtime.threads import thread_count
 from llmc.targets import CpuTarget, GpuTarget, resolve_target
 from llmc.typed_json import from_json
 
-PROFILE_VERSION = 1
+PROFILE_VERSION = 2
 
 
 @dataclass(frozen=True)
@@ -80,7 +81,11 @@ class Workload:
 def profile_engine(
     path: Path, workload: Workload, threads: int | None, tell: Callable[[str], None] = lambda line: None
 ) -> Profile:
-    """Run and time a prefill and decode steps. Raises OptionError for what the engine's limits do not allow."""
+    """Run and time a prefill and decode steps.
+
+    Raises OptionError for what the engine's limits do not allow, EngineFormatError and TargetError for an engine whose
+    kernels do not run here.
+    """
     directory = read_engine(path, check_weights=False)
     check_workload(workload, directory.program.limits)
     if not directory.program.launches:
@@ -90,7 +95,7 @@ def profile_engine(
             fix="build it for this machine and profile that: llmc build MODEL --target cpu -o ENGINE",
         )
     count = thread_count(threads)
-    executor, blocks = open_executor(directory, None, None, count)
+    executor, blocks = _open(directory, count)
     try:
         profiler = Profiler(directory, executor, blocks, count)
         tell(f"prefill of {workload.prefill} tokens")
@@ -101,6 +106,23 @@ def profile_engine(
         executor.close()
     manifest = directory.manifest
     return Profile(PROFILE_VERSION, manifest.model.name, manifest.target.name, count, (prefill, decode))
+
+
+def _open(directory: EngineDirectory, threads: int) -> tuple[Executor, int]:
+    """The engine on what it was built for: an interpreter's times say nothing about a GPU."""
+    expected = f"what each kernel should take by the GPU's data sheet: llmc report {directory.path}"
+    if directory.program.kernels and os.environ.get("TRITON_INTERPRET") == "1":
+        raise TargetError(
+            "Triton's kernels are interpreted here, and how long that takes says nothing about a GPU",
+            at="TRITON_INTERPRET=1",
+            fix=f"profile on a machine with the GPU, without this variable; {expected}",
+        )
+    try:
+        return open_executor(directory, None, None, threads)
+    except TargetError as error:
+        if not directory.program.kernels:
+            raise
+        raise TargetError(error.problem, at=error.at, fix=f"{error.fix}; {expected}") from None
 
 
 def check_workload(workload: Workload, limits: Limits) -> None:
@@ -174,7 +196,7 @@ class Profiler:
     def prefill(self, tokens: int, repeats: int) -> StepProfile:
         """A step that reads one prompt, whose last token's logits are wanted."""
         (sequence,) = self._sequences(1, tokens)
-        step = self._inputs.fill(StepPlan([], [Chunk(sequence, 0, tokens, 1)], moved=[sequence]))
+        step = self._inputs.fill(_chunks(Chunk(sequence, 0, tokens, 1)))
         return self._measured(f"prefill of {tokens} tokens", step, StepShape.prefill(tokens), repeats)
 
     def decode(self, batch: int, context: int, repeats: int) -> StepProfile:
@@ -184,21 +206,20 @@ class Profiler:
         for sequence in sequences:
             for start in range(0, context, most):
                 chunk = Chunk(sequence, start, min(most, context - start), 0)
-                self._executor.step(self._inputs.fill(StepPlan([], [chunk], moved=[sequence])))
-        step = self._inputs.fill(StepPlan([], [Chunk(sequence, context, 1, 1) for sequence in sequences]))
+                self._executor.step(self._inputs.fill(_chunks(chunk)))
+        step = self._inputs.fill(_chunks(*(Chunk(sequence, context, 1, 1) for sequence in sequences)))
         name = f"decode, {batch} request{'s' if batch > 1 else ''} at context {context}"
         return self._measured(name, step, StepShape.decode(batch, context + 1), repeats)
 
     def rates(self) -> Rates:
         """What the machine delivers now."""
-        manifest = self._directory.manifest
-        target = resolve_target(manifest.target.name)
+        target = resolve_target(self._directory.manifest.target.name)
         if isinstance(target, GpuTarget):
             return gpu_rates(target.compiled[0])
         from llmc.codegen.cpp.measured_rates import measured_rates
 
         assert isinstance(target, CpuTarget)
-        return measured_rates(target, self._threads, "F32" if manifest.model.dtype == "float32" else "BF16")
+        return measured_rates(target, self._threads, self._directory.program)
 
     def _sequences(self, count: int, length: int) -> list[_Sequence]:
         size, vocabulary = self._directory.program.limits.block_size, self._directory.program.vocab_size
@@ -252,6 +273,10 @@ class _Sequence(Request):
         raise NotImplementedError
 
 
+def _chunks(*chunks: Chunk) -> StepPlan:
+    return StepPlan([], list(chunks), {}, [], [])
+
+
 def kernel_class(launch: Launch) -> str:
     """The kernel's name, and of a product its shape, which decides its time."""
     channels, rows = launch.arguments.get("in"), launch.arguments.get("out")
@@ -259,12 +284,17 @@ def kernel_class(launch: Launch) -> str:
 
 
 def chrome_trace(profile: Profile, launches: Sequence[Launch]) -> dict[str, Any]:
-    """The profile as a trace in Chrome's format, which Perfetto opens: a process a step, times in microseconds."""
+    """The profile as a trace in Chrome's format, which Perfetto opens: a process a step, times in microseconds.
+
+    A launch starts where it did in the median step and takes its median time, but ends before the next one starts:
+    Perfetto draws what overlaps as nested.
+    """
     events: list[dict[str, Any]] = []
     for number, step in enumerate(profile.steps):
         events.append({"ph": "M", "pid": number, "tid": 0, "name": "process_name", "args": {"name": step.name}})
         events.append({"ph": "M", "pid": number, "tid": 0, "name": "thread_name", "args": {"name": "launches"}})
-        for each in step.launches:
+        ends = [*(each.start for each in step.launches[1:]), float("inf")]
+        for each, end in zip(step.launches, ends, strict=True):
             origin = launches[each.launch].origin
             events.append(
                 {
@@ -274,9 +304,10 @@ def chrome_trace(profile: Profile, launches: Sequence[Launch]) -> dict[str, Any]
                     "name": each.kernel,
                     "cat": "launch",
                     "ts": each.start * 1e6,
-                    "dur": each.seconds * 1e6,
+                    "dur": max(0.0, min(each.seconds, end - each.start)) * 1e6,
                     "args": {
                         "launch": each.launch,
+                        "median µs": each.seconds * 1e6,
                         "predicted µs": each.predicted * 1e6,
                         "nodes": ", ".join(origin.nodes),
                         "rewrite": origin.rewrite,

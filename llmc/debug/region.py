@@ -18,10 +18,18 @@ from llmc.graph.weights import WeightSource, evaluate
 
 @dataclass(frozen=True)
 class Region:
-    """nodes: the calls of the region, in order. outputs: (name, node) of what the rest of the graph reads of it."""
+    """nodes: the calls of the region, in order. outputs: (name, node) of what the rest of the graph reads of it.
+
+    renewed: names of inputs that hold something else after the rewrite than before: other weights, codes for numbers.
+    """
 
     nodes: tuple[fx.Node, ...]
     outputs: tuple[tuple[str, fx.Node], ...]
+    renewed: frozenset[str] = frozenset()
+
+    def key(self, node: fx.Node) -> str:
+        """What the value of an input is called."""
+        return f"{node.name}.after" if node.name in self.renewed else node.name
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """What the region reads and does not compute, in order of use."""
@@ -33,7 +41,7 @@ class Region:
 class ChangedRegion:
     """A region before and after one rewrite; both have the same outputs, by name.
 
-    inputs: the value of each input of either, by node name: a tensor, or a number for a symbolic size.
+    inputs: the value of each input of either, by its key: a tensor, or a number for a symbolic size.
     """
 
     before: Region
@@ -48,22 +56,22 @@ def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, sourc
     are those of the graph before, in its last step.
     """
     old, new = ({n.name: n for n in g.graph.nodes if n.op != "output"} for g in (before, after))
-    changed = [name for name in old if name in new and _signature(old[name], before) != _signature(new[name], after)]
+    both = [name for name in old if name in new]
+    changed = [name for name in both if _signature(old[name], before, runner) != _signature(new[name], after, runner)]
     gone = [n for name, n in old.items() if name not in new]
     made = [n for name, n in new.items() if name not in old]
     readers = {n.name for n in (*_memory_readers(gone), *_memory_readers(made))}
     inputs = {name for name in changed if old[name].op == "placeholder"}
+    renewed = frozenset(inputs)
     readers |= {u.name for name in inputs for u in old[name].users}
     shown = [name for name in old if name in new and (name in changed or name in readers) and name not in inputs]
     ends = [g.graph.output_node().all_input_nodes[0] for g in (before, after)]
     pairs = [(name, old[name], new[name]) for name in shown if _has_value(old[name])]
     if ends[0].name != ends[1].name or not pairs:
         pairs.append(("logits", ends[0], ends[1]))
-    regions = [
-        _region(graph, [*nodes, *(table[name] for name in shown)], [(p[0], p[side]) for p in pairs])
-        for side, (graph, nodes, table) in enumerate(((before, gone, old), (after, made, new)), start=1)
-    ]
-    return ChangedRegion(regions[0], regions[1], _values(before, after, regions, runner, source))
+    region = _region(before, [*gone, *(old[name] for name in shown)], [(name, node) for name, node, _ in pairs])
+    other = _region(after, [*made, *(new[name] for name in shown)], [(name, node) for name, _, node in pairs], renewed)
+    return ChangedRegion(region, other, _values(before, after, [region, other], runner, source))
 
 
 def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
@@ -71,7 +79,7 @@ def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
     values: dict[fx.Node, Any] = {
         node: value.clone() if isinstance(value, Tensor) else value
         for node in region.inputs()
-        for value in (inputs[node.name],)
+        for value in (inputs[region.key(node)],)
     }
     with torch.inference_mode():
         for node in region.nodes:
@@ -84,9 +92,13 @@ def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
     return {name: values[node] for name, node in region.outputs}
 
 
-def _signature(node: fx.Node, graph: ModelGraph) -> tuple[Any, ...]:
+def _signature(node: fx.Node, graph: ModelGraph, runner: MemoRun) -> tuple[Any, ...]:
+    """What makes a node the same. Weights count by their content: each run of the pipeline quantizes anew."""
     recipe = graph.weights.get(node.name)
-    return (node.op, str(node.target), str(node.args), str(node.kwargs), id(recipe) if recipe is not None else None)
+    value = node.meta.get("val") if node.op == "placeholder" else None
+    kind = (value.dtype, str(value.shape)) if isinstance(value, Tensor) else None
+    known = runner.recipe_key(recipe) if recipe is not None else None
+    return (node.op, str(node.target), str(node.args), str(node.kwargs), known, kind)
 
 
 def _memory_readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:
@@ -100,9 +112,14 @@ def _has_value(node: fx.Node) -> bool:
     return isinstance(node.meta.get("val"), Tensor)
 
 
-def _region(graph: ModelGraph, nodes: list[fx.Node], outputs: list[tuple[str, fx.Node]]) -> Region:
+def _region(
+    graph: ModelGraph,
+    nodes: list[fx.Node],
+    outputs: list[tuple[str, fx.Node]],
+    renewed: frozenset[str] = frozenset(),
+) -> Region:
     wanted = {n for n in (*nodes, *(node for _, node in outputs)) if n.op == "call_function"}
-    return Region(tuple(n for n in graph.graph.nodes if n in wanted), tuple(outputs))
+    return Region(tuple(n for n in graph.graph.nodes if n in wanted), tuple(outputs), renewed)
 
 
 def _values(
@@ -117,10 +134,22 @@ def _values(
         if isinstance(argument := node.args[index], fx.Node)
     }
     found: dict[str, Any] = {}
-    for node in (n for region in regions for n in region.inputs()):
-        if node.name not in found:
-            found[node.name] = _value(node, after, step, node.name in written, runner, source)
+    for region in regions:
+        for node in region.inputs():
+            if region.key(node) in found:
+                continue
+            if node.name in region.renewed:
+                found[region.key(node)] = _renewed(node, after, runner, source)
+            else:
+                found[node.name] = _value(node, after, step, node.name in written, runner, source)
     return found
+
+
+def _renewed(node: fx.Node, after: ModelGraph, runner: MemoRun, source: WeightSource) -> Any:
+    """What an input is after the rewrite: a weight, or a cache as it is before the last step."""
+    if node.name in after.weights:
+        return evaluate(after.weights[node.name], source)
+    return runner.steps(after)[-1].inputs[node.name].get()
 
 
 def _value(

@@ -18,28 +18,31 @@ class ChunkHasher:
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._digests: list[str] = []
-        self._current = hashlib.sha256()
+        self._chunks: list[hashlib._Hash] = []
 
     def update(self, data: memoryview) -> None:
         """Take the next bytes of the file."""
+        for chunk, piece in self.pieces(data):
+            chunk.update(piece)
+
+    def pieces(self, data: memoryview) -> list[tuple[hashlib._Hash, memoryview]]:
+        """The next bytes, piece by piece, each with the digest of its chunk, which is still to be updated with it.
+
+        All of them before `pieces` is asked again; different chunks' in any order or at once.
+        """
+        found = []
         while data:
-            room = CHUNK_BYTES - self._bytes % CHUNK_BYTES
-            piece, data = data[:room], data[room:]
-            self._current.update(piece)
+            filled = self._bytes % CHUNK_BYTES
+            if not filled:
+                self._chunks.append(hashlib.sha256())
+            piece, data = data[: CHUNK_BYTES - filled], data[CHUNK_BYTES - filled :]
+            found.append((self._chunks[-1], piece))
             self._bytes += len(piece)
-            if self._bytes % CHUNK_BYTES == 0:
-                self._close_chunk()
+        return found
 
     def record(self) -> FileRecord:
         """Size and digests of all bytes so far; nothing may follow."""
-        if self._bytes % CHUNK_BYTES:
-            self._close_chunk()
-        return FileRecord(self._bytes, tuple(self._digests))
-
-    def _close_chunk(self) -> None:
-        self._digests.append(self._current.hexdigest())
-        self._current = hashlib.sha256()
+        return FileRecord(self._bytes, tuple(chunk.hexdigest() for chunk in self._chunks))
 
 
 def check_hashes(files: dict[Path, FileRecord], threads: int) -> None:

@@ -82,13 +82,16 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
     return EngineDirectory(path, manifest, program, executable, tensors, programs)
 
 
-def read_quantization(directory: EngineDirectory) -> tuple[QuantizedWeight, ...]:
-    """What quantization did to each weight; empty for an engine without. Raises EngineFormatError."""
-    if QUANTIZATION_NAME not in directory.manifest.files:
-        return ()
-    path = directory.path / QUANTIZATION_NAME
+def read_quantization(engine: Path) -> tuple[QuantizedWeight, ...]:
+    """What quantization did to each weight of an engine, finished or about to be; empty for one without. Raises
+    EngineFormatError."""
+    path = engine / QUANTIZATION_NAME
     try:
         content = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return ()
+    except OSError as error:
+        raise EngineFormatError(f"cannot read it: {error.strerror}", at=path, fix=REBUILD) from None
     except ValueError as error:
         raise EngineFormatError(f"it is no JSON: {error}", at=path, fix=REBUILD) from None
     return from_json(tuple[QuantizedWeight, ...], content, str(path))

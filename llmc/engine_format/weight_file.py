@@ -13,26 +13,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import EngineFormatError
-from llmc.program import Layout, WeightSlot
+from llmc.program import ITEMSIZES, Layout, WeightSlot
 from llmc.typed_json import REBUILD
 
 ALIGNMENT = 64
 SHARD_BYTES = 4 << 30
 _MAX_HEADER_BYTES = 100 << 20
-DTYPE_BYTES = {
-    "F64": 8,
-    "F32": 4,
-    "F16": 2,
-    "BF16": 2,
-    "F8_E4M3": 1,
-    "F8_E5M2": 1,
-    "I64": 8,
-    "I32": 4,
-    "I16": 2,
-    "I8": 1,
-    "U8": 1,
-    "BOOL": 1,
-}
 
 
 @dataclass(frozen=True)
@@ -111,7 +97,7 @@ def _stored_shape(slot: WeightSlot) -> tuple[int, ...]:
     """Row-major weights keep their shape; packed ones are flat, padding included."""
     if slot.layout is Layout.ROWS:
         return slot.shape
-    return (slot.nbytes // DTYPE_BYTES[slot.dtype],)
+    return (slot.nbytes // ITEMSIZES[slot.dtype],)
 
 
 def _entry(dtype: str, shape: tuple[int, ...], begin: int, end: int) -> dict[str, object]:
@@ -126,6 +112,6 @@ def _parse_entry(path: Path, entry: dict[str, object], data: int, size: int) -> 
     if len(offsets) != 2 or any(type(number) is not int or number < 0 for number in numbers):
         raise ValueError(f"shape {shape} or offsets {offsets} are not sizes")
     begin, end = offsets
-    if end - begin != math.prod(shape) * DTYPE_BYTES[dtype] or data + end > size:
+    if end - begin != math.prod(shape) * ITEMSIZES[dtype] or data + end > size:
         raise ValueError(f"a tensor {dtype} {shape} at {offsets} does not fit a file of {size} bytes")
     return StoredTensor(path, dtype, tuple(shape), data + begin, data + end)

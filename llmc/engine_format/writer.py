@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -33,6 +34,9 @@ if TYPE_CHECKING:
     PackedWeight = bytes | memoryview | npt.NDArray[np.generic] | Tensor
 
 _COPY_BYTES = 4 << 20
+# Of threads that hash; and bytes below which it is not worth asking them.
+_MOST_THREADS = 4
+_LEAST_SHARED_BYTES = 1 << 20
 # The files beside the weights are small; a build that leaves less than this free would fail at the next of them.
 _HEADROOM_BYTES = 1 << 20
 
@@ -47,6 +51,7 @@ class EngineWriter:
     def __init__(self, destination: Path) -> None:
         self._directory = AtomicDirectory(destination, is_engine)
         self._files: dict[str, FileRecord] = {}
+        self._pool = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
 
     @property
     def path(self) -> Path:
@@ -59,6 +64,7 @@ class EngineWriter:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        self._pool.shutdown()
         self._directory.__exit__(kind, error, trace)
 
     def write_text(self, name: str, text: str) -> None:
@@ -67,7 +73,7 @@ class EngineWriter:
 
     def write_bytes(self, name: str, data: bytes) -> None:
         """A file of these bytes."""
-        with _HashedFile(self._new_path(name), len(data)) as file:
+        with _HashedFile(self._new_path(name), len(data), self._pool) as file:
             file.write(memoryview(data))
         self._files[name] = file.record()
 
@@ -81,7 +87,7 @@ class EngineWriter:
                 at=source,
                 fix="check that the file exists and may be read",
             ) from None
-        with content, _HashedFile(self._new_path(name), source.stat().st_size) as file:
+        with content, _HashedFile(self._new_path(name), source.stat().st_size, self._pool) as file:
             while piece := content.read(_COPY_BYTES):
                 file.write(memoryview(piece))
         self._files[name] = file.record()
@@ -114,7 +120,7 @@ class EngineWriter:
             name = f"weights/rank{rank}-{number:04d}.safetensors"
             head, gaps = header(slots)
             size = len(head) + sum(gaps) + sum(slot.nbytes for slot in slots)
-            with _HashedFile(self._new_path(name), size) as file:
+            with _HashedFile(self._new_path(name), size, self._pool) as file:
                 file.write(memoryview(head))
                 for slot, gap in zip(slots, gaps, strict=True):
                     file.write(memoryview(bytes(gap)))
@@ -127,7 +133,7 @@ class EngineWriter:
         """Write the manifest with the record of every file, put all on disk, rename. Returns the manifest written."""
         complete = replace(manifest, files=dict(sorted(self._files.items())))
         text = manifest_text(complete).encode()
-        with _HashedFile(self.path / MANIFEST_NAME, len(text)) as file:
+        with _HashedFile(self.path / MANIFEST_NAME, len(text), self._pool) as file:
             file.write(memoryview(text))
         self._directory.commit()
         return complete
@@ -154,11 +160,12 @@ class EngineWriter:
 
 
 class _HashedFile:
-    """A file that is hashed as it is written; a failing write is an EngineFormatError. size: bytes it will have."""
+    """A file that is hashed while it is written; a failing write is an EngineFormatError. size: bytes it will have."""
 
-    def __init__(self, path: Path, size: int) -> None:
+    def __init__(self, path: Path, size: int, pool: ThreadPoolExecutor) -> None:
         self._path = path
         self._left = size
+        self._pool = pool
         self._hasher = ChunkHasher()
 
     def __enter__(self) -> _HashedFile:
@@ -174,7 +181,19 @@ class _HashedFile:
         os.close(self._descriptor)
 
     def write(self, data: memoryview) -> None:
-        self._hasher.update(data)
+        if len(data) < _LEAST_SHARED_BYTES:
+            self._hasher.update(data)
+            self._write(data)
+            return
+        # Hashing takes longer than writing: the chunks of a large weight are hashed side by side meanwhile.
+        hashing = [self._pool.submit(chunk.update, piece) for chunk, piece in self._hasher.pieces(data)]
+        try:
+            self._write(data)
+        finally:
+            for each in hashing:
+                each.result()
+
+    def _write(self, data: memoryview) -> None:
         try:
             while data:
                 written = os.write(self._descriptor, data)

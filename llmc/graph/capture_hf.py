@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from llmc.errors import CaptureError
 from llmc.graph import hf_hooks
+from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
 from llmc.graph.checkpoint import SafetensorsSource, read_json
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
@@ -33,8 +35,23 @@ from llmc.options import BuildOptions
 
 
 def capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
-    """Capture a directory with config.json and safetensors weights; reads headers, never weight data."""
+    """Capture a directory with config.json and safetensors weights; reads headers, never weight data.
+
+    A graph that was captured from the same before is read from the cache (graph/capture_cache.py).
+    """
     check_directory(directory)
+    entry = capture_entry(directory, options)
+    kept = None if entry is None else find_capture(entry)
+    if kept is not None:
+        kept.info = replace(kept.info, name=directory.resolve().name)
+        return kept, SafetensorsSource(directory)
+    graph, source = _capture_directory(directory, options)
+    if entry is not None:
+        keep_capture(entry, graph)
+    return graph, source
+
+
+def _capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
     config, model_class = load_config(directory)
     check_rope(config, directory / "config.json")
     quantized = is_quantized(read_json(directory / "config.json"))

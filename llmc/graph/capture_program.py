@@ -13,6 +13,7 @@ from torch.export import ExportedProgram
 from torch.export.graph_signature import InputKind, InputSpec, OutputKind
 
 from llmc.errors import CaptureError
+from llmc.graph.dtype_names import torch_name
 from llmc.graph.learned_positions import position_limit
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph, ModelInfo
@@ -30,7 +31,7 @@ def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[Mo
     ids = _token_input(program)
     floating = [v.dtype for v in program.state_dict.values() if v.is_floating_point()]
     dtype = floating[0] if floating else torch.float32
-    if options.dtype != "auto" and options.dtype != str(dtype).removeprefix("torch."):
+    if options.dtype != "auto" and options.dtype != torch_name(dtype):
         raise CaptureError(
             f"the program was exported in {dtype}, and casts to it are part of it",
             at=f"dtype={options.dtype}",

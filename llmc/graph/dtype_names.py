@@ -1,4 +1,7 @@
-"""What safetensors, engines and messages call each dtype: one table for every part that has torch."""
+"""What safetensors, engines, options and messages call each dtype: one table for every part that has torch.
+
+How many bytes an element takes is in llmc/program.py, for the parts that have no torch.
+"""
 
 from __future__ import annotations
 
@@ -21,3 +24,12 @@ TORCH_DTYPES = {
     "BOOL": torch.bool,
 }
 DTYPE_NAMES = {dtype: name for name, dtype in TORCH_DTYPES.items()}
+
+
+def torch_name(dtype: torch.dtype) -> str:
+    """What torch and build options call it, such as float32."""
+    return str(dtype).removeprefix("torch.")
+
+
+# By what torch and build options call them.
+NAMED_DTYPES = {torch_name(dtype): dtype for dtype in TORCH_DTYPES.values()}

@@ -9,10 +9,11 @@ import torch
 from torch import SymInt, Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
 from torch.fx.node import map_arg
 
 from llmc.errors import PassError
+from llmc.graph.dtype_names import torch_name
 
 # Ops with these tags make a new symbol at each call.
 _MAKES_SYMBOLS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape)
@@ -73,7 +74,8 @@ def fake_value(node: fx.Node, mode: FakeTensorMode) -> Any:
     if not callable(node.target):
         raise PassError(f"{node.op} {node.target} is not a call", at=node.name)
     try:
-        with mode, enable_python_dispatcher():
+        # The mode's own cache takes as long as the op itself to make an entry, and FakeValues asks for none twice.
+        with disable_fake_tensor_cache(mode), mode, enable_python_dispatcher():
             return node.target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shown = ", ".join(describe(a) for a in (*args, *kwargs.values()))
@@ -83,7 +85,7 @@ def fake_value(node: fx.Node, mode: FakeTensorMode) -> Any:
 def describe(value: Any) -> str:
     """A value for a message: a tensor as float32[T, 64], anything else as it prints."""
     if isinstance(value, torch.Tensor):
-        return f"{str(value.dtype).removeprefix('torch.')}{[*map(str, value.shape)]}".replace("'", "")
+        return f"{torch_name(value.dtype)}{[*map(str, value.shape)]}".replace("'", "")
     return repr(value)
 
 

@@ -11,6 +11,7 @@ import torch
 
 from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.checkpoint import read_json
+from llmc.graph.dtype_names import NAMED_DTYPES, torch_name
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions
 
@@ -123,10 +124,10 @@ def valid_values(model_type: str, file: Path) -> Iterator[None]:
 def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = None) -> torch.dtype:
     """The dtype to build in: the option's, or the model's own where an engine can compute in it."""
     if options.dtype != "auto":
-        return {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}[options.dtype]
+        return NAMED_DTYPES[options.dtype]
     if stored not in (torch.float32, torch.bfloat16, torch.float16):
         raise CheckpointError(
-            f"the model is {str(stored).removeprefix('torch.')}, which engines do not compute in unasked",
+            f"the model is {torch_name(stored)}, which engines do not compute in unasked",
             at=at,
             fix="choose dtype=float32 (keeps every bit), dtype=bfloat16 (half the memory), or dtype=float16 for a GPU",
         )

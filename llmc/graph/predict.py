@@ -1,15 +1,20 @@
 """Predict how long a launch takes from its cost and from what the machine was measured to deliver.
 
-    seconds = launch + packed / pack + max(bytes / bandwidth, flops / multiply) + serial · min(of the same two)
+    transfer   = bytes / bandwidth
+    arithmetic = flops / multiply + flops / (2 · rows that share a tile) / unpack
+    seconds    = launch + packed / pack + max(transfer, arithmetic) + serial · min(transfer, arithmetic)
 
-The roofline (Williams, Waterman and Patterson 2009) is serial = 0: transfer and arithmetic hide each other fully. On
-a CPU they do not, because loads of operands in cache and from memory share the same units (the ECM model: Treibig and
-Hager 2010), so `serial` is measured. `packed`: elements of x that a CPU's matrix product brings into its own order
-before it multiplies. No number here is fitted to a model's measured steps.
+The roofline (Williams, Waterman and Patterson 2009) is flops / multiply alone, and serial = 0: transfer and arithmetic
+hide each other fully. On a CPU they do not, because loads of operands in cache and from memory share the same units
+(the ECM model: Treibig and Hager 2010), so `serial` is measured. And what is multiplied must first be brought into
+registers and made numbers (bf16 widened, codes decoded), once for each tile of rows: with one row that can cost more
+than multiplying. `packed`: elements of x that a CPU's matrix product brings into its own order before it multiplies.
+No number here is fitted to a model's measured steps.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
@@ -19,61 +24,88 @@ from llmc.graph.cost_expression import evaluate_expression
 from llmc.program import DeviceKernel, Launch, Program
 from llmc.targets import GpuTarget
 
+PLAIN = "F32"
 _SUFFIX = re.compile(r"^llmc_.*?_(f32|bf16)")
+_ATTENTION = re.compile(r"^llmc_paged_attention_(\w+?)_(\w+)$")
+
+
+@dataclass(frozen=True)
+class KindRates:
+    """How fast one kind of kernel works.
+
+    multiply: FLOP a second of its inner loop on operands in cache. unpack: elements of weights, keys and values a
+    second that are brought into registers, once for each `tile` of rows; None where that costs nothing. pack: elements
+    of x a second; None where nothing is packed. serial: the part of the shorter of transfer and arithmetic that the
+    longer does not hide; above 1 where memory is read slower than in one long stream.
+    """
+
+    multiply: float
+    unpack: float | None = None
+    tile: int = 1
+    pack: float | None = None
+    serial: float = 0.0
 
 
 @dataclass(frozen=True)
 class Rates:
     """What a machine delivers.
 
-    bandwidth: bytes a second. multiply: FLOP a second of products, by safetensors dtype. pack: elements a second;
-    None where nothing is packed. launch: seconds. serial: 0 to 1, the part of the shorter of transfer and arithmetic
-    that the longer does not hide. measured: on this machine, not from a data sheet.
+    bandwidth: bytes a second. kinds: by a launch's kind (`kind_of`). launch: seconds to share a launch's work among
+    threads. measured: on this machine, not from a data sheet.
     """
 
     bandwidth: float
-    multiply: dict[str, float]
-    pack: float | None
+    kinds: dict[str, KindRates]
     launch: float
-    serial: float
     measured: bool
+
+    def of(self, kind: str) -> KindRates:
+        """The kind's; one that nobody measured is taken to multiply as fast as any."""
+        known = self.kinds.get(kind)
+        return KindRates(max(each.multiply for each in self.kinds.values())) if known is None else known
 
 
 @dataclass(frozen=True)
 class LaunchCost:
-    """A launch's cost as expressions of a step's symbols (graph/cost.py). dtype: whose products' rate applies."""
+    """A launch's cost as expressions of a step's symbols (graph/cost.py). kind: whose rates apply.
+
+    rows / parts: rows of one product, which share what is unpacked. is_shared: among threads, whatever the step.
+    """
 
     bytes_moved: str
     flops: str
     packed: str
-    dtype: str
+    kind: str
+    rows: str = "T"
+    parts: str = "1"
+    is_shared: bool = False
 
 
 def gpu_rates(target: GpuTarget) -> Rates:
     """The data sheet's; a launch costs nothing, since decode steps run as graphs."""
-    multiply = {dtype: target.rate(dtype) for dtype in ("F32", "F16", "BF16")}
-    return Rates(target.bandwidth, multiply, None, 0.0, 0.0, measured=False)
+    kinds = {dtype: KindRates(target.rate(dtype)) for dtype in ("F32", "F16", "BF16")}
+    return Rates(target.bandwidth, kinds, 0.0, measured=False)
 
 
 def launch_costs(program: Program) -> tuple[LaunchCost, ...]:
     """The cost of each of the program's launches."""
     kernels = {kernel.name: kernel for kernel in program.kernels}
-    return tuple(
-        LaunchCost(launch.bytes_moved, launch.flops, _packed(launch), _dtype(launch, kernels))
-        for launch in program.launches
-    )
+    return tuple(_launch_cost(launch, kernels) for launch in program.launches)
 
 
 def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:
     """Seconds of a launch in a step of that shape."""
-    values = step.values()
+    values, kind = step.values(), rates.of(cost.kind)
     transfer = evaluate_expression(cost.bytes_moved, values) / rates.bandwidth
-    # A machine whose rate for a dtype nobody measured is taken to be as fast as for any.
-    rate = rates.multiply.get(cost.dtype, max(rates.multiply.values()))
-    arithmetic = evaluate_expression(cost.flops, values) / rate
-    packing = 0.0 if rates.pack is None else evaluate_expression(cost.packed, values) / rates.pack
+    flops = evaluate_expression(cost.flops, values)
+    arithmetic = flops / kind.multiply
+    rows = evaluate_expression(cost.rows, values) / evaluate_expression(cost.parts, values)
+    if kind.unpack is not None and rows > 0:
+        arithmetic += flops / 2 * math.ceil(rows / kind.tile) / rows / kind.unpack
+    packing = 0.0 if kind.pack is None else evaluate_expression(cost.packed, values) / kind.pack
+    launch = rates.launch if cost.is_shared or step.tokens > 1 else 0.0
     shorter, longer = sorted((transfer, arithmetic))
-    return rates.launch + packing + longer + rates.serial * shorter
+    return launch + packing + longer + kind.serial * shorter
 
 
 def predict_step(program: Program, step: StepShape, rates: Rates) -> float:
@@ -86,17 +118,39 @@ def predict_step(program: Program, step: StepShape, rates: Rates) -> float:
     )
 
 
-def _packed(launch: Launch) -> str:
+def kind_of(launch: Launch) -> str:
+    """What decides a C++ kernel's rates beside its shape: the operands of products and of attention; else F32."""
+    arguments = launch.arguments
+    attention = _ATTENTION.match(launch.kernel)
+    if attention is not None:
+        return f"attention {attention[1]}·{attention[2]}"
+    suffix = _SUFFIX.search(launch.kernel)
+    if "in" not in arguments or suffix is None:
+        return PLAIN
+    dtype = suffix[1].upper()
+    if "format" not in arguments:
+        return dtype
+    x = dtype if arguments["x_format"] == "none" else arguments["x_format"]
+    return f"{arguments['format']}{':asym' if arguments['has_zeros'] else ''}·{x}"
+
+
+def _launch_cost(launch: Launch, kernels: Mapping[str, DeviceKernel]) -> LaunchCost:
     """Products of CPU engines are the launches that have an `in`."""
-    channels, rows = launch.arguments.get("in"), launch.arguments.get("tokens")
-    return "0" if channels is None or launch.grid else f"{channels}*{rows}"
+    arguments, device = launch.arguments, kernels.get(launch.kernel)
+    if device is not None:
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", _device_kind(device))
+    kind = kind_of(launch)
+    if kind.startswith("attention"):
+        group = int(str(arguments["heads"])) // int(str(arguments["kv_heads"]))
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind, f"{group}*T", "R", is_shared=True)
+    if "in" not in arguments:
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+    rows = str(arguments["tokens"])
+    packed = f"{arguments['in']}*{rows}"
+    return LaunchCost(launch.bytes_moved, launch.flops, packed, kind, rows, is_shared=True)
 
 
-def _dtype(launch: Launch, kernels: Mapping[str, DeviceKernel]) -> str:
-    """BF16 or F16 where a kernel reads such elements, else F32. Of a C++ kernel the first suffix is its operands'."""
-    kernel = kernels.get(launch.kernel)
-    if kernel is None:
-        suffix = _SUFFIX.search(launch.kernel)
-        return "BF16" if suffix is not None and suffix[1] == "bf16" else "F32"
+def _device_kind(kernel: DeviceKernel) -> str:
+    """BF16 or F16 where a GPU kernel reads such elements, else F32."""
     types = {parameter.type for parameter in kernel.parameters}
-    return next((dtype for text, dtype in (("*bf16", "BF16"), ("*fp16", "F16")) if text in types), "F32")
+    return next((dtype for text, dtype in (("*bf16", "BF16"), ("*fp16", "F16")) if text in types), PLAIN)

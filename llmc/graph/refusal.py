@@ -12,6 +12,7 @@ class Refusal:
     """reason: with actual values (dtypes, shapes, users). node: the node that stands in the way.
 
     expected, found: the two sides of the reason, where it compares. users: of the node, those that are in the way.
+    is_asked: the user, or the checkpoint, wants it so: nothing is missing.
     """
 
     reason: str
@@ -19,3 +20,4 @@ class Refusal:
     expected: str | None = None
     found: str | None = None
     users: tuple[fx.Node, ...] = ()
+    is_asked: bool = False

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import sympy
@@ -12,6 +13,7 @@ import torch
 from torch import SymInt, fx
 from torch._ops import OpOverload
 
+from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.step_inputs import symbol_names
 from llmc.graph.weights import Constant, Derived, Recipe, Stored
@@ -19,7 +21,7 @@ from llmc.graph.weights import Constant, Derived, Recipe, Stored
 
 def render(graph: ModelGraph) -> str:
     """The text of a graph. Equal graphs give equal text, whatever their symbols are called."""
-    names = _symbol_names(graph.graph)
+    names = _Names(graph.graph)
     lines = [f"stage {graph.stage.value}"]
     for node in graph.graph.nodes:
         lines.append(_line(node, graph, names))
@@ -28,10 +30,10 @@ def render(graph: ModelGraph) -> str:
 
 def render_type(node: fx.Node) -> str:
     """The dtype and shape of what a node returns, as float32[T, 64]."""
-    return _type(node.meta.get("val"), _symbol_names(node.graph))
+    return _type(node.meta.get("val"), _Names(node.graph))
 
 
-def _line(node: fx.Node, graph: ModelGraph, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
+def _line(node: fx.Node, graph: ModelGraph, names: _Names) -> str:
     if node.op == "output":
         return f"return {_argument(node.args[0])}"
     typed = f"%{node.name}: {_type(node.meta.get('val'), names)}"
@@ -42,11 +44,18 @@ def _line(node: fx.Node, graph: ModelGraph, names: dict[sympy.Symbol, sympy.Symb
     return f"{typed} = {op_name(node.target)}({', '.join(arguments)})"
 
 
+@functools.cache
 def op_name(target: Any) -> str:
     """aten.mul.Tensor as it is; the overload `default` and the module of a builtin are left out."""
     if isinstance(target, OpOverload):
-        return str(target).removesuffix(".default")
+        return target_name(target).removesuffix(".default")
     return str(getattr(target, "__name__", target))
+
+
+@functools.cache
+def target_name(target: Any) -> str:
+    """str(target), kept: torch's ops put their names together anew each time."""
+    return str(target)
 
 
 def render_recipe(recipe: Recipe) -> str:
@@ -54,7 +63,7 @@ def render_recipe(recipe: Recipe) -> str:
     if isinstance(recipe, Stored):
         return f"weight {recipe.name!r}"
     if isinstance(recipe, Constant):
-        return f"constant {_dtype(recipe.value.dtype)}{[*recipe.value.shape]}"
+        return f"constant {torch_name(recipe.value.dtype)}{[*recipe.value.shape]}"
     if isinstance(recipe, Derived):
         arguments = [_argument(a) for a in recipe.args] + [f"{k}={_argument(a)}" for k, a in recipe.kwargs]
         return f"{op_name(recipe.target)}({', '.join(arguments)})"
@@ -69,13 +78,13 @@ def _argument(value: Any) -> str:
     if isinstance(value, list | tuple):
         return f"[{', '.join(_argument(v) for v in value)}]"
     if isinstance(value, torch.dtype):
-        return _dtype(value)
+        return torch_name(value)
     return repr(value)
 
 
-def _type(value: Any, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
+def _type(value: Any, names: _Names) -> str:
     if isinstance(value, torch.Tensor):
-        return f"{_dtype(value.dtype)}[{', '.join(_size(s, names) for s in value.shape)}]"
+        return f"{torch_name(value.dtype)}[{', '.join(_size(s, names) for s in value.shape)}]"
     if isinstance(value, list | tuple):
         return f"({', '.join(_type(v, names) for v in value)})"
     if isinstance(value, SymInt):
@@ -83,16 +92,20 @@ def _type(value: Any, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
     return "()" if value is None else type(value).__name__
 
 
-def _size(size: int | SymInt, names: dict[sympy.Symbol, sympy.Symbol]) -> str:
-    if isinstance(size, int):
-        return str(size)
-    return str(size.node.expr.xreplace(names))
+def _size(size: int | SymInt, names: _Names) -> str:
+    return str(size) if isinstance(size, int) else names.text(size.node.expr)
 
 
-def _dtype(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
+class _Names:
+    """What a graph's symbols are called. A graph has thousands of sizes but few different ones, and sympy is slow."""
 
+    def __init__(self, graph: fx.Graph) -> None:
+        names = symbol_names(graph)
+        self._symbols = {own: sympy.Symbol(name, integer=True, positive=True) for own, name in names.items()}
+        self._texts: dict[sympy.Expr, str] = {}
 
-def _symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, sympy.Symbol]:
-    names = symbol_names(graph)
-    return {own: sympy.Symbol(name, integer=True, positive=True) for own, name in names.items()}
+    def text(self, size: sympy.Expr) -> str:
+        """A size in the symbols T, L, R, B and N."""
+        if size not in self._texts:
+            self._texts[size] = str(size.xreplace(self._symbols))
+        return self._texts[size]

@@ -17,26 +17,12 @@ import torch
 from torch import fx
 
 from llmc.errors import EngineFormatError, LoweringError
+from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.verify import FALLBACK_OPS, LEGAL_OPS
 
 GRAPH_VERSION = 1
-_DTYPES = {
-    str(dtype).removeprefix("torch."): dtype
-    for dtype in (
-        torch.bool,
-        torch.int8,
-        torch.uint8,
-        torch.int16,
-        torch.int32,
-        torch.int64,
-        torch.float16,
-        torch.bfloat16,
-        torch.float32,
-        torch.float64,
-    )
-}
 _MEMORY_FORMATS = {
     "contiguous": torch.contiguous_format,
     "preserve": torch.preserve_format,
@@ -105,13 +91,14 @@ def _node_record(node: fx.Node) -> dict[str, Any]:
     elif node.op not in ("placeholder", "output"):
         raise LoweringError(f"a {node.op} node cannot run in a reference engine", at=node.format_node())
     if node.op != "placeholder":
-        record["args"] = [_encode(argument, node) for argument in node.args]
+        record["args"] = [encode_argument(argument, node) for argument in node.args]
     if node.kwargs:
-        record["kwargs"] = {name: _encode(argument, node) for name, argument in node.kwargs.items()}
+        record["kwargs"] = {name: encode_argument(argument, node) for name, argument in node.kwargs.items()}
     return record
 
 
-def _encode(value: Any, node: fx.Node) -> Any:
+def encode_argument(value: Any, node: fx.Node) -> Any:
+    """An argument of a node as JSON; lists and tuples are both lists. Raises LoweringError outside the grammar."""
     if isinstance(value, fx.Node):
         return {"node": value.name}
     if isinstance(value, float) and not math.isfinite(value):
@@ -119,7 +106,7 @@ def _encode(value: Any, node: fx.Node) -> Any:
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, tuple | list):
-        return [_encode(item, node) for item in value]
+        return [encode_argument(item, node) for item in value]
     for kind, names in _NAMED.items():
         for name, known in names.items():
             if value is known or value == known:
@@ -133,7 +120,7 @@ def _encode(value: Any, node: fx.Node) -> Any:
 
 
 _NAMED: Mapping[str, Mapping[str, Any]] = {
-    "dtype": _DTYPES,
+    "dtype": NAMED_DTYPES,
     "memory_format": _MEMORY_FORMATS,
     "layout": _LAYOUTS,
 }
@@ -143,8 +130,8 @@ def _add_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]
     name, kind = record["name"], record["op"]
     if not isinstance(name, str) or not name.isidentifier() or name in nodes:
         raise ValueError(f"node name {name!r}")
-    args = tuple(_decode(argument, nodes) for argument in record.get("args", ()))
-    kwargs = {key: _decode(argument, nodes) for key, argument in record.get("kwargs", {}).items()}
+    args = tuple(decode_argument(argument, nodes) for argument in record.get("args", ()))
+    kwargs = {key: decode_argument(argument, nodes) for key, argument in record.get("kwargs", {}).items()}
     if kind == "placeholder":
         nodes[name] = graph.placeholder(name)
     elif kind == "output":
@@ -157,9 +144,10 @@ def _add_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]
         raise ValueError(f"node name {name!r} is not usable")
 
 
-def _decode(value: Any, nodes: dict[str, fx.Node]) -> Any:
+def decode_argument(value: Any, nodes: dict[str, fx.Node]) -> Any:
+    """The argument that `encode_argument` wrote. nodes: those before, by name. KeyError, ValueError for any other."""
     if isinstance(value, list):
-        return [_decode(item, nodes) for item in value]
+        return [decode_argument(item, nodes) for item in value]
     if not isinstance(value, dict):
         return value
     ((kind, name),) = value.items()

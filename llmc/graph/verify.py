@@ -17,6 +17,7 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import target_name
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 
@@ -179,7 +180,7 @@ def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: t
         names = " or ".join(s.value for s in stages)
         fix = "write it with torch's own operations; mixtures of experts are not supported" if is_captured else None
         raise _illegal(node, f"{node.target} is not legal at stage {names}", fix)
-    check = _SHAPE_CHECKS.get(str(node.target))
+    check = _SHAPE_CHECKS.get(target_name(node.target))
     problem = check(node) if check is not None else None
     if problem is not None:
         raise _illegal(node, problem)
@@ -187,7 +188,7 @@ def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: t
 
 def is_legal(node: fx.Node, ops: Collection[Any]) -> bool:
     """Whether a node calls one of these ops, given as targets or as text."""
-    return node.target in ops or str(node.target) in ops
+    return node.target in ops or target_name(node.target) in ops
 
 
 def _is_captured(node: fx.Node) -> bool:

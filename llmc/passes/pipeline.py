@@ -34,6 +34,7 @@ from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
 from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
+from llmc.passes.fusion.separate_qkv import separate_qkv
 from llmc.passes.quantization.fuse_quantized import fuse_quantized
 from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
 from llmc.passes.quantization.quantize_weights import quantize_weights
@@ -111,6 +112,7 @@ def fusion() -> tuple[Pass, ...]:
     return (
         fuse_gated_linear,
         *fuse_linear_activation,
+        separate_qkv,
         merge_qkv,
         fuse_linear_residual,
         fuse_add_norm,

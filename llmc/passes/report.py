@@ -37,7 +37,7 @@ class RefusalRecord:
     """A candidate that was left alone, and why, with actual values.
 
     expected, found: the two sides of the reason, where it compares. op, type: of the node. operands: what it takes.
-    users: everything that uses it; extra_users: the names of those that are in the way.
+    users: everything that uses it; extra_users: the names of those that are in the way. is_asked: as in Refusal.
     """
 
     reason: str
@@ -50,6 +50,7 @@ class RefusalRecord:
     operands: tuple[NodeRecord, ...] = ()
     users: tuple[NodeRecord, ...] = ()
     extra_users: tuple[str, ...] = ()
+    is_asked: bool = False
 
 
 @dataclass(frozen=True)

@@ -121,6 +121,7 @@ def _refusal_record(refusal: Refusal) -> RefusalRecord:
         operands=tuple(_node_record(n) for n in node.all_input_nodes),
         users=tuple(_node_record(n) for n in node.users),
         extra_users=tuple(n.name for n in extra),
+        is_asked=refusal.is_asked,
     )
 
 

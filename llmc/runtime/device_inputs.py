@@ -7,8 +7,10 @@ read and write that block only, and their logits come after those of the real on
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
@@ -42,23 +44,29 @@ class StepShape:
         """By the names that launches use."""
         return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "max_blocks": self.max_blocks}
 
-    def input_offsets(self) -> dict[str, int]:
+    def input_offsets(self) -> Mapping[str, int]:
         """At which byte each input starts, multiples of ALIGNMENT; `end` is the size of all."""
-        lengths = {
-            "input_ids": self.tokens,
-            "positions": self.tokens,
-            "slot_mapping": self.tokens,
-            "query_starts": self.requests + 1,
-            "context_lens": self.requests,
-            "block_tables": self.requests * self.max_blocks,
-            "logit_rows": self.logit_rows,
-            **dict.fromkeys(CHOICE_INPUTS, self.logit_rows),
-        }
-        offsets, end = {}, 0
-        for name, length in lengths.items():
-            offsets[name] = end
-            end += -(-length * _INT_BYTES // ALIGNMENT) * ALIGNMENT
-        return {**offsets, "end": end}
+        return _input_offsets(self)
+
+
+@functools.lru_cache(maxsize=256)
+def _input_offsets(shape: StepShape) -> Mapping[str, int]:
+    """Asked for by every launch of a step."""
+    lengths = {
+        "input_ids": shape.tokens,
+        "positions": shape.tokens,
+        "slot_mapping": shape.tokens,
+        "query_starts": shape.requests + 1,
+        "context_lens": shape.requests,
+        "block_tables": shape.requests * shape.max_blocks,
+        "logit_rows": shape.logit_rows,
+        **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
+    }
+    offsets, end = {}, 0
+    for name, length in lengths.items():
+        offsets[name] = end
+        end += -(-length * _INT_BYTES // ALIGNMENT) * ALIGNMENT
+    return MappingProxyType({**offsets, "end": end})
 
 
 def largest_shape(limits: Limits) -> StepShape:

@@ -5,7 +5,7 @@ Shared by the executors that launch binaries and that interpret the kernels' sou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -93,6 +93,20 @@ class PlannedCall:
         sizes = [max(0, evaluate_grid(text, counts)) for text in self.grid]
         x, y, z = (*sizes, 1, 1)[:3]
         return x, y, z
+
+
+def calls_of_step(
+    calls: Sequence[PlannedCall], counts: Mapping[str, int], wanted: Wanted
+) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
+    """The calls that a step with these counts has, with their grids. Layers share grids, so each is evaluated once."""
+    grids: dict[tuple[str, ...], tuple[int, int, int]] = {}
+    found = []
+    for call in calls:
+        if call.runs(tokens=counts["T"], logit_rows=counts["L"], wanted=wanted):
+            grid = grids.get(call.grid) or grids.setdefault(call.grid, call.programs(counts))
+            if all(grid):
+                found.append((call, grid))
+    return found
 
 
 def plan_calls(program: Program) -> tuple[PlannedCall, ...]:

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
+from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
 
+from llmc import compiler
+from llmc.graph import capture as graph_capture
+from llmc.options import BuildOptions, parse_options
+from llmc.settings import settings
 from tests.cli.command import MODEL, assert_user_error, llmc
 from tests.tiny_models import tiny_checkpoint
 
@@ -19,6 +23,24 @@ WRONG = f"{FAULTS}:wrong_epsilon"
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny_checkpoint("llama", tmp_path_factory.mktemp("llama"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def captured_once() -> Iterator[None]:
+    """Every command captures its model anew; here all take the first capture, which no pass changes."""
+    capture_anew = graph_capture.capture
+
+    @cache
+    def remembered(model: Path, dtype: str) -> graph_capture.Captured:
+        return capture_anew(model, parse_options({"dtype": dtype}))
+
+    def captured(model: Path, options: BuildOptions) -> graph_capture.Captured:
+        return remembered(model, options.dtype)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(graph_capture, "capture", captured)
+        patch.setattr(compiler, "capture", captured)
+        yield
 
 
 @pytest.fixture(scope="module")
@@ -77,6 +99,19 @@ def test_diff_of_a_clean_model_and_of_two_engines(model: Path, engine: Path) -> 
     assert json.loads(llmc("diff", engine, engine, "--json").out)["changes"] == []
 
 
+def test_diff_shows_what_quantization_does(model: Path) -> None:
+    outcome = llmc("diff", model, "--quantize", "int8,*.o_proj=none", "--kv-cache", "int8", "--json")
+    assert outcome.code == 0, outcome.err
+    found = {each["name"]: each for each in json.loads(outcome.out)["passes"]}
+    assert found["quantize_weights"]["rewrites"] == 13 and found["quantize_weights"]["budget"] == 2.0
+    assert 1e-4 < found["quantize_weights"]["difference"]["relative"] < 0.5
+    assert found["quantize_kv_cache"]["difference"]["relative"] > 0
+    explained = llmc("explain", model, "--quantize", "int8,*.o_proj=none", "--kv-cache", "int8", "--strict")
+    assert explained.code == 0, explained.err
+    for part in ("✓ 13 of 15 products quantized; 2 left alone as asked", "*.o_proj=none leaves", "✓ 2 of 2 KV caches"):
+        assert part in explained.out
+
+
 def test_bisect_names_the_rewrite_and_writes_a_reproduction(model: Path, tmp_path: Path) -> None:
     found = tmp_path / "found"
     outcome = llmc("bisect", model, "--passes-from", WRONG, "-o", found)
@@ -117,6 +152,10 @@ def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path
         (("diff", "ENGINE"), ("nothing to be compared with",)),
         (("diff", "MODEL", "ENGINE"), ("not an engine",)),
         (("diff", "ENGINE", "ENGINE", "--nodes"), ("have run already",)),
+        (("diff", "ENGINE", "ENGINE", "--quantize", "int8"), ("have run already",)),
+        (("diff", "MODEL", "--quantize", "int7"), ("unknown quantization scheme 'int7'",)),
+        (("explain", "ENGINE", "--kv-cache", "int8"), ("passes have run already", "kv_cache")),
+        (("bisect", "MODEL", "--quantize", "int4-gptq"), ("no text is given", "--calibration FILE")),
         (("bisect", "ENGINE"), ("cannot be run again",)),
         (("bisect", "MODEL", "--check", "true", "--slower-than", "2"), ("are two checks",)),
         (("bisect", "MODEL", "--check", " "), ("the command is empty",)),
@@ -141,13 +180,13 @@ def test_passes_of_a_file_are_built_into_an_engine(model: Path, tmp_path: Path) 
     assert "wrong_epsilon" in llmc("passes", "--passes-from", WRONG).out
 
 
-def test_a_dump_is_asked_for_by_the_environment(model: Path, tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "llmc", "explain", model],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": ":".join(sys.path), "LLMC_DUMP": str(tmp_path / "dump")},
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 0, done.stderr
+def test_a_dump_is_asked_for_by_the_environment(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_DUMP", str(tmp_path / "dump"))
+    settings.cache_clear()
+    try:
+        outcome = llmc("explain", model)
+    finally:
+        settings.cache_clear()
+    assert outcome.code == 0, outcome.err
     assert (tmp_path / "dump" / "00-captured.txt").read_text().startswith("stage captured\n")
     assert len(list((tmp_path / "dump").iterdir())) > 40

@@ -5,46 +5,36 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-import pytest
-
-from llmc.compiler import build
-from tests.cli.command import MODEL, assert_user_error, llmc
+from tests.cli.command import assert_user_error, llmc
+from tests.runtime.tiny_engine import write_tiny_engine
 
 
-@pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("views") / "draft.llmc"
-    build(MODEL, path, max_model_len=128)
-    return path
-
-
-def test_profile_then_report(engine: Path, tmp_path: Path) -> None:
+def test_profile_then_report(draft_engine: Path, tmp_path: Path) -> None:
     profile, trace, page = (tmp_path / name for name in ("profile.json", "trace.json", "page.html"))
     arguments = ("--prefill", "16", "--context", "16", "--repeats", "2", "--threads", "1")
-    outcome = llmc("profile", engine, *arguments, "--json", profile, "--trace", trace)
+    outcome = llmc("profile", draft_engine, *arguments, "--json", profile, "--trace", trace)
     assert outcome.code == 0, outcome.err
     for part in ("prefill of 16 tokens", "decode, 1 request at context 16", "predicted", "lm_head", "all", "perfetto"):
         assert part in outcome.out
     assert {event["ph"] for event in json.loads(trace.read_text())["traceEvents"]} == {"M", "X"}
-    outcome = llmc("report", engine, "-o", page, "--profile", profile, "--threads", "1")
+    outcome = llmc("report", draft_engine, "-o", page, "--profile", profile, "--threads", "1")
     assert outcome.code == 0, outcome.err
     assert str(page) in outcome.out
     assert '"measured":true' in page.read_text(encoding="utf-8")
-    other = tmp_path / "other.llmc"
-    build(MODEL.parent / "bard-6m", other, target="reference")
+    other = write_tiny_engine(tmp_path / "other.llmc")
     assert_user_error(llmc("report", other, "--profile", profile), "is of another engine")
 
 
-def test_viz_writes_where_it_is_told(engine: Path, tmp_path: Path) -> None:
-    assert llmc("viz", engine, "--format", "mermaid").out.startswith("---\ntitle:")
-    assert llmc("viz", engine, "--stage", "serving", "--format", "json", "-o", tmp_path / "graph.json").code == 0
+def test_viz_writes_where_it_is_told(draft_engine: Path, tmp_path: Path) -> None:
+    assert llmc("viz", draft_engine, "--format", "mermaid").out.startswith("---\ntitle:")
+    assert llmc("viz", draft_engine, "--stage", "serving", "--format", "json", "-o", tmp_path / "graph.json").code == 0
     assert json.loads((tmp_path / "graph.json").read_text())["stage"] == "serving"
-    assert_user_error(llmc("viz", engine, "--format", "png"), "no format")
-    assert_user_error(llmc("viz", engine, "--format", "onnx"), "is not text")
-    assert_user_error(llmc("viz", engine, "--stage", "lowered"), "no stage")
+    assert_user_error(llmc("viz", draft_engine, "--format", "png"), "no format")
+    assert_user_error(llmc("viz", draft_engine, "--format", "onnx"), "is not text")
+    assert_user_error(llmc("viz", draft_engine, "--stage", "lowered"), "no stage")
     assert_user_error(llmc("viz", tmp_path / "missing"), "missing")
 
 
-def test_a_page_that_cannot_be_written(engine: Path, tmp_path: Path) -> None:
-    assert_user_error(llmc("report", engine, "-o", tmp_path / "no" / "page.html"), "cannot write the page")
-    assert_user_error(llmc("profile", engine, "--prefill", "4096"), "prefill cannot be 4096")
+def test_a_page_that_cannot_be_written(draft_engine: Path, tmp_path: Path) -> None:
+    assert_user_error(llmc("report", draft_engine, "-o", tmp_path / "no" / "page.html"), "cannot write the page")
+    assert_user_error(llmc("profile", draft_engine, "--prefill", "4096"), "prefill cannot be 4096")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import resource
 import signal
 import subprocess
@@ -18,7 +19,7 @@ import pytest
 import safetensors.torch
 import torch
 
-from llmc.engine_format import AtomicDirectory, EngineWriter, read_engine
+from llmc.engine_format import AtomicDirectory, EngineWriter, chunk_hash, read_engine
 from llmc.engine_format.atomic_directory import exchange_by_renaming
 from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
 from llmc.errors import EngineFormatError
@@ -73,6 +74,23 @@ def test_weights_are_aligned_safetensors(tmp_path: Path) -> None:
         np.testing.assert_array_equal(loaded[name].numpy(), array)
     assert torch.equal(loaded["panels"], half.flatten())
     assert done == [20, 84, 4, 12]
+
+
+def test_chunks_that_are_hashed_side_by_side_have_their_own_digests(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Weights that end within a chunk, span several, and are too small to be shared among threads."""
+    monkeypatch.setattr(chunk_hash, "CHUNK_BYTES", 3 << 20)
+    arrays = [np.random.default_rng(i).random(size, np.float32) for i, size in enumerate((500_000, 3_000_000, 10))]
+    slots = [slot(f"w{i}", array) for i, array in enumerate(arrays)]
+    with EngineWriter(tmp_path / "e.llmc") as writer:
+        writer.write_weights([(s, lambda a=a: a) for s, a in zip(slots, arrays, strict=True)])  # type: ignore[misc]
+        manifest = writer.finish(tiny_manifest(tiny_model()))
+    ((name, record),) = manifest.files.items()
+    data = (tmp_path / "e.llmc" / name).read_bytes()
+    pieces = [data[i : i + (3 << 20)] for i in range(0, len(data), 3 << 20)]
+    assert len(pieces) > 4 and record.bytes == len(data)
+    assert list(record.sha256) == [hashlib.sha256(piece).hexdigest() for piece in pieces]
 
 
 def test_shards_keep_the_order_and_the_limit() -> None:

@@ -5,39 +5,65 @@ from __future__ import annotations
 import pytest
 
 from llmc.graph.cost import StepShape
-from llmc.graph.predict import LaunchCost, Rates, gpu_rates, launch_costs, predict_launch, predict_step
+from llmc.graph.predict import KindRates, LaunchCost, Rates, gpu_rates, launch_costs, predict_launch, predict_step
 from llmc.program import Affine, Launch, Limits, Origin, Program, RowCount, RowRange
 from llmc.targets import GpuTarget, resolve_target
 
-RATES = Rates(bandwidth=100.0, multiply={"F32": 10.0, "BF16": 50.0}, pack=20.0, launch=0.5, serial=0.25, measured=True)
+KINDS = {"F32": KindRates(10.0), "BF16": KindRates(50.0, unpack=100.0, tile=4, pack=20.0, serial=0.25)}
+RATES = Rates(bandwidth=100.0, kinds=KINDS, launch=0.5, measured=True)
 STEP = StepShape.decode(requests=2, context=8)
+Arguments = dict[str, str | int | float | bool | None]
 
 
 def test_longer_plus_a_part_of_the_shorter() -> None:
-    memory_bound = LaunchCost("100*T + 100", "10*T", "0", "F32")  # 3 s of transfer, 2 s of arithmetic
-    assert predict_launch(memory_bound, STEP, RATES) == pytest.approx(0.5 + 3 + 0.25 * 2)
-    compute_bound = LaunchCost("100", "C*10", "10*T", "BF16")  # 1 s, 3.2 s, 1 s of packing
-    assert predict_launch(compute_bound, STEP, RATES) == pytest.approx(0.5 + 1 + 3.2 + 0.25 * 1)
+    # 3 s of transfer; 2 s of products, of which 200 elements in one tile of two rows take another second to unpack
+    memory_bound = LaunchCost("100*T + 100", "25*T*T", "0", "BF16", is_shared=True)
+    assert predict_launch(memory_bound, STEP, RATES) == pytest.approx(0.5 + 3 + 0.25 * (2 + 0.25))
+    compute_bound = LaunchCost("100", "C*10", "10*T", "BF16", is_shared=True)
+    assert predict_launch(compute_bound, STEP, RATES) == pytest.approx(0.5 + 1 + 3.2 + 0.4 + 0.25 * 1)
+
+
+def test_each_tile_of_rows_unpacks_anew() -> None:
+    cost = LaunchCost("0", "2*1000*T", "0", "BF16")
+    seconds = {
+        rows: predict_launch(cost, StepShape.decode(rows, 1), RATES) - 2 * 1000 * rows / 50 for rows in (2, 4, 5)
+    }
+    assert seconds == {2: pytest.approx(10.5), 4: pytest.approx(10.5), 5: pytest.approx(20.5)}
+    per_request = LaunchCost("0", "2*1000*T", "0", "BF16", rows="2*T", parts="R")
+    assert predict_launch(per_request, StepShape.decode(8, 1), RATES) == pytest.approx(0.5 + 320 + 8 * 1000 / 2 / 100)
+
+
+def test_nothing_is_shared_for_a_single_token_but_products() -> None:
+    one = StepShape.decode(1, 1)
+    assert predict_launch(LaunchCost("100", "0", "0", "F32"), one, RATES) == pytest.approx(1.0)
+    assert predict_launch(LaunchCost("100", "0", "0", "F32", is_shared=True), one, RATES) == pytest.approx(1.5)
 
 
 def test_a_step_is_the_launches_that_it_has() -> None:
-    product: dict[str, str | int | float | bool | None] = {"in": 64, "out": 32, "tokens": "T"}
+    product: Arguments = {"in": 64, "out": 32, "tokens": "T"}
+    codes: Arguments = {"format": "int4", "x_format": "int8", "has_zeros": True, "group": 32, "scale_type": "bf16"}
     launches = (
         launch("llmc_linear_bf16", product),
         launch("loop_0_round_bf16", {"rows": "T"}),
         launch("llmc_kv_write_f32_bf16", {"tokens": "T"}),
+        launch("llmc_quantized_lm_head_f32", {**product, **codes, "tokens": "L"}),
+        launch("llmc_quantized_linear_f32", {**product, **codes, "x_format": "none", "has_zeros": False}),
+        launch("llmc_paged_attention_bf16_int8", {"heads": 12, "kv_heads": 4}),
         launch("llmc_linear_bf16", product, RowRange(RowCount.TOKENS, 100, None)),
     )
     limits = Limits(16, 4, 4, 32, 8)
     program = Program(limits, 10, Affine(), Affine(), (), (), (), launches)
     costs = launch_costs(program)
-    assert [(cost.packed, cost.dtype) for cost in costs] == [
-        ("64*T", "BF16"),
-        ("0", "F32"),
-        ("0", "F32"),
-        ("64*T", "BF16"),
+    assert [(cost.packed, cost.kind, cost.rows, cost.parts) for cost in costs] == [
+        ("64*T", "BF16", "T", "1"),
+        ("0", "F32", "T", "1"),
+        ("0", "F32", "T", "1"),
+        ("64*L", "int4:asym·int8", "L", "1"),
+        ("64*T", "int4·F32", "T", "1"),
+        ("0", "attention bf16·int8", "3*T", "R"),
+        ("64*T", "BF16", "T", "1"),
     ]
-    expected = sum(predict_launch(cost, STEP, RATES) for cost in costs[:3])
+    expected = sum(predict_launch(cost, STEP, RATES) for cost in costs[:6])
     assert predict_step(program, STEP, RATES) == pytest.approx(expected)
 
 
@@ -56,5 +82,5 @@ def test_steps_count_positions_and_pairs() -> None:
     assert StepShape.prefill(5).pairs == 15
 
 
-def launch(kernel: str, arguments: dict[str, str | int | float | bool | None], only: RowRange | None = None) -> Launch:
+def launch(kernel: str, arguments: Arguments, only: RowRange | None = None) -> Launch:
     return Launch(kernel, arguments, Origin((), None, None), "8*T", "2*T", (), only)

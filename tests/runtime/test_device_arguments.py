@@ -4,10 +4,17 @@ from __future__ import annotations
 
 import ctypes
 import struct
+from collections.abc import Mapping
+from dataclasses import replace
 
+import pytest
+
+from llmc.grid import evaluate_grid
+from llmc.program import RowCount, RowRange, Wanted
+from llmc.runtime import device_program
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_inputs import StepShape
-from llmc.runtime.device_program import plan_calls
+from llmc.runtime.device_program import calls_of_step, plan_calls
 from tests.runtime.device_program import binary, program
 
 SHAPE = StepShape(tokens=20, logit_rows=3, requests=5, max_blocks=64)
@@ -38,6 +45,24 @@ def test_values_stand_where_the_pointers_point() -> None:
 def test_grids_follow_the_counts() -> None:
     (call,) = plan_calls(program("sm_90"))
     assert call.programs(SHAPE.counts()) == (3, 5, 1)
+
+
+def test_a_step_has_the_calls_of_its_rows_with_grids_that_are_evaluated_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    read: list[str] = []
+
+    def evaluated(text: str, counts: Mapping[str, int]) -> int:
+        read.append(text)
+        return evaluate_grid(text, counts)
+
+    (call,) = plan_calls(program("sm_90"))
+    few = replace(call, only=RowRange(RowCount.TOKENS, 1, 4))
+    many = replace(call, only=RowRange(RowCount.TOKENS, 5, None))
+    empty = replace(call, grid=("T - 20", "R"))
+    best = replace(call, wanted=(Wanted.BEST,))
+    monkeypatch.setattr(device_program, "evaluate_grid", evaluated)
+    found = calls_of_step([call, few, many, empty, best], SHAPE.counts(), Wanted.LOGITS)
+    assert found == [(call, (3, 5, 1)), (many, (3, 5, 1))]
+    assert read == ["cdiv(T, 8)", "R", "T - 20", "R"]
 
 
 def test_only_the_first_extra_pointer_leads_to_scratch_memory() -> None:

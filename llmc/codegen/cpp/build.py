@@ -7,7 +7,6 @@ engine's own interface is visible from outside.
 from __future__ import annotations
 
 import hashlib
-import shutil
 import tempfile
 from pathlib import Path
 
@@ -31,20 +30,31 @@ _FLAGS = (
     "-Wno-missing-field-initializers",
     "-Wno-c++20-designator",
 )
+SOURCE_NAME = "kernels/engine.cpp"
 _EXPORTS = "{ global: llmc_engine_*; local: *; };\n"
 
 
 def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path:
     """Write kernels/engine.cpp and kernels/engine-HASH.so under `directory`; returns the path of the library.
 
-    The name is of the content, so that a process that has an older library of this engine open gets the new one.
-
     Raises ToolchainError when there is no compiler, or when it does not accept the code.
     """
-    kernels = directory / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    source = kernels / "engine.cpp"
+    source = directory / SOURCE_NAME
+    source.parent.mkdir(parents=True, exist_ok=True)
     source.write_text(lowered.source, encoding="utf-8")
+    content = compile_source(lowered, source, target)
+    library = directory / library_name(content)
+    library.write_bytes(content)
+    return library
+
+
+def library_name(content: bytes) -> str:
+    """Of a library in an engine: of what is in it, so that a process that has an older one open gets the new one."""
+    return f"kernels/engine-{hashlib.sha256(content).hexdigest()[:16]}.so"
+
+
+def compile_source(lowered: Lowered, source: Path, target: CpuTarget) -> bytes:
+    """The library made of a program's source, which is in the file `source`; raises as `compile_engine`."""
     is_coded = any(part_of(launch.kernel) is Part.CODED for launch in lowered.program.launches)
     parts = (Part.CODED, Part.PLAIN) if is_coded else (Part.PLAIN,)
     archives, toolchain = [kernel_archive(target, part=part) for part in parts], find_toolchain()
@@ -52,7 +62,7 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
         compiled, exports = Path(temporary) / "engine.o", Path(temporary) / "exports.map"
         exports.write_text(_EXPORTS, encoding="ascii")
         headers = kernel_include_dir()
-        maps = (f"-ffile-prefix-map={kernels}=.", f"-ffile-prefix-map={headers}=.")
+        maps = (f"-ffile-prefix-map={source.parent}=.", f"-ffile-prefix-map={headers}=.")
         flags = (*compile_flags(target), *_FLAGS, *maps, f"-I{headers}")
         compiling: list[str | Path] = [*flags, "-c", source, "-o", compiled]
         run_tool([*toolchain.compiler, *compiling], source=source)
@@ -60,7 +70,4 @@ def compile_engine(lowered: Lowered, target: CpuTarget, directory: Path) -> Path
         linked = Path(temporary) / "engine.so"
         linking: list[str | Path] = [*link_flags(), *hiding, compiled, *archives, "-o", linked]
         run_tool([*toolchain.compiler, *linking], source=source)
-        digest = hashlib.sha256(linked.read_bytes()).hexdigest()
-        library = kernels / f"engine-{digest[:16]}.so"
-        shutil.copyfile(linked, library)
-    return library
+        return linked.read_bytes()

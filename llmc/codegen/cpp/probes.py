@@ -5,17 +5,17 @@ from __future__ import annotations
 import ctypes
 import mmap
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
+from llmc.codegen.cpp.probe_operands import Attention, Batch, Product
 from llmc.errors import LlmcError
 from llmc.targets import CpuTarget
 
-Suffix = Literal["f32", "bf16"]
 Operands = Literal["f32", "bf16", "int8"]
 # Of the products that are measured: the most tokens and channels, which the threads' scratch memory is for.
 MAX_TOKENS, MAX_CHANNELS = 512, 2048
@@ -41,11 +41,25 @@ def multiply_rate(target: CpuTarget, threads: int, dtype: Operands, *, cache_dir
 
 
 @contextmanager
-def open_probes(target: CpuTarget, threads: int, cache_dir: Path | None = None) -> Iterator[Probes]:
-    """The kernels of the target with `threads` running threads. Raises as read_bandwidth."""
-    library = ctypes.CDLL(str(kernel_shared_library(target, cache_dir)))
+def open_probes(
+    target: CpuTarget,
+    threads: int,
+    cache_dir: Path | None = None,
+    *,
+    part: Part = Part.PLAIN,
+    attentions: Iterable[Attention] = (),
+) -> Iterator[Probes]:
+    """The kernels of the target with `threads` running threads. Raises as read_bandwidth.
+
+    part: CODED for kernels of codes, too. attentions: those that will be measured.
+    """
+    library = ctypes.CDLL(str(kernel_shared_library(target, cache_dir, part)))
     _declare(library)
-    pool = library.llmc_pool_create(threads, library.llmc_linear_scratch(MAX_TOKENS, MAX_CHANNELS))
+    scratch: int = library.llmc_linear_scratch(MAX_TOKENS, MAX_CHANNELS)
+    for each in attentions:
+        shape = (each.heads, each.kv_heads, each.head_dim, each.value_dim)
+        scratch = max(scratch, library.llmc_paged_attention_scratch(*shape))
+    pool = library.llmc_pool_create(threads, scratch)
     if not pool:
         raise LlmcError(f"{threads} threads cannot be started", fix="ask for fewer threads")
     try:
@@ -75,18 +89,34 @@ class Probes:
         repeats = 500
         return _best(lambda: self._library.llmc_empty_regions(self._pool, repeats)) / repeats
 
-    def product_seconds(self, dtype: Suffix, weight: Memory, *, tokens: int, channels: int, rows: int) -> float:
+    def product_seconds(self, product: Product, weight: Memory, *, tokens: int, channels: int, rows: int) -> float:
         """Seconds of one linear kernel, x [tokens, channels] by a weight [rows, channels] in that memory.
 
         tokens, channels: at most MAX_TOKENS, MAX_CHANNELS. rows: a multiple of 32.
         """
-        itemsize = {"f32": 4, "bf16": 2}[dtype]
-        assert tokens <= MAX_TOKENS and channels <= MAX_CHANNELS and rows * channels * itemsize <= weight.nbytes
-        with Memory(tokens * channels * itemsize) as x, Memory(tokens * rows * itemsize) as y:
-            given = (weight.address, None, (None, 0), (y.address, rows), 0, 1.0)
-            arguments = _Linear(tokens, channels, rows, (x.address, channels), *given)
-            run = getattr(self._library, f"llmc_linear_{dtype}")
-            return _best(lambda: run(self._pool, ctypes.byref(arguments)))
+        assert tokens <= MAX_TOKENS and channels <= MAX_CHANNELS and rows * product.row_bytes(channels) <= weight.nbytes
+        with Memory(tokens * channels * 4) as x, Memory(tokens * rows * 4) as y:
+            arguments = product.arguments(tokens, channels, rows, x.address, weight.address, y.address)
+            return self._kernel_seconds(product.function, arguments)
+
+    def attention_seconds(self, attention: Attention, caches: Memory, batch: Batch) -> float:
+        """Seconds of one attention kernel over caches that share that memory."""
+        keys, values = attention.block_bytes
+        v_cache = caches.address + caches.nbytes // (keys + values) * keys // 64 * 64
+        tokens = batch.requests * batch.queries
+        with (
+            Memory(tokens * attention.heads * attention.head_dim * 4) as q,
+            Memory(tokens * attention.heads * attention.value_dim * 4) as y,
+        ):
+            arguments = attention.arguments(batch, q.address, (caches.address, v_cache), y.address)
+            return self._kernel_seconds(attention.function, arguments)
+
+    def _kernel_seconds(self, function: str, arguments: ctypes.Structure) -> float:
+        run = getattr(self._library, function)
+        run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+        given = ctypes.addressof(arguments)
+        run(self._pool, given)
+        return _best(lambda: run(self._pool, given))
 
 
 class Memory:
@@ -111,27 +141,6 @@ class Memory:
         self._memory.close()
 
 
-class _Rows(ctypes.Structure):
-    """LlmcRows."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
-
-
-class _Linear(ctypes.Structure):
-    """LlmcLinear."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "in", "out")),
-        ("x", _Rows),
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("residual", _Rows),
-        ("y", _Rows),
-        ("activation", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-    )
-
-
 def _declare(library: ctypes.CDLL) -> None:
     pointer, number = ctypes.c_void_p, ctypes.c_int64
     library.llmc_pool_create.argtypes, library.llmc_pool_create.restype = (ctypes.c_int32, number), pointer
@@ -142,8 +151,8 @@ def _declare(library: ctypes.CDLL) -> None:
     for dtype in ("f32", "bf16", "int8"):
         multiply = getattr(library, f"llmc_multiply_in_cache_{dtype}")
         multiply.argtypes, multiply.restype = (pointer, number), number
-    for product in (library.llmc_linear_f32, library.llmc_linear_bf16):
-        product.argtypes, product.restype = (pointer, pointer), None
+    attention = library.llmc_paged_attention_scratch
+    attention.argtypes, attention.restype = (number,) * 4, number
 
 
 def _best(run: Callable[[], object]) -> float:

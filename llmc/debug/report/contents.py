@@ -11,8 +11,10 @@ from typing import Any, TypeVar
 from llmc.debug.explain import PASSES_NAME
 from llmc.debug.graph_record import GRAPHS, NODES_NAME
 from llmc.engine_format import Manifest
+from llmc.engine_format.reader import read_quantization
 from llmc.errors import EngineFormatError
 from llmc.program import Program
+from llmc.quantized_weight import QuantizedWeight
 from llmc.typed_json import REBUILD
 
 _T = TypeVar("_T")
@@ -22,7 +24,7 @@ _T = TypeVar("_T")
 class EngineContents:
     """passes: as passes.json has them. graphs: (pass number, name, text), in order. sources: lines of the model's
     source; nodes: for each node name the index of its line and the rewrite that made it. code: by file name, the
-    kernels' sources."""
+    kernels' sources. quantized: what was done to each weight."""
 
     path: Path
     manifest: Manifest
@@ -32,6 +34,7 @@ class EngineContents:
     sources: list[str]
     nodes: dict[str, list[Any]]
     code: dict[str, str]
+    quantized: tuple[QuantizedWeight, ...]
 
 
 def read_contents(path: Path, manifest: Manifest, program: Program) -> EngineContents:
@@ -48,6 +51,7 @@ def read_contents(path: Path, manifest: Manifest, program: Program) -> EngineCon
         sources=nodes["sources"],
         nodes=nodes["nodes"],
         code=_read_code(path),
+        quantized=read_quantization(path),
     )
 
 

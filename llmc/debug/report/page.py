@@ -7,12 +7,14 @@ import re
 from pathlib import Path
 from typing import Any
 
+from llmc.debug.measured_perplexity import MeasuredPerplexity
 from llmc.debug.profile import Profile
 from llmc.debug.report.contents import EngineContents
 from llmc.debug.report.graphs import graphs_data
 from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
-from llmc.graph.predict import Rates, gpu_rates
+from llmc.debug.report.quantization import quantization_data
+from llmc.graph.predict import KindRates, Rates, gpu_rates
 from llmc.targets import GpuTarget, resolve_target
 from llmc.typed_json import to_json
 
@@ -32,20 +34,24 @@ MODULES = (
     "kernels",
     "roofline",
     "memory",
+    "quantization",
     "navigation",
     "main",
 )
 # What is assumed of a CPU that nobody has measured: a desktop of two memory channels.
-_NOMINAL = Rates(
-    bandwidth=50e9, multiply={"F32": 500e9, "BF16": 1000e9}, pack=None, launch=0.0, serial=0.0, measured=False
-)
+_NOMINAL = Rates(bandwidth=50e9, kinds={"F32": KindRates(500e9), "BF16": KindRates(1000e9)}, launch=0.0, measured=False)
 _ASSETS = Path(__file__).parent / "assets"
 _IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
 _EXPORT = re.compile(r"^export (?:const|function) (\w+)", re.MULTILINE)
 _EXPORT_WORD = re.compile(r"^export (?=const |function )", re.MULTILINE)
 
 
-def report_page(contents: EngineContents, rates: Rates | None = None, profile: Profile | None = None) -> str:
+def report_page(
+    contents: EngineContents,
+    rates: Rates | None = None,
+    profile: Profile | None = None,
+    perplexity: MeasuredPerplexity | None = None,
+) -> str:
     """The page of an engine. rates: of this machine; without, the data sheet's or a nominal CPU's, said to be so.
 
     The same contents give the same text.
@@ -57,6 +63,7 @@ def report_page(contents: EngineContents, rates: Rates | None = None, profile: P
         **graphs_data(contents.graphs, contents.path),
         "kernels": kernels_data(contents),
         "memory": memory_data(contents.program),
+        "quantization": quantization_data(contents, perplexity),
         "rates": to_json(rates or _default_rates(contents)),
         "profile": None if profile is None else to_json(profile),
     }

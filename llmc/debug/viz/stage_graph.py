@@ -68,15 +68,17 @@ def stage_graph(source: Path, stage: str, options: BuildOptions) -> StageGraph:
 
 def _run(model: Path, options: BuildOptions) -> tuple[str, tuple[tuple[int, str, str], ...], dict[str, Any]]:
     from llmc.graph.capture import capture
+    from llmc.passes.model_data import ModelData
     from llmc.passes.pipeline import default
     from llmc.passes.runner import run_pipeline
 
-    captured = capture(model, options).graph
-    record = GraphRecord(captured)
-    run_pipeline(captured, default(), options, record)
+    captured = capture(model, options)
+    record = GraphRecord(captured.graph)
+    data = ModelData(captured.source, captured.tokenizer)
+    run_pipeline(captured.graph, default(), options, record, data)
     graphs = tuple((i, name, text) for i, (name, text) in enumerate(record.files.items()))
     nodes: dict[str, Any] = json.loads(record.nodes_text())
-    return captured.info.name, graphs, nodes
+    return captured.graph.info.name, graphs, nodes
 
 
 def _read_nodes(path: Path) -> dict[str, Any]:

@@ -33,7 +33,8 @@ def attention_call(
     if not same_size(query.shape[1], key.shape[1]) or not same_size(key.shape[1], value.shape[1]):
         return Refusal(f"query, key and value are {shapes}, expected as many keys as queries", node)
     once = [_repeated_heads(t) for t in (k, v)]
-    if None not in once and len({int(tensor_of(t).shape[0]) for t in once if t is not None}) == 1:  # type: ignore[union-attr]
+    counts = [_first_size(t) for t in once]
+    if None not in counts and counts[0] == counts[1]:
         k, v = once
     heads = [int(t.shape[0]) for t in map(tensor_of, (q, k, v)) if t is not None]
     if heads[0] % heads[1] or heads[1] != heads[2]:
@@ -41,6 +42,11 @@ def attention_call(
     by_token = [Call(aten.transpose.int, (t, 0, 1)) for t in (q, k, v)]
     attention = Call(torch.ops.llmc.attention.default, (*by_token, scale, mask.window, softcap, None))
     return Call(aten.transpose.int, (attention, 0, 1))
+
+
+def _first_size(node: fx.Node | None) -> int | None:
+    tensor = tensor_of(node)
+    return None if tensor is None else int(tensor.shape[0])
 
 
 def _repeated_heads(node: Any) -> fx.Node | None:

@@ -9,22 +9,19 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import torch
-
+from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
-_DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Change each layer's pair of caches; kv_dtype "auto" leaves them in the activations' dtype."""
     if options.kv_dtype == "auto":
         return
-    dtype = _DTYPES[options.kv_dtype]
+    dtype = NAMED_DTYPES[options.kv_dtype]
     inputs = {node.name: node for node in graph.inputs()}
     for spec in graph.caches:
         if spec.dtype is dtype:

@@ -66,7 +66,7 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
     if new is not None:
         log.step(f"{node.name} without its batch axis", node)
         if isinstance(new, int):
-            node.replace_all_uses_with(new)  # type: ignore[arg-type]  # a size argument is a node or an int
+            _replace_by_number(node, new)
             graph.erase_node(node)
         else:
             substitute(graph, node, new)
@@ -84,6 +84,12 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
         joined = build(graph, Call(aten.unsqueeze.default, (split, 0)))
     for user in users:
         user.replace_input_with(node, joined)
+
+
+def _replace_by_number(node: fx.Node, number: int) -> None:
+    """Give a node's users a size that is known now."""
+    for user in list(node.users):
+        user.args, user.kwargs = fx.map_arg((user.args, user.kwargs), lambda n: number if n is node else n)
 
 
 def _unbatched(value: Any) -> fx.Node | None:

@@ -19,6 +19,7 @@ from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import LARGEST, token_codes, token_values
 from llmc.options import BuildOptions
@@ -34,7 +35,7 @@ from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.quantized_weight import QuantizedWeight
-from llmc.schemes import Scheme
+from llmc.schemes import Quantization, Scheme
 
 # Tokens that errors are measured on.
 _MEASURED_ROWS = 256
@@ -52,12 +53,25 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     reasons: dict[str, str] = {}
     if quantization.budget is not None:
         planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data)
+    for each in planned:
+        for product in each.products if each.scheme is None else ():
+            log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
     Quantizer(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
 
 
 # Single logits of 4-bit weights move by most of the logits' spread; what it costs in quality is measured by perplexity.
 _BUDGET = 2.0
 quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY, budget=_BUDGET)
+
+
+def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, str]) -> str:
+    """Why a weight is left alone, by the option's own words."""
+    rule = quantization.rule_for(planned.module)
+    if planned.module in reasons:
+        return f"{planned.module} keeps all its bits: {reasons[planned.module]}"
+    if rule is None:
+        return f"no rule names {planned.module}, and there is no scheme for all"
+    return f"{rule.pattern}=none leaves {planned.module} alone"
 
 
 class Quantizer:

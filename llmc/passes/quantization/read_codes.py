@@ -14,6 +14,7 @@ from torch import Tensor, fx
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
+from llmc.graph.refusal import Refusal
 from llmc.graph.stored_codes import UnpackedCodes
 from llmc.graph.weights import Constant, Recipe, Stored
 from llmc.options import BuildOptions
@@ -37,6 +38,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         recipe = graph.weights[node.name]
         stored = data.source.weight(recipe.name) if isinstance(recipe, Stored) else None
         if stored is None or not isinstance(recipe, Stored):
+            for product in [reader for reader in readers if reader.target in PRODUCTS]:
+                log.refuse(Refusal(f"the checkpoint holds {node.name} without codes", product, is_asked=True))
             continue
         log.step(f"{stored.name.removesuffix('.weight')} as {stored.scheme.label}", *readers)
         unpacked = data.source.unpacked(stored.name)

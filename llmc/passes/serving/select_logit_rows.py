@@ -5,7 +5,8 @@
 The first rewrite selects at the very end; each further one moves the selection above
 one op, up to the last attention: of the last layer, all but its attention and QKV is then done for L rows.
 Must have: the op works row by row; its only user is the selection (a tensor that others read is selected once and
-stays). Logits must be one row a token, or the build fails, unless allow_fallback names logit_rows.
+stays); operands that are not floating-point, such as masks, can be computed from selected rows too, since kernels
+select no others. Logits must be one row a token, or the build fails, unless allow_fallback names logit_rows.
 Numerics: reorder, since a library matrix product of fewer rows may sum in another order; the kernels here do not.
 """
 
@@ -159,10 +160,27 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
     elif node.target not in _ROW_WISE and not _is_pointwise(node):
         return Refusal(f"{node.target} is not known to keep rows apart", node)
     for operand in node.all_input_nodes:
-        value: Tensor = operand.meta["val"]
-        if not _has_rows(graph, operand) and not all(isinstance(size, int) for size in value.shape):
+        value: object = operand.meta["val"]
+        if _has_rows(graph, operand):
+            refusal = _unselectable(graph, operand, node)
+            if refusal is not None:
+                return refusal
+        elif not isinstance(value, Tensor) or not all(isinstance(size, int) for size in value.shape):
             return Refusal(f"operand {operand.name} is {render_type(operand)}, not a matrix with one row a token", node)
     return None
+
+
+def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refusal | None:
+    """Why an operand with rows can have its selection neither below it nor, by and by, above what makes it."""
+    if operand.meta["val"].is_floating_point():
+        return None
+    op = operand.all_input_nodes[0] if operand.target is getitem else operand
+    results = (op,) if op is operand else tuple(op.users)
+    stays = op.op != "call_function" or op.target in _ENDS or any(set(r.users) != {reader} for r in results)
+    if not stays and _refusal(graph, op) is None:
+        return None
+    reason = f"operand {operand.name} is {render_type(operand)}, of which rows cannot be selected"
+    return Refusal(reason, reader)
 
 
 def _is_pointwise(node: fx.Node) -> bool:

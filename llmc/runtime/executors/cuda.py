@@ -25,7 +25,7 @@ from llmc.runtime.device_arguments import PackedArguments, argument_values, extr
 from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
 from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
-from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
+from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.graph_cache import GraphCache
@@ -201,11 +201,7 @@ class CudaExecutor:
         self, shape: StepShape, wanted: Wanted = Wanted.LOGITS
     ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
         """The calls that a step of this shape has, with their grids."""
-        counts = shape.counts()
-        rows = {"tokens": shape.tokens, "logit_rows": shape.logit_rows}
-        present = [call for call in self._calls if call.runs(**rows, wanted=wanted)]
-        with_grids = [(call, call.programs(counts)) for call in present]
-        return [(call, grid) for call, grid in with_grids if all(grid)]
+        return calls_of_step(self._calls, shape.counts(), wanted)
 
     def launch(self, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int) -> None:
         """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""

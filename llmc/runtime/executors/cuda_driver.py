@@ -28,18 +28,20 @@ def driver() -> Any:
 
 @dataclass(frozen=True)
 class LoadedKernel:
-    """A function on the device. module keeps it loaded."""
+    """A function on the device. driver: the bindings' module; module keeps the function loaded."""
 
+    driver: Any
     module: Any
     function: Any
     binary: DeviceBinary
 
     def launch(self, grid: tuple[int, int, int], stream: int, arguments: int) -> None:
         """Queue it on a stream. arguments: address of the array of pointers to their values."""
-        result = driver().cuLaunchKernel(
+        result = self.driver.cuLaunchKernel(
             self.function, *grid, self.binary.threads, 1, 1, self.binary.shared_bytes, stream, arguments, 0
         )
-        check(result, f"launch {self.binary.entry} with grid {grid}", Path(self.binary.file))
+        if int(result[0]):  # A step has hundreds of launches: their names are put together for errors only.
+            check(result, f"launch {self.binary.entry} with grid {grid}", Path(self.binary.file))
 
 
 def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
@@ -57,7 +59,7 @@ def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
         attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
         what = f"give {binary.entry} {binary.shared_bytes} bytes of shared memory"
         check(cuda.cuFuncSetAttribute(function, attribute, binary.shared_bytes), what, path)
-    return LoadedKernel(module, function, binary)
+    return LoadedKernel(cuda, module, function, binary)
 
 
 def check(result: tuple[Any, ...], what: str, path: Path) -> tuple[Any, ...]:

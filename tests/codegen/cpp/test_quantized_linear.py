@@ -12,6 +12,7 @@ from llmc.ops.quantized_linear import (
     quantized_linear,
     quantized_lm_head,
 )
+from llmc.ops.token_codes import token_codes, token_values
 from llmc.ops.weight_codes import weight_values
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.linear_calls import HOST_TARGETS, kernels, open_pool
@@ -52,6 +53,8 @@ SHAPES = [
     (2, 40, 96, 32),
     (17, 70, 640, 128),
     (5, 64, 1088, 64),
+    (14, 64, 512, 128),
+    (29, 32, 528, 16),
     (515, 35, 48, 16),
 ]
 
@@ -93,6 +96,27 @@ def test_activations_can_have_a_static_scale(target: CpuTarget, format: str, x_f
     y = call_quantized(target, "linear", x, weight, torch.empty(11, 50), x_format=x_format, x_scale=x_scale)
     given = (x, weight.codes, weight.scales, weight.zeros, x_scale, None)
     assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)
+
+
+@targets
+@dtypes
+@pytest.mark.parametrize("x_format", ["int8", "fp8"])
+@pytest.mark.parametrize("is_static", [False, True])
+def test_tokens_get_the_very_codes_and_scales_of_torch(
+    target: CpuTarget, dtype: torch.dtype, x_format: str, is_static: bool
+) -> None:
+    """A weight of ones on the diagonal shows them. Half of the tokens are small integers, so that many of their
+    channels lie in the middle between two codes."""
+    torch.manual_seed(9)
+    x = draw(700, 64)
+    x[::2] = torch.randint(-254, 255, (350, 64)) / 2
+    x *= torch.logspace(-3, 3, 700)[:, None]
+    x, x_scale = x.to(dtype), torch.tensor([0.37]) if is_static else None
+    ones = torch.eye(64, dtype=torch.int8)
+    codes = ones if x_format == "int8" else ones.float().to(torch.float8_e4m3fn).view(torch.uint8)
+    weight = QuantizedWeight(codes, torch.ones(64, 1), None, x_format)
+    y = call_quantized(target, "lm_head", x, weight, torch.empty(700, 64), x_format=x_format, x_scale=x_scale)
+    assert torch.equal(y, token_values(*token_codes(x, x_scale, x_format), x_format))
 
 
 @targets

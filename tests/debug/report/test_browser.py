@@ -5,25 +5,34 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from llmc.debug.measured_perplexity import MeasuredPerplexity
 from llmc.debug.profile import Profile, Workload, profile_engine
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
-from llmc.graph.predict import Rates, launch_costs, predict_launch
+from llmc.graph.predict import KindRates, Rates, launch_costs, predict_launch
+from llmc.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
-RATES = Rates(40e9, {"F32": 300e9, "BF16": 700e9}, 3e9, 2e-7, 0.3, measured=True)
+KINDS = {
+    "F32": KindRates(300e9),
+    "BF16": KindRates(700e9, 40e9, 14, 3e9, 0.3),
+    "attention bf16·bf16": KindRates(200e9, 5e9, 64, None, 1.2),
+}
+RATES = Rates(40e9, KINDS, 2e-7, measured=True)
 ASSETS = Path(__file__).parent.parent.parent.parent / "llmc/debug/report/assets"
 
 
@@ -50,21 +59,27 @@ def profile(draft_engine: Path) -> Profile:
 
 @pytest.fixture
 def page(browser: Browser, directory: EngineDirectory, profile: Profile, tmp_path: Path) -> Iterator[Page]:
-    """The report with a profile, opened from disk; an error in its script fails the test."""
+    """The report with a profile."""
     contents = read_contents(directory.path, directory.manifest, directory.program)
-    file = tmp_path / "report.html"
-    file.write_text(report_page(contents, RATES, profile), encoding="utf-8")
-    opened, errors = browser.new_page(viewport={"width": 1400, "height": 900}), list[str]()
+    with opened(browser, report_page(contents, RATES, profile), tmp_path / "report.html") as page:
+        yield page
+
+
+@contextmanager
+def opened(browser: Browser, content: str, file: Path) -> Iterator[Page]:
+    """A page, opened from disk; an error in its script fails the test."""
+    file.write_text(content, encoding="utf-8")
+    page, errors = browser.new_page(viewport={"width": 1400, "height": 900}), list[str]()
     requests: list[str] = []
-    opened.on("pageerror", lambda error: errors.append(str(error)))
-    opened.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
-    opened.on("request", lambda request: requests.append(request.url))
-    opened.goto(file.as_uri())
-    opened.wait_for_selector("html[data-ready]", state="attached", timeout=20_000)
-    yield opened
+    page.on("pageerror", lambda error: errors.append(str(error)))
+    page.on("console", lambda message: errors.append(message.text) if message.type == "error" else None)
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(file.as_uri())
+    page.wait_for_selector("html[data-ready]", state="attached", timeout=20_000)
+    yield page
     assert errors == []
     assert requests == [file.as_uri()]
-    opened.close()
+    page.close()
 
 
 def test_passes_are_stepped_through(page: Page) -> None:
@@ -148,6 +163,38 @@ def test_the_page_predicts_what_the_compiler_predicts(page: Page, directory: Eng
     shown = page.locator("tr.total td").nth(2).inner_text()
     value, unit = shown.split()
     assert float(value) * {"µs": 1e-6, "ms": 1e-3}[unit] == pytest.approx(seconds, rel=1e-3)
+
+
+def test_quantization_is_shown_by_layer_and_in_all(
+    browser: Browser, directory: EngineDirectory, tmp_path: Path
+) -> None:
+    weights = (
+        QuantizedWeight("model.layers.0.mlp.up_proj", "int4-gptq", 384, 128, 4.125, 0.08, True, None),
+        QuantizedWeight("model.layers.0.mlp.down_proj", "int4-gptq", 128, 384, 4.125, 0.04, True, None),
+        QuantizedWeight("model.layers.1.mlp.up_proj", "int8", 384, 128, 8.25, 0.01, True, "KL 2.00e-02 at 4 bits"),
+        QuantizedWeight("lm_head", "w8a8", 1024, 128, 8.25, 0.005, False, None),
+    )
+    cache = replace(directory.program.caches[0], dtype="U8", format="int8")
+    program = replace(directory.program, caches=(cache,) * len(directory.program.caches))
+    contents = read_contents(directory.path, directory.manifest, directory.program)
+    contents = replace(contents, program=program, quantized=weights)
+    perplexity = MeasuredPerplexity(1, "m", ("int4-gptq",), "int8", "bfloat16", "held.txt", 1000, 256, 41.0, 40.0)
+    with opened(browser, report_page(contents, RATES, None, perplexity), tmp_path / "quantized.html") as page:
+        page.keyboard.press("6")
+        page.wait_for_function("location.hash === '#quantization'")
+        section = page.locator("#quantization")
+        cards = " ".join(section.locator(".card").all_inner_texts())
+        for part in ("6.75", "int4-gptq, int8, w8a8", "41.000", "1.0250 ×", "1,000 tokens of held.txt", "as int8"):
+            assert part in cards, cards
+        rows = section.locator(".heat tbody tr")
+        assert [row.split() for row in rows.all_inner_texts()] == [
+            ["0", "8.0%", "4.13", "bits", "4.0%", "4.13", "bits"],
+            ["1", "1.0%", "8.25", "bits", "—"],
+        ]
+        section.locator(".heat-cell", has_text="1.0%").hover()
+        assert "KL 2.00e-02 at 4 bits" in page.locator("#tooltip").inner_text()
+        section.get_by_text("Every weight").click()
+        assert section.locator("table.quantized tbody tr").count() == 4
 
 
 EXPRESSIONS = (

@@ -13,7 +13,7 @@ from llmc.debug.viz.drawing import draw
 from llmc.debug.viz.stage_graph import STAGES, StageGraph, stage_graph
 from llmc.errors import LlmcError, OptionError
 from llmc.options import BuildOptions
-from tests.debug.conftest import MODEL
+from tests.conftest import DRAFT as MODEL
 
 
 @pytest.fixture(scope="module")

@@ -82,6 +82,32 @@ def test_refuses_an_operand_that_is_no_matrix() -> None:
     assert "float32[T, 2, 4], not a matrix with one row a token" in _refusal(graph, source)
 
 
+def test_moves_above_what_makes_a_mask() -> None:
+    b = GraphBuilder()
+    h = b.embedded()
+    positive = b.call(aten.gt.Scalar, h, 0)
+    graph, source = b.finish(b.call(aten.where.self, positive, h, b.call(aten.mul.Tensor, h, 0.1)))
+    result = _served(graph)
+    same_logits(graph, result.graph, source, tolerance=1e-6)
+    (selection,) = result.graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.select_rows.default)
+    assert selection.args[0].name == "embedding_default"
+
+
+def test_refuses_an_operand_that_is_no_number() -> None:
+    """No kernel selects rows of ids or masks; here the mask is read by something that stays, too."""
+    b = GraphBuilder()
+    h = b.embedded()
+    positive = b.call(aten.gt.Scalar, h, 0)
+    rectified = b.call(aten.where.self, positive, h, b.call(aten.mul.Tensor, h, 0.0))
+    wide = b.call(aten.cat.default, [b.call(aten._to_copy.default, positive, dtype=torch.float32), h], -1)
+    total = b.call(aten.add.Tensor, rectified, b.call(aten.slice.Tensor, wide, 1, 0, 8))
+    graph, source = b.finish(total)
+    result = _served(graph)
+    same_logits(graph, result.graph, source, tolerance=1e-6)
+    reasons = [refusal.reason for refusal in result.records[1].refusals]
+    assert "operand gt_scalar is bool[T, 8], of which rows cannot be selected" in reasons
+
+
 def test_refuses_what_other_ops_need_whole() -> None:
     graph, source = llama(layers=2)
     assert _refusal(graph, source) == "all rows of add_tensor_1 are needed: it is used by rms_norm_default_2"

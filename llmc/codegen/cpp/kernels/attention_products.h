@@ -193,26 +193,6 @@ struct FetchNext {
 
 constexpr int64_t kFetchQuarter = kAttentionKeys / 4;
 
-// packed[step][key]. Fetches the first quarter.
-template <class Steps, class T>
-inline void pack_keys(CachedRows<T> keys, int64_t channels, const FetchNext<T>& fetch, float* packed) {
-  for (int64_t key = 0; key < kAttentionKeys; key += kLanes) {
-    for_step_vectors<Steps>(channels, [&](int64_t channel, auto lanes) {
-      Vec square[kLanes];
-      for (int i = 0; i < kLanes; i++) square[i] = keys.template load_steps<Steps>(key + i, channel, lanes);
-      transpose(square);
-      float* to = packed + channel / Steps::kWidth * kAttentionKeys + key;
-      const int64_t steps = steps_of<Steps>(channels - channel);
-      if (steps >= kLanes) {
-        for (int i = 0; i < kLanes; i++) store(to + i * kAttentionKeys, square[i]);
-      } else {
-        for (int i = 0; i < steps; i++) store(to + i * kAttentionKeys, square[i]);
-      }
-    });
-    for (int64_t next = key / 4; next < (key + kLanes) / 4; next++) fetch.row(next);
-  }
-}
-
 // Values of a tile where they lie in the cache.
 template <class Steps, class K>
 struct CachedValues {

@@ -108,14 +108,28 @@ struct CacheOfCodes {
     if constexpr (!Format::kNibbles) return x;
     return x + of_groups(row.scales + groups * block_size * 2, channel);
   }
+  // Whole vectors: a scale is read once for all that share it.
   template <int VECTORS>
   void values(Row row, int64_t channel, Vec (&to)[VECTORS]) const {
-    if (Format::kNibbles || groups > 1) {
+    if (groups > 1 && !one_scale_a_vector) {
       for (int v = 0; v < VECTORS; v++) to[v] = values(row, channel + v * kLanes, AllLanes{});
-    } else {
-      const Vec scale = broadcast(bf16_at(row.scales));
-      for (int v = 0; v < VECTORS; v++) to[v] = Format::value(codes(row, channel + v * kLanes, AllLanes{})) * scale;
+      return;
     }
+    int64_t end = channel;
+    Vec scale = {}, least = {};
+    for (int v = 0; v < VECTORS; v++, channel += kLanes) {
+      if (channel >= end) {
+        const int64_t group = group_of(channel);
+        end = (group + 1) * width;
+        scale = broadcast(bf16_at(row.scales + group * block_size * 2));
+        if constexpr (Format::kNibbles) least = broadcast(bf16_at(row.scales + (groups + group) * block_size * 2));
+      }
+      to[v] = Format::value(codes(row, channel, AllLanes{})) * scale;
+      if constexpr (Format::kNibbles) to[v] = to[v] + least;
+    }
+  }
+  int64_t group_of(int64_t channel) const {
+    return static_cast<int64_t>(static_cast<uint64_t>(channel) * inverse_width >> 32);
   }
 
  private:
@@ -143,10 +157,7 @@ struct CacheOfCodes {
   // The scales or minima, of which `first` is that of the first group, of channels from `channel` on.
   Vec of_groups(const uint8_t* first, int64_t channel) const {
     if (groups == 1) return broadcast(bf16_at(first));
-    const auto of_channel = [&](int64_t c) {
-      const auto group = static_cast<int64_t>(static_cast<uint64_t>(c) * inverse_width >> 32);
-      return bf16_at(first + group * block_size * 2);
-    };
+    const auto of_channel = [&](int64_t c) { return bf16_at(first + group_of(c) * block_size * 2); };
     if (one_scale_a_vector) return broadcast(of_channel(channel));
     Vec x = {};
     for (int64_t c = channel; c < std::min(channel + kLanes, channels); c++) x[c - channel] = of_channel(c);

@@ -7,6 +7,8 @@
 
 namespace llmc {
 
+constexpr int kCodeVecs = 2;  // vectors of lanes that products take at a time
+
 // ---- where things lie ------------------------------------------------------------------------------------------
 inline int64_t bits_of(LlmcCodes format) { return format == LLMC_INT8 || format == LLMC_FP8 ? 8 : 4; }
 inline int64_t bytes_of(LlmcScales type) { return type == LLMC_SCALES_F32 ? 4 : 2; }
@@ -29,8 +31,7 @@ struct CodePanels {
         has_zeros(a.has_zeros != 0) {}
 
   int32_t usual_zero() const { return bits == 4 ? 8 : 128; }
-  int64_t codes_per_word() const { return 32 / bits; }
-  int64_t words(int64_t k) const { return (k + codes_per_word() - 1) / codes_per_word(); }
+  int64_t words(int64_t k) const { return (k * bits + 31) / 32; }
   int64_t header_bytes() const { return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0); }
   int64_t group_bytes() const { return header_bytes() + words(group) * LLMC_PANEL * 4; }
   int64_t panel_bytes() const { return in / group * group_bytes(); }
@@ -129,12 +130,29 @@ inline Vec lookup(const float* table, VecBits index) {
 // Which k of a 4-bit word lies at bit 4·j.
 constexpr int kNibbleOrder[8] = {0, 4, 1, 5, 2, 6, 3, 7};
 
+// The kBits bits of a word from bit `at` on, less zero: as the last bits of a power of two, from which that is taken
+// off. at + kBits: 23 at most.
+template <int kBits>
+inline Vec number_at(VecBits word, int at, VecInt zero) {
+  const uint32_t mask = ((1u << kBits) - 1) << at;
+  const float power = static_cast<float>(1 << (23 - at));
+#if defined(__AVX512F__)
+  const __m512i masks = _mm512_set1_epi32(static_cast<int>(mask)), powers = _mm512_castps_si512(_mm512_set1_ps(power));
+  // word & mask | power
+  const Vec number = reinterpret_cast<Vec>(
+      _mm512_maskz_ternarylogic_epi32(0xffff, reinterpret_cast<__m512i>(word), masks, powers, 0xea));
+#else
+  const Vec number = from_bits((word & mask) | to_bits(power));
+#endif
+  return number - (power + __builtin_convertvector(zero, Vec));
+}
+
 // A format: kCodes in a word; value(word, j, zero) of the code at the j-th place, of which order(j) is the k.
 struct Int4Codes {
   static constexpr int kCodes = 8;
   static constexpr int order(int j) { return kNibbleOrder[j]; }
   static Vec value(VecBits word, int j, VecInt zero) {
-    return __builtin_convertvector(reinterpret_cast<VecInt>(word >> (4 * j) & 15u) - zero, Vec);
+    return number_at<4>(j < 4 ? word : word >> 16, 4 * j % 16, zero);
   }
 };
 
@@ -142,7 +160,7 @@ struct Int8Codes {
   static constexpr int kCodes = 4;
   static constexpr int order(int j) { return j; }
   static Vec value(VecBits word, int j, VecInt zero) {
-    return __builtin_convertvector(reinterpret_cast<VecInt>(word >> (8 * j) & 255u) - zero, Vec);
+    return number_at<8>(j < 2 ? word : word >> 16, 8 * j % 16, zero);
   }
 };
 

@@ -25,9 +25,14 @@ constexpr int64_t kBlockIn = 24576 / (LLMC_PANEL * sizeof(T));
 // What one packed token takes at most, for any type and with quantized weights (words of eight codes).
 inline int64_t packed_floats(int64_t in) { return (in + 7) / 8 * 8; }
 
-// Of one thread: packed x, a scale for each token, the sums of a panel.
+// What a block of codes takes in cache, and how far ahead memory is read: twice that is slower.
+constexpr int64_t kCodeBlockBytes = 8192;
+// One such block with each code as a number, and what it takes to begin at a cache line.
+constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + 16;
+
+// Of one thread: packed x, a scale for each token, the sums of a panel, a decoded block.
 inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
-  const int64_t floats = std::min(tokens, kBlockTokens) * (packed_floats(in) + 1 + LLMC_PANEL);
+  const int64_t floats = std::min(tokens, kBlockTokens) * (packed_floats(in) + 1 + LLMC_PANEL) + kDecodedFloats;
   return floats * static_cast<int64_t>(sizeof(float));
 }
 

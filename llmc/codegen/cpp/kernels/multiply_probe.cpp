@@ -31,7 +31,7 @@ int64_t multiply_codes_in_cache(LlmcPool* pool, int64_t repeats) {
   constexpr int64_t kPerChunk = 100;
   parallel_for(pool, repeats, [&](int64_t, void*) {
     alignas(64) uint8_t weight[LLMC_PANEL * 4 * (1 + kWords)] = {};
-    alignas(64) Product::X x[kCodeTokens * (1 + kWords)] = {};
+    alignas(64) Product::X x[kCodeTokens * (1 + kWords * Product::kXPerWord)] = {};
     alignas(64) float sums[kCodeTokens * LLMC_PANEL];
     LlmcQuantizedLinear a = {};
     a.weight = weight;
@@ -40,7 +40,7 @@ int64_t multiply_codes_in_cache(LlmcPool* pool, int64_t repeats) {
     const CodeBlock block{panels, panels.header(0, 0), panels.codes(0, 0), 1, kWords};
     for (int64_t i = 0; i < kPerChunk; i++) {
       asm volatile("" : : "r"(weight), "r"(x), "r"(sums) : "memory");
-      multiply_codes<Product, kCodeTokens>(block, x, sums, i == 0, weight, 0);
+      multiply_codes<Product, kCodeTokens>(block, x, sums, i == 0, FetchCodes{weight, 0});
     }
   });
   return 2 * repeats * kPerChunk * kWords * 4 * LLMC_PANEL * kCodeTokens;

@@ -8,9 +8,6 @@
 
 namespace llmc {
 
-// What a block of codes takes in cache, and how far ahead memory is read: twice that is slower.
-constexpr int64_t kCodeBlockBytes = 8192;
-
 // A run of k: whole groups, or a part of one.
 struct Part {
   int64_t k, count, groups;
@@ -31,17 +28,16 @@ inline Part part_from(const CodePanels& panels, int64_t k) {
 template <class Codes>
 inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const float* values, int64_t words,
                        int64_t height, int32_t* to) {
-  constexpr int kQuads = IntegerProduct<Codes>::kXPerWord;
-  typedef int8_t Bytes __attribute__((vector_size(kLanes)));
-  int32_t quads[kLanes / 4];
+  using Steps = typename IntegerProduct<Codes>::Steps;
+  constexpr int kQuads = Codes::kCodes / 4;
   VecInt sum = {};
   for (int64_t i = 0; i < words * kQuads; i += kLanes / 4) {
     const VecInt codes = nearest_integer(load(values + 4 * i));
     sum += codes;
-    const Bytes bytes = __builtin_convertvector(codes, Bytes);
-    std::memcpy(quads, &bytes, sizeof quads);
-    const int64_t count = std::min<int64_t>(kLanes / 4, words * kQuads - i);
-    for (int64_t j = 0; j < count; j++) to[(1 + i + j) * height] = quads[j];
+    int32_t steps[Steps::kXPerQuad * kLanes / 4];
+    Steps::pack(codes, steps);
+    const int64_t count = Steps::kXPerQuad * std::min<int64_t>(kLanes / 4, words * kQuads - i);
+    for (int64_t j = 0; j < count; j++) to[(1 + Steps::kXPerQuad * i + j) * height] = steps[j];
   }
   int32_t total = 0;
   for (int i = 0; i < kLanes; i++) total += sum[i];
@@ -118,16 +114,76 @@ struct PackedX {
 
 // ---- the product -----------------------------------------------------------------------------------------------
 template <class Product>
-using MultiplyCodes = void (*)(const CodeBlock&, const typename Product::X*, float*, bool, const uint8_t*, int64_t);
+using MultiplyCodes = void (*)(const CodeBlock&, const typename Product::X*, float*, bool, FetchCodes);
 
 template <class Product, int... kHeights>
 constexpr std::array<MultiplyCodes<Product>, sizeof...(kHeights)> codes_table(std::integer_sequence<int, kHeights...>) {
   return {multiply_codes<Product, kHeights + 1>...};
 }
 
+// Heights of tiles from kCodeTokens + 1 tokens on, which are split into few.
+constexpr int kLeastDecoded = (kDecodedTokens + 1) / 2;
+
+using MultiplyDecoded = void (*)(const CodeBlock&, int64_t, const float*, const float*, float*, bool, FetchCodes);
+
+template <int... kHeights>
+constexpr std::array<MultiplyDecoded, sizeof...(kHeights)> decoded_table(std::integer_sequence<int, kHeights...>) {
+  return {multiply_decoded<kHeights + kLeastDecoded>...};
+}
+
+template <class Product>
+constexpr bool kDecodes = false;
+template <class Codes>
+constexpr bool kDecodes<FloatProduct<FloatOperands<Codes>>> = true;
+
+// Adds a block of codes to the sums of all tiles of tokens.
+template <class Product>
+struct BlockProduct {
+  using X = typename Product::X;
+  const Tiles& tiles;
+  bool decodes;
+  float* operands;  // of a block, where it is decoded first
+
+  void operator()(const CodeBlock& block, const X* values, int64_t values_per_token, float* sums, bool first) const {
+    const int64_t words = block.groups * block.words, bytes = words * LLMC_PANEL * 4;
+    constexpr int64_t kPasses = LLMC_PANEL / (kCodeVecs * kLanes);
+    // What is fetched `fetches` times by each tile in turn.
+    const auto for_tiles = [&](int64_t fetches, const auto& multiply) {
+      FetchCodes fetch{block.codes + bytes, (bytes / fetches + tiles.count - 1) / tiles.count};
+      for (int64_t tile = 0; tile < tiles.count; tile++) {
+        const int64_t height = tiles.height_of(tile);
+        multiply(height, values, sums + tiles.start(tile) * LLMC_PANEL, fetch);
+        values += values_per_token * height;
+        fetch.next += fetches * fetch.stride;
+      }
+    };
+    if constexpr (kDecodes<Product>) {
+      static constexpr auto kMultiply =
+          decoded_table(std::make_integer_sequence<int, kDecodedTokens - kLeastDecoded + 1>());
+      if (decodes) {
+        decode<Product>(block, operands);
+        const int64_t steps = block.words * Product::kXPerWord;
+        for_tiles(block.groups * steps / kDecodedSteps * kPasses,
+                  [&](int64_t height, const X* x, float* to, const FetchCodes& fetch) {
+                    kMultiply[height - kLeastDecoded](block, steps, operands, x, to, first, fetch);
+                  });
+        return;
+      }
+    }
+    static constexpr auto kMultiply = codes_table<Product>(std::make_integer_sequence<int, kCodeTokens>());
+    for_tiles(words * kPasses, [&](int64_t height, const X* x, float* to, const FetchCodes& fetch) {
+      kMultiply[height - 1](block, x, to, first, fetch);
+    });
+  }
+};
+
+template <class T>
+inline T* cache_line_from(T* pointer) {
+  return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + 63) / 64 * 64);
+}
+
 template <class Product, class T, class Epilogue>
 void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
-  static constexpr auto kMultiply = codes_table<Product>(std::make_integer_sequence<int, kCodeTokens>());
   using X = typename Product::X;
   const CodePanels panels(a, a.in);
   const auto format = static_cast<LlmcXCodes>(a.x_format);
@@ -135,7 +191,8 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
 
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
-    const Tiles tiles(tokens, kCodeTokens);
+    const bool decodes = kDecodes<Product> && tokens > kCodeTokens;
+    const Tiles tiles(tokens, decodes ? kDecodedTokens : kCodeTokens);
     const LlmcRows x{const_cast<T*>(row_of<const T>(a.x, start)), a.x.stride};
     auto* scales = static_cast<float*>(pool->scratch(0));
     const PackedX<Product> packed{panels, tiles, tokens, scales, reinterpret_cast<X*>(scales + tokens)};
@@ -147,20 +204,14 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
 
     parallel_for(pool, count, [&](int64_t panel, void* scratch) {
       auto* sums = static_cast<float*>(scratch) + tokens * (1 + packed_floats(a.in));
+      const BlockProduct<Product> multiply{tiles, decodes, cache_line_from(sums + tokens * LLMC_PANEL)};
       const X* values = packed.data;
       for (int64_t k = 0; k < a.in;) {
         const Part part = part_from(panels, k);
         const int64_t words = panels.words(part.count / part.groups);
         const CodeBlock block{panels, panels.header(panel, k), panels.codes(panel, k), part.groups, words};
-        const int64_t steps = part.groups * words * (LLMC_PANEL / (kCodeVecs * kLanes));
-        const int64_t next_stride = (LLMC_PANEL * 4 * words * part.groups / steps + tiles.count - 1) / tiles.count;
-        const uint8_t* next = block.codes + part.groups * words * LLMC_PANEL * 4;
-        for (int64_t tile = 0; tile < tiles.count; tile++) {
-          const int64_t height = tiles.height_of(tile);
-          kMultiply[height - 1](block, values, sums + tiles.start(tile) * LLMC_PANEL, k == 0, next, next_stride);
-          values += packed.part_size(part) * height;
-          next += steps * next_stride;
-        }
+        multiply(block, values, packed.part_size(part), sums, k == 0);
+        values += packed.part_size(part) * tokens;
         k += part.count;
       }
       for (int64_t t = 0; t < tokens; t++) {

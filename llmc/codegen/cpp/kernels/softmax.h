@@ -5,7 +5,7 @@
 #include <limits>
 
 #include "activation.h"
-#include "attention_products.h"
+#include "pack_keys.h"
 
 namespace llmc {
 

@@ -61,8 +61,8 @@ function machine() {
   return el("details", { class: "machine" }, el("summary", {}, "Machine ", el("small", {}, note)),
     el("div", { class: "rates" },
       field("Memory", rates.bandwidth, "GB/s", (value) => { rates.bandwidth = value; }),
-      Object.entries(rates.multiply).map(([dtype, value]) =>
-        field(dtype, value, "GFLOP/s", (v) => { rates.multiply[dtype] = v; }))));
+      Object.entries(rates.kinds).map(([name, kind]) =>
+        field(name, kind.multiply, "GFLOP/s", (value) => { kind.multiply = value; }))));
 }
 
 function measured() {

@@ -9,17 +9,22 @@ export function runs(launch, values) {
   return launch.only.first <= count && (launch.only.last === null || count <= launch.only.last);
 }
 
-export function multiplyRate(dtype, rates = chosen.rates) {
-  return rates.multiply[dtype] ?? Math.max(...Object.values(rates.multiply));
+// A kind that nobody measured is taken to multiply as fast as any.
+export function kindRates(kind, rates = chosen.rates) {
+  const fastest = Math.max(...Object.values(rates.kinds).map((each) => each.multiply));
+  return rates.kinds[kind] ?? { multiply: fastest, unpack: null, tile: 1, pack: null, serial: 0 };
 }
 
 // bytes, flops, seconds, and what the time goes to: memory, arithmetic or packing.
 export function launchCost(launch, values, rates = chosen.rates) {
   const bytes = expression(launch.bytes)(values), flops = expression(launch.flops)(values);
-  const transfer = bytes / rates.bandwidth, arithmetic = flops / multiplyRate(launch.dtype, rates);
-  const packing = rates.pack === null ? 0 : expression(launch.packed)(values) / rates.pack;
+  const kind = kindRates(launch.kind, rates), rows = expression(launch.rows)(values) / expression(launch.parts)(values);
+  const unpacking = kind.unpack === null || !(rows > 0) ? 0 : ((flops / 2) * Math.ceil(rows / kind.tile)) / rows / kind.unpack;
+  const transfer = bytes / rates.bandwidth, arithmetic = flops / kind.multiply + unpacking;
+  const packing = kind.pack === null ? 0 : expression(launch.packed)(values) / kind.pack;
   const longer = Math.max(transfer, arithmetic), shorter = Math.min(transfer, arithmetic);
-  const seconds = rates.launch + packing + longer + rates.serial * shorter;
+  const shared = launch.shared || values.T > 1 ? rates.launch : 0;
+  const seconds = shared + packing + longer + kind.serial * shorter;
   const bound = packing > longer ? "packing" : transfer >= arithmetic ? "memory" : "compute";
   return { bytes, flops, seconds, bound };
 }
@@ -39,7 +44,7 @@ export function classCosts() {
     row.flops += cost.flops;
     row.seconds += cost.seconds;
     // Launches of a class can differ in their rows: the one that takes longest speaks for all.
-    if (!(cost.seconds <= row.longest)) Object.assign(row, { longest: cost.seconds, bound: cost.bound, dtype: launch.dtype });
+    if (!(cost.seconds <= row.longest)) Object.assign(row, { longest: cost.seconds, bound: cost.bound, kind: launch.kind });
     if (measured) row.measured += seconds.get(i) ?? 0;
   });
   return rows.filter((row) => row.count).sort((a, b) => (b.measured ?? b.seconds) - (a.measured ?? a.seconds));

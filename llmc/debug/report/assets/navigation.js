@@ -4,7 +4,7 @@ import { el, replace } from "./dom.js";
 import { pipeline } from "./pipeline.js";
 
 const KEYS = [
-  ["1 … 5", "go to a section"],
+  ["1, 2, …", "go to a section"],
   ["← →", "the pass before, the next pass"],
   ["t", "light or dark"],
   ["?", "these keys"],

@@ -1,6 +1,6 @@
 // Every kernel against what memory and arithmetic allow: intensity across, rate upwards, both logarithmic.
 
-import { classCosts, multiplyRate } from "./cost.js";
+import { classCosts, kindRates } from "./cost.js";
 import { el, replace, svg, tip } from "./dom.js";
 import { change, chosen, data, onChange } from "./state.js";
 import { inBandwidth, inRate, inSeconds } from "./units.js";
@@ -27,16 +27,16 @@ function drawing() {
     const seconds = row.measured || row.seconds;
     return { row, x: row.flops / row.bytes, y: row.flops / seconds, share: seconds / whole };
   });
-  const roofs = [...new Set(rows.map((row) => row.dtype))].map((dtype) => ({ dtype, rate: multiplyRate(dtype) }));
+  const roofs = [...new Set(rows.map((row) => row.kind))].map((kind) => ({ kind, rate: kindRates(kind).multiply }));
   const bandwidth = chosen.rates.bandwidth, peak = Math.max(...roofs.map((roof) => roof.rate), 1);
   const x = scale([...points.map((p) => p.x), peak / bandwidth], LEFT, WIDTH - RIGHT);
   const y = scale([...points.map((p) => p.y), peak * 1.6], HEIGHT - BOTTOM, TOP);
   const lowest = Math.max(x.low, y.low / bandwidth), slope = lowest * ((peak / bandwidth / lowest) ** 0.2);
-  const lines = roofs.map(({ dtype, rate }) => {
+  const lines = roofs.map(({ kind, rate }) => {
     const knee = rate / bandwidth;
     return [
       svg("path", { class: "roof", d: `M${x(lowest)} ${y(lowest * bandwidth)}L${x(knee)} ${y(rate)}H${WIDTH - RIGHT}` }),
-      svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: y(rate) - 7, "text-anchor": "end" }, `${dtype} ${inRate(rate)}`),
+      svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: y(rate) - 7, "text-anchor": "end" }, `${kind} ${inRate(rate)}`),
     ];
   });
   const angle = (Math.atan2(y(slope * bandwidth) - y(slope * 2 * bandwidth), x(slope * 2) - x(slope)) * 180) / Math.PI;

@@ -1,0 +1,88 @@
+"""The perplexity that `llmc verify --perplexity TEXT --json FILE` measured, as the report shows it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.engine_format import EngineDirectory, Manifest
+from llmc.errors import EngineFormatError
+from llmc.typed_json import from_json, to_json
+
+PERPLEXITY_VERSION = 1
+
+
+@dataclass(frozen=True)
+class MeasuredPerplexity:
+    """An engine's perplexity over a text beside that of the model it was built from, unquantized, in the same dtype.
+
+    model, quantize, kv_cache: of the engine, to know it again. text: the file's name. tokens: predicted. length: of
+    the windows that the text was cut into.
+    """
+
+    version: int
+    model: str
+    quantize: tuple[str, ...]
+    kv_cache: str
+    dtype: str
+    text: str
+    tokens: int
+    length: int
+    perplexity: float
+    reference: float
+
+    @property
+    def ratio(self) -> float:
+        """The engine's perplexity over the model's."""
+        return self.perplexity / self.reference
+
+
+def measured_perplexity(
+    manifest: Manifest, text: Path, length: int, tokens: int, perplexity: float, reference: float
+) -> MeasuredPerplexity:
+    """The figures with what tells the engine from others."""
+    options: dict[str, Any] = manifest.options
+    return MeasuredPerplexity(
+        version=PERPLEXITY_VERSION,
+        model=manifest.model.name,
+        quantize=tuple(options["quantize"]),
+        kv_cache=options["kv_cache"],
+        dtype=manifest.model.dtype,
+        text=text.name,
+        tokens=tokens,
+        length=length,
+        perplexity=perplexity,
+        reference=reference,
+    )
+
+
+def perplexity_json(measured: MeasuredPerplexity) -> str:
+    """What the file holds."""
+    return json.dumps(to_json(measured), indent=1, ensure_ascii=False) + "\n"
+
+
+def read_perplexity(path: Path, directory: EngineDirectory) -> MeasuredPerplexity:
+    """Raises EngineFormatError for a file that cannot be read, or that is of another engine."""
+    fix = f"measure it again: llmc verify {directory.path} --against MODEL --perplexity TEXT --json FILE"
+    try:
+        content: Any = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise EngineFormatError(f"the perplexity cannot be read: {error.strerror}", at=path, fix=fix) from None
+    except ValueError as error:
+        raise EngineFormatError(f"the perplexity is not JSON: {error}", at=path, fix=fix) from None
+    if not isinstance(content, dict) or content.get("version") != PERPLEXITY_VERSION:
+        raise EngineFormatError(f"this is no perplexity of version {PERPLEXITY_VERSION}", at=path, fix=fix)
+    measured = from_json(MeasuredPerplexity, content, str(path))
+    manifest = directory.manifest
+    wanted = (manifest.model.name, tuple(manifest.options["quantize"]), manifest.options["kv_cache"])
+    if (measured.model, measured.quantize, measured.kv_cache) != wanted:
+        spelled = ",".join(measured.quantize) or "unquantized"
+        raise EngineFormatError(
+            f"the perplexity is of another engine ({measured.model}, {spelled}, KV cache {measured.kv_cache}) "
+            f"than {directory.path}",
+            at=path,
+            fix=fix,
+        )
+    return measured

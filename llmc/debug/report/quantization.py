@@ -1,0 +1,53 @@
+"""Quantization as a report holds it: what was done to each weight, and what it saves and costs in all."""
+
+from __future__ import annotations
+
+import re
+from typing import Any
+
+from llmc.debug.measured_perplexity import MeasuredPerplexity
+from llmc.debug.report.contents import EngineContents
+from llmc.program import CacheSlot
+from llmc.typed_json import to_json
+
+_LAYER = re.compile(r"\.(\d+)\.")
+_ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+
+
+def quantization_data(contents: EngineContents, perplexity: MeasuredPerplexity | None) -> dict[str, Any]:
+    """{"weights": […], "plain_bits", "cache", "perplexity"}: no weights for an engine without codes.
+
+    A weight has its layer, None outside of them, and its name within it (`part`). cache: bytes a token as codes and as
+    the model's dtype, None where the cache has none.
+    """
+    itemsize = _ITEM_BYTES[contents.manifest.model.dtype]
+    return {
+        "weights": [to_json(weight) | _place(weight.module) for weight in contents.quantized],
+        "plain_bits": 8 * itemsize,
+        "cache": _cache(contents, itemsize),
+        "perplexity": None if perplexity is None else to_json(perplexity) | {"ratio": perplexity.ratio},
+    }
+
+
+def _place(module: str) -> dict[str, Any]:
+    found = _LAYER.search(module)
+    if found is None:
+        return {"layer": None, "part": module}
+    return {"layer": int(found[1]), "part": module[found.end() :]}
+
+
+def _cache(contents: EngineContents, itemsize: int) -> dict[str, Any] | None:
+    caches = contents.program.caches
+    formats = dict.fromkeys(cache.format for cache in caches if cache.format is not None)
+    if not formats:
+        return None
+    return {
+        "formats": list(formats),
+        "token_bytes": contents.manifest.memory["kv_per_token"],
+        "plain_bytes": sum(_plain_bytes(cache, itemsize) for cache in caches),
+    }
+
+
+def _plain_bytes(cache: CacheSlot, itemsize: int) -> int:
+    """Of one position."""
+    return cache.kv_heads * (cache.head_dim + cache.value_dim) * itemsize

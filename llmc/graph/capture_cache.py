@@ -1,0 +1,107 @@
+"""Captures of model directories, kept under LLMC_CACHE_DIR/captures and found again by what they were made from.
+
+Importing transformers and tracing the model takes half of a small model's build. The key covers the config, the names,
+types and shapes of the tensors, the dtype asked for, llmc's sources, and the installed packages; an entry also names
+the files of transformers that it came from, which must not have changed. An entry is one text, the SHA-256 of the rest
+in its first line, renamed into place; one that is damaged in any way is made again.
+
+Only a process that has not imported transformers uses the cache: in any other its classes may have been patched.
+LLMC_CAPTURE_CACHE=0 turns it off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from hashlib import sha256
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from llmc.errors import CheckpointError, EngineFormatError
+from llmc.graph.capture_text import captured_graph, captured_text
+from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.quantization_config import is_quantized
+from llmc.options import BuildOptions
+from llmc.settings import settings
+from llmc.source_digest import source_digest
+
+_CONFIG_FILES = ("config.json", "generation_config.json")
+_OWN_ROOMS = ("graph", "ops")
+# What these say may change what is traced.
+_ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
+_PACKAGE = "transformers"
+
+
+def capture_entry(directory: Path, options: BuildOptions) -> Path | None:
+    """Where the capture of a directory is or will be; None if it is not to be kept, or not by this process."""
+    spec = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
+    if not settings().capture_cache or spec is None or spec.origin is None:
+        return None
+    try:
+        if is_quantized(read_json(directory / _CONFIG_FILES[0])):
+            return None
+        source = SafetensorsSource(directory)
+    except CheckpointError:
+        return None  # The capture will say what is wrong.
+    parts = {
+        "model": {name: _text(directory / name) for name in _CONFIG_FILES},
+        "tensors": [(name, source.entry(name).dtype, source.entry(name).shape) for name in source.names()],
+        "dtype": options.dtype,
+        "llmc": source_digest(_OWN_ROOMS),
+        "torch": [torch.__version__, torch.version.git_version, str(torch.get_default_dtype())],
+        "python": sys.version,
+        # Constants are computed with the processor's vector instructions.
+        "processor": torch.backends.cpu.get_cpu_capability(),
+        # Installing, removing or upgrading any package changes the folder.
+        "packages": [_stamp(Path(path).parents[1]) for path in (spec.origin, torch.__file__)],
+        "environment": sorted(each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT)),
+    }
+    digest = sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    return settings().cache_dir / "captures" / f"{digest[:32]}.txt"
+
+
+def find_capture(entry: Path) -> ModelGraph | None:
+    """The graph that an entry holds, but for its model's name; None if there is none that is whole and up to date."""
+    try:
+        digest, _, rest = entry.read_text(encoding="utf-8").partition("\n")
+        sources, _, text = rest.partition("\n")
+        if digest != sha256(rest.encode()).hexdigest():
+            return None
+        if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in json.loads(sources)):
+            return None
+        return captured_graph(text, entry)
+    except (OSError, ValueError, EngineFormatError):
+        return None
+
+
+def keep_capture(entry: Path, graph: ModelGraph) -> None:
+    """Keep a graph that was captured just now; one that cannot be written as text, and a full disk, are passed over."""
+    text = captured_text(graph)
+    if text is None:
+        return
+    modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
+    files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
+    rest = json.dumps([_stamp(Path(file)) for file in files]) + "\n" + text
+    try:
+        entry.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=entry.parent, delete=False) as file:
+            file.write(sha256(rest.encode()).hexdigest() + "\n" + rest)
+        Path(file.name).replace(entry)
+    except OSError:
+        return
+
+
+def _text(file: Path) -> str | None:
+    return file.read_text(encoding="utf-8", errors="surrogateescape") if file.is_file() else None
+
+
+def _stamp(path: Path) -> list[Any]:
+    """What changes when a file or folder does."""
+    status = path.stat()
+    return [str(path), status.st_size, status.st_mtime_ns, status.st_ino]

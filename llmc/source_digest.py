@@ -1,0 +1,20 @@
+"""A digest of llmc's own sources, for caches of what they make."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from hashlib import sha256
+from pathlib import Path
+
+_SUFFIXES = {".py", ".h", ".cpp"}
+
+
+def source_digest(rooms: Iterable[str]) -> str:
+    """Hexadecimal SHA-256 of the package's top-level modules and of all sources in the folders `rooms`."""
+    package = Path(__file__).parent
+    digest = sha256()
+    found = [*package.glob("*.py"), *(path for room in rooms for path in (package / room).rglob("*"))]
+    for path in sorted(path for path in found if path.suffix in _SUFFIXES):
+        digest.update(str(path.relative_to(package)).encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,154 @@
+"""Captured graphs as text and in the cache: what is read back compiles to the same, and nothing stale is found."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from llmc.errors import EngineFormatError
+from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
+from llmc.graph.capture_text import captured_graph, captured_text
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.render import render
+from llmc.graph.weights import Constant
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
+from tests.end_to_end.test_engine_bytes import digests
+from tests.family_captures import FamilyCaptures
+from tests.tiny_models import tiny_checkpoint
+
+AT = Path("capture.txt")
+
+
+def text_of(graph: ModelGraph) -> str:
+    text = captured_text(graph)
+    assert text is not None
+    return text
+
+
+@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "phi3"])
+def test_what_is_read_back_compiles_to_the_same(family: str, captured_family: FamilyCaptures) -> None:
+    graph = captured_family(family).captured.graph
+    read = captured_graph(text_of(graph), AT)
+    assert render(read) == render(graph) and read.info == graph.info
+    assert text_of(read) == text_of(graph)
+    first, second = (run_pipeline(each, default(), BuildOptions()) for each in (graph, read))
+    assert render(second.graph) == render(first.graph)
+    assert [(r.rewrites, r.refusals) for r in second.records] == [(r.rewrites, r.refusals) for r in first.records]
+    constants = [r.value for r in first.graph.weights.values() if isinstance(r, Constant)]
+    again = [r.value for r in second.graph.weights.values() if isinstance(r, Constant)]
+    assert all(torch.equal(a, b) and a.dtype is b.dtype for a, b in zip(constants, again, strict=True))
+
+
+def test_what_the_grammar_lacks_is_not_written(captured_family: FamilyCaptures) -> None:
+    graph = captured_family("llama").captured.graph.copy()
+    name = next(name for name, recipe in graph.weights.items() if isinstance(recipe, Constant))
+    graph.weights[name] = Constant(torch.zeros(1 << 20))
+    assert captured_text(graph) is None
+    graph = captured_family("llama").captured.graph.copy()
+    node = graph.graph.find_nodes(op="call_function", target=torch.ops.aten.mul.Tensor)[0]
+    node.target = torch.mul
+    assert captured_text(graph) is None
+
+
+@pytest.mark.parametrize(
+    ("path", "value"),
+    [
+        (("version",), 2),
+        (("nodes", -2, "target"), "os.system.default"),
+        (("nodes", -2, "target"), "aten.__class__.default"),
+        (("nodes", -2, "args"), [{"node": "nowhere"}]),
+        (("nodes", 0, "name"), "not a name"),
+        (("tokens", "range"), None),
+    ],
+)
+def test_what_was_not_written_is_not_read(
+    path: tuple[Any, ...], value: object, captured_family: FamilyCaptures
+) -> None:
+    content = json.loads(text_of(captured_family("llama").captured.graph))
+    place = content
+    for step in path[:-1]:
+        place = place[step]
+    place[path[-1]] = value
+    with pytest.raises(EngineFormatError, match="cannot be read"):
+        captured_graph(json.dumps(content), AT)
+
+
+def test_a_process_with_transformers_leaves_the_cache_alone(tmp_path: Path) -> None:
+    """Its classes may have been patched."""
+    importlib.import_module("transformers")
+    assert capture_entry(tiny_checkpoint("llama", tmp_path), BuildOptions()) is None
+
+
+def test_a_damaged_or_outdated_entry_is_not_found(
+    tmp_path: Path, captured_family: FamilyCaptures, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    graph, entry = captured_family("llama").captured.graph, tmp_path / "captures" / "entry.txt"
+    source = tmp_path / "modeling.py"
+    source.write_text("", encoding="utf-8")
+    monkeypatch.setattr("transformers.__file__", str(source))
+    assert find_capture(entry) is None
+    keep_capture(entry, graph)
+    found = find_capture(entry)
+    assert found is not None and render(found) == render(graph)
+    assert [file.name for file in entry.parent.iterdir()] == [entry.name]
+    source.write_text("patched = True", encoding="utf-8")
+    assert find_capture(entry) is None
+    keep_capture(entry, graph)
+    assert find_capture(entry) is not None
+    whole = entry.read_bytes()
+    for broken in (whole[:-100], whole.replace(b"aten.mul.Tensor", b"aten.add.Tensor", 1), b"", b"\xff"):
+        entry.write_bytes(broken)
+        assert find_capture(entry) is None
+
+
+# Builds, and says which entry it used, whether transformers was needed, and the entries of other dtypes and configs.
+BUILD = """
+import json, sys
+from pathlib import Path
+import llmc
+from llmc.graph.capture_cache import capture_entry
+from llmc.options import BuildOptions
+model, output, changed = map(Path, sys.argv[1:])
+places = [(model, "auto"), (model, "bfloat16"), (changed, "auto")]
+entries = [capture_entry(place, BuildOptions(dtype=dtype)).name for place, dtype in places]
+llmc.build(model, output, target="reference")
+print(json.dumps([entries, "transformers" in sys.modules]))
+"""
+
+
+def test_the_second_process_finds_the_capture_and_writes_the_same_engine(tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model")
+    changed = shutil.copytree(model, tmp_path / "changed")
+    config = (changed / "config.json").read_text(encoding="utf-8").replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1')
+    (changed / "config.json").write_text(config, encoding="utf-8")
+
+    def build(name: str) -> list[Any]:
+        command = [sys.executable, "-c", BUILD, str(model), str(tmp_path / name), str(changed)]
+        environment = {**os.environ, "LLMC_CACHE_DIR": str(tmp_path / "cache")}
+        printed = subprocess.run(command, check=True, capture_output=True, env=environment, text=True).stdout
+        found: list[Any] = json.loads(printed)
+        return found
+
+    entries, imported = build("cold.llmc")
+    assert imported and len(set(entries)) == 3
+    assert [file.name for file in (tmp_path / "cache" / "captures").iterdir()] == entries[:1]
+    assert build("warm.llmc") == [entries, False]
+    assert digests(tmp_path / "cold.llmc") == digests(tmp_path / "warm.llmc")
+
+
+def test_the_name_is_the_directorys(captured_family: FamilyCaptures) -> None:
+    graph = captured_family("llama").captured.graph
+    graph = replace(graph, info=replace(graph.info, name="elsewhere"))
+    assert captured_graph(text_of(graph), AT).info.name == "elsewhere"
