@@ -36,8 +36,11 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
     in_block = _tile_channels(codes, target)
     operands = code_operands(product, codes, target)
     if operands == "fp32":
+        # There are no matrix units for fp32: a gate's operands and its partner's lie in registers side by side.
+        most_tokens, channels = (16, 32) if product.gated else (32, 64)
+        block = min(most_tokens, _block(tokens))
         for splits in (1, 2, 4, 8) if tokens <= _MOST_SPLIT_ROWS else (1,):
-            shapes.append(Tiling(Way.CODE_TILE, min(32, _block(tokens)), 32, min(64, in_block), 4, 2, 0.3, splits))
+            shapes.append(Tiling(Way.CODE_TILE, block, 32, min(channels, in_block), 4, 2, 0.3, splits))
         return tuple(shapes)
     if tokens <= _MOST_SPLIT_ROWS:
         block = min(32 if product.gated else 64, _block(tokens))
