@@ -328,7 +328,7 @@ class AsyncEngine:
                 ended=now,
                 seconds=now - begin,
                 executor_seconds=self._loop.executor_seconds,
-                prompt_tokens=sum(chunk.count for chunk in plan.chunks),
+                prompt_tokens=sum(chunk.tokens for chunk in plan.chunks),
                 decode_tokens=len(plan.decodes),
                 requests=len(plan.decodes) + len(plan.chunks),
             )

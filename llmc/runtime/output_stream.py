@@ -20,9 +20,9 @@ from llmc.runtime.request_output import (
 
 
 class ChoiceNews(NamedTuple):
-    """Tokens that a choice has gained. text: what they add, if the loop has decoded them already."""
+    """Tokens that a choice has gained. number: the choice's. text: what they add, if the loop has decoded them."""
 
-    index: int
+    number: int
     token_ids: tuple[int, ...]
     text: str | None
     logprobs: tuple[TokenLogprobs, ...] | None
@@ -87,7 +87,7 @@ class OutputStream:
         by_index: dict[int, list[ChoiceNews]] = {}
         for each in news:
             for choice in each.choices:
-                by_index.setdefault(choice.index, []).append(choice)
+                by_index.setdefault(choice.number, []).append(choice)
         choices = tuple(self._delta(index, by_index[index]) for index in sorted(by_index))
         self._completion_tokens += sum(len(choice.token_ids) for choice in choices)
         return RequestOutput(
@@ -109,11 +109,11 @@ class OutputStream:
     def _decoded(self, news: ChoiceNews) -> str:
         if news.text is not None:
             return news.text
-        text = self._texts.get(news.index)
+        text = self._texts.get(news.number)
         if text is None:
             if news.finish_reason is not None:
                 return self._decode(news.token_ids)
-            text = self._texts[news.index] = self._new_text()
+            text = self._texts[news.number] = self._new_text()
         for token in news.token_ids:
             text.add(token)
         if news.finish_reason is not None:

@@ -51,7 +51,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
     row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
-        request.computed += chunk.count
+        request.computed += chunk.tokens
         if not chunk.logit_rows:
             scheduler.settle(request)
         elif request.sampler is None:

@@ -29,11 +29,11 @@ AGEING_SECONDS = 10.0
 
 
 class Chunk(NamedTuple):
-    """`count` tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them."""
+    """So many tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them."""
 
     request: Request
     start: int
-    count: int
+    tokens: int
     logit_rows: int
 
 

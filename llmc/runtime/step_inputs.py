@@ -46,9 +46,9 @@ class StepInputs:
         self._rows[:tokens] = counting[:-1]
         np.add(self._positions[:tokens], 1, out=self._lengths[:tokens])
         for r, chunk in enumerate(chunks, tokens):
-            end = tokens + chunk.count
+            end = tokens + chunk.tokens
             self._starts[r + 1] = end
-            self._lengths[r] = chunk.start + chunk.count
+            self._lengths[r] = chunk.start + chunk.tokens
             self._rows[rows : rows + chunk.logit_rows] = self._counting[end - chunk.logit_rows : end]
             tokens, rows = end, rows + chunk.logit_rows
         width = -(-int(self._lengths[:requests].max()) // size)
@@ -80,12 +80,12 @@ class StepInputs:
 
     def _grow(self, plan: StepPlan) -> None:
         """Those that begin a block: it is their table's last, and they write its first slot."""
-        grown = [request for request in plan.grown if request.place is not None]
-        if grown:
-            places = [request.place for request in grown]
+        placed = [(request.place, request) for request in plan.grown if request.place is not None]
+        if placed:
+            places, grown = zip(*placed, strict=True)
             blocks = np.array([request.blocks[-1] for request in grown], np.int32)
-            self._standing_tables[places, [len(request.blocks) - 1 for request in grown]] = blocks
-            self._slots[places] = blocks * self._block_size
+            self._standing_tables[list(places), [len(request.blocks) - 1 for request in grown]] = blocks
+            self._slots[list(places)] = blocks * self._block_size
 
     def _enter(self, plan: StepPlan) -> None:
         for request in plan.entered:
@@ -98,7 +98,7 @@ class StepInputs:
                 self._standing_tables[place, : len(blocks)] = blocks
 
     def _fill_chunk(self, chunk: Chunk, begin: int, table: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
-        request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.count, begin + chunk.count
+        request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
         blocks = -(-stop // size)
         table[:blocks] = request.blocks[:blocks]
         self._input_ids[begin:end] = request.tokens[chunk.start : stop]

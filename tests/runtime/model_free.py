@@ -129,7 +129,7 @@ class Run:
             self._check_inputs(step, chunks)
             self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
         for chunk in chunks:
-            request, end = chunk.request, chunk.start + chunk.count
+            request, end = chunk.request, chunk.start + chunk.tokens
             if request.place is None:
                 request.computed = end
             if chunk.logit_rows:
@@ -164,7 +164,7 @@ class Run:
 
     def _check_plan(self, plan: StepPlan, chunks: tuple[Chunk, ...]) -> None:
         assert chunks or self.scheduler.idle, "a step without work while requests are left"
-        assert sum(chunk.count for chunk in chunks) <= self.limits.max_batch_tokens
+        assert sum(chunk.tokens for chunk in chunks) <= self.limits.max_batch_tokens
         assert sum(chunk.logit_rows for chunk in chunks) <= self.limits.max_logit_rows
         assert len(chunks) <= self.limits.max_sequences
         assert len({id(chunk.request) for chunk in chunks}) == len(chunks)
@@ -172,10 +172,10 @@ class Run:
         for chunk in chunks:
             request = chunk.request
             assert chunk.start == request.computed
-            assert 1 <= chunk.count <= request.pending
-            assert chunk.logit_rows == request.logit_rows(chunk.count)
+            assert 1 <= chunk.tokens <= request.pending
+            assert chunk.logit_rows == request.logit_rows(chunk.tokens)
             size = self.limits.block_size
-            own = {request.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.count)}
+            own = {request.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.tokens)}
             assert all(self.pool.holders(block) == 1 for block in own), "a block that others hold is written"
             assert not own & written, "a block has two writers"
             written |= own
@@ -183,17 +183,17 @@ class Run:
     def _check_inputs(self, step: Step, chunks: tuple[Chunk, ...]) -> None:
         """The arrays, which are advanced from step to step, are those that one would write for this step alone."""
         size = self.limits.block_size
-        places = [(chunk.request, at) for chunk in chunks for at in range(chunk.start, chunk.start + chunk.count)]
+        places = [(chunk.request, at) for chunk in chunks for at in range(chunk.start, chunk.start + chunk.tokens)]
         assert step.input_ids.tolist() == [request.tokens[at] for request, at in places]
         assert step.positions.tolist() == [at for _, at in places]
         assert step.slot_mapping.tolist() == [r.blocks[at // size] * size + at % size for r, at in places]
-        ends = np.cumsum([chunk.count for chunk in chunks]).tolist()
+        ends = np.cumsum([chunk.tokens for chunk in chunks]).tolist()
         assert step.query_starts.tolist() == [0, *ends]
-        assert step.context_lens.tolist() == [chunk.start + chunk.count for chunk in chunks]
+        assert step.context_lens.tolist() == [chunk.start + chunk.tokens for chunk in chunks]
         rows = [range(end - chunk.logit_rows, end) for chunk, end in zip(chunks, ends, strict=True)]
         assert step.logit_rows.tolist() == [row for each in rows for row in each]
         for table, chunk in zip(step.block_tables.tolist(), chunks, strict=True):
-            used = -(-(chunk.start + chunk.count) // size)
+            used = -(-(chunk.start + chunk.tokens) // size)
             assert table[:used] == chunk.request.blocks[:used]
 
     def _read(self, request: Request, count: int) -> list[int]:

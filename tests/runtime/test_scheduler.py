@@ -130,7 +130,7 @@ def test_decodes_come_first_then_the_prompt_in_chunks() -> None:
     run.add(decoding)
     run.step()
     run.add(prompt)
-    counts = [[(c.request is prompt, c.count) for c in run.step()] for _ in range(4)]
+    counts = [[(c.request is prompt, c.tokens) for c in run.step()] for _ in range(4)]
     assert counts[:3] == [[(False, 1), (True, 5)], [(False, 1), (True, 5)], [(False, 1), (True, 3)]]
     assert counts[3] == [(False, 1), (True, 1)]
 
@@ -172,7 +172,7 @@ def test_the_youngest_gives_way_and_computes_again() -> None:
     run.add(young)
     starts: list[tuple[bool, int, int]] = []
     while not run.scheduler.idle:
-        starts += [(c.request is young, c.start, c.count) for c in run.step()]
+        starts += [(c.request is young, c.start, c.tokens) for c in run.step()]
     assert [s for s in starts if not s[0] and s[1] == 0] == [(False, 0, 7)], "the older one ran through"
     restarts = [s for s in starts if s[0] and s[1] == 0]
     assert len(restarts) == 2 and restarts[1][2] > 7, "the younger one read prompt and output again"

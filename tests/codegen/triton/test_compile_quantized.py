@@ -74,6 +74,14 @@ def test_other_schemes(format: str, group: int | None, x_format: str, workers: W
     compile_without_spills(_linear(target, format, group, False, x_format), target, workers, tmp_path)
 
 
+@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32)])
+def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_path: Path) -> None:
+    target, weight = _target("h100"), _weight(768, 256, format, group, False)
+    arguments = (_meta(2, 256, dtype=torch.float32), *weight, None, None, "silu", format, "none")
+    kernels = [k for k in node_kernels(quantized_gated_linear, arguments, target) if k.function == "code_tile_kernel"]
+    compile_without_spills(largest(kernels), target, workers, tmp_path)
+
+
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
     target = _target(name)

@@ -63,8 +63,8 @@ class _Replaced:
         return names
 
     def load(self, name: str) -> Tensor:
-        tensor: Tensor = self._replaced.get(name, self._source.load(name))  # type: ignore[attr-defined]
-        return tensor
+        loaded: Tensor = self._source.load(name)  # type: ignore[attr-defined]
+        return self._replaced.get(name, loaded)
 
 
 def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
