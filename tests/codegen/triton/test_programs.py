@@ -45,7 +45,7 @@ def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> N
             assert worst <= TOLERANCE[dtype] * reference.std().item(), f"max |Δ| {worst}"
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2", "gemma2"])
+@pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "gemma2"))])
 def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
     """A prompt in two chunks, then single tokens, in fp32."""
     options = BuildOptions(max_batch_tokens=64, max_logit_rows=64)

@@ -139,7 +139,7 @@ def test_covered_rows_keep_what_the_host_keeps() -> None:
         assert covered.all()
         checked += 1
         expected = torch.zeros(300, dtype=torch.float64)
-        expected[list(kept)] = torch.from_numpy(weights / weights.sum())
+        expected[list(kept)] = torch.from_numpy(weights / weights.sum()).double()
         frequencies = torch.bincount(tokens, minlength=300).double() / draws
         assert (frequencies[expected == 0] == 0).all()
         assert (frequencies - expected).abs().max() < 0.035, filters

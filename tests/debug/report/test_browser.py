@@ -184,7 +184,7 @@ def test_quantization_is_shown_by_layer_and_in_all(
         page.wait_for_function("location.hash === '#quantization'")
         section = page.locator("#quantization")
         cards = " ".join(section.locator(".card").all_inner_texts())
-        for part in ("6.75", "int4-gptq, int8, w8a8", "41.000", "1.0250 ×", "1,000 tokens of held.txt", "as int8"):
+        for part in ("6.79", "int4-gptq, int8, w8a8", "41.000", "1.0250 ×", "1,000 tokens of held.txt", "as int8"):
             assert part in cards, cards
         rows = section.locator(".heat tbody tr")
         assert [row.split() for row in rows.all_inner_texts()] == [
