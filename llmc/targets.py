@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import difflib
 import platform
 from dataclasses import dataclass, replace
@@ -86,14 +87,23 @@ Target = CpuTarget | GpuTarget | ReferenceTarget
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
 _V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_V4_AMX = _V4_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512")
 
 CPU_TARGETS: tuple[CpuTarget, ...] = (
+    CpuTarget(
+        "cpu-x86-64-v4-amx",
+        "x86_64",
+        _V4_AMX,
+        (*_BF16_FLAGS, "-mamx-tile", "-mamx-bf16", "-mamx-int8"),
+        "AVX-512 and the matrix registers of AMX: Sapphire Rapids and later Xeons",
+    ),
     CpuTarget(
         "cpu-x86-64-v4-bf16",
         "x86_64",
         _V4_BF16,
-        ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512"),
-        "AVX-512 with BF16 and VNNI: Zen 4 and later, Cooper Lake, Sapphire Rapids and later",
+        _BF16_FLAGS,
+        "AVX-512 with BF16 and VNNI: Zen 4 and later, Cooper Lake",
     ),
     CpuTarget(
         "cpu-x86-64-v4",
@@ -243,7 +253,21 @@ def host_features() -> frozenset[str]:
     except OSError:
         return frozenset()
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return frozenset(line.partition(":")[2].split())
+    flags = frozenset(line.partition(":")[2].split())
+    return flags if _has_tiles() else frozenset(flag for flag in flags if not flag.startswith("amx_"))
+
+
+def _has_tiles() -> bool:
+    """Whether the system, and not only the processor, has AMX: it must save the tile registers of each thread.
+
+    Source: Documentation/arch/x86/xstate.rst of Linux, ARCH_GET_XCOMP_SUPP.
+    """
+    if platform.machine() != "x86_64" or platform.system() != "Linux":
+        return False
+    arch_prctl, supported_components, tile_data = 158, 0x1021, 18
+    components = ctypes.c_uint64(0)
+    failed = ctypes.CDLL(None).syscall(arch_prctl, supported_components, ctypes.byref(components))
+    return not failed and bool(components.value >> tile_data & 1)
 
 
 def missing_features(target: CpuTarget) -> tuple[str, ...]:

@@ -9,7 +9,8 @@ from torch import fx
 
 from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Argument, Call, arguments_of
-from llmc.codegen.cpp.kernel_table import KERNELS, SUFFIXES, suffix, supports
+from llmc.codegen.cpp.kernel_arguments import SUFFIXES
+from llmc.codegen.cpp.kernel_table import KERNELS, suffix, supports
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
 from llmc.program import RowCount

@@ -120,7 +120,9 @@ class Product:
 
     def tile(self, target: CpuTarget) -> int:
         """The most rows of x that its inner loop takes at a time: kTokens of panel_product.h, kCodeTokens of
-        code_products.h."""
+        code_products.h, kTileTokens of tile_registers.h."""
+        if target.has("amx_tile") and (self.x_format == "int8" if self.format is not None else self.x == "bf16"):
+            return 32
         if self.format is not None:
             return 8 if target.has("avx512f") else 4
         if not target.has("avx512f"):

@@ -77,14 +77,21 @@ def test_rates_are_those_of_some_machine(
 def test_tiles_are_as_tall_as_the_kernels_say() -> None:
     sources = {name: (kernel_include_dir() / name).read_text() for name in ("panel_product.h", "code_products.h")}
     plain = re.findall(r"kTokens = (.*?)[,;]", sources["panel_product.h"])
-    assert plain == ["14", "kLanes == 16 ? 12 : kLanes == 8 ? 6 : 4", "kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4"]
+    assert plain == [
+        "kTileTokens",
+        "14",
+        "kLanes == 16 ? 12 : kLanes == 8 ? 6 : 4",
+        "kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4",
+    ]
     assert re.findall(r"kCodeTokens = (.*?);", sources["code_products.h"]) == ["kLanes == 16 ? 8 : 4"]
-    tiles = {
-        t.name: [Product(x).tile(t) for x in ("bf16", "f32")] + [Product("bf16", "int4").tile(t)] for t in CPU_TARGETS
-    }
+    registers = (kernel_include_dir() / "tile_registers.h").read_text()
+    assert "kTileTokens = 2 * kTileRows" in registers and "kTileRows = 16" in registers
+    products = (Product("bf16"), Product("f32"), Product("bf16", "int4"), Product("bf16", "int4", x_format="int8"))
+    tiles = {t.name: [product.tile(t) for product in products] for t in CPU_TARGETS}
     assert tiles == {
-        "cpu-x86-64-v4-bf16": [14, 14, 8],
-        "cpu-x86-64-v4": [12, 14, 8],
-        "cpu-x86-64-v3": [6, 6, 4],
-        "cpu-portable": [4, 4, 4],
+        "cpu-x86-64-v4-amx": [32, 14, 8, 32],
+        "cpu-x86-64-v4-bf16": [14, 14, 8, 8],
+        "cpu-x86-64-v4": [12, 14, 8, 8],
+        "cpu-x86-64-v3": [6, 6, 4, 4],
+        "cpu-portable": [4, 4, 4, 4],
     }

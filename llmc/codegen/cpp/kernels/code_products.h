@@ -31,6 +31,10 @@ struct FetchCodes {
     __builtin_prefetch(next + 64);
     next += stride;
   }
+  // However many lines a stride is.
+  void all() {
+    for (const uint8_t* end = next + stride; next < end; next += 64) __builtin_prefetch(next);
+  }
 };
 
 template <int kCount>

@@ -4,8 +4,6 @@
 // k in cache. Bytes moved: the weights, plus x once per panel from cache. See panel_product.h for the inner loop.
 #pragma once
 #include <algorithm>
-#include <array>
-#include <utility>
 
 #include "activation.h"
 #include "panel_product.h"
@@ -30,9 +28,14 @@ constexpr int64_t kCodeBlockBytes = 8192;
 // One such block with each code as a number, and what it takes to begin at a cache line.
 constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + 16;
 
-// Of one thread: packed x, a scale for each token, the sums of a panel, a decoded block.
+// Panels whose blocks are multiplied one after the other by the same k of x, which then is in the level-2 cache. Tiles
+// are so fast that many tokens' x would else come too slowly; a few tokens' fit anyway.
+constexpr int64_t panels_together(int64_t tokens) { return kHasTiles && tokens > 64 ? 4 : 1; }
+
+// Of one thread: packed x, a scale for each token, the sums of some panels, a decoded block.
 inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
-  const int64_t floats = std::min(tokens, kBlockTokens) * (packed_floats(in) + 1 + LLMC_PANEL) + kDecodedFloats;
+  const int64_t sums = panels_together(tokens) * LLMC_PANEL;
+  const int64_t floats = std::min(tokens, kBlockTokens) * (packed_floats(in) + 1 + sums) + kDecodedFloats;
   return floats * static_cast<int64_t>(sizeof(float));
 }
 
@@ -67,6 +70,20 @@ void pack_tile(const T* x, int64_t stride, int64_t in, int64_t height, typename 
       for (int64_t k = line; k < std::min(in, line + kLine); k += Product::kStep)
         pack_value(x + t * stride, k, in, to + k / Product::kStep * Product::kXPerStep * height + t, height);
 }
+
+#if defined(__AMX_BF16__)
+// Rows of 16 steps, as tiles are loaded.
+template <>
+inline void pack_tile<bf16>(const bf16* x, int64_t stride, int64_t in, int64_t height, uint32_t* to) {
+  for (int64_t k = 0; k < in; k += 2 * kTileRows) {
+    const int64_t channels = std::min(2 * kTileRows, in - k), steps = (channels + 1) / 2;
+    for (int64_t t = 0; t < height; t++, to += steps) {
+      to[steps - 1] = 0;
+      std::memcpy(to, x + t * stride + k, static_cast<size_t>(channels) * sizeof(bf16));
+    }
+  }
+}
+#endif
 
 // ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
 // y = activation(sum + bias) · scale + residual
@@ -132,20 +149,10 @@ struct GatedEpilogue {
 };
 
 // ---- the product -----------------------------------------------------------------------------------------------
-template <class T>
-using MultiplyTile = void (*)(const T* weight, const typename PanelProduct<T>::X* x, int64_t steps, float* sums,
-                              bool first, const T* next, int64_t next_stride);
-
-template <class T, int... kHeights>
-constexpr std::array<MultiplyTile<T>, sizeof...(kHeights)> tile_table(std::integer_sequence<int, kHeights...>) {
-  return {multiply_panel<T, kHeights + 1>...};
-}
-
 template <class T, class Epilogue>
 void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
   using Product = PanelProduct<T>;
   using X = typename Product::X;
-  static constexpr auto kMultiply = tile_table<T>(std::make_integer_sequence<int, Product::kTokens>());
   const int64_t steps = (a.in + Product::kStep - 1) / Product::kStep, block_steps = kBlockIn<T> / Product::kStep;
   const int64_t row = LLMC_PANEL * Product::kStep, panel_elements = steps * row;
   const int64_t panels = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
@@ -173,23 +180,32 @@ void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
       parallel_for(pool, blocks, pack);
 
     const int64_t sums_offset = tokens * steps * Product::kXPerStep * static_cast<int64_t>(sizeof(X));
-    parallel_for(pool, panels, [&](int64_t panel, void* scratch) {
+    const int64_t together = panels_together(tokens);
+    parallel_for(pool, (panels + together - 1) / together, [&](int64_t group, void* scratch) {
+      const int64_t first = group * together, end = std::min(first + together, panels);
       auto* sums = reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + sums_offset);
-      for (int64_t step = 0; step < steps; step += block_steps) {
-        const int64_t count = std::min(block_steps, steps - step);
-        const T* block = weight + panel * panel_elements + step * row;
-        const T* next = block + count * row;
-        const int64_t next_stride = (row + tiles.count - 1) / tiles.count;
-        const X* values = packed + step * tokens * Product::kXPerStep;
-        for (int64_t tile = 0; tile < tiles.count; tile++) {
-          const int64_t height = tiles.height_of(tile);
-          float* tile_sums = sums + tiles.start(tile) * LLMC_PANEL;
-          kMultiply[height - 1](block, values, count, tile_sums, step == 0, next, next_stride);
-          values += count * Product::kXPerStep * height;
-          next += count * next_stride;
+      TileProduct<T> multiply;
+      for (int64_t step = 0; step < steps; step += block_steps)
+        for (int64_t panel = first; panel < end; panel++) {
+          const int64_t count = std::min(block_steps, steps - step);
+          const T* block = weight + panel * panel_elements + step * row;
+          const T* next = panel + 1 < end             ? block + panel_elements
+                          : step + count < steps ? weight + first * panel_elements + (step + count) * row
+                                                 : weight + end * panel_elements;
+          const int64_t next_stride = (row + tiles.count - 1) / tiles.count;
+          const X* values = packed + step * tokens * Product::kXPerStep;
+          float* panel_sums = sums + (panel - first) * tokens * LLMC_PANEL;
+          for (int64_t tile = 0; tile < tiles.count; tile++) {
+            const int64_t height = tiles.height_of(tile);
+            float* tile_sums = panel_sums + tiles.start(tile) * LLMC_PANEL;
+            multiply(height, block, values, count, tile_sums, step == 0, next, next_stride);
+            values += count * Product::kXPerStep * height;
+            next += count * next_stride;
+          }
         }
-      }
-      for (int64_t t = 0; t < tokens; t++) epilogue(start + t, panel, sums + t * LLMC_PANEL);
+      for (int64_t panel = first; panel < end; panel++)
+        for (int64_t t = 0; t < tokens; t++)
+          epilogue(start + t, panel, sums + ((panel - first) * tokens + t) * LLMC_PANEL);
     });
   }
 }

@@ -16,9 +16,10 @@ int64_t multiply_in_cache(LlmcPool* pool, int64_t repeats) {
     alignas(64) T weight[kSteps * Product::kStep * LLMC_PANEL] = {};
     alignas(64) typename Product::X x[kSteps * Product::kXPerStep * kHeight] = {};
     alignas(64) float sums[kHeight * LLMC_PANEL];
+    TileProduct<T> multiply;
     for (int64_t i = 0; i < kPerChunk; i++) {
       asm volatile("" : : "r"(weight), "r"(x), "r"(sums) : "memory");  // the compiler must not see what they hold
-      multiply_panel<T, kHeight>(weight, x, kSteps, sums, i == 0, static_cast<const T*>(weight), 0);
+      multiply(kHeight, weight, x, kSteps, sums, i == 0, weight, 0);
     }
   });
   return 2 * repeats * kPerChunk * kSteps * Product::kStep * LLMC_PANEL * kHeight;

@@ -4,7 +4,11 @@
 // is one chain over k in ascending order, whatever the height of the tile, so a token's result does not depend on
 // which tokens it is computed with. The running sums are kept in memory between blocks of k, unrounded.
 #pragma once
+#include <array>
+#include <utility>
+
 #include "api.h"
+#include "tile_registers.h"
 #include "vector.h"
 
 namespace llmc {
@@ -14,7 +18,13 @@ namespace llmc {
 template <class T>
 struct PanelProduct;
 
-#if defined(__AVX512BF16__)
+#if defined(__AMX_BF16__)
+template <>
+struct PanelProduct<bf16> {
+  using X = uint32_t;  // a pair of bf16
+  static constexpr int kStep = 2, kXPerStep = 1, kTokens = kTileTokens;
+};
+#elif defined(__AVX512BF16__)
 template <>
 struct PanelProduct<bf16> {
   using X = uint32_t;  // a pair of bf16
@@ -112,5 +122,62 @@ void multiply_panel(const T* weight, const typename PanelProduct<T>::X* x, int64
       for (int v = 0; v < kVecs; v++) store(sums + t * LLMC_PANEL + lane + v * kLanes, running[t][v]);
   }
 }
+
+// multiply_panel for tiles of any height, by one thread in one loop.
+template <class T>
+class TileProduct {
+ public:
+  using X = typename PanelProduct<T>::X;
+
+  void operator()(int64_t height, const T* weight, const X* x, int64_t steps, float* sums, bool first, const T* next,
+                  int64_t next_stride) {
+    static constexpr auto kMultiply = table(std::make_integer_sequence<int, PanelProduct<T>::kTokens>());
+    kMultiply[height - 1](weight, x, steps, sums, first, next, next_stride);
+  }
+
+ private:
+  using Multiply = void (*)(const T* weight, const X* x, int64_t steps, float* sums, bool first, const T* next,
+                            int64_t next_stride);
+  template <int... kHeights>
+  static constexpr std::array<Multiply, sizeof...(kHeights)> table(std::integer_sequence<int, kHeights...>) {
+    return {multiply_panel<T, kHeights + 1>...};
+  }
+};
+
+#if defined(__AMX_BF16__)
+// In the processor's tile registers. x: [16 steps][token][step], and what steps are left over likewise.
+template <>
+class TileProduct<bf16> {
+ public:
+  void operator()(int64_t height, const bf16* weight, const uint32_t* x, int64_t steps, float* sums, bool first,
+                  const bf16* next, int64_t next_stride) {
+    publish_to_tiles();
+    const auto add = height > kTileRows ? &TileProduct::add<true> : &TileProduct::add<false>;
+    const int64_t whole = steps / kTileRows * kTileRows;
+    if (whole > 0) (this->*add)(height, weight, x, whole, kTileRows, sums, first, next, next_stride);
+    if (whole == steps) return;
+    weight += whole * LLMC_PANEL * 2;
+    (this->*add)(height, weight, x + whole * height, steps - whole, steps - whole, sums, first && whole == 0,
+                 next + whole * next_stride, next_stride);
+  }
+
+ private:
+  template <bool kTwo>
+  void add(int64_t height, const bf16* weight, const uint32_t* x, int64_t steps, int64_t at_a_time, float* sums,
+           bool first, const bf16* next, int64_t next_stride) {
+    registers_.shape(height, at_a_time);
+    first ? zero_sums<kTwo>() : load_sums<kTwo>(sums);
+    for (int64_t step = 0; step < steps; step += at_a_time) {
+      for (const bf16* end = next + at_a_time * next_stride; next < end; next += 64 / sizeof(bf16)) __builtin_prefetch(next);
+      add_dots<Bf16Dots, kTwo>(x, weight, at_a_time);
+      weight += at_a_time * LLMC_PANEL * 2;
+      x += at_a_time * height;
+    }
+    store_sums<kTwo>(sums);
+  }
+
+  TileRegisters registers_;
+};
+#endif
 
 }  // namespace llmc

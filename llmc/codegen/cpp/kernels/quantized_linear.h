@@ -5,6 +5,7 @@
 #pragma once
 #include "code_products.h"
 #include "linear.h"
+#include "tile_codes.h"
 
 namespace llmc {
 
@@ -22,14 +23,29 @@ inline Part part_from(const CodePanels& panels, int64_t k) {
   return {k, groups * panels.group, groups};
 }
 
+#if defined(__AMX_INT8__)
+// Whether all parts can be taken in tiles of a useful size.
+template <class Codes>
+inline bool fits_tiles(const CodePanels& panels) {
+  for (int64_t k = 0; k < panels.in;) {
+    const Part part = part_from(panels, k);
+    const int64_t words = panels.words(part.count / part.groups) * TiledProduct<Codes>::kXPerWord;
+    if (tile_words(words) < kLeastTileWords) return false;
+    k += part.count;
+  }
+  return true;
+}
+#endif
+
 // ---- packing x -------------------------------------------------------------------------------------------------
 // One token's values of one group, or part of one, to[i · height]. Where the group is no multiple of 16 long, zeros
 // must follow.
 template <class Codes>
 inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const float* values, int64_t words,
-                       int64_t height, int32_t* to) {
+                       int64_t height, int64_t token, int32_t* to) {
   using Steps = typename IntegerProduct<Codes>::Steps;
   constexpr int kQuads = Codes::kCodes / 4;
+  to += token;
   VecInt sum = {};
   for (int64_t i = 0; i < words * kQuads; i += kLanes / 4) {
     const VecInt codes = nearest_integer(load(values + 4 * i));
@@ -46,8 +62,9 @@ inline void pack_group(IntegerProduct<Codes>, const CodePanels& panels, const fl
 
 template <class Operands>
 inline void pack_group(FloatProduct<Operands>, const CodePanels&, const float* values, int64_t words, int64_t height,
-                       typename FloatProduct<Operands>::X* to) {
+                       int64_t token, typename FloatProduct<Operands>::X* to) {
   using Steps = typename Operands::Steps;
+  to += token;
   constexpr int kCodes = Operands::kSteps * Steps::kWidth;
   for (int64_t word = 0; word < words; word++)
     for (int i = 0; i < Operands::kSteps; i++, to += height) {
@@ -98,11 +115,11 @@ struct PackedX {
       for (int64_t k = 0; k < panels.in;) {
         const Part part = part_from(panels, k);
         const int64_t count = part.count / part.groups;
-        X* to = of_part + part_size(part) * first + t;
+        X* to = of_part + part_size(part) * first;
         round_values(row + k, part.count, scale, format, values);
         std::fill_n(values + part.count, kPadding, 0.0f);
         for (int64_t group = 0; group < part.groups; group++) {
-          pack_group(Product{}, panels, values + group * count, panels.words(count), height, to);
+          pack_group(Product{}, panels, values + group * count, panels.words(count), height, t, to);
           to += group_size(count) * height;
         }
         of_part += part_size(part) * tokens;
@@ -177,6 +194,53 @@ struct BlockProduct {
   }
 };
 
+#if defined(__AMX_INT8__)
+template <class Codes>
+struct BlockProduct<TiledProduct<Codes>> {
+  const Tiles& tiles;
+  bool decodes;
+  float* operands;  // bytes of a block of 4-bit codes
+  TileRegisters registers{};
+
+  void operator()(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums, bool first) {
+    const int64_t words = block.words * TiledProduct<Codes>::kXPerWord, at_a_time = tile_words(words);
+    TileCodes weight{block.codes, block.panels.group_bytes(), words, at_a_time};
+    if constexpr (Codes::kCodes == 8) {
+      auto* bytes = reinterpret_cast<uint8_t*>(operands);
+      widen_codes(block, bytes);
+      weight = {bytes, words * kTileWeightBytes, words, at_a_time};
+    }
+    publish_to_tiles();
+    const int64_t fetches = block.groups * words / at_a_time, bytes = block.groups * block.words * kTileWeightBytes;
+    FetchCodes fetch{block.codes + bytes, (bytes / fetches + tiles.count - 1) / tiles.count};
+    for (int64_t tile = 0; tile < tiles.count; tile++) {
+      const int64_t height = tiles.height_of(tile);
+      const auto multiply = height > kTileRows ? multiply_tile_codes<true> : multiply_tile_codes<false>;
+      multiply(registers, block, weight, values, height, sums + tiles.start(tile) * LLMC_PANEL, first, fetch);
+      values += values_per_token * height;
+      fetch.next += fetches * fetch.stride;
+    }
+  }
+};
+#endif
+
+template <class Product>
+constexpr bool kIsTiled = false;
+
+// The tallest tile.
+template <class Product>
+inline int64_t tallest(const Product&, bool decodes) {
+  return decodes ? kDecodedTokens : kCodeTokens;
+}
+#if defined(__AMX_INT8__)
+template <class Codes>
+constexpr bool kIsTiled<TiledProduct<Codes>> = true;
+template <class Codes>
+inline int64_t tallest(const TiledProduct<Codes>&, bool) {
+  return kTileTokens;
+}
+#endif
+
 template <class T>
 inline T* cache_line_from(T* pointer) {
   return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + 63) / 64 * 64);
@@ -192,7 +256,7 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
     const bool decodes = kDecodes<Product> && tokens > kCodeTokens;
-    const Tiles tiles(tokens, decodes ? kDecodedTokens : kCodeTokens);
+    const Tiles tiles(tokens, tallest(Product{}, decodes));
     const LlmcRows x{const_cast<T*>(row_of<const T>(a.x, start)), a.x.stride};
     auto* scales = static_cast<float*>(pool->scratch(0));
     const PackedX<Product> packed{panels, tiles, tokens, scales, reinterpret_cast<X*>(scales + tokens)};
@@ -202,23 +266,29 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
     else
       parallel_for(pool, tiles.count, pack);
 
-    parallel_for(pool, count, [&](int64_t panel, void* scratch) {
+    const int64_t together = kIsTiled<Product> ? panels_together(tokens) : 1;
+    parallel_for(pool, (count + together - 1) / together, [&](int64_t group, void* scratch) {
+      const int64_t first = group * together, end = std::min(first + together, count);
       auto* sums = static_cast<float*>(scratch) + tokens * (1 + packed_floats(a.in));
-      const BlockProduct<Product> multiply{tiles, decodes, cache_line_from(sums + tokens * LLMC_PANEL)};
+      BlockProduct<Product> multiply{tiles, decodes, cache_line_from(sums + together * tokens * LLMC_PANEL)};
       const X* values = packed.data;
       for (int64_t k = 0; k < a.in;) {
         const Part part = part_from(panels, k);
         const int64_t words = panels.words(part.count / part.groups);
-        const CodeBlock block{panels, panels.header(panel, k), panels.codes(panel, k), part.groups, words};
-        multiply(block, values, packed.part_size(part), sums, k == 0);
+        for (int64_t panel = first; panel < end; panel++) {
+          const CodeBlock block{panels, panels.header(panel, k), panels.codes(panel, k), part.groups, words};
+          multiply(block, values, packed.part_size(part), sums + (panel - first) * tokens * LLMC_PANEL, k == 0);
+        }
         values += packed.part_size(part) * tokens;
         k += part.count;
       }
-      for (int64_t t = 0; t < tokens; t++) {
-        float* of_token = sums + t * LLMC_PANEL;
-        for (int lane = 0; lane < LLMC_PANEL; lane += kLanes) store(of_token + lane, load(of_token + lane) * scales[t]);
-        epilogue(start + t, panel, of_token);
-      }
+      for (int64_t panel = first; panel < end; panel++)
+        for (int64_t t = 0; t < tokens; t++) {
+          float* of_token = sums + ((panel - first) * tokens + t) * LLMC_PANEL;
+          for (int lane = 0; lane < LLMC_PANEL; lane += kLanes)
+            store(of_token + lane, load(of_token + lane) * scales[t]);
+          epilogue(start + t, panel, of_token);
+        }
     });
   }
 }

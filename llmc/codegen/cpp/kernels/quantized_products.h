@@ -12,12 +12,24 @@ template <class T, class Codes>
 using OperandsOf = FloatOperands<Codes>;
 #endif
 
+// The fastest exact product of integers.
+template <class T, class Codes, class Epilogue>
+void integer_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
+#if defined(__AMX_INT8__)
+  const CodePanels panels(a, a.in);
+  if (a.tokens >= kLeastTiled && fits_tiles<Codes>(panels))
+    return quantized_product<TiledProduct<Codes>, T>(pool, a, epilogue);
+#endif
+  quantized_product<IntegerProduct<Codes>, T>(pool, a, epilogue);
+}
+
 template <class T, class Epilogue>
 void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
   const auto multiply = [&](auto product) { quantized_product<decltype(product), T>(pool, a, epilogue); };
   const auto format = static_cast<LlmcCodes>(a.format);
   if (a.x_format == LLMC_X_INT8)
-    return format == LLMC_INT4 ? multiply(IntegerProduct<Int4Codes>{}) : multiply(IntegerProduct<Int8Codes>{});
+    return format == LLMC_INT4 ? integer_linear<T, Int4Codes>(pool, a, epilogue)
+                               : integer_linear<T, Int8Codes>(pool, a, epilogue);
   switch (format) {
     case LLMC_INT8:
       return multiply(FloatProduct<OperandsOf<T, Int8Codes>>{});

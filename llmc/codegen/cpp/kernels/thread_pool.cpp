@@ -3,6 +3,10 @@
 
 #include <signal.h>
 #include <sys/mman.h>
+#if defined(__AMX_TILE__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #include <algorithm>
 #include <chrono>
@@ -39,6 +43,16 @@ bool spin_until(const Condition& condition) {
   return false;
 }
 
+// Linux gives a process the tile registers when it asks for them. Source: Documentation/arch/x86/xstate.rst.
+bool may_use_tiles() {
+#if defined(__AMX_TILE__)
+  constexpr int kRequestPermission = 0x1023, kTileData = 18;
+  return syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+#else
+  return true;
+#endif
+}
+
 int64_t round_up(int64_t bytes, int64_t unit) { return (bytes + unit - 1) / unit * unit; }
 
 }  // namespace
@@ -73,7 +87,7 @@ bool LlmcPool::start() {
   if (scratch_ != nullptr && page == kLargePage) madvise(scratch_, static_cast<size_t>(bytes), MADV_HUGEPAGE);
 #endif
   workers_ = new (std::nothrow) Worker[static_cast<size_t>(threads_)];
-  if (scratch_ == nullptr || workers_ == nullptr) return false;
+  if (scratch_ == nullptr || workers_ == nullptr || !may_use_tiles()) return false;
   // Signals belong to the program's own threads: a Ctrl-C must not be handled in a worker.
   sigset_t all, before;
   sigfillset(&all);

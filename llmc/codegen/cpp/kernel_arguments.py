@@ -1,0 +1,310 @@
+"""The arguments that C++ kernels are called with, from a call of their op: fields of the structs in kernels/api.h."""
+
+from __future__ import annotations
+
+import torch
+
+from llmc.cache_format import parse_cache_format
+from llmc.codegen.call import Argument, Call
+from llmc.program import Layout
+
+# How kernels' names say element types, and what type scales have.
+SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+_NORM_FIELDS = "tokens groups channels x residual weight bias eps y sum"
+_KV_WRITE_FIELDS = (
+    "tokens heads kv_heads head_dim value_dim half block_size interleaved q k v cos sin k_cache v_cache "
+    "slot_mapping q_out cache_group"
+)
+_QUANTIZED_FIELDS = (
+    "tokens in out group x weight x_scale bias residual y activation scale format x_format scale_type has_zeros"
+)
+
+
+def _product(call: Call, layout: Layout) -> dict[str, Argument]:
+    out, channels = call.shape("weight")
+    return {
+        "tokens": call.count("x"),
+        "in": channels,
+        "out": out // 2 if layout is Layout.GATED_PANELS else out,
+        "x": call.rows("x"),
+        "weight": call.weight("weight", layout),
+        "bias": call.vector("bias"),
+    }
+
+
+def linear(call: Call) -> dict[str, Argument]:
+    """llmc::linear and llmc::lm_head."""
+    return _product(call, Layout.PANELS) | {"y": call.result(), "activation": "identity", "scale": 1.0}
+
+
+def fused_linear(call: Call) -> dict[str, Argument]:
+    """llmc::fused_linear."""
+    return _product(call, Layout.PANELS) | {
+        "residual": call.rows("residual"),
+        "y": call.result(),
+        "activation": call.plain("activation"),
+        "scale": call.plain("scale"),
+    }
+
+
+def gated_linear(call: Call) -> dict[str, Argument]:
+    """llmc::gated_linear."""
+    product = _product(call, Layout.GATED_PANELS)
+    return product | {"y": call.result(), "activation": call.plain("activation"), "scale": 1.0}
+
+
+def _codes(call: Call) -> dict[str, Argument]:
+    return {
+        "format": call.plain("format"),
+        "scale_type": SCALES[call.dtype("scales")],
+        "has_zeros": call.plain("zeros") is not None,
+    }
+
+
+def _quantized_product(call: Call, layout: Layout) -> dict[str, Argument]:
+    out, channels = call.shape("codes")
+    return {
+        "tokens": call.count("x"),
+        "in": channels,
+        "out": out // 2 if layout is Layout.GATED_CODE_PANELS else out,
+        "group": channels // call.shape("scales")[1],
+        "x": call.rows("x"),
+        "weight": call.code_panels(layout),
+        "x_scale": call.vector("x_scale"),
+        "bias": call.vector("bias"),
+        "y": call.result(),
+        "activation": "identity",
+        "scale": 1.0,
+        "x_format": call.plain("x_format"),
+    } | _codes(call)
+
+
+def quantized_linear(call: Call) -> dict[str, Argument]:
+    """llmc::quantized_linear."""
+    fused: dict[str, Argument] = {
+        "residual": call.rows("residual"),
+        "activation": call.plain("activation"),
+        "scale": call.plain("scale"),
+    }
+    return _in_order(_quantized_product(call, Layout.CODE_PANELS) | fused, _QUANTIZED_FIELDS)
+
+
+def quantized_gated_linear(call: Call) -> dict[str, Argument]:
+    """llmc::quantized_gated_linear."""
+    product = _quantized_product(call, Layout.GATED_CODE_PANELS) | {"activation": call.plain("activation")}
+    return _in_order(product, _QUANTIZED_FIELDS)
+
+
+def quantized_lm_head(call: Call) -> dict[str, Argument]:
+    """llmc::quantized_lm_head."""
+    return _in_order(_quantized_product(call, Layout.CODE_PANELS), _QUANTIZED_FIELDS)
+
+
+def quantized_embedding(call: Call) -> dict[str, Argument]:
+    """llmc::quantized_embedding."""
+    channels = call.shape("codes")[1]
+    return {
+        "tokens": call.count("ids"),
+        "channels": channels,
+        "group": channels // call.shape("scales")[1],
+        "ids": call.vector("ids"),
+        "weight": call.code_panels(Layout.CODE_PANELS),
+        "y": call.result(),
+    } | _codes(call)
+
+
+def quantized_embedding_function(call: Call) -> str:
+    """The kernel for the dtype of its result."""
+    return f"llmc_quantized_embedding_{SUFFIXES[call.plain('dtype')]}"
+
+
+def embedding(call: Call) -> dict[str, Argument]:
+    """llmc::embedding."""
+    return {
+        "tokens": call.count("ids"),
+        "channels": call.shape("weight")[1],
+        "ids": call.vector("ids"),
+        "weight": call.weight("weight", call.table("weight")),
+        "y": call.result(),
+    }
+
+
+def embedding_function(call: Call) -> str:
+    """The kernel for how its table lies."""
+    return "llmc_embedding_panels" if call.table("weight") is Layout.PANELS else "llmc_embedding"
+
+
+def select_rows(call: Call) -> dict[str, Argument]:
+    """llmc::select_rows."""
+    return {
+        "selected": call.count("rows"),
+        "channels": _columns(call, "x"),
+        "rows": call.vector("rows"),
+        "x": call.rows("x"),
+        "y": call.result(),
+    }
+
+
+def select_channels(call: Call) -> dict[str, Argument]:
+    """llmc::select_channels."""
+    return {
+        "tokens": call.count("x"),
+        "channels": call.shape("order")[0],
+        "order": call.weight("order", Layout.ROWS),
+        "x": call.rows("x"),
+        "y": call.result(),
+    }
+
+
+def _norm(call: Call) -> dict[str, Argument]:
+    *groups, channels = call.shape("x")
+    return {
+        "tokens": call.count("x"),
+        "groups": groups[0] if groups else 1,
+        "channels": channels,
+        "x": call.rows("x"),
+        "weight": call.vector("weight"),
+    }
+
+
+def rms_norm(call: Call) -> dict[str, Argument]:
+    """llmc::rms_norm."""
+    return _norm(call) | {"eps": call.plain("eps"), "y": call.result()}
+
+
+def layer_norm(call: Call) -> dict[str, Argument]:
+    """llmc::layer_norm."""
+    return _norm(call) | {"bias": call.vector("bias"), "eps": call.plain("eps"), "y": call.result()}
+
+
+def add_rms_norm(call: Call) -> dict[str, Argument]:
+    """llmc::add_rms_norm."""
+    return _in_order(rms_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}, _NORM_FIELDS)
+
+
+def add_layer_norm(call: Call) -> dict[str, Argument]:
+    """llmc::add_layer_norm."""
+    return _in_order(layer_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}, _NORM_FIELDS)
+
+
+def gated_activation(call: Call) -> dict[str, Argument]:
+    """llmc::gated_activation."""
+    return {
+        "tokens": call.count("gate"),
+        "channels": _columns(call, "gate"),
+        "gate": call.rows("gate"),
+        "up": call.rows("up"),
+        "y": call.result(),
+        "activation": call.plain("activation"),
+    }
+
+
+def rope_angles(call: Call) -> dict[str, Argument]:
+    """llmc::rope_angles."""
+    return {
+        "tokens": call.count("positions"),
+        "half": call.shape("inv_freq")[0],
+        "positions": call.vector("positions"),
+        "inv_freq": call.vector("inv_freq"),
+        "scale": call.plain("scale"),
+        "cos": call.result(0).partition("/")[0],
+        "sin": call.result(1).partition("/")[0],
+    }
+
+
+def rope(call: Call) -> dict[str, Argument]:
+    """llmc::rope."""
+    heads, head_dim = call.shape("x")
+    return {
+        "tokens": call.count("x"),
+        "heads": heads,
+        "head_dim": head_dim,
+        "half": call.shape("cos")[0],
+        "interleaved": call.plain("interleaved"),
+        "x": call.rows("x"),
+        "cos": call.vector("cos"),
+        "sin": call.vector("sin"),
+        "y": call.result(),
+    }
+
+
+def kv_write(call: Call) -> dict[str, Argument]:
+    """llmc::kv_write."""
+    kv_heads, head_dim = call.shape("k")
+    return {
+        "tokens": call.count("k"),
+        "heads": 0,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": call.shape("v")[1],
+        "half": 0,
+        "block_size": call.block_size(),
+        "k": call.rows("k"),
+        "v": call.rows("v"),
+        "k_cache": call.cache("k_cache"),
+        "v_cache": call.cache("v_cache"),
+        "slot_mapping": call.vector("slot_mapping"),
+        "cache_group": _cache_group(call),
+    }
+
+
+def _cache_group(call: Call) -> int | None:
+    """Channels that share a scale in a cache of codes; None for all of a head's, and for plain caches."""
+    format = call.plain("cache_format")
+    return None if format is None else parse_cache_format(format).group
+
+
+def rope_kv_write(call: Call) -> dict[str, Argument]:
+    """llmc::rope_kv_write."""
+    rotation: dict[str, Argument] = {
+        "heads": call.shape("q")[0],
+        "half": call.shape("cos")[0],
+        "interleaved": call.plain("interleaved"),
+        "q": call.rows("q"),
+        "cos": call.vector("cos"),
+        "sin": call.vector("sin"),
+        "q_out": call.result(),
+    }
+    return _in_order(kv_write(call) | rotation, _KV_WRITE_FIELDS)
+
+
+def paged_attention(call: Call) -> dict[str, Argument]:
+    """llmc::paged_attention."""
+    heads, head_dim = call.shape("q")
+    kv_heads, _, _ = call.shape("k_cache")
+    return {
+        "tokens": call.count("q"),
+        "requests": "R",
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": call.plain("value_dim") or call.shape("v_cache")[2],
+        "block_size": call.block_size(),
+        "q": call.rows("q"),
+        "k_cache": call.cache("k_cache"),
+        "v_cache": call.cache("v_cache"),
+        "query_starts": call.vector("query_starts"),
+        "context_lens": call.vector("context_lens"),
+        "block_tables": call.vector("block_tables"),
+        "max_blocks": "max_blocks",
+        "scale": call.plain("scale"),
+        "window": call.plain("window") or 0,
+        "softcap": call.plain("softcap") or 0.0,
+        "sinks": call.vector("sinks"),
+        "y": call.result(),
+        "cache_group": _cache_group(call),
+    }
+
+
+def _columns(call: Call, name: str) -> int:
+    columns = 1
+    for size in call.shape(name):
+        columns *= size
+    return columns
+
+
+def _in_order(arguments: dict[str, Argument], fields: str) -> dict[str, Argument]:
+    """The struct's fields in the order of their declaration, which C++ asks for."""
+    return {name: arguments[name] for name in fields.split() if name in arguments}
