@@ -23,7 +23,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import alternate
 from llmc.cache_format import CacheFormat, parse_cache_format
-from llmc.targets import host_target
+from llmc.targets import CpuTarget, host_target
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.cpp.row_abi import function, library, thread_pool
 
@@ -105,7 +105,7 @@ def prefill(tokens: int, dtype: torch.dtype, format: CacheFormat | None) -> Case
 
 def measure(case: Case, threads: int) -> dict[str, float | str]:
     """Ours and SDPA in turn, with the read bandwidth in the same rounds."""
-    target = host_target().name
+    target = host_target()
     with thread_pool(target, threads, case.layers[0].scratch(target)) as pool:
         samples = alternate({"llmc": _ours(case, target, pool), "sdpa": _sdpa(case), "probe": _probe(target, pool)})
     ours, peer, probe = (samples[name].median for name in ("llmc", "sdpa", "probe"))
@@ -128,7 +128,7 @@ def measure(case: Case, threads: int) -> dict[str, float | str]:
 _PROBE_BYTES = 1 << 28
 
 
-def _ours(case: Case, target: str, pool: ctypes.c_void_p) -> Callable[[], float]:
+def _ours(case: Case, target: CpuTarget, pool: ctypes.c_void_p) -> Callable[[], float]:
     kernel = function(target, "paged_attention", case.layers[0].dtypes)
     outputs = [torch.empty(layer.q.shape[0], HEADS * HEAD_DIM, dtype=layer.q.dtype) for layer in case.layers]
     calls = [(layer.arguments(y), y) for layer, y in zip(case.layers, outputs, strict=True)]
@@ -163,7 +163,7 @@ def _sdpa(case: Case) -> Callable[[], float]:
     return run
 
 
-def _probe(target: str, pool: ctypes.c_void_p) -> Callable[[], float]:
+def _probe(target: CpuTarget, pool: ctypes.c_void_p) -> Callable[[], float]:
     data = torch.ones(_PROBE_BYTES, dtype=torch.uint8)
     read = library(target).llmc_read_all
 

@@ -13,9 +13,8 @@ from torch import Tensor
 
 from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
 from llmc.ops.activation import ACTIVATIONS
-from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
+from llmc.targets import CpuTarget
 
-HOST_TARGETS = tuple(target for target in CPU_TARGETS if not missing_features(target))
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 
 
@@ -49,9 +48,9 @@ class Embedding(ctypes.Structure):
 
 
 @cache
-def kernels(target: CpuTarget) -> ctypes.CDLL:
-    """The target's kernels, with the pool's functions typed."""
-    library = ctypes.CDLL(str(kernel_shared_library(target, part=Part.CODED)))
+def kernels(target: CpuTarget, part: Part = Part.PLAIN) -> ctypes.CDLL:
+    """A part of the target's kernels, with the pool's functions typed."""
+    library = ctypes.CDLL(str(kernel_shared_library(target, part=part)))
     library.llmc_pool_create.argtypes = (c_int32, c_int64)
     library.llmc_pool_create.restype = c_void_p
     library.llmc_pool_destroy.argtypes = (c_void_p,)

@@ -11,6 +11,7 @@ from torch import Tensor
 from llmc.cache_format import CacheFormat
 from llmc.ops.attention import paged_attention
 from llmc.ops.cache_codes import write_codes
+from llmc.targets import CpuTarget
 from tests.codegen.cpp.row_abi import PagedAttention, call, pointer, rows, scratch_bytes
 
 
@@ -59,7 +60,7 @@ class PagedBatch:
             self.value_dim,
         )
 
-    def run(self, target: str, threads: int = 2) -> Tensor:
+    def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
         """The kernel's result, from rows that are wider than they need be."""
         tokens, heads, _ = self.q.shape
         value_dim = self.value_dim or self.v_cache.shape[3]
@@ -74,7 +75,7 @@ class PagedBatch:
         """Of activations and caches, or the cache's codes: they name the kernel."""
         return self.q.dtype, self.k_cache.dtype if self.format is None else self.format.codes
 
-    def scratch(self, target: str) -> int:
+    def scratch(self, target: CpuTarget) -> int:
         """Bytes that each thread needs."""
         return scratch_bytes(
             target, self.q.shape[1], self.k_cache.shape[1], self.q.shape[2], self.value_dim or self.v_cache.shape[3]

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmc.codegen.cpp.kernel_library import Part
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.ops.activation import ACTIVATIONS
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
@@ -134,7 +135,7 @@ def call_quantized(
         SCALE_DTYPES.index(weight.scales.dtype),
         weight.zeros is not None,
     )
-    library = kernels(target)
+    library = kernels(target, Part.CODED)
     function = getattr(library, f"llmc_quantized_{kernel}_{SUFFIX[x.dtype]}")
     if pool is not None:
         function(pool, ctypes.byref(arguments))
@@ -159,5 +160,7 @@ def call_quantized_embedding(target: CpuTarget, ids: Tensor, weight: QuantizedWe
         weight.zeros is not None,
     )
     with open_pool(target, 2, 0) as pool:
-        getattr(kernels(target), f"llmc_quantized_embedding_{SUFFIX[y.dtype]}")(pool, ctypes.byref(arguments))
+        getattr(kernels(target, Part.CODED), f"llmc_quantized_embedding_{SUFFIX[y.dtype]}")(
+            pool, ctypes.byref(arguments)
+        )
     return y

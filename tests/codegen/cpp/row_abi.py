@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
+from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library, part_of
 from llmc.ops.activation import ACTIVATIONS
-from llmc.targets import CPU_TARGETS, CpuTarget, missing_features
+from llmc.targets import CpuTarget
 
-RUNNABLE = [target.name for target in CPU_TARGETS if not missing_features(target)]
 SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
 ACTIVATION_NUMBER = {name: number for number, name in enumerate(ACTIVATIONS)}
 # Against a reference that rounds at the same places: a few ulp of the type for values of order one.
@@ -156,7 +155,7 @@ def pointer(tensor: Tensor | None) -> int | None:
 
 
 def call(
-    target: str,
+    target: CpuTarget,
     kernel: str,
     dtypes: Sequence[torch.dtype | str],
     arguments: ctypes.Structure,
@@ -168,22 +167,23 @@ def call(
         function(target, kernel, dtypes)(pool, ctypes.byref(arguments))
 
 
-def function(target: str, kernel: str, dtypes: Sequence[torch.dtype | str]) -> Callable[..., Any]:
+def function(target: CpuTarget, kernel: str, dtypes: Sequence[torch.dtype | str]) -> Callable[..., Any]:
     """llmc_{kernel}_{suffixes of dtypes}(pool, struct); a string is a suffix itself."""
     suffixes = [d if isinstance(d, str) else SUFFIX[d] for d in dtypes]
-    loaded: Callable[..., Any] = getattr(library(target), "_".join(["llmc", kernel, *suffixes]))
+    name = "_".join(["llmc", kernel, *suffixes])
+    loaded: Callable[..., Any] = getattr(library(target, part_of(name)), name)
     return loaded
 
 
-def scratch_bytes(target: str, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
+def scratch_bytes(target: CpuTarget, heads: int, kv_heads: int, head_dim: int, value_dim: int) -> int:
     """What a pool must own for each thread before it is given to paged_attention."""
     return int(library(target).llmc_paged_attention_scratch(heads, kv_heads, head_dim, value_dim))
 
 
 @functools.cache
-def library(target: str) -> ctypes.CDLL:
-    """The kernels compiled for the target, with the types of the functions that return something."""
-    loaded = ctypes.CDLL(str(kernel_shared_library(_target(target), part=Part.CODED)))
+def library(target: CpuTarget, part: Part = Part.PLAIN) -> ctypes.CDLL:
+    """A part of the kernels compiled for the target, with the types of the functions that return something."""
+    loaded = ctypes.CDLL(str(kernel_shared_library(target, part=part)))
     loaded.llmc_pool_create.restype = _POINTER
     loaded.llmc_pool_create.argtypes = [_INT, _LONG]
     loaded.llmc_pool_destroy.argtypes = [_POINTER]
@@ -193,7 +193,7 @@ def library(target: str) -> ctypes.CDLL:
 
 
 @contextmanager
-def thread_pool(target: str, threads: int, scratch: int) -> Iterator[ctypes.c_void_p]:
+def thread_pool(target: CpuTarget, threads: int, scratch: int) -> Iterator[ctypes.c_void_p]:
     """A pool as kernels take it; scratch: bytes for each thread."""
     pool = _POINTER(library(target).llmc_pool_create(threads, scratch))
     assert pool
@@ -201,7 +201,3 @@ def thread_pool(target: str, threads: int, scratch: int) -> Iterator[ctypes.c_vo
         yield pool
     finally:
         library(target).llmc_pool_destroy(pool)
-
-
-def _target(name: str) -> CpuTarget:
-    return next(target for target in CPU_TARGETS if target.name == name)

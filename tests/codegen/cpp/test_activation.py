@@ -10,9 +10,10 @@ from llmc.codegen.cpp.pack import pack
 from llmc.ops.activation import ACTIVATIONS, apply_activation
 from llmc.program import Layout
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import HOST_TARGETS, call_linear
+from tests.codegen.cpp.linear_calls import call_linear
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
-targets = pytest.mark.parametrize("target", HOST_TARGETS, ids=lambda t: t.name)
+targets = pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 
 
 def activate(target: CpuTarget, x: Tensor, activation: str) -> Tensor:

@@ -16,7 +16,9 @@ from llmc.runtime.random_numbers import uniform
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
 from llmc.runtime.sampler import Sampler, candidates
 from llmc.runtime.sampling_params import SamplingParams
-from tests.codegen.cpp.row_abi import RUNNABLE, call, library
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.row_abi import call, library
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 Rows = npt.NDArray[np.float32]
 NUMBERS = ("temperature", "top_k", "top_p", "min_p", "seeds", "counters")
@@ -33,7 +35,9 @@ class ChooseRows(ctypes.Structure):
     )
 
 
-def choose(target: str, logits: Rows, choices: list[RowChoice], threads: int = 2) -> tuple[list[int], list[float]]:
+def choose(
+    target: CpuTarget, logits: Rows, choices: list[RowChoice], threads: int = 2
+) -> tuple[list[int], list[float]]:
     rows, vocabulary = logits.shape
     numbers = RowChoices.of(choices)
     tokens, scores = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
@@ -60,9 +64,9 @@ def choice(params: SamplingParams, counter: int) -> RowChoice:
     return RowChoice(params.temperature, top_k, params.top_p, params.min_p, -7, counter)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("vocabulary", [1, 7, 512, 1021, 5000])
-def test_temperature_zero_takes_the_lowest_of_the_largest(target: str, vocabulary: int) -> None:
+def test_temperature_zero_takes_the_lowest_of_the_largest(target: CpuTarget, vocabulary: int) -> None:
     logits = np.round(random_rows(5, vocabulary))
     logits[3, vocabulary // 2] = logits[4, -1] = np.inf
     logits[4, 0] = np.nan
@@ -71,8 +75,8 @@ def test_temperature_zero_takes_the_lowest_of_the_largest(target: str, vocabular
     assert scores == [*logits[:3].max(1).tolist(), np.inf, np.inf]
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
-def test_an_unusable_row_is_told_by_its_score(target: str) -> None:
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+def test_an_unusable_row_is_told_by_its_score(target: CpuTarget) -> None:
     logits = random_rows(3, 1500)
     logits[0, 1400] = np.nan
     logits[1] = -np.inf
@@ -81,7 +85,7 @@ def test_an_unusable_row_is_told_by_its_score(target: str) -> None:
     assert scores == [np.inf, -np.inf, logits[2].max()]
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize(
     "params",
     [
@@ -96,7 +100,7 @@ def test_an_unusable_row_is_told_by_its_score(target: str) -> None:
     ],
     ids=str,
 )
-def test_draws_follow_the_samplers_distribution(target: str, params: SamplingParams) -> None:
+def test_draws_follow_the_samplers_distribution(target: CpuTarget, params: SamplingParams) -> None:
     """At 1,300 tokens, of which only some are likely: three blocks."""
     logits = random_rows(1, 1300)[0]
     logits[100:1200] -= 30 if params.temperature < 100 else 0
@@ -158,8 +162,8 @@ def test_a_row_depends_on_itself_only() -> None:
         assert together == [choose(target, logits[i : i + 1], choices[i : i + 1], threads=1)[0][0] for i in range(40)]
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
-def test_the_sampler_in_numpy_draws_the_same_tokens(target: str) -> None:
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+def test_the_sampler_in_numpy_draws_the_same_tokens(target: CpuTarget) -> None:
     """All but what is rounded to the other side of an edge between two tokens."""
     logits = random_rows(60, 3000)
     none = np.zeros(0, np.int64)

@@ -9,17 +9,24 @@ from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.ops.cache_codes import read_codes
 from llmc.ops.kv_cache import kv_write
 from llmc.ops.rope import rope_kv_write
+from llmc.targets import CpuTarget
 from tests.codegen.cpp.paged_batch import paged_batch
-from tests.codegen.cpp.row_abi import RUNNABLE, KvWrite, call, pointer, rows
+from tests.codegen.cpp.row_abi import KvWrite, call, pointer, rows
+from tests.codegen.cpp.runnable_targets import CODED
 
-targets = pytest.mark.parametrize("target", RUNNABLE)
+targets = pytest.mark.parametrize("target", CODED)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 FORMATS = ["int8", "int8:g16", "fp8", "fp8:g8", "int4:head", "int4:g32", "int4:g8"]
 MIXED = [(1, 1), (37, 37), (150, 20), (64, 1), (90, 0), (129, 2), (65, 1)]
 
 
 def written(
-    target: str, k: torch.Tensor, v: torch.Tensor, caches: list[torch.Tensor], slots: torch.Tensor, format: CacheFormat
+    target: CpuTarget,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    caches: list[torch.Tensor],
+    slots: torch.Tensor,
+    format: CacheFormat,
 ) -> KvWrite:
     """Arguments without a rotation."""
     return KvWrite(
@@ -42,7 +49,7 @@ def written(
 @pytest.mark.parametrize("format_text", FORMATS)
 @pytest.mark.parametrize("shape", [(1, 1, 32, 32, 8), (19, 3, 96, 64, 24), (50, 2, 160, 32, 16)], ids=str)
 def test_the_bytes_are_the_reference_s(
-    target: str, dtype: torch.dtype, format_text: str, shape: tuple[int, int, int, int, int]
+    target: CpuTarget, dtype: torch.dtype, format_text: str, shape: tuple[int, int, int, int, int]
 ) -> None:
     tokens, heads, head_dim, value_dim, block_size = shape
     format = parse_cache_format(format_text)
@@ -62,7 +69,7 @@ def test_the_bytes_are_the_reference_s(
 @targets
 @dtypes
 @pytest.mark.parametrize("format_text", FORMATS)
-def test_keys_are_rotated_first(target: str, dtype: torch.dtype, format_text: str) -> None:
+def test_keys_are_rotated_first(target: CpuTarget, dtype: torch.dtype, format_text: str) -> None:
     """Angles are rounded differently, so that a code may be the neighbour's."""
     format = parse_cache_format(format_text)
     torch.manual_seed(0)
@@ -90,7 +97,7 @@ def test_keys_are_rotated_first(target: str, dtype: torch.dtype, format_text: st
 @pytest.mark.parametrize("format_text", FORMATS)
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(32, 32), (64, 160), (96, 64)])
 def test_attention_equals_the_reference(
-    target: str, dtype: torch.dtype, format_text: str, head_dim: int, value_dim: int
+    target: CpuTarget, dtype: torch.dtype, format_text: str, head_dim: int, value_dim: int
 ) -> None:
     batch = paged_batch(MIXED, head_dim=head_dim, value_dim=value_dim, dtype=dtype, cache_dtype=torch.float32)
     batch = batch.coded(parse_cache_format(format_text))
@@ -100,7 +107,7 @@ def test_attention_equals_the_reference(
 
 @targets
 @pytest.mark.parametrize("format_text", ["int8", "int4", "fp8:g16"])
-def test_long_contexts_windows_and_many_heads(target: str, format_text: str) -> None:
+def test_long_contexts_windows_and_many_heads(target: CpuTarget, format_text: str) -> None:
     requests = [(2100, 1), (1030, 3), (70, 70)]
     for options in ({"window": 900, "sinks": True}, {"softcap": 2.0, "heads": 12, "kv_heads": 2, "block_size": 24}):
         batch = paged_batch(requests, head_dim=32, **options)
@@ -111,7 +118,7 @@ def test_long_contexts_windows_and_many_heads(target: str, format_text: str) -> 
 @targets
 @dtypes
 @pytest.mark.parametrize("format_text", ["int8", "int4"])
-def test_a_request_does_not_depend_on_how_it_is_cut(target: str, dtype: torch.dtype, format_text: str) -> None:
+def test_a_request_does_not_depend_on_how_it_is_cut(target: CpuTarget, dtype: torch.dtype, format_text: str) -> None:
     batch = paged_batch([(1100, 30), (9, 9)], head_dim=32, dtype=dtype).coded(parse_cache_format(format_text))
     whole = batch.run(target, threads=2)
     for first, last, threads in [(0, 1, 1), (7, 20, 3), (29, 30, 2)]:

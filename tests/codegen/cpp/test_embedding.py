@@ -9,10 +9,11 @@ from llmc.codegen.cpp.pack import pack
 from llmc.ops.embedding import embedding
 from llmc.program import Layout
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import HOST_TARGETS, call_embedding
+from tests.codegen.cpp.linear_calls import call_embedding
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", HOST_TARGETS, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(("tokens", "entries", "channels"), [(1, 1, 1), (1, 33, 8), (131, 97, 61), (67, 64, 130)])
 def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, tokens: int, entries: int, channels: int) -> None:

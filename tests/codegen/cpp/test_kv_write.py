@@ -8,20 +8,22 @@ from torch import Tensor
 
 from llmc.ops.kv_cache import kv_write
 from llmc.ops.rope import rope_kv_write
-from tests.codegen.cpp.row_abi import RUNNABLE, TOLERANCE, KvWrite, call, pointer, rows
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.row_abi import TOLERANCE, KvWrite, call, pointer, rows
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 DTYPES = [torch.float32, torch.bfloat16]
 # tokens, heads, kv_heads, head_dim, value_dim, half, block_size
 SHAPES = [(1, 1, 1, 2, 1, 1, 8), (3, 6, 2, 20, 12, 5, 16), (50, 8, 8, 64, 64, 32, 16), (29, 9, 3, 96, 80, 48, 24)]
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("rotation", ["none", "halves", "interleaved"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_equals_the_reference(
-    target: str,
+    target: CpuTarget,
     dtype: torch.dtype,
     cache_dtype: torch.dtype,
     rotation: str,

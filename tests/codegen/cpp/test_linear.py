@@ -11,9 +11,10 @@ from llmc.ops.activation import ACTIVATIONS
 from llmc.ops.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.program import Layout
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import HOST_TARGETS, call_linear, kernels, open_pool
+from tests.codegen.cpp.linear_calls import call_linear, kernels, open_pool
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
-targets = pytest.mark.parametrize("target", HOST_TARGETS, ids=lambda t: t.name)
+targets = pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 
 # tokens, in, out: ones, primes, the panel's and the tiles' edges, several blocks of k, several blocks of tokens.

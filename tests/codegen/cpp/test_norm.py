@@ -7,7 +7,9 @@ import torch
 from torch import Tensor
 
 from llmc.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
-from tests.codegen.cpp.row_abi import RUNNABLE, TOLERANCE, Norm, call, pointer, rows
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.row_abi import TOLERANCE, Norm, call, pointer, rows
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The last is over the size from which several threads take part.
@@ -15,12 +17,14 @@ SHAPES = [(1, 1), (3, 7), (5, 31), (2, 129), (4, 768), (67, 577)]
 EPS = 1e-5
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("shape", SHAPES)
-def test_equals_the_reference(target: str, dtype: torch.dtype, affine: bool, name: str, shape: tuple[int, int]) -> None:
+def test_equals_the_reference(
+    target: CpuTarget, dtype: torch.dtype, affine: bool, name: str, shape: tuple[int, int]
+) -> None:
     tokens, channels = shape
     x, weight, bias = _inputs(tokens, channels, dtype, affine)
     y = torch.empty_like(x)
@@ -29,12 +33,12 @@ def test_equals_the_reference(target: str, dtype: torch.dtype, affine: bool, nam
     torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("shape", SHAPES)
 def test_residual_is_added_and_rounded_first(
-    target: str, dtype: torch.dtype, name: str, shape: tuple[int, int]
+    target: CpuTarget, dtype: torch.dtype, name: str, shape: tuple[int, int]
 ) -> None:
     x, weight, bias = _inputs(*shape, dtype, affine=True)
     residual = torch.randn_like(x)
@@ -48,9 +52,9 @@ def test_residual_is_added_and_rounded_first(
     torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_heads_inside_a_merged_row(target: str, dtype: torch.dtype) -> None:
+def test_heads_inside_a_merged_row(target: CpuTarget, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
     merged = torch.randn(5, 100, generator=generator).to(dtype)
     x = merged[:, 10:82].unflatten(1, (3, 24))
@@ -62,9 +66,9 @@ def test_heads_inside_a_merged_row(target: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(y, rms_norm(x, weight, EPS), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
-def test_a_row_does_not_depend_on_its_neighbours(target: str, name: str) -> None:
+def test_a_row_does_not_depend_on_its_neighbours(target: CpuTarget, name: str) -> None:
     x, weight, _ = _inputs(131, 300, torch.float32, affine=True)
     together = torch.empty_like(x)
     call(target, name, [torch.float32], _norm(x, weight, None, together))

@@ -6,57 +6,58 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmc.targets import CpuTarget
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
-from tests.codegen.cpp.row_abi import RUNNABLE
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 DTYPES = [torch.float32, torch.bfloat16]
 # (context, queries): prefill, a later chunk, decodes, a request without tokens in this step.
 MIXED = [(1, 1), (37, 37), (150, 20), (64, 1), (90, 0), (129, 2), (65, 1)]
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(1, 1), (7, 5), (16, 33), (64, 64), (80, 80), (97, 128)])
 def test_dtypes_and_dimensions(
-    target: str, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int
+    target: CpuTarget, dtype: torch.dtype, cache_dtype: torch.dtype, head_dim: int, value_dim: int
 ) -> None:
     batch = paged_batch(MIXED, head_dim=head_dim, value_dim=value_dim, dtype=dtype, cache_dtype=cache_dtype)
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (6, 2), (5, 1), (71, 1), (12, 4)])
 @pytest.mark.parametrize("block_size", [8, 24, 128])
 def test_head_groups_and_block_sizes(
-    target: str, dtype: torch.dtype, heads: int, kv_heads: int, block_size: int
+    target: CpuTarget, dtype: torch.dtype, heads: int, kv_heads: int, block_size: int
 ) -> None:
     batch = paged_batch(MIXED, heads=heads, kv_heads=kv_heads, block_size=block_size, dtype=dtype)
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 13, 64, 1000])
 @pytest.mark.parametrize("softcap", [None, 2.0])
 @pytest.mark.parametrize("sinks", [False, True])
 def test_window_softcap_and_sinks(
-    target: str, dtype: torch.dtype, window: int | None, softcap: float | None, sinks: bool
+    target: CpuTarget, dtype: torch.dtype, window: int | None, softcap: float | None, sinks: bool
 ) -> None:
     batch = paged_batch(MIXED, dtype=dtype, window=window, softcap=softcap, sinks=sinks)
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("window", [None, 1500])
-def test_long_contexts_are_split_and_joined(target: str, window: int | None) -> None:
+def test_long_contexts_are_split_and_joined(target: CpuTarget, window: int | None) -> None:
     batch = paged_batch([(3000, 1), (2049, 3), (1024, 1), (70, 70)], window=window, sinks=True, dtype=torch.bfloat16)
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
-def test_blocks_behind_the_window_are_not_read(target: str) -> None:
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+def test_blocks_behind_the_window_are_not_read(target: CpuTarget) -> None:
     batch = paged_batch([(200, 3), (90, 1)], window=40)
     expected = batch.expected()
     freed = batch.block_tables.clone()
@@ -66,11 +67,11 @@ def test_blocks_behind_the_window_are_not_read(target: str) -> None:
     torch.testing.assert_close(batch.run(target), expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
 def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
-    target: str, dtype: torch.dtype, window: int | None
+    target: CpuTarget, dtype: torch.dtype, window: int | None
 ) -> None:
     batch = paged_batch([(1, 1), (2200, 3), (150, 150), (1100, 200)], head_dim=24, dtype=dtype, window=window)
     together = batch.run(target, threads=2)
@@ -85,14 +86,14 @@ def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
             assert torch.equal(_in_chunks(batch, request, tokens, min(step, tokens), target), whole)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
-def test_great_scores_do_not_overflow(target: str) -> None:
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+def test_great_scores_do_not_overflow(target: CpuTarget) -> None:
     batch = paged_batch([(100, 5)], head_dim=32)
     batch.q.mul_(1000.0)
     _assert_equals_reference(batch, target, tolerance=1e-4)
 
 
-def _in_chunks(batch: PagedBatch, request: int, tokens: int, step: int, target: str) -> Tensor:
+def _in_chunks(batch: PagedBatch, request: int, tokens: int, step: int, target: CpuTarget) -> Tensor:
     # Single tokens of a long prefill: the last ones are enough.
     begin = max(0, tokens - 20) if step == 1 else 0
     chunks = [batch.part(request, i, min(i + step, tokens)).run(target) for i in range(begin, tokens, step)]
@@ -101,7 +102,7 @@ def _in_chunks(batch: PagedBatch, request: int, tokens: int, step: int, target: 
     return torch.cat([skipped, *chunks])
 
 
-def _assert_equals_reference(batch: PagedBatch, target: str, tolerance: float | None = None) -> None:
+def _assert_equals_reference(batch: PagedBatch, target: CpuTarget, tolerance: float | None = None) -> None:
     dtypes = {batch.q.dtype, batch.k_cache.dtype}
     # The reference rounds a bf16 result once, as the kernel does: one ulp apart at most.
     tolerance = tolerance or (1e-2 if torch.bfloat16 in dtypes else 3e-6)

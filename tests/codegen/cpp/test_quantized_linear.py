@@ -15,7 +15,7 @@ from llmc.ops.quantized_linear import (
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.ops.weight_codes import weight_values
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import HOST_TARGETS, kernels, open_pool
+from tests.codegen.cpp.linear_calls import kernels, open_pool
 from tests.codegen.cpp.quantized_calls import (
     FORMATS,
     QuantizedWeight,
@@ -23,8 +23,9 @@ from tests.codegen.cpp.quantized_calls import (
     call_quantized_embedding,
     quantized,
 )
+from tests.codegen.cpp.runnable_targets import CODED
 
-targets = pytest.mark.parametrize("target", HOST_TARGETS, ids=lambda t: t.name)
+targets = pytest.mark.parametrize("target", CODED)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 
 # What the schemes make: format, what x is rounded to, symmetric.

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from llmc.ops.rope import rope, rope_angles
-from tests.codegen.cpp.row_abi import RUNNABLE, TOLERANCE, Rope, RopeAngles, call, pointer, rows
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.row_abi import TOLERANCE, Rope, RopeAngles, call, pointer, rows
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("half", [1, 13, 32])
 @pytest.mark.parametrize("scale", [1.0, 1.25])
-def test_angles_are_right_up_to_a_million_positions(target: str, half: int, scale: float) -> None:
+def test_angles_are_right_up_to_a_million_positions(target: CpuTarget, half: int, scale: float) -> None:
     positions = torch.tensor([0, 1, 2, 1000, 4097, 131071, 999_999, *range(40)], dtype=torch.int32)
     inv_freq = 500_000.0 ** -(torch.arange(half) / half)
     cos, sin = (torch.empty(len(positions), half) for _ in range(2))
@@ -25,7 +27,7 @@ def test_angles_are_right_up_to_a_million_positions(target: str, half: int, scal
     torch.testing.assert_close(sin, expected_sin, rtol=0, atol=3e-7)
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])
@@ -34,7 +36,7 @@ def test_angles_are_right_up_to_a_million_positions(target: str, half: int, scal
     [(1, 1, 2, 1), (5, 3, 13, 4), (2, 4, 64, 32), (37, 9, 96, 24), (130, 8, 80, 40)],
 )
 def test_equals_the_reference(
-    target: str,
+    target: CpuTarget,
     dtype: torch.dtype,
     interleaved: bool,
     in_place: bool,

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from llmc.ops.select_channels import select_channels
-from tests.codegen.cpp.row_abi import RUNNABLE, SelectChannels, call, pointer, rows
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.row_abi import SelectChannels, call, pointer, rows
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 200])
-def test_equals_the_reference(target: str, dtype: torch.dtype, tokens: int) -> None:
+def test_equals_the_reference(target: CpuTarget, dtype: torch.dtype, tokens: int) -> None:
     torch.manual_seed(tokens)
     x, order = torch.randn(tokens, 80).to(dtype)[:, 3:70], torch.randperm(67)[:53].int()
     wide = torch.full((tokens, 60), 7.0).to(dtype)

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 import torch
 
-from tests.codegen.cpp.row_abi import RUNNABLE, SelectRows, call, pointer, rows
+from llmc.targets import CpuTarget
+from tests.codegen.cpp.row_abi import SelectRows, call, pointer, rows
+from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("selected", [[], [4], [2, 0, 0, 6], list(range(7)) * 50])
-def test_equals_indexing(target: str, dtype: torch.dtype, selected: list[int]) -> None:
+def test_equals_indexing(target: CpuTarget, dtype: torch.dtype, selected: list[int]) -> None:
     wide = torch.randn(7, 131, generator=torch.Generator().manual_seed(0)).to(dtype)
     x = wide[:, 1:128]
     index = torch.tensor(selected, dtype=torch.int32)
