@@ -12,6 +12,7 @@ matched the block before it.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from struct import Struct
@@ -142,16 +143,17 @@ class PrefixCache:
         if not siblings:
             del self._folded[chain.parent]
 
-    def _lose(self, block: int, content: object) -> None:
-        """The pool needs the block for something else."""
-        if isinstance(content, Chain):
-            lost = content.blocks.pop()
-            assert lost == block, "a chain is lost from its end"
-            if not content.blocks:
-                self._unfold(content)
-        else:
-            assert isinstance(content, bytes)
-            del self._blocks[content]
+    def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
+        """The pool needs the blocks for something else."""
+        for block, content in zip(blocks, contents, strict=True):
+            if isinstance(content, Chain):
+                lost = content.blocks.pop()
+                assert lost == block, "a chain is lost from its end"
+                if not content.blocks:
+                    self._unfold(content)
+            else:
+                assert isinstance(content, bytes)
+                del self._blocks[content]
 
     def _digest(self, parent: bytes, tokens: list[int], index: int) -> bytes:
         """Of the index-th block of the tokens."""
