@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from itertools import islice
 
 
 class BlockPool:
@@ -123,7 +124,9 @@ class BlockPool:
     def _take_cached(self, count: int) -> list[int]:
         """The blocks that were let go longest ago; their contents are lost."""
         cached, contents = self._cached, self._contents
-        taken = [cached.popitem(last=False)[0] for _ in range(count)]
+        taken = list(islice(cached, count))
+        for block in taken:
+            del cached[block]
         lost = [contents[block] for block in taken]
         for block in taken:
             contents[block] = None
