@@ -211,10 +211,11 @@ def _listens(path: Path) -> bool:
 def test_a_model_directory_is_built_once(
     model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # A cache without engines, but with the kernels, which take a minute to compile and are not what is tested.
-    kernels = settings().cache_dir / "kernels"
-    kernels.mkdir(parents=True, exist_ok=True)
-    (tmp_path / "kernels").symlink_to(kernels)
+    # A cache without engines, but with what takes long to make and is not tested here.
+    for part in ("kernels", "captures"):
+        made = settings().cache_dir / part
+        made.mkdir(parents=True, exist_ok=True)
+        (tmp_path / part).symlink_to(made)
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
     flags = ("--max-model-len", "64", "--max-num-seqs", "4")
     with serving(model_directory, *flags) as live, live.client() as client:
