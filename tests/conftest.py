@@ -5,12 +5,15 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
-from tests.family_captures import FamilyCaptures, family_captures
+
+if TYPE_CHECKING:
+    from tests.family_captures import FamilyCaptures
 
 GOLDEN = Path(__file__).parent / "golden"
 DRAFT = Path(__file__).parent.parent / "examples" / "models" / "bard-draft"
@@ -39,13 +42,16 @@ def one_torch_thread() -> None:
 @pytest.fixture(scope="session")
 def captured_family(tmp_path_factory: pytest.TempPathFactory) -> FamilyCaptures:
     """`captured_family(name)`: a tiny model of the family and its capture, made once."""
+    # Not above: it brings Triton, and nothing has said yet that kernels are interpreted.
+    from tests.family_captures import family_captures
+
     return family_captures(tmp_path_factory)
 
 
 @pytest.fixture(scope="session")
 def draft_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped two-layer model for this machine's CPU, with sequences of 256 tokens."""
-    # Not above, where nothing has said yet that Triton's kernels are interpreted.
+    # Not above, for the same reason.
     from llmc.compiler import build
 
     path = tmp_path_factory.mktemp("draft") / "draft.llmc"
