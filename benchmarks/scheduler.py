@@ -12,7 +12,8 @@ starts to decode or ends), that is all of its work but `add`; the clock's own ti
 before they come to the scheduler, as llmc.runtime.intake does it. steady: the same of steps in which no request starts
 or ends; turnover: of those in which one does. inputs: filling the step's arrays. publishing: the rest of the loop; the
 executor chooses the tokens, as those of CPU and GPU engines do. As it reads no weights, the processor's caches are
-warmer than beside a model.
+warmer than beside a model. slowdown: how much longer a fixed piece of Python takes in the median than at its fastest,
+measured after each step: above 1 where neighbours share the core.
 """
 
 from __future__ import annotations
@@ -89,6 +90,15 @@ class Stopwatch:
         return timed
 
 
+def probe() -> float:
+    """Seconds that some Python takes which is always the same."""
+    begin = time.thread_time()
+    seen: dict[int, int] = {}
+    for number in range(500):
+        seen[number * 7919 % 1009] = len(seen)
+    return time.thread_time() - begin
+
+
 def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str, float]:
     """Microseconds a step: medians but for scheduler_mean and scheduler_p99."""
     limits = Limits(2048, requests, requests, 1024, 16)
@@ -116,6 +126,7 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
     samples: dict[str, list[float]] = {name: [] for name in (*watches, "loop")}
     steady: list[float] = []
     turnover: list[float] = []
+    probes: list[float] = []
     while len(samples["loop"]) < STEPS:
         is_full = not loop.pool.free
         for watch in watches.values():
@@ -127,6 +138,7 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
         if is_full:
             (turnover if ended or plan.chunks else steady).append(watches["scheduler"].seconds * 1e6)
             samples["loop"].append(seconds)
+            probes.append(probe())
             for name, watch in watches.items():
                 samples[name].append(watch.seconds)
         for _ in range(ended):
@@ -142,6 +154,7 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
         "inputs": statistics.median(micro["inputs"]),
         "publishing": statistics.median(rest),
         "loop": statistics.median(micro["loop"]),
+        "slowdown": statistics.median(probes) / min(probes),
     }
 
 
