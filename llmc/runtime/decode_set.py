@@ -7,25 +7,25 @@ steps, always in a step of the same number modulo block_size. Those that do so t
 
 from __future__ import annotations
 
-from llmc.runtime.request import Request
+from llmc.runtime.request import Request, SampledRequest
 
 
 class DecodeSet:
-    """Requests at the places 0, 1, … without gaps; the last one fills the gap of one that leaves.
+    """Steady requests at the places 0, 1, … without gaps; the last one fills the gap of one that leaves.
 
     entered: requests that have come to a place, or whose blocks have been exchanged, since the list was taken.
     """
 
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
-        self._requests: list[Request] = []
+        self._requests: list[SampledRequest] = []
         self._cohorts: list[dict[Request, None]] = [{} for _ in range(block_size)]
         self._entered: list[Request] = []
 
     def __len__(self) -> int:
         return len(self._requests)
 
-    def requests(self) -> list[Request]:
+    def requests(self) -> list[SampledRequest]:
         """A copy, by place."""
         return self._requests.copy()
 
@@ -33,7 +33,7 @@ class DecodeSet:
         """Those whose next token begins a block in the step of that number."""
         return self._cohorts[number % self._block_size]
 
-    def add(self, request: Request, number: int) -> None:
+    def add(self, request: SampledRequest, number: int) -> None:
         """Give a request with one pending token a place; `number` is that of the step that will compute it."""
         request.phase = (number - request.computed) % self._block_size
         self._cohorts[request.phase][request] = None

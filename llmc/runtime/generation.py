@@ -12,7 +12,7 @@ from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.logprobs import token_logprobs
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.request import Forks, LogitRows, Request
+from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
@@ -37,7 +37,7 @@ class Origin:
     deadline: float | None = None
 
 
-class Generation(Request):
+class Generation(SampledRequest):
     """One choice: samples a token from the last token's logits until it has to stop.
 
     text: grows with the output where a stop string is looked for, else None. logprobs: one a token of the output,
@@ -61,6 +61,8 @@ class Generation(Request):
     ) -> None:
         super().__init__(
             prompt,
+            sampler,
+            is_steady=not siblings and prompt_logprobs is None and ending.max_length > len(prompt),
             every_logit=prompt_logprobs is not None,
             priority=origin.priority,
             salt=origin.salt,
@@ -79,12 +81,9 @@ class Generation(Request):
         self._ending = ending
         self._siblings = tuple(siblings)
         self._forks: list[Generation] = []
-        self._own_sampler = sampler
         self._ends = ending.eos_ids | ending.stop_ids
         self._max_length = ending.max_length
         self._may_complete = sampler.has_mask
-        if not siblings and prompt_logprobs is None and ending.max_length > len(self.tokens):
-            self.sampler = sampler
 
     @property
     def output(self) -> tuple[int, ...]:
@@ -99,7 +98,7 @@ class Generation(Request):
     @property
     def choice(self) -> RowChoice | None:
         """The sampler's, for the next token, unless its probability is asked for."""
-        return None if self.sampler is None or self.logprobs is not None else self.sampler.choice()
+        return self.sampler.choice() if self.is_steady and self.logprobs is None else None
 
     def accept(self, token: int, rows: LogitRows, row: int) -> None:
         """Append the token, and see whether it is the last."""
@@ -129,7 +128,7 @@ class Generation(Request):
             self._finish("stop", None if token in self._ending.eos_ids else token)
         elif len(self.tokens) >= self._max_length:
             self._finish("length", None)
-        elif self._own_sampler.is_complete:
+        elif self.sampler.is_complete:
             self._finish("stop", None)
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
@@ -148,11 +147,11 @@ class Generation(Request):
 
     def start(self, logits: npt.NDArray[np.float32]) -> None:
         """Choose the first token from the last row of the prompt's logits."""
-        self.sampler = self._own_sampler
+        self.is_steady = True
         if len(self.tokens) >= self._max_length:
             return self._finish("length", None)
         try:
-            token = self._own_sampler.sample(logits[-1])
+            token = self.sampler.sample(logits[-1])
         except RequestError as error:
             return self.fail(error)
         self._note(token, logits[-1])

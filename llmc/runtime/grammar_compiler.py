@@ -47,6 +47,7 @@ class GrammarCompiler:
         self._seats = threading.BoundedSemaphore(_WORKERS)
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
+        self._is_closed = False
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
 
     def compile(self, grammar: Grammar) -> NewMask:
@@ -90,8 +91,9 @@ class GrammarCompiler:
                 self._give_back(self._take_worker())
 
     def close(self) -> None:
-        """End the workers; a grammar that is being compiled is an error then."""
+        """End the workers; a grammar that is being compiled is an error then, and each that comes later."""
         with self._lock:
+            self._is_closed = True
             workers = [*self._idle, *self._busy]
             self._idle.clear()
             self._busy.clear()
@@ -136,8 +138,11 @@ class GrammarCompiler:
         eos = ",".join(map(str, self._eos_token_ids))
         worker = WorkerProcess(WORKER, (str(self._path), str(self._vocab_size), eos, str(_MEMORY_BYTES)))
         with self._lock:
-            self._busy.add(worker)
-        return worker
+            if not self._is_closed:
+                self._busy.add(worker)
+                return worker
+        worker.kill()
+        raise WorkerError("its process was ended")
 
     def _give_back(self, worker: WorkerProcess) -> None:
         with self._lock:

@@ -11,11 +11,11 @@ from llmc.engine_format import ModelRecord
 from llmc.errors import RequestError
 from llmc.program import Limits
 from llmc.runtime.beam_search import BeamSearch
+from llmc.runtime.block_digests import BlockDigests, tenant_salt
 from llmc.runtime.generation import Ending, Generation, Origin
 from llmc.runtime.generation_job import BeamJob, GenerationJob, SampledJob
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.prefix_cache import tenant_salt
 from llmc.runtime.prompts import check_ids, check_length
 from llmc.runtime.sampler import Sampler, TokenMask
 from llmc.runtime.sampling_params import SamplingParams
@@ -33,6 +33,7 @@ class Intake:
         self._limits = limits
         self._tokenizer = tokenizer
         self._prefix_cache = prefix_cache
+        self._digests = BlockDigests(limits.block_size)
 
     def check(self, where: str, tokens: Sequence[int], params: SamplingParams) -> None:
         """Raise RequestError for what this engine cannot serve. where: names the prompt in errors."""
@@ -76,8 +77,17 @@ class Intake:
         where: str = "prompt",
     ) -> GenerationJob:
         """The sequences for a request. new_mask: what its grammar was compiled to. Raises RequestError."""
+        self.check(where, request.prompt_token_ids, request.params)
+        job = self._job(request, arrived, new_mask)
+        if job.first.salt is not None:
+            # Here, because it takes microseconds a block, and a step waits for what the scheduler does.
+            job.first.digests = self._digests.of_prompt(job.first.tokens, job.first.salt)
+        return job
+
+    def _job(
+        self, request: GenerationRequest, arrived: float | None, new_mask: Callable[[], TokenMask] | None
+    ) -> GenerationJob:
         tokens, params = list(request.prompt_token_ids), request.params
-        self.check(where, tokens, params)
         ending = self._ending(len(tokens), params)
         deadline = None
         if request.deadline_seconds is not None and arrived is not None:

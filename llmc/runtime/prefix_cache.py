@@ -1,30 +1,22 @@
 """Find the blocks that hold the beginning of a request's tokens already, and remember those that it fills.
 
-A block's digest is SHA-256 over the digest of the block before it and its own tokens, so it stands for the whole
-prefix; the chain starts from the request's salt, so tenants cannot tell what others have sent by how fast they are
-answered. Only full blocks are kept (as in vLLM's automatic prefix caching), generated tokens' blocks among them: the
-next turn of a conversation finds the answer of the last one.
+Blocks are found by their digests (block_digests.py), which start from the request's salt, so tenants cannot tell what
+others have sent by how fast they are answered. Only full blocks are kept (as in vLLM's automatic prefix caching),
+generated tokens' blocks among them: the next turn of a conversation finds the answer of the last one.
 
-Hashing would be the dearest part of scheduling, and most of it for nobody. So of the blocks that a request fills in a
-row only the first is hashed; the others stay folded under its digest, and each is hashed when somebody's tokens have
-matched the block before it.
+Hashing would be the dearest part of scheduling, and most of it for nobody. So a prompt is hashed before it comes here
+(intake.py), and of the blocks that a request fills in a row only the first; the others stay folded under its digest,
+and each is hashed when somebody's tokens have matched the block before it.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from hashlib import sha256
-from struct import Struct
 
+from llmc.runtime.block_digests import BlockDigests, root
 from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.request import Request
-
-_ROOT = b"llmc prefix"
-
-
-def tenant_salt(tenant: str | None) -> bytes:
-    """What a tenant's chains start from; requests without a tenant share one."""
-    return b"" if tenant is None else sha256(tenant.encode()).digest()
 
 
 @dataclass(eq=False, slots=True)
@@ -51,7 +43,7 @@ class PrefixCache:
     def __init__(self, pool: BlockPool, block_size: int) -> None:
         self._pool = pool
         self._block_size = block_size
-        self._pack = Struct(f"<{block_size}i").pack
+        self._digests = BlockDigests(block_size)
         self._blocks: dict[bytes, int] = {}
         self._folded: dict[bytes, list[Chain]] = {}
         self.queries = 0
@@ -70,7 +62,7 @@ class PrefixCache:
         parent = _root(request)
         for index in range((len(request.tokens) - 1) // self._block_size):
             if index == len(digests):
-                digests.append(self._digest(parent, request.tokens, index))
+                digests.append(self._digests.after(parent, request.tokens, index))
             parent = digests[index]
             block = self._blocks.get(parent)
             if block is None:
@@ -125,7 +117,7 @@ class PrefixCache:
         """The chain's first block can be found from now on; the others are folded under it. digest: if known."""
         block = chain.blocks.pop(0)
         if digest is None:
-            digest = self._digest(chain.parent, chain.tokens, chain.begin)
+            digest = self._digests.after(chain.parent, chain.tokens, chain.begin)
         chain.begin += 1
         chain.parent = digest
         if digest in self._blocks:
@@ -142,23 +134,19 @@ class PrefixCache:
         if not siblings:
             del self._folded[chain.parent]
 
-    def _lose(self, block: int, content: object) -> None:
-        """The pool needs the block for something else."""
-        if isinstance(content, Chain):
-            lost = content.blocks.pop()
-            assert lost == block, "a chain is lost from its end"
-            if not content.blocks:
-                self._unfold(content)
-        else:
-            assert isinstance(content, bytes)
-            del self._blocks[content]
-
-    def _digest(self, parent: bytes, tokens: list[int], index: int) -> bytes:
-        """Of the index-th block of the tokens."""
-        start = index * self._block_size
-        return sha256(parent + self._pack(*tokens[start : start + self._block_size])).digest()
+    def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
+        """The pool needs the blocks for something else."""
+        for block, content in zip(blocks, contents, strict=True):
+            if isinstance(content, Chain):
+                lost = content.blocks.pop()
+                assert lost == block, "a chain is lost from its end"
+                if not content.blocks:
+                    self._unfold(content)
+            else:
+                assert isinstance(content, bytes)
+                del self._blocks[content]
 
 
 def _root(request: Request) -> bytes:
     assert request.salt is not None
-    return _ROOT + request.salt
+    return root(request.salt)

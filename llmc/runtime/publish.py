@@ -10,7 +10,7 @@ import numpy as np
 
 from llmc.errors import RequestError
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, Logits
-from llmc.runtime.request import LogitRows, Request
+from llmc.runtime.request import LogitRows, SampledRequest
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampler import Sampler, check_finite, choose
 from llmc.runtime.scheduler import Chunk, Scheduler, StepPlan
@@ -45,22 +45,22 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
 
     Returns what the decodes got, in order, and perhaps more.
     """
-    batch: list[Request] = plan.decodes.copy()
+    batch = plan.decodes.copy()
     rows = list(range(len(batch)))
-    scorers: list[tuple[Chunk, int]] = []
+    readers: list[tuple[Chunk, int]] = []
     row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
         request.computed += chunk.tokens
         if not chunk.logit_rows:
             scheduler.settle(request)
-        elif request.sampler is None:
-            scorers.append((chunk, row))
-        else:
+        elif isinstance(request, SampledRequest) and request.is_steady:
             batch.append(request)
             rows.append(row)
+        else:
+            readers.append((chunk, row))
         row += chunk.logit_rows
-    tokens = results.tokens([request.sampler for request in batch if request.sampler is not None], rows)
+    tokens = results.tokens([request.sampler for request in batch], rows)
     for request, row, token in zip(batch, rows, tokens, strict=True):
         if isinstance(token, int):
             request.accept(token, results, row)
@@ -68,7 +68,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
             request.fail(token)
         if request.finished or row >= decodes:
             scheduler.settle(request)
-    for chunk, row in scorers:
+    for chunk, row in readers:
         request = chunk.request
         request.receive(request.computed - chunk.logit_rows, results.logits(row, chunk.logit_rows))
         request.scored = max(request.scored, request.computed)

@@ -1,4 +1,7 @@
-"""A request as the scheduler sees it: its tokens, where their keys and values lie, how far the model has read them."""
+"""A request as the scheduler sees it: its tokens, where their keys and values lie, how far the model has read them.
+
+One that is a SampledRequest gets its tokens chosen for it; others read the logits and see for themselves.
+"""
 
 from __future__ import annotations
 
@@ -51,9 +54,8 @@ class Request(ABC):
     tokens: the prompt and what was generated so far. blocks: of the KV cache, in order of position. computed: how
     many of the tokens have their keys and values in those blocks. finished: no step may follow.
     scored, scored_end: logits are wanted after each token from position `scored` to before `scored_end`, and always
-    after the last one. sampler: chooses the request's tokens for `accept`; None if it reads its logits with `receive`.
-    error: why it cannot go on. salt: only requests with the same one share cached prefixes; None shares with nobody.
-    arrived: time.monotonic(). deadline: the same clock, None for no limit.
+    after the last one. error: why it cannot go on. salt: only requests with the same one share cached prefixes; None
+    shares with nobody. arrived: time.monotonic(). deadline: the same clock, None for no limit.
 
     The scheduler's own: sequence (order of arrival), is_waiting (in a queue), is_seated (holding blocks, one of
     max_sequences), place and phase (see DecodeSet; place is None for one that does not decode), digests (of its first
@@ -78,7 +80,6 @@ class Request(ABC):
         self.place: int | None = None
         self._computed = 0
         self.finished = False
-        self.sampler: Sampler | None = None
         self.error: RequestError | None = None
         self.priority = priority
         self.salt = salt
@@ -104,11 +105,6 @@ class Request(ABC):
         self._computed = count
 
     @property
-    def is_steady(self) -> bool:
-        """Whether each step over its last token gives it exactly one more or ends it."""
-        return self.sampler is not None
-
-    @property
     def choice(self) -> RowChoice | None:
         """How a device can choose its next token without showing it the logits; None if it needs them."""
         return None
@@ -116,10 +112,6 @@ class Request(ABC):
     @abstractmethod
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
-
-    def accept(self, token: int, rows: LogitRows, row: int) -> None:
-        """Take the token that `sampler` has chosen from that row. Only for a request that has a sampler."""
-        raise NotImplementedError(f"{type(self).__name__} does not sample")
 
     def fail(self, error: RequestError) -> None:
         """The logits are of no use: end, and let nobody find the blocks."""
@@ -159,3 +151,33 @@ class Request(ABC):
         if self.scored < self.scored_end:
             return max(0, self.scored - self.computed) + rows
         return count - 1
+
+
+class SampledRequest(Request):
+    """A request whose tokens `sampler` chooses.
+
+    is_steady: from now on each step over its last token gives it exactly one more, by `accept`, or ends it. Until then
+    it reads its logits with `receive`.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        sampler: Sampler,
+        *,
+        is_steady: bool,
+        every_logit: bool,
+        priority: Priority = Priority.FREE,
+        salt: bytes | None = None,
+        arrived: float | None = None,
+        deadline: float | None = None,
+    ) -> None:
+        super().__init__(
+            prompt, every_logit=every_logit, priority=priority, salt=salt, arrived=arrived, deadline=deadline
+        )
+        self.sampler = sampler
+        self.is_steady = is_steady
+
+    @abstractmethod
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+        """Take the token that was chosen from that row."""

@@ -23,7 +23,7 @@ from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.decode_set import DecodeSet
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.prefix_cache import PrefixCache
-from llmc.runtime.request import Request
+from llmc.runtime.request import Request, SampledRequest
 
 AGEING_SECONDS = 10.0
 
@@ -45,14 +45,14 @@ class StepPlan(NamedTuple):
     others, since the last step. In both, requests without a place are to be ignored.
     """
 
-    decodes: list[Request]
+    decodes: list[SampledRequest]
     chunks: list[Chunk]
     copies: dict[int, int]
     grown: list[Request]
     entered: list[Request]
 
     @classmethod
-    def of(cls, decodes: list[Request]) -> StepPlan:
+    def of(cls, decodes: list[SampledRequest]) -> StepPlan:
         """A plan with nothing else yet."""
         return cls(decodes, [], {}, [], [])
 
@@ -89,7 +89,8 @@ class Scheduler:
         self._rows = limits.max_logit_rows
         self._ageing_seconds = ageing_seconds
         self._clock = clock
-        self._waiting: dict[Priority, deque[Request]] = {priority: deque() for priority in Priority}
+        self._premium: deque[Request] = deque()
+        self._free: deque[Request] = deque()
         # Dicts for their order and their quick removal.
         self._prefilling: dict[Request, None] = {}
         self._parked: dict[Request, None] = {}
@@ -107,7 +108,7 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no request is left."""
-        return not (self._decoding or self._prefilling or self._parked or any(self._waiting.values()))
+        return not (self._decoding or self._prefilling or self._parked or self._premium or self._free)
 
     @property
     def running(self) -> int:
@@ -117,13 +118,13 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that hold none yet, or no more."""
-        return sum(map(len, self._waiting.values()))
+        return len(self._premium) + len(self._free)
 
     def add(self, request: Request) -> None:
         """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
         self._arrivals += 1
         request.sequence = self._arrivals
-        self._waiting[request.priority].append(request)
+        self._queue_of(request).append(request)
         request.is_waiting = True
         self._watch_deadline(request)
 
@@ -165,7 +166,7 @@ class Scheduler:
         elif request in self._prefilling:
             del self._prefilling[request]
         elif request.is_waiting:
-            self._waiting[request.priority].remove(request)
+            self._queue_of(request).remove(request)
             request.is_waiting = False
         self._release(request)
 
@@ -219,7 +220,7 @@ class Scheduler:
             plan.chunks[:] = [c for c in plan.chunks if c.request.is_seated]
         if not plan:
             # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
-            is_stuck = self._parked and any(self._waiting.values()) and self._preempt_parked()
+            is_stuck = self._parked and self.waiting and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
         plan.entered.extend(self._decoding.take_entered())
@@ -256,13 +257,14 @@ class Scheduler:
             return False
         request = queue[0]
         found = self.prefix_cache.match(request)
-        missing = self._blocks_for(len(request.tokens)) - len(found)
-        revived = sum(not self._pool.holders(block) for block in found) if found else 0
+        pool, known = self._pool, len(found)
+        missing = self._blocks_for(len(request.tokens)) - known
+        revived = sum(not pool.holders(block) for block in found) if found else 0
         # With rows and tokens left, the running ones have got all that they want.
         promised = 0 if room.rows else self._promised()
-        if missing + revived + promised > self._pool.available:
+        if missing + revived + promised > pool.available:
             return False
-        request.computed = len(found) * self._block_size
+        request.computed = known * self._block_size
         count = request.fitting(room.tokens, room.rows)
         if not count:
             request.computed = 0
@@ -270,20 +272,23 @@ class Scheduler:
         queue.popleft()
         request.is_waiting = False
         if found:
-            self._pool.share(found)
-        request.blocks = found
-        request.registered = len(found)
+            pool.share(found)
+        request.blocks = found + pool.allocate(self._blocks_for(request.computed + count) - known)
+        request.registered = known
         self._take_seat(request)
         if request.started is None:
             request.started = self._now
             request.cached_tokens = request.computed
-            self.prefix_cache.count(request, len(found))
+            self.prefix_cache.count(request, known)
         self._prefilling[request] = None
-        self._extend(request, count, room)
+        self._include(request, count, room)
         return True
 
+    def _queue_of(self, request: Request) -> deque[Request]:
+        return self._premium if request.priority is Priority.PREMIUM else self._free
+
     def _next_queue(self) -> deque[Request] | None:
-        premium, free = self._waiting[Priority.PREMIUM], self._waiting[Priority.FREE]
+        premium, free = self._premium, self._free
         if premium and free:
             return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
         return premium or free or None
@@ -291,10 +296,13 @@ class Scheduler:
     def _extend(self, request: Request, count: int, room: _Room) -> None:
         """Give the request's next `count` tokens blocks and a place in the step."""
         if count > 0 and self._grow(request, count):
-            rows = request.logit_rows(count)
-            self._plan.chunks.append(Chunk(request, request.computed, count, rows))
-            room.tokens -= count
-            room.rows -= rows
+            self._include(request, count, room)
+
+    def _include(self, request: Request, count: int, room: _Room) -> None:
+        rows = request.logit_rows(count)
+        self._plan.chunks.append(Chunk(request, request.computed, count, rows))
+        room.tokens -= count
+        room.rows -= rows
 
     def _grow(self, request: Request, count: int) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
@@ -320,7 +328,7 @@ class Scheduler:
 
     def _victim(self) -> Request:
         """The youngest of the least urgent requests that hold blocks."""
-        holding = self._decoding.requests()
+        holding: list[Request] = [*self._decoding.requests()]
         holding += [r for group in (self._prefilling, self._parked) for r in group if r.is_seated]
         return max(holding, key=lambda r: (not self._is_urgent(r), r.sequence))
 
@@ -360,13 +368,13 @@ class Scheduler:
     def _requeue(self, request: Request) -> None:
         """Back among the waiting, by order of arrival."""
         request.is_waiting = True
-        queue = self._waiting[request.priority]
+        queue = self._queue_of(request)
         place = next((i for i, other in enumerate(queue) if other.sequence > request.sequence), len(queue))
         queue.insert(place, request)
 
     def _place(self, request: Request) -> None:
         pending = request.pending
-        if pending == 1 and request.is_steady:
+        if pending == 1 and isinstance(request, SampledRequest) and request.is_steady:
             self._decoding.add(request, self._number + 1)
         else:
             (self._prefilling if pending else self._parked)[request] = None

@@ -8,15 +8,20 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.errors import RequestError
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.prefix_cache import Chain
-from llmc.runtime.request import Forks, Request
+from llmc.runtime.publish import publish
+from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
+from llmc.runtime.sampler import Sampler
+from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.scheduler import Chunk, Scheduler, StepPlan
 from llmc.runtime.step import Step
 from llmc.runtime.step_inputs import StepInputs
@@ -35,10 +40,11 @@ def continuation(prompt: Sequence[int], count: int, variant: int = 0) -> list[in
     return tokens[len(prompt) :]
 
 
-class Counted(Request):
+class Counted(SampledRequest):
     """Takes tokens until it has `output` of them; a scoring request takes none.
 
-    forks: how many others start with it when the prompt is computed. Only `variant` distinguishes them.
+    forks: how many others start with it when the prompt is computed, with a first token each from the same logits. Only
+    `variant` distinguishes them.
     """
 
     def __init__(
@@ -55,7 +61,14 @@ class Counted(Request):
         deadline: float | None = None,
     ) -> None:
         super().__init__(
-            prompt, every_logit=every_logit, priority=priority, salt=salt, arrived=arrived, deadline=deadline
+            prompt,
+            Sampler(SamplingParams(), np.array(prompt), 97, np.zeros(0, np.int64)),
+            is_steady=not every_logit and not forks and output > 0,
+            every_logit=every_logit,
+            priority=priority,
+            salt=salt,
+            arrived=arrived,
+            deadline=deadline,
         )
         self.prompt = list(prompt)
         self.output = 0 if every_logit else output
@@ -66,21 +79,21 @@ class Counted(Request):
         ]
         self._unstarted = list(self.children)
 
-    @property
-    def is_steady(self) -> bool:
-        """One that generates gets a token a step."""
-        return bool(self.output)
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+        """One more; the first one is moved."""
+        is_first = len(self.tokens) == len(self.prompt)
+        self.tokens.append((token + (self.variant if is_first else 0)) % 97)
+        self.finished = len(self.tokens) - len(self.prompt) == self.output
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """`logits` has the next token in its one column."""
         self.rows = max(self.rows, start + len(logits))
-        if self.output:
-            is_first = len(self.tokens) == len(self.prompt)
-            for request in (self, *self._unstarted):
-                request.tokens.append((int(logits[-1, 0]) + (request.variant if is_first else 0)) % 97)
-                request.finished = len(request.tokens) - len(request.prompt) == request.output
-        else:
+        if not self.output:
             self.finished = self.rows == len(self.tokens)
+            return
+        for choice in (self, *self._unstarted):
+            choice.accept(int(logits[-1, 0]), Checksums(logits), len(logits) - 1)
+        self.is_steady = True
 
     def follow(self, forks: Forks) -> None:
         """Start the others."""
@@ -92,6 +105,20 @@ class Counted(Request):
     def expected(self) -> list[int]:
         """All tokens that it must have when it is finished."""
         return [*self.prompt, *(continuation(self.prompt, self.output, self.variant) if self.output else [])]
+
+
+@dataclass(frozen=True)
+class Checksums:
+    """A step's rows of logits, which are the next tokens themselves: [rows, 1]."""
+
+    rows: npt.NDArray[np.float32]
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        return self.rows[first : first + count]
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> list[int | RequestError]:
+        assert len(samplers) == len(rows) and list(rows) == sorted(rows)
+        return [int(self.rows[row, 0]) for row in rows]
 
 
 class Run:
@@ -128,19 +155,10 @@ class Run:
             step = self.inputs.fill(plan)
             self._check_inputs(step, chunks)
             self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
-        for chunk in chunks:
-            request, end = chunk.request, chunk.start + chunk.tokens
-            if request.place is None:
-                request.computed = end
-            if chunk.logit_rows:
-                first = end - chunk.logit_rows
-                rows = [[next_token(self._read(request, at + 1))] for at in range(first, end)]
-                request.receive(first, np.array(rows, np.float32))
-                request.scored = max(request.scored, end)
-                request.follow(self.scheduler)
-            self.scheduler.settle(request)
-        if chunks:
-            self.inputs.advance([request.tokens[-1] for request in plan.decodes])
+            ends = [(c.request, c.start + c.tokens, c.logit_rows) for c in chunks]
+            rows = [next_token(self._read(r, at)) for r, end, count in ends for at in range(end - count + 1, end + 1)]
+            results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
+            self.inputs.advance(publish(plan, results, self.scheduler))
         self.check_accounts()
         self.steps += 1
         return chunks

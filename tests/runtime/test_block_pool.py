@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -17,8 +19,8 @@ def test_every_block_is_used_cached_or_free(steps: list[tuple[str, int]]) -> Non
     held: list[list[int]] = []
     contents: dict[int, object] = {}
 
-    def lose(block: int, content: object) -> None:
-        assert contents.pop(block) == content
+    def lose(blocks: Sequence[int], lost: Sequence[object]) -> None:
+        assert [contents.pop(block) for block in blocks] == lost
 
     pool.tell_losses(lose)
     for action, number in steps:

@@ -383,6 +383,8 @@ def test_a_bomb_does_not_keep_other_grammars_waiting(speaking: Engine) -> None:
         compiler.close()
         with pytest.raises(RequestError, match="its process was ended"):
             never.result()
+        with pytest.raises(RequestError, match="its process was ended"):
+            compiler.compile(Grammar(GrammarKind.CHOICE, '["perhaps"]'))
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,41 @@
+"""Names for the blocks of a token sequence: a block's digest is SHA-256 over the digest of the block before it and its
+own tokens, so it stands for the whole prefix. The chain starts from a salt, so tenants share no digests."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from hashlib import sha256
+from struct import Struct
+
+_ROOT = b"llmc prefix"
+
+
+def tenant_salt(tenant: str | None) -> bytes:
+    """What a tenant's chains start from; requests without a tenant share one."""
+    return b"" if tenant is None else sha256(tenant.encode()).digest()
+
+
+def root(salt: bytes) -> bytes:
+    """What stands before a sequence's first block."""
+    return _ROOT + salt
+
+
+class BlockDigests:
+    """Digests of blocks of `block_size` tokens."""
+
+    def __init__(self, block_size: int) -> None:
+        self._block_size = block_size
+        self._pack = Struct(f"<{block_size}i").pack
+
+    def after(self, parent: bytes, tokens: Sequence[int], index: int) -> bytes:
+        """Of the index-th block of the tokens. parent: the block's before it, or the root."""
+        start = index * self._block_size
+        return sha256(parent + self._pack(*tokens[start : start + self._block_size])).digest()
+
+    def of_prompt(self, tokens: Sequence[int], salt: bytes) -> list[bytes]:
+        """Of all blocks that a request with these tokens may find: at least the last token has to be computed."""
+        parent, found = root(salt), []
+        for index in range((len(tokens) - 1) // self._block_size):
+            parent = self.after(parent, tokens, index)
+            found.append(parent)
+        return found
