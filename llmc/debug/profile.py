@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.graph.cost import StepShape
@@ -25,7 +26,6 @@ from llmc.runtime.step import Step
 from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.threads import thread_count
 from llmc.targets import CpuTarget, GpuTarget, resolve_target
-from llmc.typed_json import from_json
 
 PROFILE_VERSION = 2
 
@@ -145,18 +145,8 @@ def check_workload(workload: Workload, limits: Limits) -> None:
 
 def read_profile(path: Path) -> Profile:
     """A profile that `llmc profile --json` wrote. Raises EngineFormatError."""
-    import json
-
     fix = "write it again: llmc profile ENGINE --json FILE"
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineFormatError(f"the profile cannot be read: {error.strerror}", at=path, fix=fix) from None
-    except ValueError as error:
-        raise EngineFormatError(f"the profile is not JSON: {error}", at=path, fix=fix) from None
-    if not isinstance(content, dict) or content.get("version") != PROFILE_VERSION:
-        raise EngineFormatError(f"this is no profile of version {PROFILE_VERSION}", at=path, fix=fix)
-    return from_json(Profile, content, str(path))
+    return read_measurement(Profile, path, name="profile", version=PROFILE_VERSION, fix=fix)
 
 
 def check_profile(profile: Profile, directory: EngineDirectory, at: Path) -> None:
