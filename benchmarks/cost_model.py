@@ -27,7 +27,8 @@ from rich.table import Table
 from benchmarks.llama_1b import machine
 from benchmarks.random_checkpoint import write_checkpoint
 from llmc.compiler import build
-from llmc.debug.profile import Profiler, StepProfile, kernel_class
+from llmc.debug.profile import StepProfile, kernel_class
+from llmc.debug.profiler import PreparedStep, Profiler
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.runtime.engine import open_executor
 from llmc.runtime.threads import thread_count
@@ -38,18 +39,19 @@ ALLOWED = 0.25
 
 @dataclass(frozen=True)
 class Workload:
-    """A kind of step. within: whether its prediction is held to ALLOWED."""
+    """A kind of step, measured `repeats` times a round. within: whether its prediction is held to ALLOWED."""
 
     name: str
     within: bool
-    run: Callable[[Profiler], StepProfile]
+    repeats: int
+    prepare: Callable[[Profiler], PreparedStep]
 
 
 WORKLOADS = (
-    Workload("decode, batch 1, context 128", True, lambda p: p.decode(1, 128, 9)),
-    Workload("decode, batch 1, context 1024", True, lambda p: p.decode(1, 1024, 9)),
-    Workload("decode, batch 16, context 128", True, lambda p: p.decode(16, 128, 7)),
-    Workload("prefill 512", False, lambda p: p.prefill(512, 3)),
+    Workload("decode, batch 1, context 128", True, 7, lambda p: p.decode(1, 128)),
+    Workload("decode, batch 1, context 1024", True, 7, lambda p: p.decode(1, 1024)),
+    Workload("decode, batch 16, context 128", True, 5, lambda p: p.decode(16, 128)),
+    Workload("prefill 512", False, 1, lambda p: p.prefill(512)),
 )
 
 
@@ -61,11 +63,10 @@ def main() -> None:
     executor, blocks = open_executor(directory, None, None, threads)
     try:
         profiler = Profiler(directory, executor, blocks, threads, typical=min)
-        for number in range(arguments.rounds + 1):
+        prepared = {workload: workload.prepare(profiler) for workload in WORKLOADS}
+        for _ in range(arguments.rounds):
             for workload in WORKLOADS:
-                measured = workload.run(profiler)
-                if number > 0:
-                    rounds[workload.name].append(measured)
+                rounds[workload.name].append(profiler.measure(prepared[workload], workload.repeats))
     finally:
         executor.close()
     for workload in WORKLOADS:

@@ -9,15 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from llmc.debug.profile import (
-    Profile,
-    Workload,
-    check_profile,
-    chrome_trace,
-    kernel_class,
-    profile_engine,
-    read_profile,
-)
+from llmc.debug.chrome_trace import chrome_trace
+from llmc.debug.profile import Profile, check_profile, kernel_class, read_profile
+from llmc.debug.profiler import Workload, profile_engine
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.program import DeviceKernel
@@ -101,7 +95,7 @@ def test_an_engine_for_a_gpu_is_profiled_on_that_gpu(
     directory = read_engine(draft_engine)
     kernel = DeviceKernel("k", "kernels/k.py", "k", (), {}, 4, 1)
     device = replace(directory, program=replace(directory.program, kernels=(kernel,)))
-    monkeypatch.setattr("llmc.debug.profile.read_engine", lambda path, **options: device)
+    monkeypatch.setattr("llmc.debug.profiler.read_engine", lambda path, **options: device)
     monkeypatch.setattr("torch.cuda.init", raise_no_driver)
     monkeypatch.setattr("torch.version.cuda", "12.8")
     monkeypatch.setenv("TRITON_INTERPRET", interpreted)

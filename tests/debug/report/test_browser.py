@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from llmc.debug.measured_perplexity import MeasuredPerplexity
-from llmc.debug.profile import Profile, Workload, profile_engine
+from llmc.debug.profile import Profile
+from llmc.debug.profiler import Workload, profile_engine
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
-from llmc.graph.predict import KindRates, Rates, launch_costs, predict_launch
+from llmc.graph.predict import KindRates, Rates, Reach, launch_costs, predict_launch
 from llmc.quantized_weight import QuantizedWeight
 
 if TYPE_CHECKING:
@@ -29,8 +30,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 KINDS = {
     "F32": KindRates(300e9),
-    "BF16": KindRates(700e9, 40e9, 14, 3e9, 0.3),
-    "attention bf16·bf16": KindRates(200e9, 5e9, 64, None, 1.2),
+    "BF16": KindRates(700e9, (Reach(1, 0.1), Reach(16, 0.9), Reach(64, 1.0)), 3e9, 0.3),
+    "attention bf16·bf16": KindRates(200e9, (Reach(4, 0.4), Reach(64, 1.0)), None, 1.2),
+    "lookup": KindRates(300e9, bandwidth=2e9),
 }
 RATES = Rates(40e9, KINDS, 2e-7, measured=True)
 ASSETS = Path(__file__).parent.parent.parent.parent / "llmc/debug/report/assets"
