@@ -197,6 +197,7 @@ class Profiler:
         return measured_rates(target, self._threads, self._directory.program)
 
     def _sequences(self, count: int, length: int) -> list[_Sequence]:
+        """Random tokens; all but the last are the same for all."""
         size, vocabulary = self._directory.program.limits.block_size, self._directory.program.vocab_size
         per_sequence = -(-length // size)
         if self._taken + count * per_sequence > self._blocks:
@@ -207,8 +208,12 @@ class Profiler:
             )
         starts = range(self._taken, self._taken + count * per_sequence, per_sequence)
         self._taken = starts.stop
-        tokens: list[int] = np.random.default_rng(0).integers(0, vocabulary, length).tolist()
-        return [_Sequence(tokens, range(start, start + per_sequence)) for start in starts]
+        tokens: list[int] = np.random.default_rng(0).integers(0, vocabulary, length + count).tolist()
+        shared, last = tokens[: length - 1], tokens[length:]
+        return [
+            _Sequence([*shared, own], range(start, start + per_sequence))
+            for own, start in zip(last, starts, strict=True)
+        ]
 
 
 class _Sequence(Request):

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
-from llmc.debug.chrome_trace import chrome_trace
 from llmc.debug.profile import Profile, check_profile, kernel_class, read_profile
 from llmc.debug.profiler import Workload, profile_engine
 from llmc.engine_format import read_engine
@@ -55,18 +53,6 @@ def test_a_profile_is_read_back(profile: Profile, draft_engine: Path, tmp_path: 
         read_profile(path)
     with pytest.raises(EngineFormatError, match="cannot be read"):
         read_profile(tmp_path / "missing.json")
-
-
-def test_the_trace_has_every_launch_in_order(profile: Profile, draft_engine: Path) -> None:
-    launches = read_engine(draft_engine).program.launches
-    events = [e for e in chrome_trace(profile, launches)["traceEvents"] if e["ph"] == "X"]
-    assert len(events) == 2 * len(launches)
-    for number in (0, 1):
-        mine = [event for event in events if event["pid"] == number]
-        assert all(event["dur"] >= 0 for event in mine)
-        assert all(a["ts"] + a["dur"] <= b["ts"] + 1e-6 for a, b in pairwise(mine)), "Perfetto would nest them"
-        assert mine[-1]["name"].startswith("llmc_lm_head")
-        assert "modeling_llama.py" in mine[-1]["args"]["source"]
 
 
 def test_products_are_told_apart_by_shape(draft_engine: Path) -> None:
