@@ -2,11 +2,11 @@
 
     python -m benchmarks.cost_model [--engine examples/out/llama-3.2-1b.llmc] [--rounds 7] [--json FILE]
 
-Every round measures the machine (bytes read; of each kind of kernel what unpacking, multiplying and packing take, and
-how much of transfer and arithmetic hide each other; a parallel loop; all with made-up operands), then steps of each
-kind. Both take the best of several runs, since other processes only ever make a run slower. On a shared host the
-bandwidth changes by the minute, so a round's steps are compared with that round's machine, and the median ratio is what
-counts.
+Every round takes steps of each kind, each right after it has measured the machine (bytes read; what each kind of kernel
+reaches with how many rows, what packing takes, and how much of transfer and arithmetic hide each other; a parallel
+loop; all with made-up operands). Both take the best of several runs, since other processes only ever make a run slower.
+On a shared host the bandwidth changes by the minute, so a round's steps are compared with that round's machine, and the
+median ratio is what counts.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from llmc.debug.profiler import PreparedStep, Profiler
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.runtime.engine import open_executor
 from llmc.runtime.threads import thread_count
-from llmc.typed_json import to_json
 
 ALLOWED = 0.25
 
@@ -51,7 +50,7 @@ WORKLOADS = (
     Workload("decode, batch 1, context 128", True, 7, lambda p: p.decode(1, 128)),
     Workload("decode, batch 1, context 1024", True, 7, lambda p: p.decode(1, 1024)),
     Workload("decode, batch 16, context 128", True, 5, lambda p: p.decode(16, 128)),
-    Workload("prefill 512", False, 1, lambda p: p.prefill(512)),
+    Workload("prefill 256", False, 1, lambda p: p.prefill(256)),
 )
 
 
@@ -153,7 +152,7 @@ def record(rounds: dict[str, list[StepProfile]], where: str) -> dict[str, Any]:
     return {
         "machine": where,
         "steps": {
-            name: [{"seconds": s.seconds, "predicted": s.predicted, "rates": to_json(s.rates)} for s in steps]
+            name: [{"seconds": s.seconds, "predicted": s.predicted, "bandwidth": s.rates.bandwidth} for s in steps]
             for name, steps in rounds.items()
         },
     }
