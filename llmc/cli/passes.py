@@ -38,6 +38,7 @@ def passes(
     if model is None:
         console.print(pass_list(pipeline))
         return
+    from llmc.debug.dump import dumped
     from llmc.graph.capture import capture
     from llmc.graph.render import render
     from llmc.passes.model_data import ModelData
@@ -47,7 +48,7 @@ def passes(
     with Console(stderr=True).status("capturing and rewriting"):
         captured = capture(model, options)
         data = ModelData(captured.source, captured.tokenizer)
-        result = run_pipeline(captured.graph, pipeline, options, data=data)
+        result = run_pipeline(captured.graph, pipeline, options, dumped(captured.graph), data)
     if graph:
         print(render(result.graph), end="")
         return

@@ -74,6 +74,7 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
 def _run(
     model: Path, options: BuildOptions, passes: Sequence[Pass] | None
 ) -> tuple[str, tuple[tuple[int, str, str], ...], dict[str, Any]]:
+    from llmc.debug.dump import dumped
     from llmc.graph.capture import capture
     from llmc.passes.model_data import ModelData
     from llmc.passes.pipeline import default
@@ -82,7 +83,7 @@ def _run(
     captured = capture(model, options)
     record = GraphRecord(captured.graph)
     data = ModelData(captured.source, captured.tokenizer)
-    run_pipeline(captured.graph, passes or default(), options, record, data)
+    run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)
     graphs = tuple((i, name, text) for i, (name, text) in enumerate(record.files.items()))
     nodes: dict[str, Any] = json.loads(record.nodes_text())
     return captured.graph.info.name, graphs, nodes
