@@ -2,11 +2,11 @@
 
     python -m benchmarks.cost_model [--engine examples/out/llama-3.2-1b.llmc] [--rounds 7] [--json FILE]
 
-Every round measures the machine (bytes read; of each kind of kernel what unpacking, multiplying and packing take, and
-how much of transfer and arithmetic hide each other; a parallel loop; all with made-up operands), then steps of each
-kind. Both take the best of several runs, since other processes only ever make a run slower. On a shared host the
-bandwidth changes by the minute, so a round's steps are compared with that round's machine, and the median ratio is what
-counts.
+Every round takes steps of each kind, each right after it has measured the machine (bytes read; what each kind of kernel
+reaches with how many rows, what packing takes, and how much of transfer and arithmetic hide each other; a parallel
+loop; all with made-up operands). Both take the best of several runs, since other processes only ever make a run slower.
+On a shared host the bandwidth changes by the minute, so a round's steps are compared with that round's machine, and the
+median ratio is what counts.
 """
 
 from __future__ import annotations
@@ -27,29 +27,30 @@ from rich.table import Table
 from benchmarks.llama_1b import machine
 from benchmarks.random_checkpoint import write_checkpoint
 from llmc.compiler import build
-from llmc.debug.profile import Profiler, StepProfile, kernel_class
+from llmc.debug.profile import StepProfile, kernel_class
+from llmc.debug.profiler import PreparedStep, Profiler
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.runtime.engine import open_executor
 from llmc.runtime.threads import thread_count
-from llmc.typed_json import to_json
 
 ALLOWED = 0.25
 
 
 @dataclass(frozen=True)
 class Workload:
-    """A kind of step. within: whether its prediction is held to ALLOWED."""
+    """A kind of step, measured `repeats` times a round. within: whether its prediction is held to ALLOWED."""
 
     name: str
     within: bool
-    run: Callable[[Profiler], StepProfile]
+    repeats: int
+    prepare: Callable[[Profiler], PreparedStep]
 
 
 WORKLOADS = (
-    Workload("decode, batch 1, context 128", True, lambda p: p.decode(1, 128, 9)),
-    Workload("decode, batch 1, context 1024", True, lambda p: p.decode(1, 1024, 9)),
-    Workload("decode, batch 16, context 128", True, lambda p: p.decode(16, 128, 7)),
-    Workload("prefill 512", False, lambda p: p.prefill(512, 3)),
+    Workload("decode, batch 1, context 128", True, 7, lambda p: p.decode(1, 128)),
+    Workload("decode, batch 1, context 1024", True, 7, lambda p: p.decode(1, 1024)),
+    Workload("decode, batch 16, context 128", True, 5, lambda p: p.decode(16, 128)),
+    Workload("prefill 256", False, 1, lambda p: p.prefill(256)),
 )
 
 
@@ -61,11 +62,10 @@ def main() -> None:
     executor, blocks = open_executor(directory, None, None, threads)
     try:
         profiler = Profiler(directory, executor, blocks, threads, typical=min)
-        for number in range(arguments.rounds + 1):
+        prepared = {workload: workload.prepare(profiler) for workload in WORKLOADS}
+        for _ in range(arguments.rounds):
             for workload in WORKLOADS:
-                measured = workload.run(profiler)
-                if number > 0:
-                    rounds[workload.name].append(measured)
+                rounds[workload.name].append(profiler.measure(prepared[workload], workload.repeats))
     finally:
         executor.close()
     for workload in WORKLOADS:
@@ -152,7 +152,7 @@ def record(rounds: dict[str, list[StepProfile]], where: str) -> dict[str, Any]:
     return {
         "machine": where,
         "steps": {
-            name: [{"seconds": s.seconds, "predicted": s.predicted, "rates": to_json(s.rates)} for s in steps]
+            name: [{"seconds": s.seconds, "predicted": s.predicted, "bandwidth": s.rates.bandwidth} for s in steps]
             for name, steps in rounds.items()
         },
     }

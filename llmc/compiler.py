@@ -32,7 +32,7 @@ from llmc.codegen.triton.memory_fit import check_memory
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
 from llmc.debug.coverage import CoverageObserver, check_complete
-from llmc.debug.dump import dump_observers
+from llmc.debug.dump import dumped
 from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
 from llmc.debug.graph_record import NODES_NAME, GraphRecord
 from llmc.debug.report.contents import read_contents
@@ -51,7 +51,6 @@ from llmc.graph.weights import WeightSource, evaluate
 from llmc.options import BuildOptions, parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, default, essential
-from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import Layout, WeightSlot
@@ -249,18 +248,11 @@ def run_passes(
     captured: Captured, passes: Sequence[Pass], options: BuildOptions, writer: EngineWriter, stages: Stages
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
-    kept = GraphRecord(captured.graph)
-    watchers: list[Observer] = [kept, *dump_observers(captured.graph)]
+    kept, covered = GraphRecord(captured.graph), CoverageObserver({p.name for p in built_in()}, options)
+    watchers: list[Observer] = [lambda record, graph: stages.advance(1), kept, covered]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
-    covered = CoverageObserver({p.name for p in built_in()}, options)
-    watchers.append(covered)
-
-    def observe(record: PassRecord, graph: ModelGraph) -> None:
-        stages.advance(1)
-        for watcher in watchers:
-            watcher(record, graph)
-
+    observe = dumped(captured.graph, *watchers)
     data = ModelData(captured.source, captured.tokenizer, stages.count)
     result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
     if result.graph.stage not in (Stage.SERVING, Stage.OPTIMIZED):

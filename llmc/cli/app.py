@@ -11,6 +11,7 @@ from typing import NoReturn
 import typer
 from rich.console import Console
 
+from llmc.cli.option_group import expand_groups
 from llmc.errors import LlmcError
 
 USER_ERROR = 2
@@ -36,7 +37,7 @@ def command_line(verb: str | None = None) -> typer.Typer:
     app.callback()(_no_options_of_its_own)
     verbs = (*BUILDING, *DEBUGGING)
     for name in (verb,) if verb in verbs else verbs:
-        app.command(name)(getattr(importlib.import_module(f"llmc.cli.{name}"), name))
+        app.command(name)(expand_groups(getattr(importlib.import_module(f"llmc.cli.{name}"), name)))
     if verb not in verbs:
         app.add_typer(importlib.import_module("llmc.cli.bench").bench)
     return app

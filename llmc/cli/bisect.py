@@ -13,31 +13,22 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
 from llmc.cli.bisect_session import Asked, Session, open_session
-from llmc.cli.quantization import (
-    Calibration,
-    CalibrationLength,
-    CalibrationSequences,
-    KvCache,
-    Quantize,
-    quantization_options,
-)
-from llmc.debug.sample_tokens import Sample
+from llmc.cli.doing import doing
+from llmc.cli.model_options import ModelOptions
+from llmc.cli.sample_options import SampleOptions
 from llmc.errors import LlmcError, OptionError
-from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.bisect import Culprit, Outline, Probe
     from llmc.debug.reproduction import Reproduction
 
-_DEFAULTS = BuildOptions()
-
 
 def bisect(
     model: Annotated[Path, typer.Argument(help="model directory")],
+    *,
     check: Annotated[
         str | None,
         typer.Option(help="shell command that exits with 0 for a good cut: {engine} {graph} {logits} {number}"),
@@ -57,22 +48,8 @@ def bisect(
         Path | None, typer.Option("--output", "-o", help="where the reproduction goes; default MODEL-bisect")
     ] = None,
     target: Annotated[str, typer.Option(help="of engines that are built for the check")] = "cpu",
-    text: Annotated[Path | None, typer.Option(help="text file to run on; default: a paragraph of prose")] = None,
-    tokens: Annotated[str | None, typer.Option(help="token ids to run on: 1,2,3")] = None,
-    length: Annotated[int, typer.Option(help="how many tokens", min=2)] = 32,
-    seed: Annotated[int, typer.Option(help="of random ids, where there is no tokenizer")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = "auto",
-    quantize: Quantize = None,
-    kv_cache: KvCache = _DEFAULTS.kv_cache,
-    calibration: Calibration = None,
-    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
-    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
-    disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
-    allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
-    passes_from: Annotated[
-        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
-    ] = None,
+    sample: SampleOptions,
+    options: ModelOptions,
     json: Annotated[bool, typer.Option("--json", help="the finding as JSON")] = False,
 ) -> None:
     """Cut the pipeline in ever smaller steps until one rewrite is left that makes the check fail.
@@ -80,42 +57,15 @@ def bisect(
     Checks: --check COMMAND; --slower-than RATIO; otherwise logits, against those of --against or of the captured
     graph. A pass that crashes fails every check.
     """
-    options = parse_options(
-        {
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
-            "disable_passes": tuple(disable_pass or ()),
-            "allow_fallback": tuple(allow_fallback or ()),
-        }
-    )
     asked = Asked(check, against, tolerance, slower_than)
     asked.validate()
     directory = output or Path(f"{model.name}-bisect")
     if at is None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise OptionError("the directory is not empty", at=directory, fix="name another with --output, or remove it")
     console = Console(highlight=False, emoji=False, stderr=json)
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bars, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
-        task = bars.add_task("capture", total=None)
-        session = open_session(
-            model,
-            options,
-            passes_from,
-            Sample(text, tokens, length, seed),
-            asked,
-            target,
-            good,
-            Path(scratch),
-            lambda doing: bars.update(task, description=doing),
-        )
-        bars.update(task, description="run the check")
+    with doing("capture") as tell, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
+        session = open_session(model, options, sample, asked, target, good, Path(scratch), tell)
+        tell("run the check")
         shown = partial(_show_probe, console, session.whole)
         if at is not None:
             _check_at(session, at, shown)
@@ -123,7 +73,7 @@ def bisect(
         from llmc.debug.bisect import bisect as search
 
         culprit = search(session.whole, session.check, good=good, uncut=session.uncut, progress=shown)
-        bars.update(task, description="write the reproduction")
+        tell("write the reproduction")
         command = _command_line(culprit.bad)
         culprit, found = _reproduce(session, culprit, directory, command)
     _report(console, culprit, found)

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.cli.build import added_passes
+from llmc.cli.model_options import ModelOptions
 from llmc.cli.verify import TOLERANCE
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
@@ -72,8 +72,7 @@ class Session:
 
 def open_session(
     model: Path,
-    options: BuildOptions,
-    passes_from: list[str] | None,
+    chosen: ModelOptions,
     sample: Sample,
     asked: Asked,
     target: str,
@@ -85,13 +84,13 @@ def open_session(
     from llmc.debug.memo_run import MemoRun, default_chunks
     from llmc.engine_format.manifest import MANIFEST_NAME
     from llmc.graph.capture import capture
-    from llmc.passes.pipeline import default, essential
+    from llmc.passes.pipeline import essential
 
     if (model / MANIFEST_NAME).exists():
         raise OptionError(
             "an engine's passes cannot be run again", at=model, fix="name the model directory that it was built from"
         )
-    passes = added_passes(passes_from) or default()
+    options, passes = chosen.parse(), chosen.passes()
     captured = capture(model, options)
     pipeline = Pipeline(captured, passes, options, progress)
     info = captured.graph.info

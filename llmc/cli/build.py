@@ -14,16 +14,8 @@ from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
-from llmc.cli.quantization import (
-    Calibration,
-    CalibrationLength,
-    CalibrationSequences,
-    KvCache,
-    Quantize,
-    mean_bits,
-    quantization_options,
-    quantization_table,
-)
+from llmc.cli.model_options import ModelOptions
+from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.options import BuildOptions
 from llmc.runtime.threads import thread_count
@@ -31,7 +23,6 @@ from llmc.targets import CpuTarget, GpuTarget, missing_features
 
 if TYPE_CHECKING:
     from llmc.build_report import BuildReport
-    from llmc.passes.rewrite import Pass
 
 _DEFAULTS = BuildOptions()
 
@@ -40,13 +31,8 @@ def build(
     model: Annotated[Path, typer.Argument(help="Hugging Face directory: config.json and safetensors")],
     output: Annotated[Path, typer.Option("--output", "-o", help="engine directory to write")],
     target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU")] = "cpu",
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype,
-    kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype,
-    quantize: Quantize = None,
-    kv_cache: KvCache = _DEFAULTS.kv_cache,
-    calibration: Calibration = None,
-    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
-    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
+    *,
+    chosen: ModelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
     max_sequences: Annotated[
@@ -54,9 +40,7 @@ def build(
     ] = None,
     max_logit_rows: Annotated[int, typer.Option(help="rows of logits a step")] = _DEFAULTS.max_logit_rows,
     block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size,
-    disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
-    allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
     finish_cut: Annotated[
         bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
     ] = False,
@@ -64,25 +48,18 @@ def build(
         bool, typer.Option("--check-passes", help="run the graph before and after each pass")
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False,
-    passes_from: Annotated[
-        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
-    ] = None,
 ) -> None:
     """Compile a model into an engine directory that runs without the model's source."""
     with _collector_paused():
         from llmc.compiler import build as build_engine
 
         options: dict[str, Any] = {
-            "dtype": dtype,
-            "kv_dtype": kv_dtype,
-            **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
+            **chosen.values(),
             "max_model_len": max_model_len,
             "max_batch_tokens": max_batch_tokens,
             "max_logit_rows": max_logit_rows,
             "block_size": block_size,
-            "disable_passes": tuple(disable_pass or ()),
             "stop_after": stop_after,
-            "allow_fallback": tuple(allow_fallback or ()),
             "finish_cut": finish_cut,
             "check_passes": check_passes,
             "strict": strict,
@@ -90,25 +67,15 @@ def build(
         # Only what was asked for has to fit a GPU's memory.
         if max_sequences is not None:
             options["max_sequences"] = max_sequences
-        more = added_passes(passes_from)
+        added = chosen.added_passes()
         with StageBars() as shown:
-            report = build_engine(model, output, target=target, passes=more, progress=shown, **options)
+            report = build_engine(model, output, target=target, passes=added, progress=shown, **options)
     console = Console()
     console.print(passes_table(report))
     console.print(kernels_table(report))
     if report.quantized:
         console.print(quantization_table(report.quantized))
     console.print(summary_table(report))
-
-
-def added_passes(references: list[str] | None) -> tuple[Pass, ...] | None:
-    """The default passes with those that --passes-from names; None if it names none."""
-    if not references:
-        return None
-    from llmc.passes.custom import load_passes
-    from llmc.passes.pipeline import extended
-
-    return extended(*(each for reference in references for each in load_passes(reference)))
 
 
 @contextmanager

@@ -11,29 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
 
-from llmc.cli.build import added_passes
-from llmc.cli.quantization import (
-    Calibration,
-    CalibrationLength,
-    CalibrationSequences,
-    KvCache,
-    Quantize,
-    quantization_options,
-)
+from llmc.cli.doing import doing
+from llmc.cli.model_options import ModelOptions
+from llmc.cli.sample_options import SampleOptions
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
-from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.difference import Difference
     from llmc.debug.engine_diff import EngineDifference
     from llmc.debug.pass_diff import ModelDifference, PassDifference, RewriteDifference
 
-_DEFAULTS = BuildOptions()
 OVER_BUDGET = 1
 
 
@@ -42,46 +33,25 @@ def diff(
     other: Annotated[Path | None, typer.Argument(help="the other engine")] = None,
     passes: Annotated[str | None, typer.Option(help="which passes: A..B, A.., ..B or A; default: all")] = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="every rewrite that changed a bit, with its nodes")] = False,
-    text: Annotated[Path | None, typer.Option(help="text file to run on; default: a paragraph of prose")] = None,
-    tokens: Annotated[str | None, typer.Option(help="token ids to run on: 1,2,3")] = None,
-    length: Annotated[int, typer.Option(help="how many tokens", min=2)] = 32,
-    seed: Annotated[int, typer.Option(help="of random ids, where there is no tokenizer")] = 0,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-    kv_dtype: Annotated[str, typer.Option(help="of the KV cache: the same names")] = "auto",
-    quantize: Quantize = None,
-    kv_cache: KvCache = _DEFAULTS.kv_cache,
-    calibration: Calibration = None,
-    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
-    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
-    disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
-    allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
-    passes_from: Annotated[
-        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
-    ] = None,
+    *,
+    sample: SampleOptions,
+    options: ModelOptions,
     json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
 ) -> None:
     """Run the graph before and after each pass on the same tokens; or compare two engines.
 
     Exits with 1 if a pass changed the logits by more than its numerics class allows.
     """
-    options = {
-        "dtype": dtype,
-        "kv_dtype": kv_dtype,
-        **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
-        "disable_passes": tuple(disable_pass or ()),
-        "allow_fallback": tuple(allow_fallback or ()),
-    }
     if other is not None:
-        chosen = parse_options(options) != _DEFAULTS
-        if passes is not None or nodes or passes_from or chosen:
+        if passes is not None or nodes or options.chosen:
             raise OptionError(
                 "the passes of two engines have run already",
                 at=str(other),
                 fix="leave out --passes, --nodes and what a build takes",
             )
-        _diff_engines(model, other, Sample(text, tokens, length, seed), json)
+        _diff_engines(model, other, sample, json)
         return
-    found = _diff_model(model, options, passes, nodes, passes_from, Sample(text, tokens, length, seed))
+    found = _diff_model(model, options, passes, nodes, sample)
     if json:
         print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
     else:
@@ -92,14 +62,7 @@ def diff(
         raise typer.Exit(OVER_BUDGET)
 
 
-def _diff_model(
-    model: Path,
-    options: dict[str, Any],
-    passes: str | None,
-    nodes: bool,
-    passes_from: list[str] | None,
-    sample: Sample,
-) -> ModelDifference:
+def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: bool, sample: Sample) -> ModelDifference:
     from llmc.engine_format.manifest import MANIFEST_NAME
 
     if (model / MANIFEST_NAME).exists():
@@ -108,21 +71,12 @@ def _diff_model(
             at=model,
             fix="name a second engine, or the model directory to see what each pass does",
         )
-    parsed = parse_options(options)
-    bars = Progress(
-        SpinnerColumn(),
-        TextColumn("{task.description}"),
-        TimeElapsedColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    )
-    with bars:
-        task = bars.add_task("capture", total=None)
+    parsed = options.parse()
+    with doing("capture") as tell:
         from llmc.debug.pass_diff import diff_passes, pass_range
         from llmc.graph.capture import capture
-        from llmc.passes.pipeline import default
 
-        pipeline = added_passes(passes_from) or default()
+        pipeline = options.passes()
         first, last = parse_range(passes)
         pass_range(pipeline, first, last)  # A mistake in it is told before the model is read.
         captured = capture(model, parsed)
@@ -136,7 +90,7 @@ def _diff_model(
             first=first,
             last=last,
             by_rewrite=nodes,
-            progress=lambda name: bars.update(task, description=f"run {name}"),
+            progress=lambda name: tell(f"run {name}"),
         )
 
 

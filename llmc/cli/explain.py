@@ -11,23 +11,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from llmc.cli.build import added_passes
-from llmc.cli.quantization import (
-    Calibration,
-    CalibrationLength,
-    CalibrationSequences,
-    KvCache,
-    Quantize,
-    quantization_options,
-)
-from llmc.options import BuildOptions, parse_options
+from llmc.cli.model_options import ModelOptions
 
 if TYPE_CHECKING:
     from llmc.debug.coverage import Coverage
     from llmc.debug.explain import Explanation, NodeHistory
     from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
 
-_DEFAULTS = BuildOptions()
 # More rewrites than this at one source line are shown as a count; --pass shows each.
 _SHOWN_NODES = 6
 
@@ -36,17 +26,8 @@ def explain(
     model: Annotated[Path, typer.Argument(help="model directory, or an engine")],
     only_pass: Annotated[str | None, typer.Option("--pass", help="every rewrite and refusal of one pass")] = None,
     node: Annotated[str | None, typer.Option(help="what happened to one node")] = None,
-    dtype: Annotated[str, typer.Option(help="auto, float32, bfloat16 or float16")] = "auto",
-    quantize: Quantize = None,
-    kv_cache: KvCache = _DEFAULTS.kv_cache,
-    calibration: Calibration = None,
-    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
-    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
-    disable_pass: Annotated[list[str] | None, typer.Option(help="skip a pass by name (repeatable)")] = None,
-    allow_fallback: Annotated[list[str] | None, typer.Option(help="a contract that may be missed (repeatable)")] = None,
-    passes_from: Annotated[
-        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
-    ] = None,
+    *,
+    options: ModelOptions,
     strict: Annotated[bool, typer.Option("--strict", help="exit with 2 if anything is not covered")] = False,
     json: Annotated[bool, typer.Option("--json", help="everything as JSON")] = False,
 ) -> None:
@@ -54,13 +35,7 @@ def explain(
     from llmc.debug.coverage import check_complete
     from llmc.debug.explain import history
 
-    options: dict[str, object] = {
-        "dtype": dtype,
-        **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
-        "disable_passes": tuple(disable_pass or ()),
-        "allow_fallback": tuple(allow_fallback or ()),
-    }
-    explanation = _explanation(model, options, passes_from or [])
+    explanation = _explanation(model, options)
     printer = Printer(Console(highlight=False, soft_wrap=True, emoji=False))
     if json:
         print(json_text.dumps(explanation.to_json(), indent=1, ensure_ascii=False))
@@ -76,28 +51,19 @@ def explain(
         check_complete(explanation.coverage)
 
 
-def _explanation(model: Path, options: dict[str, object], passes_from: list[str]) -> Explanation:
+def _explanation(model: Path, options: ModelOptions) -> Explanation:
     from llmc.engine_format.manifest import MANIFEST_NAME
-    from llmc.errors import OptionError
 
-    parsed = parse_options(options)
-    given = [name for name in options if getattr(parsed, name) != getattr(_DEFAULTS, name)]
     if (model / MANIFEST_NAME).exists():
         from llmc.debug.explain import explain_engine
 
-        if given or passes_from:
-            raise OptionError(
-                "an engine's passes have run already: they cannot be chosen",
-                at=", ".join(given) or "--passes-from",
-                fix="name the model directory, or leave the options out",
-            )
+        options.refuse_for_engine()
         return explain_engine(model)
     with Console(stderr=True).status("capturing and rewriting") as status:
         from llmc.debug.explain import explain_model
         from llmc.graph.capture import capture
-        from llmc.passes.pipeline import default
 
-        passes = added_passes(passes_from) or default()
+        parsed, passes = options.parse(), options.passes()
         return explain_model(capture(model, parsed), passes, parsed, status.update)
 
 

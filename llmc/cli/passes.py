@@ -10,67 +10,45 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from llmc.cli.build import added_passes
-from llmc.cli.quantization import (
-    Calibration,
-    CalibrationLength,
-    CalibrationSequences,
-    KvCache,
-    Quantize,
-    quantization_options,
-)
-from llmc.options import BuildOptions, parse_options
+from llmc.cli.model_options import ModelOptions
+from llmc.options import parse_options
 
 if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass
 
-_DEFAULTS = BuildOptions()
-
 
 def passes(
     model: Annotated[Path | None, typer.Argument(help="model directory to run the pipeline on")] = None,
+    *,
+    chosen: ModelOptions,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     graph: Annotated[bool, typer.Option("--graph", help="print the graph that comes out")] = False,
     rewrites: Annotated[bool, typer.Option("--rewrites", help="list every rewrite with its number")] = False,
-    quantize: Quantize = None,
-    kv_cache: KvCache = _DEFAULTS.kv_cache,
-    calibration: Calibration = None,
-    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
-    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
     refusals: Annotated[bool, typer.Option("--refusals", help="list every near-miss with its reason")] = False,
-    passes_from: Annotated[
-        list[str] | None, typer.Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
-    ] = None,
     markdown: Annotated[bool, typer.Option("--markdown", help="docs/passes.md: what each pass says of itself")] = False,
 ) -> None:
     """List the passes in order; with a model, what each rewrote and refused."""
-    from llmc.passes.pipeline import default
-
     console = Console()
     if markdown:
         from llmc.passes.catalog import passes_page
 
         print(passes_page(), end="")
         return
-    pipeline = added_passes(passes_from) or default()
+    pipeline = chosen.passes()
     if model is None:
         console.print(pass_list(pipeline))
         return
+    from llmc.debug.dump import dumped
     from llmc.graph.capture import capture
     from llmc.graph.render import render
     from llmc.passes.model_data import ModelData
     from llmc.passes.runner import run_pipeline
 
-    options = parse_options(
-        {
-            "stop_after": stop_after,
-            **quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length),
-        }
-    )
+    options = parse_options({**chosen.values(), "stop_after": stop_after})
     with Console(stderr=True).status("capturing and rewriting"):
         captured = capture(model, options)
         data = ModelData(captured.source, captured.tokenizer)
-        result = run_pipeline(captured.graph, pipeline, options, data=data)
+        result = run_pipeline(captured.graph, pipeline, options, dumped(captured.graph), data)
     if graph:
         print(render(result.graph), end="")
         return

@@ -32,7 +32,8 @@ def profile(
     json_file: Annotated[Path | None, typer.Option("--json", help="write it for `llmc report --profile`")] = None,
 ) -> None:
     """Time each kernel of a real prefill and a real decode step, and compare with the cost model."""
-    from llmc.debug.profile import Workload, chrome_trace, profile_engine
+    from llmc.debug.chrome_trace import chrome_trace
+    from llmc.debug.profiler import Workload, profile_engine
     from llmc.engine_format import read_engine
     from llmc.typed_json import to_json
 
@@ -128,6 +129,7 @@ def machine_line(step: StepProfile) -> str:
 
 
 def _kind_line(name: str, kind: KindRates) -> str:
-    unpack = "" if kind.unpack is None else f", {kind.unpack / 1e9:.1f} G elements/s unpacked"
+    few = f", {kind.reach[0].share:.0%} of that with {kind.reach[0].rows} rows" if kind.reach else ""
     serial = "" if kind.serial == 0 else f", {kind.serial:.0%} of the shorter not hidden"
-    return f"{name} {kind.multiply / 1e9:.0f} GFLOP/s{unpack}{serial}"
+    apart = "" if kind.bandwidth is None else f", {in_bytes(kind.bandwidth)}/s"
+    return f"{name} {kind.multiply / 1e9:.0f} GFLOP/s{few}{serial}{apart}"

@@ -1,38 +1,14 @@
-"""Quantization on the command line: the options that several verbs share, and the table of what was done."""
+"""The table of what quantization did to an engine's weights."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING
 
-import typer
 from rich.table import Table
 
 if TYPE_CHECKING:
     from llmc.quantized_weight import QuantizedWeight
-
-Quantize = Annotated[
-    list[str] | None,
-    typer.Option(help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)"),
-]
-KvCache = Annotated[str, typer.Option(help="auto, or codes: int8, int4, fp8")]
-Calibration = Annotated[Path | None, typer.Option(help="text or token file for methods that look at data")]
-CalibrationSequences = Annotated[int, typer.Option(help="sequences taken from it")]
-CalibrationLength = Annotated[int, typer.Option(help="tokens of each")]
-
-
-def quantization_options(
-    quantize: list[str] | None, kv_cache: str, calibration: Path | None, sequences: int, length: int
-) -> dict[str, Any]:
-    """What was given on the command line, by the names of BuildOptions."""
-    return {
-        "quantize": ",".join(quantize or ()),
-        "kv_cache": kv_cache,
-        "calibration": None if calibration is None else str(calibration),
-        "calibration_sequences": sequences,
-        "calibration_length": length,
-    }
 
 
 def quantization_table(weights: Sequence[QuantizedWeight]) -> Table:

@@ -9,21 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
-from llmc.cli.quantization import (
-    Calibration,
-    CalibrationLength,
-    CalibrationSequences,
-    KvCache,
-    Quantize,
-    quantization_options,
-)
+from llmc.cli.model_options import ModelOptions
 from llmc.errors import OptionError
-from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
     from llmc.debug.viz.stage_graph import StageGraph
 
-_DEFAULTS = BuildOptions()
 FORMATS = ("svg", "dot", "mermaid", "onnx", "json")
 
 
@@ -35,12 +26,8 @@ def viz(
     every_layer: Annotated[
         bool, typer.Option("--every-layer", help="in pictures, draw identical layers one by one")
     ] = False,
-    dtype: Annotated[str, typer.Option(help="of a model: auto, float32, bfloat16 or float16")] = "auto",
-    quantize: Quantize = None,
-    kv_cache: KvCache = _DEFAULTS.kv_cache,
-    calibration: Calibration = None,
-    calibration_sequences: CalibrationSequences = _DEFAULTS.calibration_sequences,
-    calibration_length: CalibrationLength = _DEFAULTS.calibration_length,
+    *,
+    options: ModelOptions,
 ) -> None:
     """Write the graph of one stage. Pictures leave weights out and show identical layers once."""
     if form not in FORMATS:
@@ -48,11 +35,12 @@ def viz(
     if form == "onnx" and output is None:
         raise OptionError("an ONNX model is not text", at="--format=onnx", fix="name a file: -o graph.onnx")
     from llmc.debug.viz.stage_graph import stage_graph
+    from llmc.engine_format.manifest import MANIFEST_NAME
 
-    quantization = quantization_options(quantize, kv_cache, calibration, calibration_sequences, calibration_length)
-    options = parse_options({"dtype": dtype, **quantization})
+    if (source / MANIFEST_NAME).exists():
+        options.refuse_for_engine()
     with Console(stderr=True).status("reading the graph"):
-        content = rendered(stage_graph(source, stage, options), form, every_layer)
+        content = rendered(stage_graph(source, stage, options.parse(), options.added_passes()), form, every_layer)
     if output is None:
         sys.stdout.write(content.decode())
         return

@@ -47,7 +47,13 @@ class GraphDump:
             raise storage_error(error, file) from None
 
 
-def dump_observers(captured: ModelGraph) -> tuple[Observer, ...]:
-    """The dump that LLMC_DUMP asks for, if it does."""
+def dumped(captured: ModelGraph, *observers: Observer) -> Observer:
+    """One observer that tells all of these, and that dumps if LLMC_DUMP asks for it."""
     directory = settings().dump
-    return () if directory is None else (GraphDump(directory, captured),)
+    dumps: tuple[Observer, ...] = () if directory is None else (GraphDump(directory, captured),)
+
+    def observe(record: PassRecord, graph: ModelGraph) -> None:
+        for each in (*observers, *dumps):
+            each(record, graph)
+
+    return observe

@@ -9,17 +9,16 @@ from pathlib import Path
 from typing import Any
 
 from llmc.debug.coverage import Coverage, CoverageObserver
-from llmc.debug.dump import dump_observers
+from llmc.debug.dump import dumped
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, LlmcError, OptionError
 from llmc.graph.capture import Captured
-from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, essential
 from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
 from llmc.passes.rewrite import Pass
-from llmc.passes.runner import Observer, run_pipeline
+from llmc.passes.runner import run_pipeline
 from llmc.typed_json import REBUILD, from_json, to_json
 
 PASSES_NAME = "report/passes.json"
@@ -81,14 +80,9 @@ def explain_model(
     """
     records: list[PassRecord] = []
     observer = CoverageObserver({p.name for p in built_in()}, options)
-    watchers: list[Observer] = [observer, *dump_observers(captured.graph)]
     data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
 
-    def observe(record: PassRecord, after: ModelGraph) -> None:
-        records.append(record)
-        for watcher in watchers:
-            watcher(record, after)
-
+    observe = dumped(captured.graph, lambda record, after: records.append(record), observer)
     error: LlmcError | None = None
     try:
         run_pipeline(captured.graph, passes, options, observe, data, essential=essential())

@@ -7,9 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory, Manifest
 from llmc.errors import EngineFormatError
-from llmc.typed_json import from_json, to_json
+from llmc.typed_json import to_json
 
 PERPLEXITY_VERSION = 1
 
@@ -66,15 +67,7 @@ def perplexity_json(measured: MeasuredPerplexity) -> str:
 def read_perplexity(path: Path, directory: EngineDirectory) -> MeasuredPerplexity:
     """Raises EngineFormatError for a file that cannot be read, or that is of another engine."""
     fix = f"measure it again: llmc verify {directory.path} --against MODEL --perplexity TEXT --json FILE"
-    try:
-        content: Any = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineFormatError(f"the perplexity cannot be read: {error.strerror}", at=path, fix=fix) from None
-    except ValueError as error:
-        raise EngineFormatError(f"the perplexity is not JSON: {error}", at=path, fix=fix) from None
-    if not isinstance(content, dict) or content.get("version") != PERPLEXITY_VERSION:
-        raise EngineFormatError(f"this is no perplexity of version {PERPLEXITY_VERSION}", at=path, fix=fix)
-    measured = from_json(MeasuredPerplexity, content, str(path))
+    measured = read_measurement(MeasuredPerplexity, path, name="perplexity", version=PERPLEXITY_VERSION, fix=fix)
     manifest = directory.manifest
     wanted = (manifest.model.name, tuple(manifest.options["quantize"]), manifest.options["kv_cache"])
     if (measured.model, measured.quantize, measured.kv_cache) != wanted:

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from llmc.debug.check_passes import BUDGETS
 from llmc.debug.difference import Difference, budget, difference
-from llmc.debug.dump import dump_observers
+from llmc.debug.dump import dumped
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.errors import OptionError, PassError
 from llmc.graph.capture import Captured
@@ -21,7 +21,7 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import essential
 from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import Numerics, Pass
-from llmc.passes.runner import Observer, run_pipeline
+from llmc.passes.runner import run_pipeline
 
 
 @dataclass(frozen=True)
@@ -92,12 +92,7 @@ def diff_passes(
     tell = progress or (lambda name: None)
     watcher = _Watcher(runner, captured.graph, chosen, by_rewrite, tell)
     data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: tell(f"{what} {done}/{of}"))
-    observers: list[Observer] = [watcher.after_pass, *dump_observers(captured.graph)]
-
-    def observe(record: PassRecord, graph: ModelGraph) -> None:
-        for each in observers:
-            each(record, graph)
-
+    observe = dumped(captured.graph, watcher.after_pass)
     error: PassError | None = None
     try:
         run_pipeline(

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from tests.cli.command import assert_user_error, llmc
+import pytest
+
+from llmc.settings import settings
+from tests.cli.command import MODEL, assert_user_error, llmc
 from tests.runtime.tiny_engine import write_tiny_engine
 
 
@@ -38,3 +41,15 @@ def test_viz_writes_where_it_is_told(draft_engine: Path, tmp_path: Path) -> None
 def test_a_page_that_cannot_be_written(draft_engine: Path, tmp_path: Path) -> None:
     assert_user_error(llmc("report", draft_engine, "-o", tmp_path / "no" / "page.html"), "cannot write the page")
     assert_user_error(llmc("profile", draft_engine, "--prefill", "4096"), "prefill cannot be 4096")
+
+
+def test_verbs_that_run_passes_dump_the_graphs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for verb in (("passes", MODEL), ("viz", MODEL, "--format", "json"), ("explain", MODEL)):
+        directory = tmp_path / str(verb[0])
+        monkeypatch.setenv("LLMC_DUMP", str(directory))
+        settings.cache_clear()
+        assert llmc(*verb).code == 0
+        names = [file.name for file in sorted(directory.iterdir())]
+        assert names[0] == "00-captured.txt" and names[-1].endswith("-fuse_quantized.txt")
+    monkeypatch.undo()
+    settings.cache_clear()

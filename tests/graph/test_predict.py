@@ -5,32 +5,55 @@ from __future__ import annotations
 import pytest
 
 from llmc.graph.cost import StepShape
-from llmc.graph.predict import KindRates, LaunchCost, Rates, gpu_rates, launch_costs, predict_launch, predict_step
+from llmc.graph.predict import (
+    KindRates,
+    LaunchCost,
+    Rates,
+    Reach,
+    gpu_rates,
+    launch_costs,
+    predict_launch,
+    predict_step,
+)
 from llmc.program import Affine, Launch, Limits, Origin, Program, RowCount, RowRange
 from llmc.targets import GpuTarget, resolve_target
 
-KINDS = {"F32": KindRates(10.0), "BF16": KindRates(50.0, unpack=100.0, tile=4, pack=20.0, serial=0.25)}
+REACH = (Reach(1, 0.25), Reach(4, 0.8), Reach(8, 1.0))
+KINDS = {
+    "F32": KindRates(10.0),
+    "BF16": KindRates(50.0, REACH, pack=20.0, serial=0.25),
+    "lookup": KindRates(10.0, bandwidth=25.0),
+}
 RATES = Rates(bandwidth=100.0, kinds=KINDS, launch=0.5, measured=True)
 STEP = StepShape.decode(requests=2, context=8)
 Arguments = dict[str, str | int | float | bool | None]
 
 
 def test_longer_plus_a_part_of_the_shorter() -> None:
-    # 3 s of transfer; 2 s of products, of which 200 elements in one tile of two rows take another second to unpack
-    memory_bound = LaunchCost("100*T + 100", "25*T*T", "0", "BF16", is_shared=True)
-    assert predict_launch(memory_bound, STEP, RATES) == pytest.approx(0.5 + 3 + 0.25 * (2 + 0.25))
+    # 3 s of transfer; 10 flops at 50 · 0.4, since two rows take 4 + (5 - 4) / 3 as long as one at its best would
+    memory_bound = LaunchCost("100*T + 100", "5*T", "0", "BF16", is_shared=True)
+    two_rows = 10 / 50 * (4 + 1 / 3) / 2
+    assert predict_launch(memory_bound, STEP, RATES) == pytest.approx(0.5 + 3 + 0.25 * two_rows)
     compute_bound = LaunchCost("100", "C*10", "10*T", "BF16", is_shared=True)
-    assert predict_launch(compute_bound, STEP, RATES) == pytest.approx(0.5 + 1 + 3.2 + 0.4 + 0.25 * 1)
+    arithmetic = 160 / 50 * (4 + 1 / 3) / 2
+    assert predict_launch(compute_bound, STEP, RATES) == pytest.approx(0.5 + 1 + arithmetic + 0.25 * 1)
 
 
-def test_each_tile_of_rows_unpacks_anew() -> None:
-    cost = LaunchCost("0", "2*1000*T", "0", "BF16")
-    seconds = {
-        rows: predict_launch(cost, StepShape.decode(rows, 1), RATES) - 2 * 1000 * rows / 50 for rows in (2, 4, 5)
-    }
-    assert seconds == {2: pytest.approx(10.5), 4: pytest.approx(10.5), 5: pytest.approx(20.5)}
-    per_request = LaunchCost("0", "2*1000*T", "0", "BF16", rows="2*T", parts="R")
-    assert predict_launch(per_request, StepShape.decode(8, 1), RATES) == pytest.approx(0.5 + 320 + 8 * 1000 / 2 / 100)
+@pytest.mark.parametrize(("rows", "share"), [(0.5, 0.125), (1, 0.25), (2.5, 0.5555556), (4, 0.8), (8, 1.0), (99, 1.0)])
+def test_more_rows_reach_more(rows: float, share: float) -> None:
+    assert KINDS["BF16"].share(rows) == pytest.approx(share)
+    assert KINDS["F32"].share(rows) == 1.0
+
+
+def test_rows_are_those_of_one_part_and_depth_comes_in_whole_tiles() -> None:
+    cost = LaunchCost("0", "C*10", "0", "BF16", rows="2*T", parts="R", depth="C", depth_tile=8)
+    decode = StepShape.decode(requests=3, context=12)  # two rows a request, whose 12 keys take as long as 16
+    assert predict_launch(cost, decode, RATES) == pytest.approx(0.5 + 36 * 16 / 12 * 10 / 50 * (4 + 1 / 3) / 2)
+
+
+def test_what_does_not_lie_together_is_read_at_a_pace_of_its_own() -> None:
+    one = StepShape.decode(1, 1)
+    assert predict_launch(LaunchCost("100", "0", "0", "lookup"), one, RATES) == pytest.approx(4.0)
 
 
 def test_nothing_is_shared_for_a_single_token_but_products() -> None:
@@ -49,6 +72,7 @@ def test_a_step_is_the_launches_that_it_has() -> None:
         launch("llmc_quantized_lm_head_f32", {**product, **codes, "tokens": "L"}),
         launch("llmc_quantized_linear_f32", {**product, **codes, "x_format": "none", "has_zeros": False}),
         launch("llmc_paged_attention_bf16_int8", {"heads": 12, "kv_heads": 4}),
+        launch("llmc_embedding_panels_bf16", {"tokens": "T", "channels": 8}),
         launch("llmc_linear_bf16", product, RowRange(RowCount.TOKENS, 100, None)),
     )
     limits = Limits(16, 4, 4, 32, 8)
@@ -61,9 +85,10 @@ def test_a_step_is_the_launches_that_it_has() -> None:
         ("64*L", "int4:asym·int8", "L", "1"),
         ("64*T", "int4·F32", "T", "1"),
         ("0", "attention bf16·int8", "3*T", "R"),
+        ("0", "lookup", "T", "1"),
         ("64*T", "BF16", "T", "1"),
     ]
-    expected = sum(predict_launch(cost, STEP, RATES) for cost in costs[:6])
+    expected = sum(predict_launch(cost, STEP, RATES) for cost in costs[:7])
     assert predict_step(program, STEP, RATES) == pytest.approx(expected)
 
 

@@ -8,7 +8,6 @@ from typing import Any
 
 from llmc.cache_format import parse_cache_format
 from llmc.program import CacheSlot, Launch
-from llmc.targets import CpuTarget
 
 PANEL = 32  # LLMC_PANEL
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
@@ -77,6 +76,16 @@ class PagedAttention(ctypes.Structure):
     )
 
 
+class Embedding(ctypes.Structure):
+    """LlmcEmbedding."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("tokens", "channels")),
+        *((name, ctypes.c_void_p) for name in ("ids", "weight")),
+        ("y", Rows),
+    )
+
+
 @dataclass(frozen=True)
 class Product:
     """A kind of product. x: f32 or bf16, which plain weights are too. format: of a weight's codes, with its further
@@ -118,17 +127,6 @@ class Product:
         extra = _ITEM_BYTES[self.scale_type] + 2 * self.has_zeros
         return channels // group * (extra + group * _CODE_BITS[self.format] // 8)
 
-    def tile(self, target: CpuTarget) -> int:
-        """The most rows of x that its inner loop takes at a time: kTokens of panel_product.h, kCodeTokens of
-        code_products.h, kTileTokens of tile_registers.h."""
-        if target.has("amx_tile") and (self.x_format == "int8" if self.format is not None else self.x == "bf16"):
-            return 32
-        if self.format is not None:
-            return 8 if target.has("avx512f") else 4
-        if not target.has("avx512f"):
-            return 6 if target.has("avx2") else 4
-        return 12 if self.x == "bf16" and not target.has("avx512_bf16") else 14
-
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
         """The kernel's, of x [tokens, channels], weight [rows, channels] and y [tokens, rows] at these addresses."""
         common = ((x, channels), weight)
@@ -137,6 +135,35 @@ class Product:
         codes = (_FORMATS.index(self.format), _X_FORMATS.index(self.x_format), _SCALE_TYPES.index(self.scale_type))
         shape = (tokens, channels, rows, self.group or channels)
         return QuantizedLinear(*shape, *common, None, None, (None, 0), (y, rows), 0, 1.0, *codes, self.has_zeros)
+
+
+@dataclass(frozen=True)
+class Lookup:
+    """An embedding in the panels of a tied lm_head. function: the kernel."""
+
+    function: str
+    channels: int
+    itemsize: int
+
+    @staticmethod
+    def of(launch: Launch) -> Lookup:
+        """What a launch looks up."""
+        itemsize = _ITEM_BYTES[launch.kernel.rpartition("_")[2]]
+        return Lookup(launch.kernel, int(str(launch.arguments["channels"])), itemsize)
+
+    @property
+    def row_bytes(self) -> int:
+        """Read and written for one token."""
+        return 2 * self.channels * self.itemsize
+
+    @property
+    def panel_bytes(self) -> int:
+        """Of the rows that lie interleaved."""
+        return PANEL * self.channels * self.itemsize
+
+    def arguments(self, token: int, weight: int, y: int) -> ctypes.Structure:
+        """The kernel's, of one id at that address."""
+        return Embedding(1, self.channels, token, weight, (y, self.channels))
 
 
 @dataclass(frozen=True)

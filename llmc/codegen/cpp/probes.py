@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import random
+import statistics
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -12,13 +14,15 @@ from types import TracebackType
 from typing import Literal
 
 from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
-from llmc.codegen.cpp.probe_operands import Attention, Batch, Product
+from llmc.codegen.cpp.probe_operands import PANEL, Attention, Batch, Lookup, Product
 from llmc.errors import LlmcError
 from llmc.targets import CpuTarget
 
 Operands = Literal["f32", "bf16", "int8"]
 # Of the products that are measured: the most tokens and channels, which the threads' scratch memory is for.
 MAX_TOKENS, MAX_CHANNELS = 512, 2048
+_RUNS, _ENOUGH_SECONDS = 5, 0.01
+_LOOKUPS = 33
 
 
 def read_bandwidth(target: CpuTarget, threads: int, *, megabytes: int = 256, cache_dir: Path | None = None) -> float:
@@ -69,7 +73,7 @@ def open_probes(
 
 
 class Probes:
-    """What can be measured. Each takes the best of five runs: the others were disturbed."""
+    """What can be measured. Each takes the best of several runs: the others were disturbed."""
 
     def __init__(self, library: ctypes.CDLL, pool: int) -> None:
         self._library, self._pool = library, ctypes.c_void_p(pool)
@@ -110,6 +114,20 @@ class Probes:
         ):
             arguments = attention.arguments(batch, q.address, (caches.address, v_cache), y.address)
             return self._kernel_seconds(attention.function, arguments)
+
+    def lookup_seconds(self, lookup: Lookup, weight: Memory) -> float:
+        """Seconds to look up one token, whose panel is in no cache."""
+        panels = weight.nbytes // lookup.panel_bytes
+        token = ctypes.c_int32()
+        found = []
+        run = getattr(self._library, lookup.function)
+        run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), None
+        with Memory(lookup.row_bytes) as y:
+            arguments = lookup.arguments(ctypes.addressof(token), weight.address, y.address)
+            for panel in random.Random(0).sample(range(panels), min(panels, _LOOKUPS)):
+                token.value = panel * PANEL
+                found.append(_seconds(lambda: run(self._pool, ctypes.addressof(arguments))))
+        return statistics.median(found)
 
     def _kernel_seconds(self, function: str, arguments: ctypes.Structure) -> float:
         run = getattr(self._library, function)
@@ -156,7 +174,11 @@ def _declare(library: ctypes.CDLL) -> None:
 
 
 def _best(run: Callable[[], object]) -> float:
-    return min(_seconds(run) for _ in range(5))
+    """Of five runs, or of as many as a hundredth of a second has."""
+    found = [_seconds(run) for _ in range(_RUNS)]
+    while sum(found) < _ENOUGH_SECONDS:
+        found.append(_seconds(run))
+    return min(found)
 
 
 def _seconds(run: Callable[[], object]) -> float:

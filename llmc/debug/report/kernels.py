@@ -42,6 +42,8 @@ def kernels_data(contents: EngineContents) -> dict[str, Any]:
                 "kind": cost.kind,
                 "rows": cost.rows,
                 "parts": cost.parts,
+                "depth": cost.depth,
+                "depth_tile": cost.depth_tile,
                 "shared": cost.is_shared,
                 "nodes": launch.origin.nodes,
                 "rewrite": launch.origin.rewrite,

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from llmc.debug.graph_record import NODES_NAME, GraphRecord
 from llmc.debug.report.contents import read_graphs
@@ -15,6 +16,9 @@ from llmc.errors import EngineFormatError, OptionError
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
 from llmc.typed_json import REBUILD
+
+if TYPE_CHECKING:
+    from llmc.passes.rewrite import Pass
 
 STAGES = ("captured", "canonical", "serving", "optimized")
 
@@ -36,10 +40,11 @@ class StageGraph:
     origins: dict[str, NodeOrigin]
 
 
-def stage_graph(source: Path, stage: str, options: BuildOptions) -> StageGraph:
+def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequence[Pass] | None = None) -> StageGraph:
     """The graph as it is when the stage's last pass has run; of stage captured, as torch.export gives it.
 
-    source: a model directory, whose passes are run now, or an engine, whose report is read. Raises OptionError for a
+    source: a model directory, whose passes are run now, or an engine, whose report is read. passes: the default ones
+    unless given. Raises OptionError for a
     stage that the pipeline did not reach, and what capture, passes and read_engine raise.
     """
     if stage not in STAGES:
@@ -48,7 +53,7 @@ def stage_graph(source: Path, stage: str, options: BuildOptions) -> StageGraph:
         name = read_engine(source, check_weights=False, check_machine=False).manifest.model.name
         graphs, nodes = read_graphs(source), _read_nodes(source / NODES_NAME)
     else:
-        name, graphs, nodes = _run(source, options)
+        name, graphs, nodes = _run(source, options, passes)
     texts = [read_graph_text(text, source) for _, _, text in graphs]
     reached = [text for text in texts if text.stage == stage]
     if not reached:
@@ -66,7 +71,10 @@ def stage_graph(source: Path, stage: str, options: BuildOptions) -> StageGraph:
     return StageGraph(f"{name}, {stage}", reached[0] if stage == "captured" else reached[-1], origins)
 
 
-def _run(model: Path, options: BuildOptions) -> tuple[str, tuple[tuple[int, str, str], ...], dict[str, Any]]:
+def _run(
+    model: Path, options: BuildOptions, passes: Sequence[Pass] | None
+) -> tuple[str, tuple[tuple[int, str, str], ...], dict[str, Any]]:
+    from llmc.debug.dump import dumped
     from llmc.graph.capture import capture
     from llmc.passes.model_data import ModelData
     from llmc.passes.pipeline import default
@@ -75,7 +83,7 @@ def _run(model: Path, options: BuildOptions) -> tuple[str, tuple[tuple[int, str,
     captured = capture(model, options)
     record = GraphRecord(captured.graph)
     data = ModelData(captured.source, captured.tokenizer)
-    run_pipeline(captured.graph, default(), options, record, data)
+    run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)
     graphs = tuple((i, name, text) for i, (name, text) in enumerate(record.files.items()))
     nodes: dict[str, Any] = json.loads(record.nodes_text())
     return captured.graph.info.name, graphs, nodes

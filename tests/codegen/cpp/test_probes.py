@@ -9,11 +9,11 @@ import pytest
 
 from llmc.codegen.cpp.kernel_library import kernel_include_dir
 from llmc.codegen.cpp.measured_rates import measured_rates
-from llmc.codegen.cpp.probe_operands import Product
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.errors import LlmcError
+from llmc.graph.predict import ATTENTION_KEYS
 from llmc.program import Affine, CacheSlot, Launch, Limits, Origin, Program
-from llmc.targets import CPU_TARGETS, host_target
+from llmc.targets import host_target
 
 PRODUCT = {"in": 64, "out": 32, "tokens": "T"}
 CODES = {"format": "int4", "x_format": "none", "has_zeros": True, "group": 32, "scale_type": "bf16"}
@@ -44,9 +44,14 @@ def test_threads_that_cannot_be_had_are_an_error() -> None:
     ("launches", "cache", "kinds"),
     [
         (
-            {"llmc_linear_bf16": PRODUCT, "llmc_paged_attention_bf16_bf16": ATTENTION, "llmc_rms_norm_bf16": {}},
+            {
+                "llmc_linear_bf16": PRODUCT,
+                "llmc_paged_attention_bf16_bf16": ATTENTION,
+                "llmc_rms_norm_bf16": {},
+                "llmc_embedding_panels_bf16": {"tokens": "T", "channels": 64},
+            },
             CacheSlot(2, 32, 32, "BF16"),
-            {"F32", "BF16", "attention bf16·bf16"},
+            {"F32", "BF16", "attention bf16·bf16", "lookup"},
         ),
         (
             {
@@ -68,30 +73,15 @@ def test_rates_are_those_of_some_machine(
     assert set(rates.kinds) == kinds
     for name, kind in rates.kinds.items():
         assert 1e7 < kind.multiply < 1e13
-        assert kind.unpack is None or kind.unpack > 1e6
         assert kind.serial >= 0 and isfinite(kind.serial)
-        is_product = name != "F32" and not name.startswith("attention")
+        is_product = "F32" not in name and name != "lookup" and not name.startswith("attention")
         assert (kind.pack is not None) is is_product
+        assert bool(kind.reach) is (is_product or name.startswith("attention"))
+        assert all(0 < each.share <= 1 for each in kind.reach)
+        assert [each.rows for each in kind.reach] == sorted(each.rows for each in kind.reach)
+        assert (kind.bandwidth is not None) is (name == "lookup")
 
 
-def test_tiles_are_as_tall_as_the_kernels_say() -> None:
-    sources = {name: (kernel_include_dir() / name).read_text() for name in ("panel_product.h", "code_products.h")}
-    plain = re.findall(r"kTokens = (.*?)[,;]", sources["panel_product.h"])
-    assert plain == [
-        "kTileTokens",
-        "14",
-        "kLanes == 16 ? 12 : kLanes == 8 ? 6 : 4",
-        "kLanes == 16 ? 14 : kLanes == 8 ? 6 : 4",
-    ]
-    assert re.findall(r"kCodeTokens = (.*?);", sources["code_products.h"]) == ["kLanes == 16 ? 8 : 4"]
-    registers = (kernel_include_dir() / "tile_registers.h").read_text()
-    assert "kTileTokens = 2 * kTileRows" in registers and "kTileRows = 16" in registers
-    products = (Product("bf16"), Product("f32"), Product("bf16", "int4"), Product("bf16", "int4", x_format="int8"))
-    tiles = {t.name: [product.tile(t) for product in products] for t in CPU_TARGETS}
-    assert tiles == {
-        "cpu-x86-64-v4-amx": [32, 14, 8, 32],
-        "cpu-x86-64-v4-bf16": [14, 14, 8, 8],
-        "cpu-x86-64-v4": [12, 14, 8, 8],
-        "cpu-x86-64-v3": [6, 6, 4, 4],
-        "cpu-portable": [4, 4, 4, 4],
-    }
+def test_attention_takes_as_many_keys_at_a_time_as_the_kernels_say() -> None:
+    source = (kernel_include_dir() / "attention_products.h").read_text()
+    assert re.findall(r"kAttentionKeys = (\d+);", source) == [str(ATTENTION_KEYS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -12,15 +13,18 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from llmc.compiler import build
 from llmc.debug.measured_perplexity import MeasuredPerplexity
-from llmc.debug.profile import Profile, Workload, profile_engine
+from llmc.debug.profile import Profile
+from llmc.debug.profiler import Workload, profile_engine
 from llmc.debug.report.contents import read_contents
-from llmc.debug.report.page import report_page
+from llmc.debug.report.page import REPORT_NAME, report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
-from llmc.graph.predict import KindRates, Rates, launch_costs, predict_launch
+from llmc.graph.predict import KindRates, Rates, Reach, launch_costs, predict_launch
 from llmc.quantized_weight import QuantizedWeight
+from tests.tiny_models import tiny_checkpoint
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -29,8 +33,9 @@ CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shuti
 FLAGS = ("--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-background-networking", "--disable-sync")
 KINDS = {
     "F32": KindRates(300e9),
-    "BF16": KindRates(700e9, 40e9, 14, 3e9, 0.3),
-    "attention bf16·bf16": KindRates(200e9, 5e9, 64, None, 1.2),
+    "BF16": KindRates(700e9, (Reach(1, 0.1), Reach(16, 0.9), Reach(64, 1.0)), 3e9, 0.3),
+    "attention bf16·bf16": KindRates(200e9, (Reach(4, 0.4), Reach(64, 1.0)), None, 1.2),
+    "lookup": KindRates(300e9, bandwidth=2e9),
 }
 RATES = Rates(40e9, KINDS, 2e-7, measured=True)
 ASSETS = Path(__file__).parent.parent.parent.parent / "llmc/debug/report/assets"
@@ -223,3 +228,17 @@ def test_expressions_mean_in_the_page_what_they_mean_to_the_compiler(page: Page,
         assert in_page(text) == pytest.approx(evaluate_expression(text, values)), text
     for text in WRONG:
         assert in_page(text) is None, text
+
+
+@pytest.mark.slow
+def test_32_layers_open_in_two_seconds(browser: Browser, tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=32)
+    build(model, tmp_path / "deep.llmc")
+    content = (tmp_path / "deep.llmc" / REPORT_NAME).read_text(encoding="utf-8")
+    assert len(content.encode()) < 10e6
+    seconds = []
+    for _ in range(3):
+        start = time.perf_counter()
+        with opened(browser, content, tmp_path / "report.html"):
+            seconds.append(time.perf_counter() - start)
+    assert min(seconds) < 2, seconds

@@ -12,6 +12,7 @@ from torch import Tensor
 from llmc.errors import OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
+from llmc.graph.weights import WeightSource
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, quantization
@@ -55,16 +56,14 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
 class _Replaced:
     """A source with other weights under some names."""
 
-    def __init__(self, source: object, replaced: dict[str, Tensor]) -> None:
+    def __init__(self, source: WeightSource, replaced: dict[str, Tensor]) -> None:
         self._source, self._replaced = source, replaced
 
     def names(self) -> tuple[str, ...]:
-        names: tuple[str, ...] = self._source.names()  # type: ignore[attr-defined]
-        return names
+        return self._source.names()
 
     def load(self, name: str) -> Tensor:
-        loaded: Tensor = self._source.load(name)  # type: ignore[attr-defined]
-        return self._replaced.get(name, loaded)
+        return self._replaced.get(name, self._source.load(name))
 
 
 def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from llmc.errors import CheckpointError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.quantized_checkpoint import QuantizedSource
+from llmc.graph.weights import Constant
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, default
@@ -173,9 +174,9 @@ def test_reads_a_static_scale(tmp_path: Path) -> None:
     config, writer = _compressed("int-quantized", _weights(8, strategy="channel"), static)
     _written(tmp_path, config, writer())
     _, result = _optimized(tmp_path)
-    scales = [n for n in result.graph.weights if n.endswith("_scale")]
+    scales = [recipe for name, recipe in result.graph.weights.items() if name.endswith("_scale")]
     assert scales
-    assert all(float(result.graph.weights[n].value) == pytest.approx(0.05) for n in scales)  # type: ignore[union-attr]
+    assert all(isinstance(each, Constant) and float(each.value) == pytest.approx(0.05) for each in scales)
 
 
 def test_quantizes_what_the_checkpoint_left(tmp_path: Path) -> None:

@@ -12,15 +12,29 @@ export function runs(launch, values) {
 // A kind that nobody measured is taken to multiply as fast as any.
 export function kindRates(kind, rates = chosen.rates) {
   const fastest = Math.max(...Object.values(rates.kinds).map((each) => each.multiply));
-  return rates.kinds[kind] ?? { multiply: fastest, unpack: null, tile: 1, pack: null, serial: 0 };
+  return rates.kinds[kind] ?? { multiply: fastest, reach: [], pack: null, serial: 0, bandwidth: null };
+}
+
+// Of a kernel's best rate with so many rows: KindRates.share.
+function share(reach, rows) {
+  if (!reach.length) return 1;
+  const first = reach[0], last = reach.at(-1);
+  const next = reach.findIndex((each, i) => i > 0 && reach[i - 1].rows <= rows && rows <= each.rows);
+  if (next > 0) {
+    const few = reach[next - 1], many = reach[next], part = (rows - few.rows) / (many.rows - few.rows);
+    return rows / (((1 - part) * few.rows) / few.share + (part * many.rows) / many.share);
+  }
+  return rows > last.rows ? last.share : (first.share * rows) / first.rows;
 }
 
 // bytes, flops, seconds, and what the time goes to: memory, arithmetic or packing.
 export function launchCost(launch, values, rates = chosen.rates) {
   const bytes = expression(launch.bytes)(values), flops = expression(launch.flops)(values);
-  const kind = kindRates(launch.kind, rates), rows = expression(launch.rows)(values) / expression(launch.parts)(values);
-  const unpacking = kind.unpack === null || !(rows > 0) ? 0 : ((flops / 2) * Math.ceil(rows / kind.tile)) / rows / kind.unpack;
-  const transfer = bytes / rates.bandwidth, arithmetic = flops / kind.multiply + unpacking;
+  const kind = kindRates(launch.kind, rates), parts = expression(launch.parts)(values);
+  const rows = expression(launch.rows)(values) / parts, depth = expression(launch.depth)(values) / parts;
+  const wholeTiles = (Math.ceil(depth / launch.depth_tile) * launch.depth_tile) / depth;
+  const transfer = bytes / (kind.bandwidth ?? rates.bandwidth);
+  const arithmetic = flops > 0 ? (flops * wholeTiles) / (kind.multiply * share(kind.reach, rows)) : 0;
   const packing = kind.pack === null ? 0 : expression(launch.packed)(values) / kind.pack;
   const longer = Math.max(transfer, arithmetic), shorter = Math.min(transfer, arithmetic);
   const shared = launch.shared || values.T > 1 ? rates.launch : 0;

@@ -32,11 +32,13 @@ function drawing() {
   const x = scale([...points.map((p) => p.x), peak / bandwidth], LEFT, WIDTH - RIGHT);
   const y = scale([...points.map((p) => p.y), peak * 1.6], HEIGHT - BOTTOM, TOP);
   const lowest = Math.max(x.low, y.low / bandwidth), slope = lowest * ((peak / bandwidth / lowest) ** 0.2);
-  const lines = roofs.map(({ kind, rate }) => {
-    const knee = rate / bandwidth;
+  let free = HEIGHT;  // Labels of roofs that are close to each other are stacked.
+  const lines = roofs.sort((a, b) => a.rate - b.rate).map(({ kind, rate }) => {
+    const knee = rate / bandwidth, bottom = Math.min(y(rate) - 7, free);
+    free = bottom - 14;
     return [
       svg("path", { class: "roof", d: `M${x(lowest)} ${y(lowest * bandwidth)}L${x(knee)} ${y(rate)}H${WIDTH - RIGHT}` }),
-      svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: y(rate) - 7, "text-anchor": "end" }, `${kind} ${inRate(rate)}`),
+      svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: bottom, "text-anchor": "end" }, `${kind} ${inRate(rate)}`),
     ];
   });
   const angle = (Math.atan2(y(slope * bandwidth) - y(slope * 2 * bandwidth), x(slope * 2) - x(slope)) * 180) / Math.PI;

@@ -1,0 +1,87 @@
+"""What the verbs that run the pipeline take of a model and its passes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+from typer import Option
+
+from llmc.errors import OptionError
+from llmc.options import BuildOptions, parse_options
+
+if TYPE_CHECKING:
+    from llmc.passes.rewrite import Pass
+
+_DEFAULTS = BuildOptions()
+
+
+@dataclass(frozen=True)
+class ModelOptions:
+    """Build options that decide what the passes do, as they are given on the command line."""
+
+    dtype: Annotated[str, Option(help="auto, float32, bfloat16, or float16 on GPUs")] = _DEFAULTS.dtype
+    kv_dtype: Annotated[str, Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype
+    quantize: Annotated[
+        list[str] | None,
+        Option(help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)"),
+    ] = None
+    kv_cache: Annotated[str, Option(help="auto, or codes: int8, int4, fp8")] = _DEFAULTS.kv_cache
+    calibration: Annotated[Path | None, Option(help="text or token file for methods that look at data")] = None
+    calibration_sequences: Annotated[int, Option(help="sequences taken from it")] = _DEFAULTS.calibration_sequences
+    calibration_length: Annotated[int, Option(help="tokens of each")] = _DEFAULTS.calibration_length
+    disable_pass: Annotated[list[str] | None, Option(help="skip a pass by name (repeatable)")] = None
+    allow_fallback: Annotated[list[str] | None, Option(help="a contract that may be missed (repeatable)")] = None
+    passes_from: Annotated[
+        list[str] | None, Option(help="more passes: module:attribute or file.py:attribute (repeatable)")
+    ] = None
+
+    def values(self) -> dict[str, Any]:
+        """By the names of BuildOptions, as they were given."""
+        return {
+            "dtype": self.dtype,
+            "kv_dtype": self.kv_dtype,
+            "quantize": ",".join(self.quantize or ()),
+            "kv_cache": self.kv_cache,
+            "calibration": None if self.calibration is None else str(self.calibration),
+            "calibration_sequences": self.calibration_sequences,
+            "calibration_length": self.calibration_length,
+            "disable_passes": tuple(self.disable_pass or ()),
+            "allow_fallback": tuple(self.allow_fallback or ()),
+        }
+
+    def parse(self) -> BuildOptions:
+        """Raises OptionError."""
+        return parse_options(self.values())
+
+    def refuse_for_engine(self) -> None:
+        """Raise OptionError if anything was chosen."""
+        if self.chosen:
+            raise OptionError(
+                "an engine's passes have run already: they cannot be chosen",
+                at=", ".join(self.chosen),
+                fix="name the model directory, or leave the options out",
+            )
+
+    @property
+    def chosen(self) -> tuple[str, ...]:
+        """What is not as it is by default, as it is spelled on the command line."""
+        default = ModelOptions()
+        changed = (name for name in vars(default) if (getattr(self, name) or None) != getattr(default, name))
+        return tuple(f"--{name.replace('_', '-')}" for name in changed)
+
+    def added_passes(self) -> tuple[Pass, ...] | None:
+        """The default passes with those that --passes-from names; None if it names none."""
+        if not self.passes_from:
+            return None
+        from llmc.passes.custom import load_passes
+        from llmc.passes.pipeline import extended
+
+        return extended(*(each for reference in self.passes_from for each in load_passes(reference)))
+
+    def passes(self) -> tuple[Pass, ...]:
+        """All that run."""
+        from llmc.passes.pipeline import default
+
+        return self.added_passes() or default()

@@ -1,0 +1,44 @@
+"""Options that several verbs share: a parameter whose type is a dataclass stands for an option for each field."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Callable
+from dataclasses import fields, is_dataclass
+from inspect import Parameter, Signature
+from typing import Any, get_type_hints
+
+
+def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
+    """The verb as Typer wants it, with options alone. Fields are annotated, and have defaults, as options do."""
+    signature = inspect.signature(verb, eval_str=True)
+    groups = {name: each.annotation for name, each in signature.parameters.items() if _is_group(each.annotation)}
+    parameters = [
+        option
+        for name, each in signature.parameters.items()
+        for option in (_options(groups[name]) if name in groups else (each.replace(kind=Parameter.KEYWORD_ONLY),))
+    ]
+
+    @functools.wraps(verb)
+    def call(**given: Any) -> None:
+        for name, group in groups.items():
+            given[name] = group(**{field.name: given.pop(field.name) for field in fields(group)})
+        verb(**given)
+
+    described: Any = call
+    described.__signature__ = Signature(parameters)
+    described.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call
+
+
+def _is_group(annotation: Any) -> bool:
+    return is_dataclass(annotation)
+
+
+def _options(group: type[Any]) -> tuple[Parameter, ...]:
+    hints = get_type_hints(group, include_extras=True)
+    return tuple(
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        for each in fields(group)
+    )

@@ -1,0 +1,21 @@
+"""The tokens that a verb runs a model on, as options."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+from typer import Option
+
+from llmc.debug.sample_tokens import DEFAULT_LENGTH, Sample
+
+
+@dataclass(frozen=True)
+class SampleOptions(Sample):
+    """A sample as it is given on the command line."""
+
+    text: Annotated[Path | None, Option(help="text file to run on; default: a paragraph of prose")] = None
+    tokens: Annotated[str | None, Option(help="token ids to run on: 1,2,3")] = None
+    length: Annotated[int, Option(help="how many tokens", min=2)] = DEFAULT_LENGTH
+    seed: Annotated[int, Option(help="of random ids, where there is no tokenizer")] = 0
