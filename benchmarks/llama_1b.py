@@ -85,19 +85,25 @@ def main() -> None:
                 runs[PROBE] = lambda: weight_bytes / read_bandwidth(host_target(), arguments.threads)
             samples = alternate(runs, arguments.rounds)
             record["workloads"][workload.name] = {n: list(s.seconds) for n, s in samples.items()}
+            write(record, arguments.json)
             console.print(workload_table(workload, samples))
         decode = WORKLOADS[1]
         if decode.name in arguments.workloads and BUSY in arguments.workloads:
             with busy_core():
                 busy = alternate({c.name: partial(decode.run, c) for c in contestants}, arguments.rounds)
             record["workloads"][BUSY] = {n: list(s.seconds) for n, s in busy.items()}
+            write(record, arguments.json)
             idle = {n: Sample(tuple(s)) for n, s in record["workloads"][decode.name].items() if n != PROBE}
             console.print(busy_table(idle, busy))
     console.print(record["machine"])
     console.print(f"reproduce: {sys.executable} -m benchmarks.llama_1b {shlex.join(sys.argv[1:])}", highlight=False)
-    if arguments.json is not None:
-        arguments.json.parent.mkdir(parents=True, exist_ok=True)
-        arguments.json.write_text(json.dumps(record, indent=1) + "\n")
+
+
+def write(record: dict[str, Any], path: Path | None) -> None:
+    """What has been measured so far: a long run may be ended before its last workload."""
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(record, indent=1) + "\n")
 
 
 def parse_arguments() -> argparse.Namespace:

@@ -12,6 +12,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Protocol
 
@@ -62,11 +63,12 @@ class ContestantProcess:
 
     def __init__(self, name: str, python: str, module: str, arguments: list[str], environment: dict[str, str]) -> None:
         self.name = name
+        self._messages = TemporaryFile("w+", errors="replace")  # noqa: SIM115  (closed in __exit__)
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._messages,
             text=True,
             cwd=ROOT,
             env=environment,
@@ -83,6 +85,7 @@ class ContestantProcess:
         # Some peers start workers of their own, which would go on holding memory and cores.
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._messages.close()
 
     def prefill(self, tokens: int) -> float:
         return self._ask({"measure": "prefill", "tokens": tokens})
@@ -105,4 +108,6 @@ class ContestantProcess:
             if line.startswith("{"):
                 answer: dict[str, Any] = json.loads(line)
                 return answer
-        raise RuntimeError(f"{self.name} ended with exit code {self._process.wait()}")
+        code = self._process.wait()
+        self._messages.seek(0)
+        raise RuntimeError(f"{self.name} ended with exit code {code}:\n{''.join(self._messages.readlines()[-8:])}")
