@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 
+import llmc.targets
 from llmc.errors import TargetError
-from llmc.targets import GPU_TARGETS, GpuTarget, is_gpu_target, match_device, resolve_target
+from llmc.targets import GPU_TARGETS, GpuTarget, host_features, is_gpu_target, match_device, resolve_target
 
 
 def test_every_gpu_is_found_by_its_name() -> None:
@@ -54,3 +55,10 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
 def test_devices(name: str, capability: tuple[int, int], is_hip: bool, found: str | None) -> None:
     target = match_device(name, capability, is_hip=is_hip)
     assert (None if target is None else target.name) == found
+
+
+def test_amx_counts_only_where_the_system_saves_its_registers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(llmc.targets, "_has_tiles", lambda: True)
+    with_tiles = host_features()
+    monkeypatch.setattr(llmc.targets, "_has_tiles", lambda: False)
+    assert host_features() == {flag for flag in with_tiles if not flag.startswith("amx_")}
