@@ -73,7 +73,14 @@ def test_the_shipped_model_is_covered_in_full() -> None:
     check_complete(explanation.coverage)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "gpt_neox", "cohere", "phi3", "qwen3"])
+@pytest.mark.parametrize(
+    "family",
+    [
+        "gemma2",
+        "gpt2",
+        *(pytest.param(f, marks=pytest.mark.slow) for f in ("llama", "gpt_neox", "cohere", "phi3", "qwen3")),
+    ],
+)
 def test_families_is_covered_in_full(captured_family: FamilyCaptures, family: str) -> None:
     explanation = explain_model(captured_family(family).captured, default(), OPTIONS)
     assert [str(each) for each in explanation.coverage if each.left] == []

@@ -72,6 +72,7 @@ def test_a_missing_program_is_noticed(engine: EngineDirectory) -> None:
         path.write_text(text)
 
 
+@pytest.mark.slow
 def test_half_precision_checkpoints_are_kept_on_gpus_and_need_a_choice_on_cpus(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -31,7 +31,10 @@ PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain 
 MODELS = ["llama", "gpt_neox", "gemma2", "gpt2", "phi3", "cohere", "qwen3", "plain SDPA", "plain eager"]
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize(
+    "name",
+    [m if m in ("llama", "gemma2", "gpt2", "plain eager") else pytest.param(m, marks=pytest.mark.slow) for m in MODELS],
+)
 def test_at_some_rewrites(name: str) -> None:
     captured = capture(_one_layer(name), BuildOptions())
     total = _rewrites(captured)

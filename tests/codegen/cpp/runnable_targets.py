@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from llmc.targets import CPU_TARGETS, missing_features
 
-RUNNABLE = tuple(target for target in CPU_TARGETS if not missing_features(target))
-# The kernels of codes take a minute to compile for each target. Those of the targets in between have no code that these
-# do not have too, apart from the width of vectors.
-_QUICK = (RUNNABLE[0].name, "cpu-x86-64-v3", "cpu-portable")
-CODED = tuple(
-    pytest.param(target, marks=() if target.name in _QUICK else pytest.mark.slow, id=target.name) for target in RUNNABLE
-)
+_HERE = tuple(target for target in CPU_TARGETS if not missing_features(target))
+# Compiling takes half a minute for each target, and for the kernels of codes a minute. The targets between the first
+# and AVX2 have little that is their own: they wait for the slow tests.
+_PLAIN = (_HERE[0].name, "cpu-x86-64-v3", "cpu-portable")
+_CODED = (_HERE[0].name, "cpu-x86-64-v3")
+
+
+def _targets(quick: tuple[str, ...]) -> tuple[ParameterSet, ...]:
+    return tuple(
+        pytest.param(target, marks=() if target.name in quick else pytest.mark.slow, id=target.name) for target in _HERE
+    )
+
+
+RUNNABLE = _targets(_PLAIN)
+# For the kernels of codes.
+CODED = _targets(_CODED)
+QUICKLY_RUNNABLE = tuple(target for target in _HERE if target.name in _PLAIN)

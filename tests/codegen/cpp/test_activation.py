@@ -13,7 +13,7 @@ from llmc.targets import CpuTarget
 from tests.codegen.cpp.linear_calls import call_linear
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
-targets = pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+targets = pytest.mark.parametrize("target", RUNNABLE)
 
 
 def activate(target: CpuTarget, x: Tensor, activation: str) -> Tensor:

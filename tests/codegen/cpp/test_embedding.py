@@ -13,7 +13,7 @@ from tests.codegen.cpp.linear_calls import call_embedding
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize(("tokens", "entries", "channels"), [(1, 1, 1), (1, 33, 8), (131, 97, 61), (67, 64, 130)])
 def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, tokens: int, entries: int, channels: int) -> None:

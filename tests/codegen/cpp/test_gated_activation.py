@@ -11,7 +11,7 @@ from tests.codegen.cpp.row_abi import ACTIVATION_NUMBER, TOLERANCE, GatedActivat
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("activation", list(ACTIVATIONS))
 @pytest.mark.parametrize("shape", [(1, 1), (3, 37), (33, 300)])

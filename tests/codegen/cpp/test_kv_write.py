@@ -17,7 +17,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 SHAPES = [(1, 1, 1, 2, 1, 1, 8), (3, 6, 2, 20, 12, 5, 16), (50, 8, 8, 64, 64, 32, 16), (29, 9, 3, 96, 80, 48, 24)]
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("rotation", ["none", "halves", "interleaved"])

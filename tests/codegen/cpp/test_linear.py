@@ -14,7 +14,7 @@ from llmc.targets import CpuTarget
 from tests.codegen.cpp.linear_calls import call_linear, kernels, open_pool
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
-targets = pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+targets = pytest.mark.parametrize("target", RUNNABLE)
 dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 
 # tokens, in, out: ones, primes, the panel's and the tiles' edges, several blocks of k, several blocks of tokens.

@@ -17,7 +17,7 @@ SHAPES = [(1, 1), (3, 7), (5, 31), (2, 129), (4, 768), (67, 577)]
 EPS = 1e-5
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("affine", [True, False])
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
@@ -33,7 +33,7 @@ def test_equals_the_reference(
     torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 @pytest.mark.parametrize("shape", SHAPES)
@@ -52,7 +52,7 @@ def test_residual_is_added_and_rounded_first(
     torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_heads_inside_a_merged_row(target: CpuTarget, dtype: torch.dtype) -> None:
     generator = torch.Generator().manual_seed(1)
@@ -66,7 +66,7 @@ def test_heads_inside_a_merged_row(target: CpuTarget, dtype: torch.dtype) -> Non
     torch.testing.assert_close(y, rms_norm(x, weight, EPS), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("name", ["rms_norm", "layer_norm"])
 def test_a_row_does_not_depend_on_its_neighbours(target: CpuTarget, name: str) -> None:
     x, weight, _ = _inputs(131, 300, torch.float32, affine=True)

@@ -15,7 +15,7 @@ DTYPES = [torch.float32, torch.bfloat16]
 MIXED = [(1, 1), (37, 37), (150, 20), (64, 1), (90, 0), (129, 2), (65, 1)]
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize(("head_dim", "value_dim"), [(1, 1), (7, 5), (16, 33), (64, 64), (80, 80), (97, 128)])
@@ -26,7 +26,7 @@ def test_dtypes_and_dimensions(
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("heads", "kv_heads"), [(1, 1), (6, 6), (6, 2), (5, 1), (71, 1), (12, 4)])
 @pytest.mark.parametrize("block_size", [8, 24, 128])
@@ -37,7 +37,7 @@ def test_head_groups_and_block_sizes(
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 1, 13, 64, 1000])
 @pytest.mark.parametrize("softcap", [None, 2.0])
@@ -49,14 +49,14 @@ def test_window_softcap_and_sinks(
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("window", [None, 1500])
 def test_long_contexts_are_split_and_joined(target: CpuTarget, window: int | None) -> None:
     batch = paged_batch([(3000, 1), (2049, 3), (1024, 1), (70, 70)], window=window, sinks=True, dtype=torch.bfloat16)
     _assert_equals_reference(batch, target)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 def test_blocks_behind_the_window_are_not_read(target: CpuTarget) -> None:
     batch = paged_batch([(200, 3), (90, 1)], window=40)
     expected = batch.expected()
@@ -67,7 +67,7 @@ def test_blocks_behind_the_window_are_not_read(target: CpuTarget) -> None:
     torch.testing.assert_close(batch.run(target), expected, rtol=2e-6, atol=2e-6)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("window", [None, 100])
 def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
@@ -86,7 +86,7 @@ def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
             assert torch.equal(_in_chunks(batch, request, tokens, min(step, tokens), target), whole)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 def test_great_scores_do_not_overflow(target: CpuTarget) -> None:
     batch = paged_batch([(100, 5)], head_dim=32)
     batch.q.mul_(1000.0)

@@ -11,7 +11,7 @@ from tests.codegen.cpp.row_abi import TOLERANCE, Rope, RopeAngles, call, pointer
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("half", [1, 13, 32])
 @pytest.mark.parametrize("scale", [1.0, 1.25])
 def test_angles_are_right_up_to_a_million_positions(target: CpuTarget, half: int, scale: float) -> None:
@@ -27,7 +27,7 @@ def test_angles_are_right_up_to_a_million_positions(target: CpuTarget, half: int
     torch.testing.assert_close(sin, expected_sin, rtol=0, atol=3e-7)
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize("in_place", [False, True])

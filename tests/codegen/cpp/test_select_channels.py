@@ -11,7 +11,7 @@ from tests.codegen.cpp.row_abi import SelectChannels, call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("tokens", [1, 3, 200])
 def test_equals_the_reference(target: CpuTarget, dtype: torch.dtype, tokens: int) -> None:

@@ -10,7 +10,7 @@ from tests.codegen.cpp.row_abi import SelectRows, call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
-@pytest.mark.parametrize("target", RUNNABLE, ids=lambda t: t.name)
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("selected", [[], [4], [2, 0, 0, 6], list(range(7)) * 50])
 def test_equals_indexing(target: CpuTarget, dtype: torch.dtype, selected: list[int]) -> None:

@@ -33,7 +33,15 @@ def choices(program: Program, kernel: str) -> list[Alternative]:
     return list(found.values())
 
 
-@pytest.mark.parametrize("kernel", ["matmul", "narrow_kernel", "add_splits_kernel", "rms_norm_kernel"])
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        "matmul",
+        "add_splits_kernel",
+        pytest.param("narrow_kernel", marks=pytest.mark.slow),
+        pytest.param("rms_norm_kernel", marks=pytest.mark.slow),
+    ],
+)
 def test_alternatives_give_the_same_logits(kernel: str, tmp_path: Path) -> None:
     graph, source = llama(torch.float32, layers=2)
     lowered = lower_device(graph, H100, OPTIONS)

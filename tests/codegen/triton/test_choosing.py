@@ -18,7 +18,9 @@ from tests.codegen.triton.offline_compile import largest
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize(
+    "name", [pytest.param(t, marks=() if t in ("h100", "mi300x") else pytest.mark.slow) for t in TARGETS]
+)
 def test_the_best_token_is_one_product(name: str, tmp_path: Path) -> None:
     target = resolve_target(name)
     assert isinstance(target, GpuTarget)

@@ -32,8 +32,18 @@ TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}
 H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16], ids=["f32", "f16"])
-@pytest.mark.parametrize("model", [llama, gpt2, gemma2], ids=lambda m: m.__name__)
+@pytest.mark.parametrize(
+    ("model", "dtype"),
+    [
+        pytest.param(llama, torch.float16, id="llama-f16"),
+        pytest.param(gpt2, torch.float16, id="gpt2-f16"),
+        pytest.param(gemma2, torch.float32, id="gemma2-f32"),
+        # test_equals_hugging_face runs the first of these in fp32 too.
+        pytest.param(llama, torch.float32, id="llama-f32", marks=pytest.mark.slow),
+        pytest.param(gpt2, torch.float32, id="gpt2-f32", marks=pytest.mark.slow),
+        pytest.param(gemma2, torch.float16, id="gemma2-f16", marks=pytest.mark.slow),
+    ],
+)
 def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> None:
     graph, source = model(dtype)
     lowered = lower_device(graph, H100, BuildOptions())

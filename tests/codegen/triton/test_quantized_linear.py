@@ -157,7 +157,7 @@ def test_long_rows_are_normed_in_blocks(device: str) -> None:
     assert torch.allclose(call.memory["buffer:workspace_x_scales"].cpu(), scales, rtol=1e-6)
 
 
-@pytest.mark.parametrize("target", ["a100", "mi300x"])
+@pytest.mark.parametrize("target", ["mi300x", pytest.param("a100", marks=pytest.mark.slow)])
 def test_other_targets(device: str, target: str) -> None:
     if device == "cuda" and target == "mi300x":
         pytest.skip("its launches are not for this device")
