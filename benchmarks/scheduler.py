@@ -35,9 +35,9 @@ from llmc.runtime.generation import Ending, Generation, Origin
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.scheduler import Scheduler, StepPlan
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
+from llmc.runtime.step_plan import StepPlan
 
 STEPS = 1000
 # Requests hold 22 blocks in the mean, and 38 at most.
@@ -106,11 +106,14 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
     loop = StepLoop(executor, limits, requests * BLOCKS_PER_REQUEST)
     digests = BlockDigests(limits.block_size)
     watches = {name: Stopwatch() for name in ("scheduler", "inputs", "executor")}
-    scheduler: Scheduler = loop.scheduler
-    for name in ("schedule", "settle"):
-        setattr(scheduler, name, watches["scheduler"](getattr(scheduler, name)))
-    loop._inputs.fill = watches["inputs"](loop._inputs.fill)  # type: ignore[method-assign, assignment]
-    executor.choose = watches["executor"](executor.choose)  # type: ignore[method-assign, assignment]
+    watched: tuple[tuple[object, str, str], ...] = (
+        (loop.scheduler, "schedule", "scheduler"),
+        (loop.scheduler, "settle", "scheduler"),
+        (loop._inputs, "fill", "inputs"),
+        (executor, "choose", "executor"),
+    )
+    for owner, method, part in watched:
+        setattr(owner, method, watches[part](getattr(owner, method)))
     generator = np.random.default_rng(1)
 
     def arrive(output: int) -> None:

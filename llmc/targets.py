@@ -258,16 +258,15 @@ def host_features() -> frozenset[str]:
 
 
 def _has_tiles() -> bool:
-    """Whether the system, and not only the processor, has AMX: it must save the tile registers of each thread.
+    """Whether this process, and not only the processor, has AMX: the system saves tile registers only on demand.
 
-    Source: Documentation/arch/x86/xstate.rst of Linux, ARCH_GET_XCOMP_SUPP.
+    Asks for that, as every process must before its first tile instruction; it stays granted.
+    Source: Documentation/arch/x86/xstate.rst of Linux, ARCH_REQ_XCOMP_PERM.
     """
     if platform.machine() != "x86_64" or platform.system() != "Linux":
         return False
-    arch_prctl, supported_components, tile_data = 158, 0x1021, 18
-    components = ctypes.c_uint64(0)
-    failed = ctypes.CDLL(None).syscall(arch_prctl, supported_components, ctypes.byref(components))
-    return not failed and bool(components.value >> tile_data & 1)
+    arch_prctl, request_permission, tile_data = 158, 0x1023, 18
+    return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
 
 
 def missing_features(target: CpuTarget) -> tuple[str, ...]:

@@ -21,8 +21,8 @@ from llmc.program import Limits
 from llmc.runtime.engine import open_executor
 from llmc.runtime.executors.executor import Executor, TimedExecutor
 from llmc.runtime.request import Request
-from llmc.runtime.scheduler import Chunk, StepPlan
 from llmc.runtime.step_inputs import StepInputs
+from llmc.runtime.step_plan import Chunk, StepPlan
 from llmc.runtime.threads import thread_count
 from llmc.targets import CpuTarget, GpuTarget, resolve_target
 
@@ -224,7 +224,7 @@ class _Sequence(Request):
         self.blocks = list(blocks)
 
     def receive(self, start: int, logits: Any) -> None:
-        raise NotImplementedError
+        """They are of random tokens."""
 
 
 def _plan(*chunks: Chunk) -> StepPlan:

@@ -22,7 +22,7 @@ from llmc.runtime.output_cache import CachedAnswer
 from llmc.runtime.output_stream import ChoiceNews, News, OutputStream, news_of_results
 from llmc.runtime.request import Request
 from llmc.runtime.request_output import RequestOutput, RequestTimes
-from llmc.runtime.scheduler import StepPlan
+from llmc.runtime.step_plan import StepPlan
 
 _RECENT_STEPS = 512
 

@@ -13,8 +13,9 @@ from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, 
 from llmc.runtime.request import LogitRows, SampledRequest
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampler import Sampler, check_finite, choose
-from llmc.runtime.scheduler import Chunk, Scheduler, StepPlan
+from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step import Step
+from llmc.runtime.step_plan import Chunk, StepPlan
 
 
 class StepResults(LogitRows, Protocol):

@@ -14,9 +14,8 @@ from __future__ import annotations
 import heapq
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import NamedTuple
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
@@ -24,45 +23,9 @@ from llmc.runtime.decode_set import DecodeSet
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.prefix_cache import PrefixCache
 from llmc.runtime.request import Request, SampledRequest
+from llmc.runtime.step_plan import Chunk, StepPlan
 
 AGEING_SECONDS = 10.0
-
-
-class Chunk(NamedTuple):
-    """So many tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them."""
-
-    request: Request
-    start: int
-    tokens: int
-    logit_rows: int
-
-
-class StepPlan(NamedTuple):
-    """What one step computes: first the decodes by place, one token and one row of logits each, then the chunks.
-
-    copies: blocks to be filled from others before the step, {destination: source}; all sources are read first.
-    grown: decodes that have got one more block. entered: those that have come to their place, or whose blocks are
-    others, since the last step. In both, requests without a place are to be ignored.
-    """
-
-    decodes: list[SampledRequest]
-    chunks: list[Chunk]
-    copies: dict[int, int]
-    grown: list[Request]
-    entered: list[Request]
-
-    @classmethod
-    def of(cls, decodes: list[SampledRequest]) -> StepPlan:
-        """A plan with nothing else yet."""
-        return cls(decodes, [], {}, [], [])
-
-    def __bool__(self) -> bool:
-        return bool(self.decodes or self.chunks)
-
-    def all_chunks(self) -> Iterator[Chunk]:
-        """The decodes as chunks, then the chunks. Before the step is published."""
-        yield from (Chunk(request, request.computed, 1, 1) for request in self.decodes)
-        yield from self.chunks
 
 
 class Scheduler:

@@ -9,8 +9,8 @@ import numpy as np
 
 from llmc.errors import RequestError
 from llmc.program import Limits
-from llmc.runtime.scheduler import Chunk, StepPlan
 from llmc.runtime.step import Step
+from llmc.runtime.step_plan import Chunk, StepPlan
 
 
 class StepInputs:

@@ -10,8 +10,9 @@ from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.executors.executor import ChoosingExecutor, Executor
 from llmc.runtime.publish import compute, compute_choosing, publish
 from llmc.runtime.request import Request
-from llmc.runtime.scheduler import Scheduler, StepPlan
+from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step_inputs import StepInputs
+from llmc.runtime.step_plan import StepPlan
 
 
 class StepLoop:

@@ -22,9 +22,10 @@ from llmc.runtime.publish import publish
 from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.scheduler import Chunk, Scheduler, StepPlan
+from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step import Step
 from llmc.runtime.step_inputs import StepInputs
+from llmc.runtime.step_plan import Chunk, StepPlan
 
 
 def next_token(tokens: Sequence[int]) -> int:
