@@ -2,18 +2,21 @@
 
 They are in two parts, so that the first build for a machine compiles only what its engine calls. An entry is a folder
 that is built under a temporary name and renamed into place, so concurrent builders are safe and an interrupted one
-leaves nothing that is used; its files' hashes are checked whenever it is used.
+leaves nothing that is used; its files' hashes are checked whenever it is used. Builders take turns, for each keeps all
+processors busy, and the next one mostly finds what it wants.
 """
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 
@@ -92,22 +95,51 @@ def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
     entry = root / f"{target.name}-{part.value}-{_key(target, toolchain)}"
     if _is_whole(entry):
         return entry
+    # Before our turn: it takes one of its own.
+    beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
     try:
         root.mkdir(parents=True, exist_ok=True)
-        build = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=root))
     except OSError as error:
-        raise ToolchainError(
-            f"the kernel cache cannot be written: {error.strerror}",
-            at=root,
-            fix="set LLMC_CACHE_DIR to a folder that you can write to",
-        ) from error
+        raise _unwritable(root, error) from error
+    with _turn(root):
+        if not _is_whole(entry):
+            _build(target, toolchain, part, beside, entry)
+    return entry
+
+
+def _build(target: CpuTarget, toolchain: Toolchain, part: Part, beside: tuple[Path, ...], entry: Path) -> None:
     try:
-        beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
+        build = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=entry.parent))
+    except OSError as error:
+        raise _unwritable(entry.parent, error) from error
+    try:
         _compile(target, toolchain, _sources(part), beside, build)
         _publish(build, entry)
     finally:
         shutil.rmtree(build, ignore_errors=True)
-    return entry
+
+
+@contextmanager
+def _turn(root: Path) -> Iterator[None]:
+    """Wait until no other builder, in this process or another, is at work in `root`.
+
+    Nothing depends on it: where the file system knows no locks, both build.
+    """
+    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        with suppress(OSError):
+            fcntl.flock(folder, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(folder)
+
+
+def _unwritable(root: Path, error: OSError) -> ToolchainError:
+    return ToolchainError(
+        f"the kernel cache cannot be written: {error.strerror}",
+        at=root,
+        fix="set LLMC_CACHE_DIR to a folder that you can write to",
+    )
 
 
 def _key(target: CpuTarget, toolchain: Toolchain) -> str:

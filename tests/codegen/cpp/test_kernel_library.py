@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import subprocess
 import sys
@@ -80,7 +81,7 @@ def test_an_interrupted_build_leaves_nothing_that_is_used(sources: Path, tmp_pat
     assert entries(tmp_path) == []
 
 
-def test_concurrent_builders_agree(tmp_path: Path) -> None:
+def test_of_concurrent_builders_one_compiles(tmp_path: Path) -> None:
     code = (
         "import sys; from pathlib import Path; from llmc.codegen.cpp import kernel_library as k\n"
         "from llmc.targets import CPU_TARGETS\n"
@@ -90,12 +91,17 @@ def test_concurrent_builders_agree(tmp_path: Path) -> None:
     sources = tmp_path / "sources"
     sources.mkdir()
     (sources / "answer.cpp").write_text(TINY, encoding="utf-8")
+    log, compiler = tmp_path / "log", tmp_path / "compiler"
+    compiler.write_text(f'#!/bin/sh\necho "$@" >> {log}\nexec {find_toolchain().compiler[0]} "$@"\n', encoding="utf-8")
+    compiler.chmod(0o755)
     command = [sys.executable, "-c", code, str(sources), str(tmp_path)]
-    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(4)]
+    environ = {**os.environ, "CXX": str(compiler)}
+    builders = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environ) for _ in range(4)]
     results = {builder.communicate(timeout=60)[0] for builder in builders}
     assert all(builder.returncode == 0 for builder in builders)
     assert len(results) == 1 and Path(results.pop().strip()).is_file()
     assert len(entries(tmp_path)) == 1
+    assert sum(" -c " in line for line in log.read_text(encoding="utf-8").splitlines()) == 1
 
 
 def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) -> None:
