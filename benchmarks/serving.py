@@ -38,6 +38,7 @@ from benchmarks.llama_1b import machine
 from benchmarks.measure import Sample, alternate
 from benchmarks.random_checkpoint import write_checkpoint
 from benchmarks.serving_load import Lengths, chat_requests, prefix_requests, static_batches
+from benchmarks.turns import end, stop, turn
 from llmc.bench.client import RequestRecord, Server
 from llmc.bench.load import Arrival, run_load
 from llmc.bench.prompts import LoadRequest
@@ -69,6 +70,14 @@ class Case:
     engine: Path
     vocab_size: int
     rows: tuple[Row, ...]
+
+
+@dataclass(frozen=True)
+class ServerProcess:
+    """A contestant's server, and its processes."""
+
+    address: Server
+    process_group: int
 
 
 def main() -> None:
@@ -158,7 +167,7 @@ def run_case(case: Case, arguments: argparse.Namespace, console: Console) -> Ite
 
 
 def run_row(
-    case: Case, row: Row, servers: dict[str, Server], hugging_face: ContestantProcess, rounds: int
+    case: Case, row: Row, servers: dict[str, ServerProcess], hugging_face: ContestantProcess, rounds: int
 ) -> dict[str, Any]:
     """Every contestant in turn, `rounds` times after a warm-up, each round with requests of its own."""
     records: dict[str, list[RequestRecord]] = {name: [] for name in servers}
@@ -167,8 +176,11 @@ def run_row(
     def requests(name: str) -> list[LoadRequest]:
         return chat_requests(row.lengths, row.users * row.per_user, case.vocab_size, next(seeds[name]))
 
-    def served(name: str, server: Server) -> float:
-        sent, seconds = asyncio.run(run_load(server, (asked := requests(name)), Arrival(concurrency=row.users)))
+    def served(name: str, server: ServerProcess) -> float:
+        with turn(server.process_group):
+            sent, seconds = asyncio.run(
+                run_load(server.address, (asked := requests(name)), Arrival(concurrency=row.users))
+            )
         failed = next((r.error for r in sent if r.error is not None), None)
         if failed is not None:
             raise RuntimeError(f"{name}: {failed}")
@@ -195,12 +207,13 @@ def run_row(
     }
 
 
-def run_prefix(case: Case, server: Server) -> dict[str, Any]:
+def run_prefix(case: Case, server: ServerProcess) -> dict[str, Any]:
     """Seconds to the first token of a prompt whose first PREFIX_TOKENS were not seen before, and of the next ones."""
     times: dict[str, Any] = {"cold": [], "cached": []}
     for index in range(PREFIXES):
         asked = prefix_requests(PREFIX_TOKENS, 4, case.vocab_size, 10_000 + index)
-        records, _ = asyncio.run(run_load(server, asked, Arrival(concurrency=1)))
+        with turn(server.process_group):
+            records, _ = asyncio.run(run_load(server.address, asked, Arrival(concurrency=1)))
         found = [r.first_token for r in records if r.first_token is not None]
         times["cold"].append(found[0])
         times["cached"] += found[1:]
@@ -208,7 +221,7 @@ def run_prefix(case: Case, server: Server) -> dict[str, Any]:
 
 
 @contextmanager
-def llmc_server(case: Case, threads: int) -> Iterator[Server]:
+def llmc_server(case: Case, threads: int) -> Iterator[ServerProcess]:
     """`llmc serve` on a free port."""
     command = [sys.executable, "-m", "llmc", "serve", str(case.engine), "--threads", str(threads)]
     with http_server(command, 8211, "model", {}) as server:
@@ -216,7 +229,7 @@ def llmc_server(case: Case, threads: int) -> Iterator[Server]:
 
 
 @contextmanager
-def vllm_server(case: Case, python: str, threads: int) -> Iterator[Server]:
+def vllm_server(case: Case, python: str, threads: int) -> Iterator[ServerProcess]:
     """vLLM's server from its own environment."""
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(case.model), "--dtype", "bfloat16"]
     limits = ["--max-model-len", "2048", "--max-num-seqs", "64", "--served-model-name", "model"]
@@ -226,8 +239,8 @@ def vllm_server(case: Case, python: str, threads: int) -> Iterator[Server]:
 
 
 @contextmanager
-def http_server(command: list[str], port: int, model: str, environment: dict[str, str]) -> Iterator[Server]:
-    """A server process that answers /health; ended with the block."""
+def http_server(command: list[str], port: int, model: str, environment: dict[str, str]) -> Iterator[ServerProcess]:
+    """A server process that has answered /health, stopped until its turn; ended with the block."""
     name = [] if "--served-model-name" in command else ["--served-model-name", model]
     process = subprocess.Popen(
         [*command, *name, "--port", str(port)],
@@ -240,9 +253,10 @@ def http_server(command: list[str], port: int, model: str, environment: dict[str
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     try:
         _wait(f"http://127.0.0.1:{port}/health", process)
-        yield Server(f"http://127.0.0.1:{port}", model)
+        stop(process.pid)
+        yield ServerProcess(Server(f"http://127.0.0.1:{port}", model), process.pid)
     finally:
-        os.killpg(process.pid, signal.SIGKILL)
+        end(process.pid)
         process.wait()
 
 

@@ -6,16 +6,15 @@ This file and a contestant's own are all that its environment needs beside the p
 from __future__ import annotations
 
 import json
-import os
-import signal
 import subprocess
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
 from typing import Any, Protocol
+
+from benchmarks.turns import end, stop, turn
 
 ROOT = Path(__file__).parent.parent.parent
 
@@ -60,7 +59,7 @@ def serve(contestant: Contestant) -> None:
 
 
 class ContestantProcess:
-    """A contestant in its own Python, started and idle until asked."""
+    """A contestant in its own Python, started, and stopped until asked."""
 
     def __init__(self, name: str, python: str, module: str, arguments: list[str], environment: dict[str, str]) -> None:
         self.name = name
@@ -76,6 +75,7 @@ class ContestantProcess:
             start_new_session=True,
         )
         self._answer()
+        stop(self._process.pid)
 
     def __enter__(self) -> ContestantProcess:
         return self
@@ -83,9 +83,7 @@ class ContestantProcess:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        # Some peers start workers of their own, which would go on holding memory and cores.
-        with suppress(ProcessLookupError):  # it may have ended by itself
-            os.killpg(self._process.pid, signal.SIGKILL)
+        end(self._process.pid)
         self._process.wait()
         self._messages.close()
 
@@ -100,9 +98,10 @@ class ContestantProcess:
 
     def _ask(self, request: dict[str, Any]) -> float:
         assert self._process.stdin is not None
-        self._process.stdin.write(json.dumps(request) + "\n")
-        self._process.stdin.flush()
-        return float(self._answer()["seconds"])
+        with turn(self._process.pid):
+            self._process.stdin.write(json.dumps(request) + "\n")
+            self._process.stdin.flush()
+            return float(self._answer()["seconds"])
 
     def _answer(self) -> dict[str, Any]:
         assert self._process.stdout is not None
