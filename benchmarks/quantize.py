@@ -25,7 +25,7 @@ from rich.table import Table
 
 from benchmarks.random_checkpoint import write_checkpoint
 
-# Seconds of a build, and bytes: what issue and documentation promise.
+# Seconds of a build, and bytes: what the documentation promises.
 PROMISES = {"int4": (60.0, None), "int4-gptq": (15 * 60.0, 6e9)}
 _BUILD = """
 import json, resource, sys

@@ -233,6 +233,9 @@ def vllm_server(case: Case, python: str, threads: int) -> Iterator[ServerProcess
     """vLLM's server from its own environment."""
     command = [python, "-m", "vllm.entrypoints.openai.api_server", "--model", str(case.model), "--dtype", "bfloat16"]
     limits = ["--max-model-len", "2048", "--max-num-seqs", "64", "--served-model-name", "model"]
+    if not (case.model / "tokenizer.json").exists():
+        # It wants one, of whatever vocabulary: requests are token ids, and nobody reads the text.
+        limits += ["--tokenizer", str(SHIPPED)]
     environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": str(threads)}
     with http_server([*command, *limits], 8212, "model", environment) as server:
         yield server

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
-from itertools import islice
 
 
 class BlockPool:
@@ -123,10 +122,8 @@ class BlockPool:
 
     def _take_cached(self, count: int) -> list[int]:
         """The blocks that were let go longest ago; their contents are lost."""
-        cached, contents = self._cached, self._contents
-        taken = list(islice(cached, count))
-        for block in taken:
-            del cached[block]
+        contents, take_oldest = self._contents, self._cached.popitem
+        taken = [take_oldest(False)[0] for _ in range(count)]
         lost = [contents[block] for block in taken]
         for block in taken:
             contents[block] = None

@@ -135,16 +135,23 @@ class PrefixCache:
             del self._folded[chain.parent]
 
     def _lose(self, blocks: Sequence[int], contents: Sequence[object]) -> None:
-        """The pool needs the blocks for something else."""
-        for block, content in zip(blocks, contents, strict=True):
+        """The pool needs the blocks for something else. A request lets go of its chain at once: they come in runs."""
+        begin, count = 0, len(blocks)
+        while begin < count:
+            content = contents[begin]
+            end = begin + 1
             if isinstance(content, Chain):
-                lost = content.blocks.pop()
-                assert lost == block, "a chain is lost from its end"
-                if not content.blocks:
+                while end < count and contents[end] is content:
+                    end += 1
+                kept = len(content.blocks) - (end - begin)
+                assert content.blocks[kept] == blocks[end - 1], "a chain is lost from its end"
+                del content.blocks[kept:]
+                if not kept:
                     self._unfold(content)
             else:
                 assert isinstance(content, bytes)
                 del self._blocks[content]
+            begin = end
 
 
 def _root(request: Request) -> bytes:
