@@ -2,9 +2,9 @@
 
     python -m benchmarks.quantize --model examples/out/llama-3.2-1b --json results.json
 
-Random weights (written first if the directory has none) and random calibration tokens: what is measured depends on
-shapes only. `quantize` is from the pipeline's start to its end, so with rounding and calibration; `build` is the whole
-command, peak memory the largest resident set of its process.
+Random weights (written first if the directory has none) and, for the methods that need them, random calibration tokens:
+what is measured depends on shapes only. `quantize` is from the pipeline's start to its end, so with rounding and
+calibration; `build` is the whole command, peak memory the largest resident set of its process.
 """
 
 from __future__ import annotations
@@ -27,11 +27,13 @@ from benchmarks.random_checkpoint import write_checkpoint
 
 # Seconds of a build, and bytes: what the documentation promises.
 PROMISES = {"int4": (60.0, None), "int4-gptq": (15 * 60.0, 6e9)}
+# Rounding to the nearest needs no text; with one its report shows each layer's error, which takes a run of the model.
+NEED_CALIBRATION = ("gptq", "awq", "smoothquant", "auto")
 _BUILD = """
 import json, resource, sys
 from llmc.compiler import build
-report = build(sys.argv[1], sys.argv[2], quantize=sys.argv[3], calibration=sys.argv[4],
-               calibration_sequences=int(sys.argv[5]), calibration_length=int(sys.argv[6]))
+calibration = dict(calibration=sys.argv[4], calibration_sequences=int(sys.argv[5]), calibration_length=int(sys.argv[6]))
+report = build(sys.argv[1], sys.argv[2], quantize=sys.argv[3], **(calibration if sys.argv[4] else {}))
 peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 print(json.dumps({"stages": report.seconds, "peak": peak, "weights": report.weight_bytes}))
 """
@@ -76,7 +78,8 @@ def measure(scheme: str, arguments: argparse.Namespace) -> dict[str, Any]:
         count = arguments.sequences * arguments.length
         np.save(tokens, np.random.default_rng(0).integers(0, vocabulary, count))
         command = [sys.executable, "-c", _BUILD, str(arguments.model), str(Path(folder) / "engine.llmc"), scheme]
-        command += [str(tokens), str(arguments.sequences), str(arguments.length)]
+        needed = any(method in scheme for method in NEED_CALIBRATION)
+        command += [str(tokens) if needed else "", str(arguments.sequences), str(arguments.length)]
         environment = {**os.environ, "OMP_NUM_THREADS": str(arguments.threads)}
         start = time.perf_counter()
         result = subprocess.run(command, check=True, env=environment, stdout=subprocess.PIPE, text=True)

@@ -236,7 +236,8 @@ def vllm_server(case: Case, python: str, threads: int) -> Iterator[ServerProcess
     if not (case.model / "tokenizer.json").exists():
         # It wants one, of whatever vocabulary: requests are token ids, and nobody reads the text.
         limits += ["--tokenizer", str(SHIPPED)]
-    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", "OMP_NUM_THREADS": str(threads)}
+    binding = {"VLLM_CPU_OMP_THREADS_BIND": f"0-{threads - 1}", "OMP_NUM_THREADS": str(threads)}
+    environment = {"VLLM_CPU_KVCACHE_SPACE": "2", **binding}
     with http_server([*command, *limits], 8212, "model", environment) as server:
         yield server
 
