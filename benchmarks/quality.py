@@ -80,7 +80,7 @@ TRIALS = (
     Trial({"quantize": "fp8:block"}),
     Trial({"quantize": "fp8-w8a8"}),
     Trial({"quantize": "auto:4.5"}),
-    Trial({"quantize": "auto:4.5:gptq"}),
+    Trial({"quantize": "auto:4.5:rtn"}),
     Trial({"quantize": "auto:6"}),
     Trial({"kv_cache": "int8"}, 1.005),
     Trial({"kv_cache": "fp8"}),

@@ -5,8 +5,9 @@ from __future__ import annotations
 import shutil
 import subprocess
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
+import numpy as np
 import pytest
 
 import llmc
@@ -17,6 +18,18 @@ from tests.tiny_models import tiny_checkpoint, tiny_model
 
 BLOCK_SIZES: tuple[int, ...] = get_args(BuildOptions.model_fields["block_size"].annotation)
 LENGTHS = (3, 50, 129)
+ROPE_SCALINGS: tuple[dict[str, Any], ...] = (
+    {"rope_type": "linear", "rope_theta": 10000.0, "factor": 4.0},
+    {
+        "rope_type": "llama3",
+        "rope_theta": 10000.0,
+        "factor": 8.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 40,
+    },
+    {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "original_max_position_embeddings": 80},
+)
 
 
 @pytest.mark.parametrize("family", ["llama", pytest.param("gemma2", marks=pytest.mark.slow)])
@@ -29,6 +42,19 @@ def test_logits_at_every_block_size(family: str, tmp_path: Path) -> None:
             assert engine.limits.block_size == size
             for ours, theirs in zip(engine.logits(prompts), wanted, strict=True):
                 assert_close(ours, theirs)
+
+
+@pytest.mark.parametrize("scaling", ROPE_SCALINGS, ids=lambda scaling: str(scaling["rope_type"]))
+def test_scaled_rope(scaling: dict[str, Any], tmp_path: Path) -> None:
+    """Positions within the original context, and beyond it."""
+    checkpoint = tiny_checkpoint("llama", tmp_path / "model", rope_parameters=scaling)
+    model = tiny_model("llama", rope_parameters=scaling)
+    longest = random_tokens(160, LENGTHS[-1])
+    assert not np.allclose(torch_logits(model, longest), torch_logits(tiny_model("llama"), longest))
+    with llmc.compile(checkpoint, dtype="float32", max_batch_tokens=64) as engine:
+        for length in LENGTHS:
+            tokens = random_tokens(160, length)
+            assert_close(engine.logits(tokens), torch_logits(model, tokens))
 
 
 @pytest.mark.slow

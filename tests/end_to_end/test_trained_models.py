@@ -9,7 +9,7 @@ import pytest
 import llmc
 from llmc import SamplingParams
 from llmc.debug.compare import compare, hf_logits, windows
-from tests.end_to_end.logits import GENERATED, TOLERANCE, assert_greedy
+from tests.end_to_end.logits import GENERATED, TOLERANCE, assert_close, assert_greedy
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 MODELS = ("bard-6m", "bard-draft")
@@ -27,10 +27,18 @@ def heldout() -> str:
     return (EXAMPLES / "data" / "heldout.txt").read_text(encoding="utf-8")
 
 
-def test_fp32_engine_equals_hugging_face(model: Path, heldout: str, tmp_path: Path) -> None:
+@pytest.fixture(scope="module")
+def engine_directory(model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The model's fp32 engine."""
+    directory = tmp_path_factory.mktemp("trained") / "engine.llmc"
+    llmc.build(model, directory, dtype="float32")
+    return directory
+
+
+def test_fp32_engine_equals_hugging_face(model: Path, heldout: str, engine_directory: Path) -> None:
     from transformers import AutoModelForCausalLM
 
-    with llmc.compile(model, dtype="float32", output=tmp_path / "engine.llmc") as engine:
+    with llmc.load(engine_directory) as engine:
         result = compare(engine.logits, hf_logits(model), windows(engine.tokenize(heldout), WINDOW, 4))
         assert result.relative_difference <= TOLERANCE
         assert result.top1_agreement == 1.0
@@ -39,6 +47,17 @@ def test_fp32_engine_equals_hugging_face(model: Path, heldout: str, tmp_path: Pa
         completions = engine.generate(prompts, SamplingParams(max_tokens=GENERATED, ignore_eos=True))
         for prompt, completion in zip(prompts, completions, strict=True):
             assert_greedy(oracle, engine.tokenize(prompt), list(completion.token_ids))
+
+
+@pytest.mark.parametrize("step", [None, 5, 1], ids=["whole", "chunks of 5", "token by token"])
+def test_logits_however_prompts_are_cut(model: Path, heldout: str, engine_directory: Path, step: int | None) -> None:
+    """Prompts of several lengths that share their steps."""
+    logits = hf_logits(model)
+    with llmc.load(engine_directory, max_step_tokens=step) as engine:
+        tokens = engine.tokenize(heldout)
+        prompts = [tokens[start : start + length] for start, length in ((0, 1), (10, 7), (100, 33), (300, 100))]
+        for prompt, ours in zip(prompts, engine.logits(prompts), strict=True):
+            assert_close(ours, logits(prompt))
 
 
 def test_bf16_engine_has_hugging_faces_quality(model: Path, heldout: str, tmp_path: Path) -> None:
