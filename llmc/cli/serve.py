@@ -143,7 +143,8 @@ def require_serve_extra() -> None:
     """Raise OptionError if the packages of the extra are missing."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("fastapi", "uvicorn", "jinja2", "prometheus_client", "aiohttp") if not find_spec(name)]
+    needed = ("fastapi", "uvicorn", "uvloop", "httptools", "jinja2", "prometheus_client", "aiohttp")
+    missing = [name for name in needed if not find_spec(name)]
     if missing:
         raise OptionError(
             f"serving needs {', '.join(missing)}, which is not installed",

@@ -28,13 +28,14 @@ from llmc.runtime.server.served_model import ServedModel
 class HttpLimits:
     """api_keys: none means that everybody may ask. max_body_bytes, body_seconds: of a request's body.
 
-    allowed_origins: of pages in browsers that may use the API. behind_router: whether requests come from llmc's own
-    router, which has checked their keys.
+    header_seconds: of its headers. allowed_origins: of pages in browsers that may use the API. behind_router: whether
+    requests come from llmc's own router, which has checked their keys.
     """
 
     api_keys: Sequence[str] = ()
     max_body_bytes: int = 4 << 20
     body_seconds: float = 1.5
+    header_seconds: float = 1.5
     allowed_origins: Sequence[str] = ()
     behind_router: bool = False
 
