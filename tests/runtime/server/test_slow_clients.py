@@ -7,7 +7,7 @@ import json
 import socket
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from threading import Barrier, Thread
 from urllib.parse import urlparse
@@ -60,14 +60,14 @@ def sends_half_a_line(raw: socket.socket) -> None:
 def drips_headers(raw: socket.socket) -> None:
     for byte in POST[:4]:
         raw.sendall(bytes([byte]))
-        time.sleep(0.5)
+        time.sleep(0.4)
 
 
 def drips_line_ends_between_requests(raw: socket.socket) -> None:
     one_answer(raw)
     for _ in range(4):
         raw.sendall(b"\r\n")
-        time.sleep(0.5)
+        time.sleep(0.4)
 
 
 def stops_in_the_body(raw: socket.socket) -> None:
@@ -97,10 +97,7 @@ def test_slow_clients_get_408(server: LiveServer, client: httpx.Client) -> None:
         together.wait(10)
         begin = time.monotonic()
         with connected(server) as raw:
-            try:
-                send(raw)
-            except OSError:  # The server has closed before all was sent.
-                pass
+            send(raw)
             answers[send.__name__] = (all_of(raw), time.monotonic() - begin)
 
     asking = [Thread(target=ask, args=(send,)) for send in SLOW]
@@ -113,7 +110,7 @@ def test_slow_clients_get_408(server: LiveServer, client: httpx.Client) -> None:
         head, _, body = said.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower(), (name, said)
         assert json.loads(body)["error"]["type"] == "timeout_error"
-        assert seconds < ANSWER_SECONDS + 0.2, name  # The drip looks for its answer only after 2 s.
+        assert seconds < ANSWER_SECONDS, name
     assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
 
 
@@ -140,12 +137,10 @@ def test_half_closed_clients(sent: bytes, server: LiveServer, client: httpx.Clie
 
 
 def test_endless_headers(server: LiveServer, client: httpx.Client) -> None:
-    with connected(server) as raw:
-        try:
-            raw.sendall(GET[:-2] + b"x: " + b"y" * (1 << 20))
-            assert raw.recv(1 << 10).startswith(b"HTTP/1.1 431")
-        except OSError:  # What was still on its way when the server closed resets the connection.
-            pass
+    # What was still on its way when the server closed resets the connection.
+    with suppress(OSError), connected(server) as raw:
+        raw.sendall(GET[:-2] + b"x: " + b"y" * (1 << 20))
+        assert raw.recv(1 << 10).startswith(b"HTTP/1.1 431")
     assert client.get("/health", headers={"x": "y" * 40_000}).status_code == 200
 
 
