@@ -103,6 +103,9 @@ def serve(
     uvicorn_log_level: Annotated[str, typer.Option(help="critical … warning, info, debug, trace")] = "warning",
 ) -> None:
     """Serve completions and chat over HTTP, with a live page at /. SIGTERM finishes what is in flight."""
+    from llmc.runtime.server.early_end import end_on_sigterm
+
+    end_on_sigterm()
     require_serve_extra()
     from llmc.runtime.server.options import ServeOptions
 
