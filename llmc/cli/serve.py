@@ -103,6 +103,9 @@ def serve(
     uvicorn_log_level: Annotated[str, typer.Option(help="critical … warning, info, debug, trace")] = "warning",
 ) -> None:
     """Serve completions and chat over HTTP, with a live page at /. SIGTERM finishes what is in flight."""
+    from llmc.runtime.server.early_end import end_on_sigterm
+
+    end_on_sigterm()
     require_serve_extra()
     from llmc.runtime.server.options import ServeOptions
 
@@ -143,7 +146,8 @@ def require_serve_extra() -> None:
     """Raise OptionError if the packages of the extra are missing."""
     from importlib.util import find_spec
 
-    missing = [name for name in ("fastapi", "uvicorn", "jinja2", "prometheus_client", "aiohttp") if not find_spec(name)]
+    needed = ("fastapi", "uvicorn", "uvloop", "httptools", "jinja2", "prometheus_client", "aiohttp")
+    missing = [name for name in needed if not find_spec(name)]
     if missing:
         raise OptionError(
             f"serving needs {', '.join(missing)}, which is not installed",

@@ -102,7 +102,8 @@ class AsyncEngine:
             grammars, event_loop = self._engine.grammars, asyncio.get_running_loop()
             new_mask = grammars.compiled(params.grammar)
             if new_mask is None:
-                new_mask = await event_loop.run_in_executor(self._grammar_threads, grammars.compile, params.grammar)
+                compiling = partial(grammars.compile, params.grammar, arrived)
+                new_mask = await event_loop.run_in_executor(self._grammar_threads, compiling)
         job = intake.job(request, arrived=arrived, new_mask=new_mask)
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import IO, Any
 
 _START_SECONDS = 60.0
@@ -26,6 +29,7 @@ class WorkerProcess:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
+            process_group=0,  # With its children it can be killed at once; and Ctrl-C is for its parent alone.
         )
         assert self._process.stdin is not None and self._process.stdout is not None
         self._input: IO[bytes] = self._process.stdin
@@ -46,8 +50,10 @@ class WorkerProcess:
         return self._read(seconds, f"it did not finish within {seconds:g} seconds")
 
     def kill(self) -> None:
-        """End the process at once; a thread that waits for its answer gets a WorkerError."""
-        self._process.kill()
+        """End the process and its children at once; a thread that waits for its answer gets a WorkerError."""
+        if self._process.poll() is None:
+            with suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
     def _read(self, seconds: float, late: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import importlib
 import json
 import math
 import re
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -385,6 +386,27 @@ def test_a_bomb_does_not_keep_other_grammars_waiting(speaking: Engine) -> None:
             never.result()
         with pytest.raises(RequestError, match="its process was ended"):
             compiler.compile(Grammar(GrammarKind.CHOICE, '["perhaps"]'))
+
+
+def test_many_bombs_at_once_are_all_refused_in_time(speaking: Engine) -> None:
+    pytest.importorskip("llguidance")
+    from llmc.runtime.grammar_compiler import GrammarCompiler
+
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=1.0)
+    compiler.prepare()
+    bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"type": "integer", "multipleOf": {9999991 + i}}}') for i in range(6)]
+    with compiler.threads() as threads:
+        begin = time.monotonic()
+        refused = [threads.submit(compiler.compile, bomb, begin) for bomb in [*bombs, *bombs]]
+        good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'), begin)
+        assert good.result()().allowed().any()
+        for each in refused:
+            with pytest.raises(RequestError, match="did not finish within 1 seconds"):
+                each.result()
+        assert time.monotonic() - begin < 1.5
+    with pytest.raises(RequestError, match="did not finish"):
+        compiler.compile(bombs[0], time.monotonic() - 1.0)
+    compiler.close()
 
 
 @pytest.mark.parametrize(

@@ -16,6 +16,7 @@ from llmc.runtime.server.engine_metrics import EngineCollector
 from llmc.runtime.server.errors import add_error_handlers
 from llmc.runtime.server.lifecycle import CountRequests, Lifecycle
 from llmc.runtime.server.live import LiveView
+from llmc.runtime.server.request_metrics import CountAnswers
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
 from llmc.runtime.server.routes.page import page_routes
@@ -28,13 +29,14 @@ from llmc.runtime.server.served_model import ServedModel
 class HttpLimits:
     """api_keys: none means that everybody may ask. max_body_bytes, body_seconds: of a request's body.
 
-    allowed_origins: of pages in browsers that may use the API. behind_router: whether requests come from llmc's own
-    router, which has checked their keys.
+    header_seconds: of its headers. allowed_origins: of pages in browsers that may use the API. behind_router: whether
+    requests come from llmc's own router, which has checked their keys.
     """
 
     api_keys: Sequence[str] = ()
     max_body_bytes: int = 4 << 20
     body_seconds: float = 1.5
+    header_seconds: float = 1.5
     allowed_origins: Sequence[str] = ()
     behind_router: bool = False
 
@@ -46,9 +48,9 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
         title="llmc",
         docs_url=None,  # Its pages load scripts from elsewhere.
         redoc_url=None,
-        middleware=outer_middleware(model.lifecycle, limits),
+        middleware=[Middleware(CountAnswers, metrics=model.metrics), *outer_middleware(model.lifecycle, limits)],
     )
-    view = LiveView(model.engine, model.metrics.latest, model.name, model.max_model_len)
+    view = LiveView(model.engine, model.metrics.latest, model.name, model.max_model_len, model.stall_seconds)
     for routes in (
         completion_routes(model),
         chat_routes(model),

@@ -21,6 +21,7 @@ _TYPES: Mapping[int, str] = {
     413: "invalid_request_error",
     422: "invalid_request_error",
     429: "rate_limit_error",
+    431: "invalid_request_error",
     503: "service_unavailable_error",
 }
 

@@ -62,13 +62,16 @@ class LatestRequests:
 
 
 class LiveView:
-    """Snapshots of one engine as JSON."""
+    """Snapshots of one engine as JSON. stall_seconds: a step that takes longer makes it unhealthy."""
 
-    def __init__(self, engine: AsyncEngine, latest: LatestRequests, name: str, max_model_len: int) -> None:
+    def __init__(
+        self, engine: AsyncEngine, latest: LatestRequests, name: str, max_model_len: int, stall_seconds: float
+    ) -> None:
         self._engine = engine
         self._latest = latest
         self._name = name
         self._max_model_len = max_model_len
+        self._stall_seconds = stall_seconds
         self._started = time.monotonic()
 
     def snapshot(self) -> dict[str, Any]:
@@ -79,7 +82,7 @@ class LiveView:
         return {
             "now": time.monotonic(),
             "uptime": time.monotonic() - self._started,
-            "healthy": self._engine.is_healthy(),
+            "healthy": self._engine.is_healthy(self._stall_seconds),
             "model": {
                 "name": self._name,
                 "family": manifest.model.family,

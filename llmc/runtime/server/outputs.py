@@ -33,7 +33,7 @@ async def outputs_of(
             async for output in outputs:
                 yield 0, output
         return
-    queue: asyncio.Queue[tuple[int, RequestOutput] | None] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, RequestOutput | None]] = asyncio.Queue()
 
     async def forward(index: int, request: GenerationRequest) -> None:
         try:
@@ -41,28 +41,26 @@ async def outputs_of(
                 async for output in outputs:
                     queue.put_nowait((index, output))
         finally:
-            queue.put_nowait(None)
+            queue.put_nowait((index, None))
 
-    tasks = [asyncio.create_task(forward(index, request)) for index, request in enumerate(requests)]
+    tasks: list[asyncio.Task[None]] = []
     try:
+        for index, request in enumerate(requests):
+            tasks.append(asyncio.create_task(forward(index, request)))
+            # Each prompt's blocks are hashed in its task: hundreds in a row would hold up all other requests.
+            await asyncio.sleep(0)
         left = len(tasks)
         while left:
-            item = await queue.get()
-            if item is None:
+            of, news = await queue.get()
+            if news is None:
                 left -= 1
-                _raise_failure(tasks)
+                await tasks[of]
             else:
-                yield item
+                yield of, news
     finally:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-
-
-def _raise_failure(tasks: Sequence[asyncio.Task[None]]) -> None:
-    for task in tasks:
-        if task.done() and not task.cancelled() and (error := task.exception()) is not None:
-            raise error
 
 
 async def _measured(model: ServedModel, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from prometheus_client import CollectorRegistry, Counter, Histogram
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from llmc.runtime.request_output import RequestOutput
 from llmc.runtime.server.live import LatestRequests
+
+# Of answers before a route was chosen: a wrong key, a large body, an unknown path.
+UNROUTED = "unrouted"
 
 _SECONDS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.08, 0.16, 0.32, 0.64, 1.28, 2.56, 5.12, 10.24, 20.48, 40.96, 81.92)
 _TOKEN_SECONDS = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 1.0, 2.5)
@@ -37,16 +41,18 @@ class RequestMetrics:
         self._prompt_tokens = histogram("request_prompt_tokens", "Prompt tokens of a request.", _TOKENS)
         self._output_tokens = histogram("request_generation_tokens", "Output tokens of a request.", _TOKENS)
         self._choices = histogram("request_params_n", "Choices asked for.", (1, 2, 5, 10, 20))
-        statuses = Counter("llmc:http_requests", "HTTP answers.", ["path", "status"], registry=registry)
-        self._answers = statuses
+        self._answers = Counter(
+            "llmc:http_requests", "HTTP answers.", ["model_name", "path", "status"], registry=registry
+        )
+        self._model = model
 
     def gap(self, seconds: float) -> None:
         """The time between two outputs of a request."""
         self._between.observe(seconds)
 
     def answered(self, path: str, status: int) -> None:
-        """An HTTP answer; path: the route's, not the client's."""
-        self._answers.labels(path, str(status)).inc()
+        """An HTTP answer. path: the route's, of which there are few, not the client's."""
+        self._answers.labels(self._model, path, str(status)).inc()
 
     def finished(self, output: RequestOutput, choices: int) -> None:
         """A request's last output."""
@@ -69,3 +75,23 @@ class RequestMetrics:
         self._decode.observe(decode)
         if usage.completion_tokens > choices:
             self._per_token.observe(decode * choices / (usage.completion_tokens - choices))
+
+
+class CountAnswers:
+    """ASGI middleware that tells RequestMetrics of each answer, refusals by other middleware included."""
+
+    def __init__(self, app: ASGIApp, metrics: RequestMetrics) -> None:
+        self._app = app
+        self._metrics = metrics
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def counted(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                self._metrics.answered(getattr(scope.get("route"), "path", UNROUTED), message["status"])
+            await send(message)
+
+        await self._app(scope, receive, counted)

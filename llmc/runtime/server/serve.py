@@ -18,6 +18,7 @@ from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
 from llmc.runtime.engine import load
 from llmc.runtime.server.app import HttpLimits, create_app
+from llmc.runtime.server.header_limit import limited_headers
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.request_metrics import RequestMetrics
@@ -168,6 +169,7 @@ def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
     """How uvicorn serves; its log of requests comes with the level info."""
     return uvicorn.Config(
         app,
+        http=limited_headers(http_limits(options).header_seconds),
         log_level=options.uvicorn_log_level,
         access_log=options.uvicorn_log_level in ("info", "debug", "trace"),
         lifespan="off",

@@ -20,6 +20,8 @@ import pytest
 from llmc.compiler import build
 
 MODEL = Path(__file__).parent.parent.parent.parent / "examples" / "models" / "bard-draft"
+# Whoever is refused is told so within this time.
+ANSWER_SECONDS = 2.0
 # As Hermes and Qwen write it, short.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ 'Tools: ' + tools | tojson + ' Answer with <tool_call>' }}{% endif %}"

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import json
-import socket
 from typing import Any
-from urllib.parse import urlparse
 
 import httpx
 import pytest
 
-from tests.runtime.server.conftest import LiveServer
+from tests.runtime.server.conftest import ANSWER_SECONDS
 
 USER = [{"role": "user", "content": "hi"}]
 DEEP: Any = []
@@ -47,6 +45,10 @@ BAD: tuple[tuple[str, Any, str], ...] = (
     ("/v1/completions", {"prompt": "hi", "logit_bias": {"99999999": 1}}, "99999999"),
     ("/v1/completions", {"prompt": "hi", "stop": [""]}, "stop"),
     ("/v1/completions", {"prompt": "hi", "stop": ["x"] * 99}, "stop"),
+    ("/v1/completions", {"prompt": ["hi"] * 1024, "n": 2}, "2048"),
+    ("/v1/completions", {"prompt": [[5]] * 1024, "n": 128}, "131072"),
+    ("/v1/completions", {"prompt": ["hi"] * 64, "best_of": 128}, "8192"),
+    ("/v1/completions", {"prompt": ["hi"] * 16, "n": 100, "use_beam_search": True, "stream": True}, "1600"),
     ("/v1/completions", {"prompt": "hi", "suffix": "x"}, "suffix"),
     ("/v1/completions", {"prompt": "hi", "max_toks": 1}, "max_toks"),
     ("/v1/completions", {"prompt": "hi", "best_of": 1, "n": 2}, "best_of"),
@@ -87,7 +89,8 @@ BAD: tuple[tuple[str, Any, str], ...] = (
 
 
 def assert_refused(answer: httpx.Response, status: int = 400) -> str:
-    """OpenAI's error shape, without a traceback; returns the message."""
+    """Soon, in OpenAI's error shape, without a traceback; returns the message."""
+    assert answer.elapsed.total_seconds() < ANSWER_SECONDS
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -123,6 +126,7 @@ def test_bombs_as_constraints(name: str, client: httpx.Client) -> None:
     assert answer.status_code == 400 or (answer.status_code == 200 and name in ("schema", "regex", "left recursion")), (
         answer.text
     )
+    assert answer.elapsed.total_seconds() < ANSWER_SECONDS
     if answer.status_code == 400:
         assert_refused(answer)
     assert client.get("/health").status_code == 200
@@ -173,15 +177,3 @@ def test_long_texts_are_refused_before_all_of_them_is_read(client: httpx.Client)
         assert "8192" in assert_refused(client.post("/tokenize", json={"prompt": text}))
     words = {"prompt": "word " * 3000}
     assert 512 < client.post("/tokenize", json=words).json()["count"] < 8192
-
-
-@pytest.mark.parametrize("half_close", [False, True])
-def test_clients_that_stop_in_the_middle(half_close: bool, server: LiveServer, client: httpx.Client) -> None:
-    host, port = urlparse(server.url).hostname, urlparse(server.url).port
-    with socket.create_connection((str(host), int(port or 0)), timeout=10) as raw:
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: 100\r\n\r\n{")
-        if half_close:
-            raw.shutdown(socket.SHUT_WR)
-        first = raw.recv(1 << 16)
-        assert first == b"" or b" 408 " in first.splitlines()[0] or b" 400 " in first.splitlines()[0], first
-    assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200

@@ -55,6 +55,21 @@ def test_metrics_have_vllms_stems(client: httpx.Client) -> None:
     assert metric(client, "llmc:generation_tokens_total") >= 3
 
 
+def test_answers_are_counted_by_route_and_status(client: httpx.Client) -> None:
+    def counted(path: str, status: int) -> float:
+        label = re.escape(f'path="{path}",status="{status}"')
+        found = re.search(rf"^llmc:http_requests_total{{.*{label}.*}} (.*)$", client.get("/metrics").text, re.MULTILINE)
+        return float(found[1]) if found else 0.0
+
+    asked = (("/v1/models/{name:path}", 404), ("/v1/completions", 400), ("unrouted", 413), ("unrouted", 404))
+    before = [counted(*each) for each in asked]
+    client.get("/v1/models/nobody")
+    client.post("/v1/completions", json={})
+    client.post("/v1/completions", content=b" " * (5 << 20))
+    client.get("/nowhere/1")
+    assert [counted(*each) for each in asked] == [count + 1 for count in before]
+
+
 def test_a_client_that_leaves_frees_its_request(client: httpx.Client) -> None:
     with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
         next(answer.iter_lines())
@@ -80,6 +95,20 @@ def test_sigterm_finishes_what_is_in_flight(engine_directory: Path) -> None:
         tokens = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
         assert tokens[-1]["choices"][0]["finish_reason"] == "length"
         assert live.process.wait(20) == 0
+
+
+def test_sigterm_before_it_listens(model_directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path))
+    command = [sys.executable, "-m", "llmc", "serve", str(model_directory), "--port", "0"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    try:
+        eventually(lambda: any(tmp_path.iterdir()), 30)  # It is being built.
+        process.send_signal(signal.SIGTERM)
+        said = process.communicate(timeout=60)[1]
+        assert process.returncode == 0, said
+        assert "http://" not in said and "Traceback" not in said
+    finally:
+        process.kill()
 
 
 def test_draining_has_a_limit(engine_directory: Path) -> None:
@@ -112,6 +141,7 @@ def test_a_stuck_loop_is_not_healthy(in_process: ServedModel, monkeypatch: pytes
     asking = threading.Thread(target=client.post, args=("/v1/completions",), kwargs={"json": {"prompt": "hi"}})
     asking.start()
     eventually(lambda: client.get("/health").status_code == 503)
+    assert not client.get("/live").json()["healthy"], "not even with --stall-seconds"
     let_go.set()
     asking.join()
     assert client.get("/health").status_code == 200
@@ -149,6 +179,33 @@ def test_keys_guard_every_route_but_health(engine_directory: Path) -> None:
             assert known.get("/v1/models").status_code == 200
         bearer = {b"Authorization": "Bearer sécond".encode()}
         assert httpx.get(f"{live.url}/v1/models", headers=bearer).status_code == 200
+
+
+def test_keys_and_salts_share_no_cached_prefix(engine_directory: Path) -> None:
+    flags = ("--api-key", "first", "--api-key", "second", "--output-cache-bytes", "1000000")
+    prompt = [7 + i % 50 for i in range(64)]
+    with serving(engine_directory, *flags) as live, live.client("first") as first, live.client("second") as second:
+
+        def hits(client: httpx.Client, **fields: Any) -> tuple[float, float]:
+            """Prompt tokens found in the prefix cache, and answers found in the cache of outputs."""
+            names = ("llmc:prefix_cache_hits_total", "llmc:output_cache_hits_total")
+            before = [metric(first, name) for name in names]
+            body = {"prompt": prompt, "max_tokens": 2, "temperature": 0, **fields}
+            assert client.post("/v1/completions", json=body).status_code == 200
+            found = [metric(first, name) - count for name, count in zip(names, before, strict=True)]
+            return found[0], found[1]
+
+        assert hits(first) == (0, 0)
+        assert hits(first, max_tokens=3)[0] > 0
+        assert hits(first) == (0, 1)
+        assert hits(second) == (0, 0)
+        assert hits(second) == (0, 1)
+        assert hits(second, cache_salt="a") == (0, 0)
+        assert hits(second, cache_salt="b", max_tokens=3) == (0, 0)
+        assert hits(second, temperature=1)[1] == 0, "an output with chance in it is not kept"
+        assert metric(first, "llmc:output_cache_queries_total") >= 6
+        assert metric(first, "llmc:output_cache_entries") >= 5
+        assert 0 < metric(first, "llmc:output_cache_bytes") <= 1_000_000
 
 
 def test_flags_and_a_configuration_file(engine_directory: Path, tmp_path: Path) -> None:

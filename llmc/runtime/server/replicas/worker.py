@@ -11,12 +11,14 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import LlmcError
+from llmc.runtime.server.early_end import end_on_sigterm
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.serve import serve
 
 
 def main() -> None:
     """Serve until SIGTERM, or until the router is gone."""
+    end_on_sigterm()
     options = read_options(sys.stdin.readline())
     threading.Thread(target=_follow_router, daemon=True).start()
     try:

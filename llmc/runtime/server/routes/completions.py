@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
@@ -16,7 +17,7 @@ from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
 from llmc.runtime.server.sampling import grammar_of, priority_of, sampling_params
-from llmc.runtime.server.schemas.completion import CompletionRequest
+from llmc.runtime.server.schemas.completion import MAX_SEQUENCES, CompletionRequest
 from llmc.runtime.server.served_model import ServedModel
 
 DEFAULT_MAX_TOKENS = 16
@@ -32,11 +33,14 @@ def completion_routes(model: ServedModel) -> APIRouter:
         check_supported(body)
         model.check_room()
         identity = f"cmpl-{uuid.uuid4().hex}"
-        prompts = [await read_prompt(model, body, prompt) for prompt in body.prompts()]
-        requests = [
-            generation_request(model, body, prompt, f"{identity}-{i}", tenant_of(request, body.cache_salt))
-            for i, prompt in enumerate(prompts)
-        ]
+        prompts: list[EchoedPrompt] = []
+        requests: list[GenerationRequest] = []
+        for i, text in enumerate(body.prompts()):
+            # Many prompts are read one by one, with other requests in between.
+            await asyncio.sleep(0)
+            prompts.append(await read_prompt(model, body, text))
+            tenant = tenant_of(request, body.cache_salt)
+            requests.append(generation_request(model, body, prompts[-1], f"{identity}-{i}", tenant))
         reply = CompletionReply(model, body, identity, prompts, drops_output=body.max_tokens == 0)
         if body.stream:
             return EventStream(chunks(model, body, reply, requests))
@@ -57,6 +61,12 @@ def check_supported(body: CompletionRequest) -> None:
         raise bad_request("best_of cannot be streamed: the best are known at the end", "best_of")
     if body.best_of is not None and body.best_of < (body.n or 1):
         raise bad_request(f"best_of={body.best_of} is less than n={body.n}", "best_of")
+    if body.sequences() > MAX_SEQUENCES:
+        raise bad_request(
+            f"prompts times n (or best_of) makes {body.sequences()} outputs, and a request may ask for at most "
+            f"{MAX_SEQUENCES}: send several requests",
+            "prompt",
+        )
 
 
 async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> EchoedPrompt:

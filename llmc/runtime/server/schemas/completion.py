@@ -9,6 +9,8 @@ from pydantic import Field
 from llmc.runtime.server.schemas.sampling_fields import MAX_CHOICES, MAX_TOP_LOGPROBS, SamplingFields, TokenId
 
 MAX_PROMPTS = 1024
+# Of all prompts together: the event loop makes each of them, and 1024 hold up others for at most 0.1 s at a time.
+MAX_SEQUENCES = 1024
 TokenIds = Annotated[list[TokenId], Field(min_length=1)]
 
 
@@ -26,6 +28,10 @@ class CompletionRequest(SamplingFields):
     logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
     suffix: str | None = None
     add_special_tokens: bool = True
+
+    def sequences(self) -> int:
+        """How many outputs are generated: of all prompts, those that best_of drops included."""
+        return len(self.prompts()) * max(self.n or 1, self.best_of or 1)
 
     def prompts(self) -> list[str | list[int]]:
         """Each prompt: a text or token ids."""

@@ -1,0 +1,19 @@
+"""SIGTERM before the server listens: an orderly end, as after it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+from types import FrameType
+
+
+def end_on_sigterm() -> None:
+    """From now on SIGTERM ends the process with 0, having left every block; uvicorn's handler replaces this one.
+
+    A model may be built or loaded for minutes before there is anything to drain.
+    """
+    signal.signal(signal.SIGTERM, _end)
+
+
+def _end(number: int, frame: FrameType | None) -> None:
+    sys.exit(0)

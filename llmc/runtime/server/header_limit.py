@@ -1,0 +1,117 @@
+"""A bound on each request's headers: their bytes, and how slowly a client may send them.
+
+The body has its own, in body_limit.py. This one is below ASGI, where a request exists only once its headers are there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from http import HTTPStatus
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from llmc.runtime.server.errors import error_body
+
+MAX_HEADER_BYTES = 64 << 10
+# After a long turn of the event loop its timers run before what clients have sent is read.
+_GRACE_SECONDS = 0.05
+
+
+def limited_headers(seconds: float) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, which answers 408 when a request's headers are not whole in time.
+
+    seconds: since the connection for its first request, since the first byte for each later one; between requests
+    uvicorn's timeout_keep_alive counts.
+    """
+
+    class LimitHeaders(_LimitHeaders):
+        allowed_seconds = seconds
+
+    return LimitHeaders
+
+
+class _LimitHeaders(HttpToolsProtocol):
+    """Also answers 431 for headers of more than MAX_HEADER_BYTES, and 400 to who stops in the middle of a request."""
+
+    allowed_seconds: float
+    _deadline: asyncio.TimerHandle | None = None
+    _in_headers = True
+    _header_bytes = 0
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
+        super().connection_made(transport)
+        self._start_deadline()
+
+    def data_received(self, data: bytes) -> None:
+        if self._in_headers:
+            self._start_deadline()
+        super().data_received(data)
+        if self._in_headers:
+            self._header_bytes += len(data)
+            if self._header_bytes > MAX_HEADER_BYTES:
+                self._refuse(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._start_deadline()
+
+    def on_headers_complete(self) -> None:
+        self._stop_deadline()
+        self._in_headers = False
+        self._header_bytes = 0
+        super().on_headers_complete()
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._in_headers = True
+
+    def eof_received(self) -> None:
+        """The client sends no more; who has sent a whole request and closes only this side is taken for gone."""
+        if self._header_bytes or (not self._in_headers and not self.cycle.response_started):
+            self._refuse(400, "the request ends in the middle")
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._stop_deadline()
+        super().connection_lost(exc)
+
+    def send_400_response(self, msg: str) -> None:
+        self._refuse(400, msg)
+
+    def _start_deadline(self) -> None:
+        if self._deadline is None and not self.transport.is_closing():
+            self._deadline = self.loop.call_later(self.allowed_seconds, self._wait_once_more)
+
+    def _stop_deadline(self) -> None:
+        if self._deadline is not None:
+            self._deadline.cancel()
+            self._deadline = None
+
+    def _wait_once_more(self) -> None:
+        self._deadline = self.loop.call_later(_GRACE_SECONDS, self._too_late)
+
+    def _too_late(self) -> None:
+        self._refuse(408, f"the headers were not whole within {self.allowed_seconds:g} seconds")
+
+    def _refuse(self, status: int, message: str) -> None:
+        """Answer in OpenAI's shape and close; an answer to an earlier request that has begun is finished instead."""
+        self._stop_deadline()
+        if self.transport.is_closing():
+            return
+        if self._is_answering():
+            self.shutdown()
+            return
+        body = json.dumps(error_body(status, message)).encode()
+        head = (
+            f"HTTP/1.1 {status} {HTTPStatus(status).phrase}\r\ncontent-type: application/json\r\n"
+            f"content-length: {len(body)}\r\nconnection: close\r\n\r\n"
+        )
+        self.transport.write(head.encode() + body)
+        self.transport.close()
+
+    def _is_answering(self) -> bool:
+        """Whether bytes of an answer have been or will be written, to this request or to one before it."""
+        if self.pipeline:
+            return True
+        open_answer = self.cycle is not None and not self.cycle.response_complete
+        return open_answer and (self._in_headers or self.cycle.response_started)
