@@ -134,7 +134,11 @@ class Scheduler:
         self._release(request)
 
     def settle(self, request: Request) -> None:
-        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished."""
+        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
+
+        Only after a step that gave it logits, and `fail` if they were not finite. So all that a decoding or a parked
+        request has computed is known to be sound, and only such blocks are ever registered.
+        """
         if request in self._prefilling and request.pending <= 1:
             self.prefix_cache.register(request)
             if not request.finished:
@@ -158,7 +162,7 @@ class Scheduler:
         """The next step, with blocks for its tokens. Empty only if no request has anything to compute.
 
         The caller computes it, gives each request its logits or its token, advances `computed` of the chunks'
-        requests, and then settles those and every decode that has finished.
+        requests, and then settles those that got logits and every decode that has finished.
         """
         self._number += 1
         plan = self._plan = StepPlan.of(self._decoding.requests())

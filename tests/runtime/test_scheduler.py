@@ -48,6 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(Priority),
         salt=st.sampled_from((None, b"", b"other")),
         patience=st.none() | st.integers(1, 30),
+        breaks_at=st.none() | st.integers(0, 30),
     )
     def arrive(
         self,
@@ -58,24 +59,32 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: Priority,
         salt: bytes | None,
         patience: int | None,
+        breaks_at: int | None,
     ) -> None:
-        self.run.add(
-            Counted(
-                [(prefix + token) % 97 for token in PROMPT[:length]],
-                output,
-                every_logit=kind == "scoring",
-                forks=2 if kind == "forking" else 0,
-                priority=priority,
-                salt=salt,
-                arrived=self.now,
-                deadline=None if patience is None or kind == "forking" else self.now + patience,
-            )
+        request = Counted(
+            [(prefix + token) % 97 for token in PROMPT[:length]],
+            output,
+            every_logit=kind == "scoring",
+            forks=2 if kind == "forking" else 0,
+            priority=priority,
+            salt=salt,
+            arrived=self.now,
+            deadline=None if patience is None or kind == "forking" else self.now + patience,
         )
+        request.breaks_at = breaks_at
+        self.run.add(request)
 
     @rule(number=st.integers(0, 50))
     def abort(self, number: int) -> None:
         if self.run.requests:
             self._drop(self.run.requests[number % len(self.run.requests)])
+
+    @rule(number=st.integers(0, 50), after=st.integers(0, 9))
+    def fail(self, number: int, after: int) -> None:
+        """One of the next tokens that the request computes makes NaN."""
+        if self.run.requests:
+            request = self.run.requests[number % len(self.run.requests)]
+            request.breaks_at = request.computed + after
 
     @rule(steps=st.integers(1, 6))
     @precondition(lambda self: not self.run.scheduler.idle)
@@ -107,8 +116,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             assert self.run.steps < limit, "no progress"
         assert self.run.pool.used == 0
         for request in self.run.requests:
-            if request not in self.dropped:
+            if request.error is None and request not in self.dropped:
                 assert request.finished and request.tokens == request.expected()
+        for request in self.run.requests:
+            parents = [each for each in self.run.requests if request in each.children]
+            assert request.error is None or any(each.breaks_at is not None for each in (request, *parents))
 
 
 SchedulerMachine.TestCase.settings = settings(
@@ -277,15 +289,49 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
         assert request.tokens == request.expected()
 
 
-def test_what_broken_logits_came_from_is_not_found() -> None:
+@pytest.mark.parametrize("prompt", [8, 9, 10])
+@pytest.mark.parametrize("kind", [{}, {"forks": 2}, {"every_logit": True}])
+def test_what_broken_logits_came_from_is_not_found(prompt: int, kind: dict[str, object]) -> None:
+    """The budget ends with the prompt, a token before it, and two."""
     run = Run(Limits(4, 4, 4, 32, 4), 8)
-    broken = counted(10, 2, salt=b"")
+    broken = counted(prompt, 2, salt=b"", **kind)
+    broken.breaks_at = 3
     run.add(broken)
-    run.step()
-    run.step()
-    broken.fail(RuntimeError("not finite"))  # type: ignore[arg-type]
-    run.scheduler.settle(broken)
+    run.finish()
+    assert broken.error is not None
     assert run.pool.free == 8 and run.pool.cached == 0
+    again = counted(prompt, 2, salt=b"", **kind)
+    run.add(again)
+    run.finish()
+    assert again.error is None and again.cached_tokens == 0 and again.tokens == again.expected()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_no_logits_have_followed_is_not_found(steps: int) -> None:
+    """A request that is aborted before its first token, the last of whose prompt waits for its step."""
+    run = Run(Limits(4, 4, 4, 32, 4), 8)
+    left = counted(9, 2, salt=b"")
+    left.breaks_at = 3
+    run.add(left)
+    for _ in range(steps):
+        run.step()
+    assert left.computed == 4 * steps
+    left.finished = True
+    run.scheduler.remove(left)
+    assert run.pool.free == 8 and run.pool.cached == 0
+
+
+def test_what_came_before_broken_logits_is_found() -> None:
+    run = Run(Limits(16, 4, 4, 32, 4), 8)
+    broken = counted(9, 9, salt=b"")
+    broken.breaks_at = 13
+    run.add(broken)
+    run.finish()
+    assert broken.error is not None and len(broken.tokens) == 14
+    following = counted(9, 2, salt=b"")
+    run.add(following)
+    run.finish()
+    assert following.cached_tokens == 8 and following.tokens == following.expected()
 
 
 def test_forks_share_blocks_until_they_write() -> None:
