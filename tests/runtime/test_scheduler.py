@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import weakref
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,6 +18,7 @@ from hypothesis.stateful import (
 )
 
 from llmc.program import Limits
+from llmc.runtime.deadlines import Deadlines
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.request import Request
 from tests.runtime.model_free import Counted, Run
@@ -367,6 +371,41 @@ def test_deadlines_are_told_once() -> None:
     now = 3.0
     assert run.scheduler.expired() == [late]
     assert run.scheduler.expired() == []
+
+
+def test_deadlines_hold_nobody_who_has_ended() -> None:
+    run = Run(Limits(16, 2, 4, 32, 4), 8, clock=lambda: 0.0)
+    staying = counted(5, 20, deadline=5.0)
+    run.add(staying)
+    gone = []
+    for number in range(10):
+        ended, aborted = counted(5, 1, deadline=86400.0 - number), counted(5, 9, deadline=86400.0)
+        gone += [weakref.ref(ended), weakref.ref(aborted)]
+        run.add(ended)
+        run.add(aborted)
+        run.step()
+        run.scheduler.remove(aborted)
+        assert ended.finished and run.scheduler.expired() == []
+        del run.requests[1:]
+    del ended, aborted
+    run.step()
+    assert not any(reference() for reference in gone)
+    assert len(run.scheduler._deadlines._heap) <= 2
+
+
+def test_deadlines_pass_in_order_whoever_is_dropped() -> None:
+    chance = random.Random(0)
+    deadlines, kept = Deadlines(), list[Request]()
+    for _ in range(500):
+        request = counted(1, 1, deadline=float(chance.randrange(50)))
+        deadlines.watch(request)
+        kept.append(request)
+        if chance.random() < 0.7:
+            deadlines.drop(kept.pop(chance.randrange(len(kept))))
+    for now in range(50):
+        found = deadlines.passed(float(now))
+        assert set(found) == {request for request in kept if request.deadline == now}
+    assert not deadlines
 
 
 @settings(max_examples=60, deadline=None)
