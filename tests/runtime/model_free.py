@@ -1,7 +1,7 @@
 """Requests and an executor without a model, for the scheduler's tests: a cell of the cache holds what it was given.
 
 A request's next token is a checksum of all cells before it, so a block that is shared wrongly, copied wrongly or
-written by two changes what it says. One that `breaks_at` a position writes NaN there, and gets NaN from then on.
+written by two changes what it says. One that breaks at a position writes NaN there, and gets NaN from then on.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Counted(SampledRequest):
     """Takes tokens until it has `output` of them; a scoring request takes none.
 
     forks: how many others start with it when the prompt is computed, with a first token each from the same logits. Only
-    `variant` distinguishes them. breaks_at: computing that token makes NaN.
+    `variant` distinguishes them.
     """
 
     def __init__(
@@ -87,7 +87,6 @@ class Counted(SampledRequest):
         self.output = 0 if every_logit else output
         self.variant = variant
         self.rows = 0
-        self.breaks_at: int | None = None
         self.children = [
             Counted(prompt, output, variant=i + 1, priority=priority, salt=salt, arrived=arrived) for i in range(forks)
         ]
@@ -145,7 +144,10 @@ class Checksums:
 
 
 class Run:
-    """A scheduler with a pool and a pretended cache, stepped and checked."""
+    """A scheduler with a pool and a pretended cache, stepped and checked.
+
+    requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
+    """
 
     def __init__(
         self,
@@ -159,7 +161,8 @@ class Run:
         self.inputs = StepInputs(limits)
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock)
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
-        self.requests: list[Counted] = []
+        self.requests: list[Request] = []
+        self.breaks_at: dict[Request, int] = {}
         self.steps = 0
 
     def add(self, request: Counted) -> None:
@@ -214,7 +217,7 @@ class Run:
     def _break(self, chunks: tuple[Chunk, ...]) -> None:
         size = self.limits.block_size
         for request, start, tokens, _ in chunks:
-            at = request.breaks_at  # type: ignore[attr-defined]
+            at = self.breaks_at.get(request)
             if at is not None and start <= at < start + tokens:
                 self.cells[request.blocks[at // size], at % size] = NAN
 

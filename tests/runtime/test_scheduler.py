@@ -21,6 +21,7 @@ from llmc.program import Limits
 from llmc.runtime.deadlines import Deadlines
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.request import Request
+from tests.runtime.lockstep import Lockstep, Member
 from tests.runtime.model_free import Counted, Run
 
 PROMPT = [(7 * i + 3) % 97 for i in range(64)]
@@ -30,8 +31,16 @@ def counted(prompt: int, output: int, **options: object) -> Counted:
     return Counted(PROMPT[:prompt], output, **options)  # type: ignore[arg-type]
 
 
+def together(request: Request) -> list[Request]:
+    """The request and those that end with it."""
+    if isinstance(request, Member):
+        return [request, *request.group.live]
+    return [request, *request.children] if isinstance(request, Counted) else [request]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests of all kinds arrive, fork, end, are aborted and run out of time, in any order, on a small pool."""
+    """Requests of all kinds arrive, fork, wait for each other, fail, are aborted and run out of time, in any order, on
+    a small pool."""
 
     @initialize(
         budget=st.integers(2, 16),
@@ -43,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.run = Run(Limits(budget, sequences, rows, max_model_len=32, block_size=4), blocks, clock=lambda: self.now)
         self.dropped: set[Request] = set()
+        self.groups: list[Lockstep] = []
 
     @rule(
         prefix=st.integers(0, 2),
@@ -75,8 +85,41 @@ class SchedulerMachine(RuleBasedStateMachine):
             arrived=self.now,
             deadline=None if patience is None or kind == "forking" else self.now + patience,
         )
-        request.breaks_at = breaks_at
         self.run.add(request)
+        if breaks_at is not None:
+            self.run.breaks_at[request] = breaks_at
+
+    @rule(
+        prefix=st.integers(0, 2),
+        length=st.integers(1, 20),
+        output=st.integers(1, 12),
+        width=st.integers(2, 4),
+        priority=st.sampled_from(Priority),
+        salt=st.sampled_from((None, b"", b"other")),
+        patience=st.none() | st.integers(1, 30),
+    )
+    def arrive_in_lockstep(
+        self,
+        prefix: int,
+        length: int,
+        output: int,
+        width: int,
+        priority: Priority,
+        salt: bytes | None,
+        patience: int | None,
+    ) -> None:
+        group = Lockstep(
+            [(prefix + token) % 97 for token in PROMPT[:length]],
+            output,
+            width,
+            self.run.requests,
+            priority=priority,
+            salt=salt,
+            arrived=self.now,
+            deadline=None if patience is None else self.now + patience,
+        )
+        self.groups.append(group)
+        self.run.scheduler.add(group.first)
 
     @rule(number=st.integers(0, 50))
     def abort(self, number: int) -> None:
@@ -88,7 +131,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         """One of the next tokens that the request computes makes NaN."""
         if self.run.requests:
             request = self.run.requests[number % len(self.run.requests)]
-            request.breaks_at = request.computed + after
+            self.run.breaks_at[request] = request.computed + after
 
     @rule(steps=st.integers(1, 6))
     @precondition(lambda self: not self.run.scheduler.idle)
@@ -100,8 +143,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run.step()
 
     def _drop(self, request: Request) -> None:
-        assert isinstance(request, Counted)
-        for each in (request, *request.children):
+        if isinstance(request, Member):
+            request.group.finished = True
+        for each in together(request):
             if not each.finished:
                 self.dropped.add(each)
             each.finished = True
@@ -114,17 +158,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "run"):
             return
-        limit = self.run.steps + 100 + 40 * len(self.run.requests)
+        limit = self.run.steps + 100 + 40 * len(self.run.requests) + 100 * len(self.groups)
         while not self.run.scheduler.idle:
             self.run.step()
             assert self.run.steps < limit, "no progress"
         assert self.run.pool.used == 0
+        assert all(group.finished for group in self.groups)
+        broken = {each for request in self.run.breaks_at for each in together(request)}
         for request in self.run.requests:
-            if request.error is None and request not in self.dropped:
-                assert request.finished and request.tokens == request.expected()
-        for request in self.run.requests:
-            parents = [each for each in self.run.requests if request in each.children]
-            assert request.error is None or any(each.breaks_at is not None for each in (request, *parents))
+            assert request.finished and (request.error is None or request in broken)
+            if isinstance(request, Counted) and request.error is None and request not in self.dropped:
+                assert request.tokens == request.expected()
 
 
 SchedulerMachine.TestCase.settings = settings(
@@ -299,7 +343,7 @@ def test_what_broken_logits_came_from_is_not_found(prompt: int, kind: dict[str, 
     """The budget ends with the prompt, a token before it, and two."""
     run = Run(Limits(4, 4, 4, 32, 4), 8)
     broken = counted(prompt, 2, salt=b"", **kind)
-    broken.breaks_at = 3
+    run.breaks_at[broken] = 3
     run.add(broken)
     run.finish()
     assert broken.error is not None
@@ -315,7 +359,7 @@ def test_what_no_logits_have_followed_is_not_found(steps: int) -> None:
     """A request that is aborted before its first token, the last of whose prompt waits for its step."""
     run = Run(Limits(4, 4, 4, 32, 4), 8)
     left = counted(9, 2, salt=b"")
-    left.breaks_at = 3
+    run.breaks_at[left] = 3
     run.add(left)
     for _ in range(steps):
         run.step()
@@ -328,7 +372,7 @@ def test_what_no_logits_have_followed_is_not_found(steps: int) -> None:
 def test_what_came_before_broken_logits_is_found() -> None:
     run = Run(Limits(16, 4, 4, 32, 4), 8)
     broken = counted(9, 9, salt=b"")
-    broken.breaks_at = 13
+    run.breaks_at[broken] = 13
     run.add(broken)
     run.finish()
     assert broken.error is not None and len(broken.tokens) == 14
@@ -348,7 +392,7 @@ def test_forks_share_blocks_until_they_write() -> None:
     assert [run.pool.holders(b) for b in parent.blocks] == [3, 3, 1], "each has its own copy of the unfinished block"
     while not run.scheduler.idle:
         run.step()
-    assert all(r.tokens == r.expected() for r in run.requests)
+    assert all(r.tokens == r.expected() for r in (parent, *parent.children))
 
 
 def test_forks_without_a_seat_wait() -> None:
@@ -357,7 +401,7 @@ def test_forks_without_a_seat_wait() -> None:
     run.add(parent)
     while not run.scheduler.idle:
         run.step()
-    assert all(r.finished and r.tokens == r.expected() for r in run.requests)
+    assert all(r.finished and r.tokens == r.expected() for r in (parent, *parent.children))
 
 
 def test_deadlines_are_told_once() -> None:
