@@ -15,7 +15,7 @@ from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.row_choice import RowChoice
-from llmc.runtime.sampler import Sampler
+from llmc.runtime.sampler import Sampler, check_finite
 
 
 @dataclass(frozen=True)
@@ -148,9 +148,12 @@ class Generation(SampledRequest):
     def start(self, logits: npt.NDArray[np.float32]) -> None:
         """Choose the first token from the last row of the prompt's logits."""
         self.is_steady = True
-        if len(self.tokens) >= self._max_length:
-            return self._finish("length", None)
         try:
+            if len(self.tokens) >= self._max_length:
+                # The blocks will be found by others, though nobody needs a token.
+                best = int(logits[-1].argmax())
+                check_finite(best, float(logits[-1][best]))
+                return self._finish("length", None)
             token = self.sampler.sample(logits[-1])
         except RequestError as error:
             return self.fail(error)

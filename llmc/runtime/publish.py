@@ -54,7 +54,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
         request = chunk.request
         request.computed += chunk.tokens
         if not chunk.logit_rows:
-            scheduler.settle(request)
+            pass  # Nobody knows yet what the chunk has computed: the request goes on prefilling.
         elif isinstance(request, SampledRequest) and request.is_steady:
             batch.append(request)
             rows.append(row)

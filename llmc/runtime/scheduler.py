@@ -11,7 +11,6 @@ that decodes within a block that it has, and those whose blocks are full in the 
 
 from __future__ import annotations
 
-import heapq
 import time
 from collections import deque
 from collections.abc import Callable
@@ -19,6 +18,7 @@ from dataclasses import dataclass
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
+from llmc.runtime.deadlines import Deadlines
 from llmc.runtime.decode_set import DecodeSet
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.prefix_cache import PrefixCache
@@ -62,7 +62,7 @@ class Scheduler:
         self._forked: list[Request] = []
         # Not more than a step has room for, so every decoding request is in every step.
         self._free_seats = min(limits.max_sequences, self._budget, self._rows)
-        self._deadlines: list[tuple[float, int, Request]] = []
+        self._deadlines = Deadlines()
         self._arrivals = 0
         self._number = 0
         self._now = 0.0
@@ -89,7 +89,7 @@ class Scheduler:
         request.sequence = self._arrivals
         self._queue_of(request).append(request)
         request.is_waiting = True
-        self._watch_deadline(request)
+        self._deadlines.watch(request)
 
     def fork(self, parent: Request, child: Request) -> None:
         """Start a request with the parent's first tokens on the parent's blocks; they part when one of them writes.
@@ -98,7 +98,7 @@ class Scheduler:
         """
         child.sequence = parent.sequence
         child.started = parent.started
-        self._watch_deadline(child)
+        self._deadlines.watch(child)
         if not parent.is_seated or not self._free_seats:
             self._requeue(child)
             return
@@ -132,9 +132,14 @@ class Scheduler:
             self._queue_of(request).remove(request)
             request.is_waiting = False
         self._release(request)
+        self._deadlines.drop(request)
 
     def settle(self, request: Request) -> None:
-        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished."""
+        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
+
+        Only after a step that gave it logits, and `fail` if they were not finite. So all that a decoding or a parked
+        request has computed is known to be sound, and only such blocks are ever registered.
+        """
         if request in self._prefilling and request.pending <= 1:
             self.prefix_cache.register(request)
             if not request.finished:
@@ -145,20 +150,13 @@ class Scheduler:
 
     def expired(self) -> list[Request]:
         """Requests whose deadline has passed since the last call; they are still in the queue."""
-        gone = []
-        if self._deadlines:
-            now = self._clock()
-            while self._deadlines and self._deadlines[0][0] <= now:
-                request = heapq.heappop(self._deadlines)[2]
-                if not request.finished:
-                    gone.append(request)
-        return gone
+        return [r for r in self._deadlines.passed(self._clock()) if not r.finished] if self._deadlines else []
 
     def schedule(self) -> StepPlan:
         """The next step, with blocks for its tokens. Empty only if no request has anything to compute.
 
         The caller computes it, gives each request its logits or its token, advances `computed` of the chunks'
-        requests, and then settles those and every decode that has finished.
+        requests, and then settles those that got logits and every decode that has finished.
         """
         self._number += 1
         plan = self._plan = StepPlan.of(self._decoding.requests())
@@ -347,10 +345,6 @@ class Scheduler:
 
     def _has_aged(self, request: Request) -> bool:
         return self._now - request.arrived >= self._ageing_seconds
-
-    def _watch_deadline(self, request: Request) -> None:
-        if request.deadline is not None:
-            heapq.heappush(self._deadlines, (request.deadline, id(request), request))
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -22,10 +22,28 @@ from tests.tiny_models import tiny_checkpoint
 MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-6m"
 
 
-@pytest.fixture(scope="module", params=[pytest.param("float32", marks=pytest.mark.slow), "bfloat16"])
+@dataclass(frozen=True)
+class Numbers:
+    """What an engine computes with."""
+
+    dtype: str
+    quantize: str = ""
+    kv_cache: str = "auto"
+
+
+@pytest.fixture(
+    scope="module",
+    params=[
+        pytest.param(Numbers("float32"), id="float32", marks=pytest.mark.slow),
+        pytest.param(Numbers("bfloat16"), id="bfloat16"),
+        pytest.param(Numbers("bfloat16", "w8a8", "int8"), id="w8a8-kv8"),
+        pytest.param(Numbers("bfloat16", "w4a8:g32", "int8"), id="w4a8-kv8", marks=pytest.mark.slow),
+    ],
+)
 def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path: Path = tmp_path_factory.mktemp("engine") / f"{request.param}.llmc"
-    llmc.build(MODEL, path, dtype=request.param, max_model_len=192, max_sequences=32, max_batch_tokens=96)
+    path: Path = tmp_path_factory.mktemp("engine") / "engine.llmc"
+    options = {**asdict(request.param), "max_model_len": 192, "max_sequences": 32, "max_batch_tokens": 96}
+    llmc.build(MODEL, path, **options)
     return path
 
 

@@ -1,11 +1,12 @@
 """Requests and an executor without a model, for the scheduler's tests: a cell of the cache holds what it was given.
 
 A request's next token is a checksum of all cells before it, so a block that is shared wrongly, copied wrongly or
-written by two changes what it says.
+written by two changes what it says. One that breaks at a position writes NaN there, and gets NaN from then on.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -13,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import RequestError
+from llmc.errors import ModelFailureError, RequestError
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.generation_request import Priority
@@ -27,10 +28,21 @@ from llmc.runtime.step import Step
 from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.step_plan import Chunk, StepPlan
 
+NAN = -1000
+
 
 def next_token(tokens: Sequence[int]) -> int:
     """What the pretended model says after these tokens."""
     return (sum((i + 1) * token for i, token in enumerate(tokens)) + len(tokens)) % 97
+
+
+def logit_after(cells: Sequence[int]) -> float:
+    """The row of logits after these cells: the next token."""
+    return float("nan") if NAN in cells else next_token(cells)
+
+
+def no_logits() -> ModelFailureError:
+    return ModelFailureError("the pretended model gave NaN")
 
 
 def continuation(prompt: Sequence[int], count: int, variant: int = 0) -> list[int]:
@@ -89,12 +101,20 @@ class Counted(SampledRequest):
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """`logits` has the next token in its one column."""
         self.rows = max(self.rows, start + len(logits))
+        if np.isnan(logits).any():
+            return self.fail(no_logits())
         if not self.output:
             self.finished = self.rows == len(self.tokens)
             return
         for choice in (self, *self._unstarted):
             choice.accept(int(logits[-1, 0]), Checksums(logits), len(logits) - 1)
         self.is_steady = True
+
+    def fail(self, error: RequestError) -> None:
+        """The others have not started, or fail for themselves."""
+        super().fail(error)
+        for child in self._unstarted:
+            child.fail(error)
 
     def follow(self, forks: Forks) -> None:
         """Start the others."""
@@ -119,11 +139,15 @@ class Checksums:
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> list[int | RequestError]:
         assert len(samplers) == len(rows) and list(rows) == sorted(rows)
-        return [int(self.rows[row, 0]) for row in rows]
+        found = [float(self.rows[row, 0]) for row in rows]
+        return [no_logits() if math.isnan(token) else int(token) for token in found]
 
 
 class Run:
-    """A scheduler with a pool and a pretended cache, stepped and checked."""
+    """A scheduler with a pool and a pretended cache, stepped and checked.
+
+    requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
+    """
 
     def __init__(
         self,
@@ -137,12 +161,18 @@ class Run:
         self.inputs = StepInputs(limits)
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock)
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
-        self.requests: list[Counted] = []
+        self.requests: list[Request] = []
+        self.breaks_at: dict[Request, int] = {}
         self.steps = 0
 
     def add(self, request: Counted) -> None:
         self.requests += [request, *request.children]
         self.scheduler.add(request)
+
+    def finish(self) -> None:
+        """Step until nothing is left."""
+        while not self.scheduler.idle:
+            self.step()
 
     def step(self) -> tuple[Chunk, ...]:
         """One step; checks everything that must hold before and after it."""
@@ -156,8 +186,9 @@ class Run:
             step = self.inputs.fill(plan)
             self._check_inputs(step, chunks)
             self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
+            self._break(chunks)
             ends = [(c.request, c.start + c.tokens, c.logit_rows) for c in chunks]
-            rows = [next_token(self._read(r, at)) for r, end, count in ends for at in range(end - count + 1, end + 1)]
+            rows = [logit_after(self._read(r, at)) for r, end, count in ends for at in range(end - count + 1, end + 1)]
             results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
             self.inputs.advance(publish(plan, results, self.scheduler))
         self.check_accounts()
@@ -180,6 +211,15 @@ class Run:
         folded = [block for chain in chains for block in chain.blocks]
         assert len(folded) == len(set(folded)) and all(self.pool.content(block) in chains for block in folded)
         assert all(self.pool.holders(block) <= 1 for block in folded), "a block that is not hashed was found"
+        kept = [block for block in range(self.pool.count) if self.pool.content(block) is not None]
+        assert not (self.cells[kept] == NAN).any(), "others may find a block that holds NaN"
+
+    def _break(self, chunks: tuple[Chunk, ...]) -> None:
+        size = self.limits.block_size
+        for request, start, tokens, _ in chunks:
+            at = self.breaks_at.get(request)
+            if at is not None and start <= at < start + tokens:
+                self.cells[request.blocks[at // size], at % size] = NAN
 
     def _check_plan(self, plan: StepPlan, chunks: tuple[Chunk, ...]) -> None:
         assert chunks or self.scheduler.idle, "a step without work while requests are left"

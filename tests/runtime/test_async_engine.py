@@ -6,10 +6,11 @@ import asyncio
 import random
 import threading
 import time
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -208,6 +209,50 @@ def slow(engine: Engine, seconds: float) -> SlowExecutor:
     executor = SlowExecutor(engine.loop._executor, seconds)
     engine.loop._executor = executor
     return executor
+
+
+class WatchedExecutor(SlowExecutor):
+    """Tells of each step before it is computed, with its number from 1 on."""
+
+    def __init__(self, inner: object, tell: Callable[[int], None]) -> None:
+        super().__init__(inner, 0.0)
+        self._tell, self._steps = tell, 0
+
+    def step(self, step: Step) -> Logits:
+        self._steps += 1
+        self._tell(self._steps)
+        return super().step(step)
+
+
+@pytest.mark.parametrize("params", [{}, {"n": 3, "temperature": 1.0}, {"beam_width": 3}, {"prompt_logprobs": 1}])
+def test_an_abort_at_any_step_has_freed_everything_by_the_next(path: Path, params: dict[str, Any]) -> None:
+    """It comes while a step is computed, which cannot be taken back."""
+    asked = request("aborted", PROMPTS[5], SamplingParams(max_tokens=12, **params))
+    other = request("other", PROMPTS[1], SamplingParams(max_tokens=30))
+
+    async def held_after(moment: int) -> tuple[int, list[str]]:
+        """Blocks that nobody in flight accounts for, and who is in flight, when the step after that one begins."""
+        found: list[tuple[int, list[str]]] = []
+        loaded = load(path)
+        async with serving(loaded) as engine:
+
+            def watch(number: int) -> None:
+                if number == moment:
+                    engine.abort("aborted")
+                elif number == moment + 1:
+                    views = engine.requests()
+                    held = loaded.loop.pool.used - sum(view.blocks for view in views)
+                    found.append((held, [view.request_id for view in views]))
+
+            loaded.loop._executor = WatchedExecutor(loaded.loop._executor, watch)
+            await asyncio.gather(listen(engine, asked), listen(engine, other))
+        return found[0]
+
+    async def run() -> None:
+        for moment in (1, 2, 3, 6, 11):
+            assert await held_after(moment) == (0, ["other"])
+
+    asyncio.run(run())
 
 
 @pytest.mark.parametrize("params", [SamplingParams(max_tokens=19), SamplingParams(max_tokens=19, beam_width=2)])

@@ -273,15 +273,22 @@ def test_blocks_of_broken_logits_are_not_cached(tmp_path: Path) -> None:
     model = tiny_model()
     model.weights["embedding"][13] = float("nan")
     with load(write_tiny_engine(tmp_path / "nan.llmc", model=model)) as engine:
-        prompt = [1, 2, 3, 4, 5, 6, 7, 8] * 2
-        for params in (SamplingParams(), SamplingParams(n=2, temperature=1.0), SamplingParams(beam_width=2)):
-            with pytest.raises(ModelFailureError, match="no usable logits"):
-                engine.generate([*prompt, 13, 5], params)
-            with pytest.raises(ModelFailureError, match="no usable logits"):
-                engine.generate([*prompt, 13, 5], replace(params, max_tokens=1, logprobs=1))
-        with pytest.raises(ModelFailureError, match="no usable logits"):
-            engine.generate([*prompt, 13, 5], SamplingParams(prompt_logprobs=0))
-        assert engine.loop.pool.cached == 0 and engine.loop.pool.used == 0
+        early = [1, 2, 3, 13, 5, 6, 7, 8, 1, 2, 3, 4, 5, 6, 7, 8]
+        late = [1, 2, 3, 4, 5, 6, 7, 8] * 2
+        # A step has 16 tokens: it ends a token before the prompt does, or two.
+        for prompt in ([*early, 5], [*early, 5, 9], [*late, 13, 5]):
+            for params in (
+                SamplingParams(),
+                SamplingParams(n=2, temperature=1.0),
+                SamplingParams(beam_width=2),
+                SamplingParams(max_tokens=1, logprobs=1),
+                SamplingParams(prompt_logprobs=0),
+                SamplingParams(max_tokens=0),
+                SamplingParams(max_tokens=0, prompt_logprobs=0),
+            ):
+                with pytest.raises(ModelFailureError, match="no usable logits"):
+                    engine.generate(prompt, params)
+                assert engine.loop.pool.cached == engine.loop.pool.used == 0
         # Every block of the pool has held NaNs by now; nobody may read what he has not written.
         found = engine.generate([[5, 9, 2], [3] * 9], SamplingParams(max_tokens=12))
         assert [list(c.token_ids) for c in found] == [model.greedy([5, 9, 2], 12), model.greedy([3] * 9, 12)]

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import weakref
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -15,8 +18,10 @@ from hypothesis.stateful import (
 )
 
 from llmc.program import Limits
+from llmc.runtime.deadlines import Deadlines
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.request import Request
+from tests.runtime.lockstep import Lockstep, Member
 from tests.runtime.model_free import Counted, Run
 
 PROMPT = [(7 * i + 3) % 97 for i in range(64)]
@@ -26,8 +31,16 @@ def counted(prompt: int, output: int, **options: object) -> Counted:
     return Counted(PROMPT[:prompt], output, **options)  # type: ignore[arg-type]
 
 
+def together(request: Request) -> list[Request]:
+    """The request and those that end with it."""
+    if isinstance(request, Member):
+        return [request, *request.group.live]
+    return [request, *request.children] if isinstance(request, Counted) else [request]
+
+
 class SchedulerMachine(RuleBasedStateMachine):
-    """Requests of all kinds arrive, fork, end, are aborted and run out of time, in any order, on a small pool."""
+    """Requests of all kinds arrive, fork, wait for each other, fail, are aborted and run out of time, in any order, on
+    a small pool."""
 
     @initialize(
         budget=st.integers(2, 16),
@@ -39,6 +52,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.now = 0.0
         self.run = Run(Limits(budget, sequences, rows, max_model_len=32, block_size=4), blocks, clock=lambda: self.now)
         self.dropped: set[Request] = set()
+        self.groups: list[Lockstep] = []
 
     @rule(
         prefix=st.integers(0, 2),
@@ -48,6 +62,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority=st.sampled_from(Priority),
         salt=st.sampled_from((None, b"", b"other")),
         patience=st.none() | st.integers(1, 30),
+        breaks_at=st.none() | st.integers(0, 30),
     )
     def arrive(
         self,
@@ -58,24 +73,65 @@ class SchedulerMachine(RuleBasedStateMachine):
         priority: Priority,
         salt: bytes | None,
         patience: int | None,
+        breaks_at: int | None,
     ) -> None:
-        self.run.add(
-            Counted(
-                [(prefix + token) % 97 for token in PROMPT[:length]],
-                output,
-                every_logit=kind == "scoring",
-                forks=2 if kind == "forking" else 0,
-                priority=priority,
-                salt=salt,
-                arrived=self.now,
-                deadline=None if patience is None or kind == "forking" else self.now + patience,
-            )
+        request = Counted(
+            [(prefix + token) % 97 for token in PROMPT[:length]],
+            output,
+            every_logit=kind == "scoring",
+            forks=2 if kind == "forking" else 0,
+            priority=priority,
+            salt=salt,
+            arrived=self.now,
+            deadline=None if patience is None or kind == "forking" else self.now + patience,
         )
+        self.run.add(request)
+        if breaks_at is not None:
+            self.run.breaks_at[request] = breaks_at
+
+    @rule(
+        prefix=st.integers(0, 2),
+        length=st.integers(1, 20),
+        output=st.integers(1, 12),
+        width=st.integers(2, 4),
+        priority=st.sampled_from(Priority),
+        salt=st.sampled_from((None, b"", b"other")),
+        patience=st.none() | st.integers(1, 30),
+    )
+    def arrive_in_lockstep(
+        self,
+        prefix: int,
+        length: int,
+        output: int,
+        width: int,
+        priority: Priority,
+        salt: bytes | None,
+        patience: int | None,
+    ) -> None:
+        group = Lockstep(
+            [(prefix + token) % 97 for token in PROMPT[:length]],
+            output,
+            width,
+            self.run.requests,
+            priority=priority,
+            salt=salt,
+            arrived=self.now,
+            deadline=None if patience is None else self.now + patience,
+        )
+        self.groups.append(group)
+        self.run.scheduler.add(group.first)
 
     @rule(number=st.integers(0, 50))
     def abort(self, number: int) -> None:
         if self.run.requests:
             self._drop(self.run.requests[number % len(self.run.requests)])
+
+    @rule(number=st.integers(0, 50), after=st.integers(0, 9))
+    def fail(self, number: int, after: int) -> None:
+        """One of the next tokens that the request computes makes NaN."""
+        if self.run.requests:
+            request = self.run.requests[number % len(self.run.requests)]
+            self.run.breaks_at[request] = request.computed + after
 
     @rule(steps=st.integers(1, 6))
     @precondition(lambda self: not self.run.scheduler.idle)
@@ -87,8 +143,9 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run.step()
 
     def _drop(self, request: Request) -> None:
-        assert isinstance(request, Counted)
-        for each in (request, *request.children):
+        if isinstance(request, Member):
+            request.group.finished = True
+        for each in together(request):
             if not each.finished:
                 self.dropped.add(each)
             each.finished = True
@@ -101,14 +158,17 @@ class SchedulerMachine(RuleBasedStateMachine):
     def teardown(self) -> None:
         if not hasattr(self, "run"):
             return
-        limit = self.run.steps + 100 + 40 * len(self.run.requests)
+        limit = self.run.steps + 100 + 40 * len(self.run.requests) + 100 * len(self.groups)
         while not self.run.scheduler.idle:
             self.run.step()
             assert self.run.steps < limit, "no progress"
         assert self.run.pool.used == 0
+        assert all(group.finished for group in self.groups)
+        broken = {each for request in self.run.breaks_at for each in together(request)}
         for request in self.run.requests:
-            if request not in self.dropped:
-                assert request.finished and request.tokens == request.expected()
+            assert request.finished and (request.error is None or request in broken)
+            if isinstance(request, Counted) and request.error is None and request not in self.dropped:
+                assert request.tokens == request.expected()
 
 
 SchedulerMachine.TestCase.settings = settings(
@@ -277,15 +337,49 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
         assert request.tokens == request.expected()
 
 
-def test_what_broken_logits_came_from_is_not_found() -> None:
+@pytest.mark.parametrize("prompt", [8, 9, 10])
+@pytest.mark.parametrize("kind", [{}, {"forks": 2}, {"every_logit": True}])
+def test_what_broken_logits_came_from_is_not_found(prompt: int, kind: dict[str, object]) -> None:
+    """The budget ends with the prompt, a token before it, and two."""
     run = Run(Limits(4, 4, 4, 32, 4), 8)
-    broken = counted(10, 2, salt=b"")
+    broken = counted(prompt, 2, salt=b"", **kind)
+    run.breaks_at[broken] = 3
     run.add(broken)
-    run.step()
-    run.step()
-    broken.fail(RuntimeError("not finite"))  # type: ignore[arg-type]
-    run.scheduler.settle(broken)
+    run.finish()
+    assert broken.error is not None
     assert run.pool.free == 8 and run.pool.cached == 0
+    again = counted(prompt, 2, salt=b"", **kind)
+    run.add(again)
+    run.finish()
+    assert again.error is None and again.cached_tokens == 0 and again.tokens == again.expected()
+
+
+@pytest.mark.parametrize("steps", [1, 2])
+def test_what_no_logits_have_followed_is_not_found(steps: int) -> None:
+    """A request that is aborted before its first token, the last of whose prompt waits for its step."""
+    run = Run(Limits(4, 4, 4, 32, 4), 8)
+    left = counted(9, 2, salt=b"")
+    run.breaks_at[left] = 3
+    run.add(left)
+    for _ in range(steps):
+        run.step()
+    assert left.computed == 4 * steps
+    left.finished = True
+    run.scheduler.remove(left)
+    assert run.pool.free == 8 and run.pool.cached == 0
+
+
+def test_what_came_before_broken_logits_is_found() -> None:
+    run = Run(Limits(16, 4, 4, 32, 4), 8)
+    broken = counted(9, 9, salt=b"")
+    run.breaks_at[broken] = 13
+    run.add(broken)
+    run.finish()
+    assert broken.error is not None and len(broken.tokens) == 14
+    following = counted(9, 2, salt=b"")
+    run.add(following)
+    run.finish()
+    assert following.cached_tokens == 8 and following.tokens == following.expected()
 
 
 def test_forks_share_blocks_until_they_write() -> None:
@@ -298,7 +392,7 @@ def test_forks_share_blocks_until_they_write() -> None:
     assert [run.pool.holders(b) for b in parent.blocks] == [3, 3, 1], "each has its own copy of the unfinished block"
     while not run.scheduler.idle:
         run.step()
-    assert all(r.tokens == r.expected() for r in run.requests)
+    assert all(r.tokens == r.expected() for r in (parent, *parent.children))
 
 
 def test_forks_without_a_seat_wait() -> None:
@@ -307,7 +401,7 @@ def test_forks_without_a_seat_wait() -> None:
     run.add(parent)
     while not run.scheduler.idle:
         run.step()
-    assert all(r.finished and r.tokens == r.expected() for r in run.requests)
+    assert all(r.finished and r.tokens == r.expected() for r in (parent, *parent.children))
 
 
 def test_deadlines_are_told_once() -> None:
@@ -321,6 +415,41 @@ def test_deadlines_are_told_once() -> None:
     now = 3.0
     assert run.scheduler.expired() == [late]
     assert run.scheduler.expired() == []
+
+
+def test_deadlines_hold_nobody_who_has_ended() -> None:
+    run = Run(Limits(16, 2, 4, 32, 4), 8, clock=lambda: 0.0)
+    staying = counted(5, 20, deadline=5.0)
+    run.add(staying)
+    gone = []
+    for number in range(10):
+        ended, aborted = counted(5, 1, deadline=86400.0 - number), counted(5, 9, deadline=86400.0)
+        gone += [weakref.ref(ended), weakref.ref(aborted)]
+        run.add(ended)
+        run.add(aborted)
+        run.step()
+        run.scheduler.remove(aborted)
+        assert ended.finished and run.scheduler.expired() == []
+        del run.requests[1:]
+    del ended, aborted
+    run.step()
+    assert not any(reference() for reference in gone)
+    assert len(run.scheduler._deadlines._heap) <= 2
+
+
+def test_deadlines_pass_in_order_whoever_is_dropped() -> None:
+    chance = random.Random(0)
+    deadlines, kept = Deadlines(), list[Request]()
+    for _ in range(500):
+        request = counted(1, 1, deadline=float(chance.randrange(50)))
+        deadlines.watch(request)
+        kept.append(request)
+        if chance.random() < 0.7:
+            deadlines.drop(kept.pop(chance.randrange(len(kept))))
+    for now in range(50):
+        found = deadlines.passed(float(now))
+        assert set(found) == {request for request in kept if request.deadline == now}
+    assert not deadlines
 
 
 @settings(max_examples=60, deadline=None)
