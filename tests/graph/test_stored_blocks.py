@@ -89,6 +89,6 @@ def test_refuses_scales_of_another_shape(scales: tuple[int, ...], tmp_path: Path
 
 @pytest.mark.parametrize("structure", [None, [128], "128", "axb", [0, 128], 128])
 def test_refuses_a_block_structure_that_is_none(structure: Any, tmp_path: Path) -> None:
-    with pytest.raises(CheckpointError, match="block_structure .* is not read") as caught:
+    with pytest.raises(CheckpointError, match=r"block_structure .* is not read") as caught:
         _write(tmp_path, _FP8 | {"block_structure": structure}, _tensors(128, 128, (128, 128)), "float-quantized")
     assert "[128, 128]" in str(caught.value.fix)
