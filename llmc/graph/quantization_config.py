@@ -162,9 +162,9 @@ def _block(weights: dict[str, Any], file: Path) -> tuple[int, int] | None:
         return 1, int(weights["group_size"])
     if weights.get("strategy") != "block":
         return None
-    structure = weights.get("block_structure")
+    structure: Any = weights.get("block_structure")
     # Older files have a text, such as 128x128.
-    sides = structure.split("x") if isinstance(structure, str) else structure
+    sides: Any = structure.split("x") if isinstance(structure, str) else structure
     try:
         rows, columns = (int(side) for side in sides)
     except (TypeError, ValueError):
