@@ -125,7 +125,7 @@ class Quantizer:
                 scheme=scheme.name,
                 rows=rows,
                 columns=columns,
-                bits=scheme.bits(rows, columns),
+                bits=scheme.bits(columns),
                 error=error,
                 is_output_error=is_output,
                 reason=self._reasons.get(planned.module),
