@@ -60,21 +60,20 @@ def _check_finite(graph: ModelGraph, data: ModelData) -> None:
     dtypes = {recipe.name: recipe.dtype for recipe in recipes if isinstance(recipe, Stored)}
     # The parts of a weight that is stored as codes are checked together, as what they stand for.
     names = dict.fromkeys(name.partition("::")[0] for recipe in recipes for name in stored_names(recipe))
-    with one_thread():
-        for done, name in enumerate(names):
-            data.progress("check weights", done, len(names))
-            tensor = data.source.load(name)
-            if tensor.is_floating_point():
-                # Narrower than the checkpoint's, the model's dtype may not hold its largest numbers.
-                tensor = tensor.to(dtypes.get(name, tensor.dtype))
-                _check_tensor(name, tensor)
+    for done, name in enumerate(names):
+        data.progress("check weights", done, len(names))
+        tensor = data.source.load(name)
+        if tensor.is_floating_point():
+            # Narrower than the checkpoint's, the model's dtype may not hold its largest numbers.
+            _check_tensor(name, tensor.to(dtypes.get(name, tensor.dtype)))
     data.progress("check weights", len(names), len(names))
 
 
 def _check_tensor(name: str, tensor: Tensor) -> None:
-    # The sum of finite numbers is finite, but for absurdly large ones, which are counted one by one.
-    if all(bool(torch.isfinite(part.float().sum())) for part in tensor.reshape(-1).split(_CHUNK)):
-        return
+    with one_thread():
+        # The sum of finite numbers is finite, but for absurdly large ones, which are counted one by one.
+        if all(bool(torch.isfinite(part.float().sum())) for part in tensor.reshape(-1).split(_CHUNK)):
+            return
     bad = int((~torch.isfinite(tensor)).sum())
     if bad:
         raise CheckpointError(
