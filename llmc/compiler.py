@@ -38,7 +38,6 @@ from llmc.debug.graph_record import NODES_NAME, GraphRecord
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import REPORT_NAME, report_page
 from llmc.engine_format import EngineWriter
-from llmc.engine_format.atomic_directory import storage_error
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS, QUANTIZATION_NAME
 from llmc.errors import CheckpointError, OptionError
@@ -56,6 +55,7 @@ from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import Layout, WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
+from llmc.storage_error import storage_error
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
 from llmc.typed_json import to_json
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import os
 from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
@@ -21,8 +22,8 @@ class BuildOptions(BaseModel):
     dtype: of weights and activations; auto keeps the checkpoint's; float16 is for GPUs.
     kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/cache_format.py).
     quantize: schemes of weights and activations (llmc/schemes.py): one for all, then PATTERN=SCHEME for some modules;
-    a text is split at commas. calibration: a text file, or token ids in a .json, .npy or .txt.ids file, for methods
-    that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
+    a text is split at commas. calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
+    methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
@@ -63,6 +64,11 @@ class BuildOptions(BaseModel):
     def _parses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         parse_quantization(value)
         return value
+
+    @field_validator("calibration", mode="before")
+    @classmethod
+    def _is_path(cls, value: Any) -> Any:
+        return os.fspath(value) if isinstance(value, os.PathLike) else value
 
     @field_validator("kv_cache")
     @classmethod

@@ -57,13 +57,14 @@ class Scheme:
         """How many columns share a scale; None for all."""
         return {"group": self.group, "block": BLOCK}.get(self.granularity)
 
-    def bits(self, rows: int, columns: int) -> float:
-        """Per weight of a matrix [rows, columns], scales (16 bits a group, 32 a channel) and zeros included."""
-        width = self.columns or columns
-        scale = 32 if self.columns is None else 8 if self.format == "mxfp4" else 16
+    def bits(self, columns: int) -> float:
+        """Per weight of rows of so many columns, scales (16 bits a group, 32 a row) and zeros included.
+
+        What blocks or the tensor share is stored with each row (ops/weight_codes.py), and counts so.
+        """
+        scale = 32 if self.columns is None else 16
         zero = 0 if self.symmetric else self.code_bits
-        sharing = {"tensor": rows, "block": BLOCK}.get(self.granularity, 1)
-        return self.code_bits + (scale + zero) / (width * sharing)
+        return self.code_bits + (scale + zero) / (self.columns or columns)
 
 
 _BASES: dict[str, Scheme] = {

@@ -15,6 +15,7 @@ FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_js
     "quantized_weight",
     "schemes",
     "source_digest",
+    "storage_error",
 }
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
@@ -30,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "grid": {"errors"},
     "library": set(),
     "source_digest": set(),
+    "storage_error": {"errors"},
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

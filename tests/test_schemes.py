@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
+import torch
 
 from llmc.errors import OptionError
 from llmc.options import parse_options
+from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.schemes import parse_quantization, parse_scheme
 
 
@@ -49,11 +53,34 @@ def test_commas_separate_items_of_the_option() -> None:
     assert options.quantize == ("int4-gptq:g64", "lm_head=int8")
 
 
-def test_bits_count_scales_and_zeros() -> None:
-    for spelled, bits in (("int4", 4.125), ("int4:asym", 4.15625), ("mxfp4", 4.25), ("nf4", 4.25), ("int4:g32", 4.5)):
-        scheme = parse_scheme(spelled)
-        assert scheme is not None
-        assert scheme.bits(256, 256) == pytest.approx(bits)
+@pytest.mark.parametrize(
+    ("spelled", "bits"),
+    [
+        ("int4", 4.125),
+        ("int4:asym", 4.15625),
+        ("int4:g32", 4.5),
+        ("nf4", 4.25),
+        ("mxfp4", 4.5),
+        ("fp8", 8.125),
+        # Scales that rows share are stored with each of them.
+        ("fp8:tensor", 8.125),
+        ("fp8:block", 8.125),
+    ],
+)
+def test_bits_count_scales_and_zeros(spelled: str, bits: float) -> None:
+    scheme = parse_scheme(spelled)
+    assert scheme is not None
+    assert scheme.bits(256) == pytest.approx(bits)
+    if scheme.symmetric:
+        rounded = round_to_nearest(torch.ones(256, 256), scheme)
+        assert scheme.bits(256) == scheme.code_bits + 8 * rounded.scales.nbytes / 256**2
+
+
+def test_calibration_may_be_a_path() -> None:
+    assert parse_options({"calibration": Path("text.txt")}).calibration == "text.txt"
+    assert parse_options({"calibration": "text.txt"}) == parse_options({"calibration": Path("text.txt")})
+    with pytest.raises(OptionError, match="'calibration' cannot be 3"):
+        parse_options({"calibration": 3})
 
 
 @pytest.mark.parametrize(

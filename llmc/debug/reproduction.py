@@ -25,11 +25,11 @@ from llmc.debug.check_passes import BUDGETS
 from llmc.debug.difference import Difference, difference
 from llmc.debug.graph_source import function_source
 from llmc.debug.region import ChangedRegion, Region, run_region
-from llmc.engine_format.atomic_directory import storage_error
 from llmc.errors import OptionError, PassError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.passes.rewrite import Numerics
+from llmc.storage_error import storage_error
 from llmc.typed_json import to_json
 
 _SCRIPT = '''"""{title}

@@ -16,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmc.errors import EngineFormatError
+from llmc.storage_error import storage_error
 
 TEMPORARY_SUFFIX = ".llmc-tmp"
 _RENAME_EXCHANGE = 2
@@ -93,22 +94,6 @@ def remove_abandoned(destination: Path) -> None:
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
-
-
-def storage_error(error: OSError, path: Path, needed: int | None = None) -> EngineFormatError:
-    """What to tell the user of a failed write. needed: bytes that were still to be written, if known."""
-    if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
-        return EngineFormatError(
-            f"cannot write the engine: {error.strerror}", at=path, fix="choose an output that you may write to"
-        )
-    folder = path if path.is_dir() else path.parent
-    free = f"{shutil.disk_usage(folder).free} bytes are free" if folder.is_dir() else "the directory is gone"
-    wanted = "" if needed is None else f"{needed} bytes are needed, "
-    return EngineFormatError(
-        f"there is no room for the engine ({error.strerror}): {wanted}{free}",
-        at=path,
-        fix="free some space, raise the quota or file size limit, or choose an output on another disk",
-    )
 
 
 def _locked_directory(destination: Path) -> tuple[Path, int | None]:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from llmc.engine_format.atomic_directory import AtomicDirectory, storage_error
+from llmc.engine_format.atomic_directory import AtomicDirectory
 from llmc.engine_format.chunk_hash import ChunkHasher
 from llmc.engine_format.manifest import (
     MANIFEST_NAME,
@@ -27,6 +27,7 @@ from llmc.engine_format.manifest import (
 from llmc.engine_format.weight_file import header, plan_shards
 from llmc.errors import EngineFormatError
 from llmc.program import WeightSlot
+from llmc.storage_error import storage_error
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -25,8 +25,9 @@ _FORMATS = (
 class StoredScheme:
     """method: one of METHODS. format: of the codes: int4, int8, fp8 or mxfp4 (which also stands for NVIDIA's e2m1 in
     groups of 16). required, optional: suffixes of a weight's
-    tensors. zero_offset: what GPTQ's stored zeros lack. activation: what tokens are rounded to: none, int8 or fp8;
-    with a static scale in the checkpoint if is_static."""
+    tensors. zero_offset: what GPTQ's stored zeros lack. block: rows and columns that share a scale; None for all of a
+    row or tensor. activation: what tokens are rounded to: none, int8 or fp8; with a static scale in the checkpoint if
+    is_static."""
 
     method: str
     format: str
@@ -34,7 +35,7 @@ class StoredScheme:
     required: tuple[str, ...]
     optional: tuple[str, ...]
     zero_offset: int = 0
-    is_blockwise: bool = False
+    block: tuple[int, int] | None = None
     activation: str = "none"
     is_static: bool = False
 
@@ -149,10 +150,28 @@ def _compressed_group(config: dict[str, Any], group: dict[str, Any], file: Path)
         bits,
         ("weight_packed", "weight_scale", "weight_shape") if is_packed else ("weight", "weight_scale"),
         (*optional, "input_scale") if is_static else optional,
-        is_blockwise=weights.get("strategy") == "block",
+        block=_block(weights, file),
         activation=activation,
         is_static=is_static,
     )
+
+
+def _block(weights: dict[str, Any], file: Path) -> tuple[int, int] | None:
+    """Rows and columns that share a scale; None for all of a row or tensor."""
+    if weights.get("strategy") == "group" and (weights.get("group_size") or 0) > 0:
+        return 1, int(weights["group_size"])
+    if weights.get("strategy") != "block":
+        return None
+    structure: Any = weights.get("block_structure")
+    # Older files have a text, such as 128x128.
+    sides: Any = structure.split("x") if isinstance(structure, str) else structure
+    try:
+        rows, columns = (int(side) for side in sides)
+    except (TypeError, ValueError):
+        rows = columns = 0
+    if rows < 1 or columns < 1:
+        raise _unread(f"strategy 'block' with block_structure {structure!r}", "two sizes, such as [128, 128]", file)
+    return rows, columns
 
 
 def _activation(inputs: dict[str, Any] | None, file: Path) -> tuple[str, bool]:

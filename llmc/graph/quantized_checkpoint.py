@@ -124,7 +124,7 @@ class QuantizedSource:
             packed = part.get("weight_packed")
             codes, bits = (part["weight"], None) if packed is None else (packed, scheme.bits)
             scale, zero = part["weight_scale"], part.get("weight_zero_point")
-            found = unpack_compressed(codes, scale, zero, weight.shape, bits, scheme.is_blockwise)
+            found = unpack_compressed(codes, scale, zero, weight.shape, bits, scheme.block)
             return _in_group_order(found, part.get("weight_g_idx"))
         except (ValueError, RuntimeError) as error:
             raise CheckpointError(
@@ -187,6 +187,8 @@ def _find_weights(files: SafetensorsSource, groups: Sequence[ModuleGroup]) -> di
                 fix="download the whole checkpoint again",
             )
         shape = _shape(files, tensors, scheme, module)
+        if scheme.block is not None:
+            _check_blocks(files, tensors, shape, scheme.block)
         found[f"{module}.weight"] = StoredWeight(f"{module}.weight", shape, tensors, scheme, input_scale)
     _check_unexpected(files, found)
     if not found:
@@ -218,6 +220,21 @@ def _shape(files: SafetensorsSource, tensors: dict[str, str], scheme: StoredSche
             fix="check that config.json belongs to these weights",
         )
     return entry.shape[0], entry.shape[1]
+
+
+def _check_blocks(
+    files: SafetensorsSource, tensors: dict[str, str], shape: tuple[int, int], block: tuple[int, int]
+) -> None:
+    """Raise CheckpointError unless there is one scale for each block of a weight."""
+    name, expected = tensors["weight_scale"], tuple(-(-side // size) for side, size in zip(shape, block, strict=True))
+    entry = files.entry(name)
+    if entry.shape != expected:
+        raise CheckpointError(
+            f"tensor {name!r} has shape {list(entry.shape)}, where blocks of {list(block)} of a weight {list(shape)} "
+            f"make it {list(expected)}",
+            at=entry.file,
+            fix="check that config.json, its block_structure or group_size, belongs to these weights",
+        )
 
 
 def _check_unexpected(files: SafetensorsSource, found: dict[str, StoredWeight]) -> None:

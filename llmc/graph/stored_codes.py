@@ -6,6 +6,7 @@ Sources: AutoGPTQ and GPTQModel (qlinear), AutoAWQ (packing_utils), compressed-t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import torch
@@ -62,26 +63,42 @@ def unpack_awq(qweight: Tensor, qzeros: Tensor | None, scales: Tensor) -> Unpack
 
 
 def unpack_compressed(
-    weight: Tensor, scale: Tensor, zero_point: Tensor | None, shape: tuple[int, int], bits: int | None, block: bool
+    weight: Tensor,
+    scale: Tensor,
+    zero_point: Tensor | None,
+    shape: tuple[int, int],
+    bits: int | None,
+    block: tuple[int, int] | None,
 ) -> UnpackedCodes:
-    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the tensor,
-    of rows [out, 1], of groups [out, groups], or of blocks. zero_point: packed along the rows if `bits`."""
+    """weight: int32 words [out, in · bits / 32] if `bits`, else int8 or float8_e4m3fn [out, in]. scale: of the
+    tensor, of rows [out, 1], or of each `block` of rows and columns, of which a group is one row. zero_point: as scale;
+    packed along the rows if `bits`."""
     rows, columns = shape
-    scales = scale.reshape(1, 1).expand(rows, 1) if scale.numel() == 1 else scale
-    if block:
-        # Rows of the last block may be missing.
-        scales = scales.repeat_interleave(-(-rows // scales.shape[0]), 0)[:rows]
+
+    def of_rows(values: Tensor) -> Tensor:
+        if block is not None:
+            return _of_groups(values, shape, block)
+        return values.reshape(1, 1).expand(rows, 1) if values.numel() == 1 else values[:rows].reshape(rows, 1)
+
     zeros = None
     if zero_point is not None:
         if bits is not None:
-            middle = 1 << (bits - 1)
-            zero_point = (_unpack(zero_point, bits, 0)[:rows] - middle).reshape(rows, -1)
-        zeros = _zeros(zero_point.int().reshape(-1, scales.shape[1]).expand(rows, -1))
+            zero_point = _unpack(zero_point, bits, 0) - (1 << (bits - 1))
+        zeros = _zeros(of_rows(zero_point.int()))
     if bits is not None:
         codes = _int8(_unpack(weight, bits, 1)[:, :columns] - (1 << (bits - 1)))
     else:
         codes = weight.view(torch.uint8) if weight.dtype is torch.float8_e4m3fn else weight
-    return UnpackedCodes(codes.contiguous(), scales.contiguous(), zeros)
+    return UnpackedCodes(codes.contiguous(), of_rows(scale).contiguous(), zeros)
+
+
+def _of_groups(values: Tensor, shape: tuple[int, int], block: tuple[int, int]) -> Tensor:
+    """Values of blocks [block rows, block columns] → [rows, groups]; the last block of a side may be cut off."""
+    rows, columns = shape
+    # Groups are runs of equal length: where columns end within a block, of the longest that both are multiples of.
+    width = math.gcd(block[1], columns) if columns > block[1] else columns
+    starts = torch.arange(0, columns, width) // block[1]
+    return values[torch.arange(rows) // block[0]][:, starts]
 
 
 def unpack_fp4(packed: Tensor, scale: Tensor, global_scale: Tensor | None) -> UnpackedCodes:

@@ -35,6 +35,7 @@ from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.fusion.separate_qkv import separate_qkv
+from llmc.passes.quantization.check_quantizable import check_quantizable
 from llmc.passes.quantization.fuse_quantized import fuse_quantized
 from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
 from llmc.passes.quantization.quantize_weights import quantize_weights
@@ -99,7 +100,7 @@ def canonical() -> tuple[Pass, ...]:
 
 def quantization() -> tuple[Pass, ...]:
     """Codes in the place of weights and activations, as the option `quantize` asks; nothing without it."""
-    return (read_codes, scale_channels, quantize_weights)
+    return (read_codes, check_quantizable, scale_channels, quantize_weights)
 
 
 def serving() -> tuple[Pass, ...]:

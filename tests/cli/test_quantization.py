@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 
 import pytest
 
 from tests.cli.command import MODEL, Outcome, assert_user_error, llmc
+from tests.passes.quantization.quantizing import calibration_file
+from tests.quantized_checkpoints import tiny_llama
 
 DATA = MODEL.parent.parent / "data"
 
@@ -55,6 +58,22 @@ def test_verify_compares_perplexities(build: tuple[Path, Outcome], tmp_path: Pat
     assert_user_error(llmc("report", build[0], "--perplexity", measured), "is of another engine", "llmc verify")
     assert_user_error(llmc("report", build[0], "--perplexity", tmp_path / "none"), "cannot be read")
     assert_user_error(llmc("verify", build[0], "--against", MODEL, "--json", measured), "--perplexity TEXT")
+
+
+def test_mixed_precision_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of every weight that it chose for, in the build's table and again in inspect's."""
+    monkeypatch.setenv("COLUMNS", "200")
+    model, engine = tmp_path / "model", tmp_path / "engine.llmc"
+    tiny_llama().save_pretrained(model)
+    options = ("--quantize", "auto:5.2", "--quantize", "lm_head=int8", "--target", "reference")
+    built = llmc("build", model, "-o", engine, *options, "--calibration", calibration_file(tmp_path))
+    assert built.code == 0, built.err
+    for out in (built.out, llmc("inspect", engine, "--quantization").out):
+        assert "why" in out
+        assert out.count("in sensitivity") == 14
+        assert not [line for line in out.splitlines() if "lm_head" in line and "in sensitivity" in line]
+        (first,) = (line for line in out.splitlines() if "layers.0.self_attn.q_proj" in line)
+        assert re.search(r"KL \d\.\d\de[+-]\d+ at 4 bits, number \d+ of 8 in sensitivity", first)
 
 
 @pytest.mark.parametrize(

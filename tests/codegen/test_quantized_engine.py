@@ -13,14 +13,16 @@ from llmc.codegen.lowering import lower
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import WeightSource
 from llmc.options import parse_options
 from llmc.passes.pipeline import canonical
 from llmc.passes.runner import run_pipeline
 from llmc.program import Layout
 from llmc.targets import host_target
 from tests.codegen.engine_harness import run_engine
-from tests.passes.quantization.quantizing import TOKENS, captured_llama, optimized
+from tests.passes.quantization.quantizing import TOKENS, calibration_file, captured_llama, optimized
 from tests.quantized_checkpoints import tiny_llama
+from tests.tiny_models import tiny_model
 
 STEPS = (
     (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8])),
@@ -29,18 +31,37 @@ STEPS = (
 )
 
 
-def difference(graph: ModelGraph, directory: Path) -> float:
+def difference(graph: ModelGraph, directory: Path, source: WeightSource | None = None) -> float:
     """The greatest root mean square difference from the graph's logits, over their spread."""
     lowered = lower(graph, host_target(), parse_options({}))
-    source = captured_llama().source
+    source = source or captured_llama().source
     got, want = run_engine(lowered, source, STEPS, host_target(), directory), run_steps(graph, source, STEPS)
     pairs = [(a, b) for step in zip(got, want, strict=True) for a, b in zip(*step, strict=True)]
     return max(float((a - b).square().mean().sqrt() / b.std()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("scheme", ["int8", "int4:g32", "int4:g32:asym", "fp8", "fp8:tensor", "nf4:g32", "mxfp4"])
+@pytest.mark.parametrize(
+    "scheme", ["int8", "int8:asym", "int4:g32", "int4:g32:asym", "fp8", "fp8:tensor", "nf4:g32", "mxfp4"]
+)
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-5
+
+
+def test_blocks_equal_the_graph(tmp_path: Path) -> None:
+    """In one layer that blocks of 128 columns divide, and whose rows end within a block."""
+    sizes = {"hidden_size": 128, "intermediate_size": 384, "num_attention_heads": 2, "num_key_value_heads": 1}
+    options = parse_options({})
+    found = capture(tiny_model("llama", num_hidden_layers=1, vocab_size=96, **sizes), options)
+    captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
+    graph = optimized("fp8:block", captured=captured).graph
+    assert len({weight.rows % 128 for weight in graph.quantized}) > 1
+    assert difference(graph, tmp_path, found.source) < 1e-5
+
+
+@pytest.mark.parametrize("scheme", ["int8-gptq", "w4a8-awq:g32"])
+def test_calibrated_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
+    graph = optimized(scheme, calibration=calibration_file(tmp_path)).graph
+    assert difference(graph, tmp_path) < (1e-5 if scheme == "int8-gptq" else 1e-2)
 
 
 @pytest.mark.parametrize("scheme", ["w8a8", "w4a8:g32", "fp8-w8a8"])

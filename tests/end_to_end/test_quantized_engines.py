@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
 import llmc
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, logits, quantized
@@ -51,5 +52,37 @@ def test_runs_a_checkpoint_of_codes(config: dict[str, Any], writer: Writer, tmp_
     with torch.no_grad():
         expected = model(torch.tensor([TOKENS])).logits[0]
     with llmc.compile(tmp_path, target="cpu", dtype="float32") as engine:
+        found = torch.from_numpy(engine.logits(TOKENS))
+    assert float((found - expected).abs().max() / expected.std()) < 1e-4
+
+
+_BLOCK = (48, 32)
+
+
+def _blocks(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
+    """e4m3 codes with a scale for each block; some weights' rows end within one."""
+    rows, columns = weight.shape
+    scale = torch.empty(-(-rows // _BLOCK[0]), columns // _BLOCK[1])
+    codes, values = torch.empty_like(weight, dtype=torch.float8_e4m3fn), torch.empty_like(weight)
+    for i in range(scale.shape[0]):
+        for j in range(scale.shape[1]):
+            part = slice(i * _BLOCK[0], (i + 1) * _BLOCK[0]), slice(j * _BLOCK[1], (j + 1) * _BLOCK[1])
+            scale[i, j] = weight[part].abs().max() / 448
+            codes[part] = (weight[part] / scale[i, j]).to(torch.float8_e4m3fn)
+            values[part] = codes[part].float() * scale[i, j]
+    return {"weight": codes, "weight_scale": scale}, values
+
+
+@pytest.mark.parametrize("target", ["cpu", "reference"])
+def test_builds_a_compressed_tensors_directory(target: str, tmp_path: Path) -> None:
+    model, directory = tiny_llama(), tmp_path / "model"
+    weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(_BLOCK)}
+    groups = {"group_0": {"targets": ["Linear"], "weights": weights}}
+    config = {"quant_method": "compressed-tensors", "format": "float-quantized", "config_groups": groups}
+    model.load_state_dict(write_quantized(directory, model, config, _blocks), strict=False)
+    with torch.no_grad():
+        expected = model(torch.tensor([TOKENS])).logits[0]
+    report = llmc.build(directory, tmp_path / "engine.llmc", target=target, dtype="float32")
+    with llmc.load(report.path) as engine:
         found = torch.from_numpy(engine.logits(TOKENS))
     assert float((found - expected).abs().max() / expected.std()) < 1e-4

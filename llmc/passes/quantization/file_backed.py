@@ -4,29 +4,45 @@ from __future__ import annotations
 
 import math
 import mmap
+import os
 import tempfile
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from llmc.settings import settings
+from llmc.storage_error import storage_error
 
 # What is smaller costs more as a file than it saves.
 _LEAST_BYTES = 1 << 20
 
 
 def file_backed(tensor: Tensor) -> Tensor:
-    """The same tensor in a file of the cache directory that goes away with it; small ones stay in memory."""
+    """The same tensor in a file of the cache directory that goes away with it; small ones stay in memory.
+
+    Raises EngineFormatError where the directory cannot be written or has no room.
+    """
     nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
     if nbytes < _LEAST_BYTES:
         return tensor.contiguous()
     directory = settings().cache_dir
-    directory.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=directory) as file:
-        file.truncate(nbytes)
-        pages = mmap.mmap(file.fileno(), nbytes)
+    try:
+        pages = _pages(directory, nbytes)
+    except OSError as error:
+        raise storage_error(
+            error, directory, nbytes, content="the quantized weights", elsewhere="set LLMC_CACHE_DIR to a directory"
+        ) from None
     mapped = torch.from_numpy(np.frombuffer(pages, dtype=np.uint8)).view(tensor.dtype).view(tensor.shape)
     mapped.copy_(tensor)
     pages.madvise(mmap.MADV_DONTNEED)
     return mapped
+
+
+def _pages(directory: Path, nbytes: int) -> mmap.mmap:
+    directory.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=directory) as file:
+        # Writing to a page that finds no block on the disk would kill the process.
+        os.posix_fallocate(file.fileno(), 0, nbytes)
+        return mmap.mmap(file.fileno(), nbytes)

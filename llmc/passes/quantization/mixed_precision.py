@@ -211,4 +211,4 @@ def _elements(planned: Planned) -> int:
 
 
 def _bits(planned: Planned, scheme: Scheme | None) -> float:
-    return _elements(planned) * (_UNQUANTIZED_BITS if scheme is None else scheme.bits(*planned.shape))
+    return _elements(planned) * (_UNQUANTIZED_BITS if scheme is None else scheme.bits(planned.shape[1]))

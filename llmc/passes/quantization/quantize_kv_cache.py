@@ -34,7 +34,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for spec in graph.caches:
         if spec.format is not None:
             continue
-        _check(spec, format)
+        check_heads(spec.layer, spec.head_dim, spec.value_dim, format)
         pair = [inputs[f"kv_cache_{spec.layer}_{part}"] for part in "kv"]
         log.step(f"{pair[0].name} + {pair[1].name} to {format}", *pair)
         _quantize(graph, spec, format, pair)
@@ -43,11 +43,12 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 quantize_kv_cache = GraphPass("quantize_kv_cache", run, Numerics.LOSSY, Stage.SERVING, budget=2.0)
 
 
-def _check(spec: CacheSpec, format: CacheFormat) -> None:
-    for name, channels in (("keys", spec.head_dim), ("values", spec.value_dim)):
+def check_heads(layer: int, keys: int, values: int, format: CacheFormat) -> None:
+    """Raise OptionError for heads of so many channels that the format does not divide."""
+    for name, channels in (("keys", keys), ("values", values)):
         if channels % (format.group or channels) or channels % 2:
             raise OptionError(
-                f"the {name} of layer {spec.layer} have {channels} channels, which {format} does not divide",
+                f"the {name} of layer {layer} have {channels} channels, which {format} does not divide",
                 at=f"kv_cache={format}",
                 fix=f"give each head one scale: --kv-cache {format.codes}:head"
                 if channels % 2 == 0

@@ -4,8 +4,8 @@
 One rewrite for each weight. It comes last in the canonical stage: names are still the checkpoint's, each norm stands
 apart so that scales can be folded into it, and the graph runs on one sequence, so that calibration needs nothing else;
 merges and fusions that follow stack codes as they stack weights, since rows stand alone.
-Must have: a weight of finite numbers whose columns the scheme's groups divide. Methods: round to nearest; GPTQ
-(gptq.py), for which the graph is run on calibration text with the weights before already quantized.
+Must have: weights of finite numbers (check_quantizable) whose columns the scheme's groups divide. Methods: round
+to nearest; GPTQ (gptq.py), for which the graph is run on calibration text with the weights before already quantized.
 Numerics: lossy. fuse_quantized then makes one kernel of each product.
 """
 
@@ -17,7 +17,6 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, fx
 
-from llmc.errors import CheckpointError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
@@ -29,7 +28,7 @@ from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.gptq import Solver, gptq, gram, prepare
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import choose_schemes
-from llmc.passes.quantization.plan import Planned, plan, tensor_name
+from llmc.passes.quantization.plan import Planned, plan
 from llmc.passes.quantization.round_weight import RoundedWeight, one_thread, round_to_nearest, row_chunks
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
@@ -109,7 +108,7 @@ class Quantizer:
         scheme = planned.scheme
         assert scheme is not None
         self._log.step(f"{planned.module} to {scheme.name}", *planned.readers)
-        weight = self._load(planned)
+        weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
         x = call_arguments(planned.products[0])["x"] if planned.products else None
         if scheme.method == "gptq" and x is not None:
             rounded = gptq(weight, self._solve(x, scheme), scheme)
@@ -126,26 +125,12 @@ class Quantizer:
                 scheme=scheme.name,
                 rows=rows,
                 columns=columns,
-                bits=scheme.bits(rows, columns),
+                bits=scheme.bits(columns),
                 error=error,
                 is_output_error=is_output,
                 reason=self._reasons.get(planned.module),
             ),
         )
-
-    def _load(self, planned: Planned) -> Tensor:
-        weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
-        with one_thread():
-            # The sum of finite numbers is finite, but for absurdly large ones, which are counted one by one.
-            is_finite = all(bool(torch.isfinite(part.sum(dtype=torch.float32))) for part in weight.split(64))
-        bad = 0 if is_finite else int((~torch.isfinite(weight)).sum())
-        if bad:
-            raise CheckpointError(
-                f"tensor {tensor_name(self._graph, planned)} holds {bad} numbers that are NaN or infinite",
-                at=tensor_name(self._graph, planned),
-                fix="download the checkpoint again, or check how it was trained",
-            )
-        return weight
 
     def _solve(self, x: fx.Node, scheme: Scheme) -> Solver:
         """Factored once for all products of the same input."""

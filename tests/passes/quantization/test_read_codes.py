@@ -18,7 +18,7 @@ from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.weights import Constant
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
-from llmc.passes.pipeline import canonical, default
+from llmc.passes.pipeline import canonical, default, quantization
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.passes.quantization.quantizing import captured_llama
 from tests.quantized_checkpoints import (
@@ -184,6 +184,20 @@ def test_quantizes_what_the_checkpoint_left(tmp_path: Path) -> None:
     _, result = _captured_and_optimized(tmp_path, quantize="lm_head=int8")
     assert [w.scheme for w in result.graph.quantized][-1] == "int8"
     assert "llmc.quantized_lm_head.default" in [str(n.target) for n in result.graph.graph.nodes]
+
+
+def test_names_the_weight_whose_scales_hold_nan(tmp_path: Path) -> None:
+    """Where something is still to be quantized."""
+    _written(tmp_path, _AWQ[0], awq_writer)
+
+    def spoil(tensors: dict[str, Tensor]) -> None:
+        tensors["model.layers.1.mlp.up_proj.scales"][0, 3] = float("nan")
+
+    _edit(tmp_path, spoil)
+    captured = Captured(captured_llama().graph, QuantizedSource(tmp_path))
+    options = parse_options({"quantize": "lm_head=int8"})
+    with pytest.raises(CheckpointError, match=rf"up_proj\.weight holds {GROUP} numbers"):
+        run_pipeline(captured.graph, quantization(), options, data=ModelData(captured.source))
 
 
 def test_names_an_unknown_method(tmp_path: Path) -> None:

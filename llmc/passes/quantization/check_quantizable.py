@@ -1,0 +1,83 @@
+"""Find out before the hours of a calibration what would make the options `quantize` and `kv_cache` fail after them.
+
+Checked, the cheap first: rules and groups against the weights, the groups of a KV cache against the heads of every
+attention, the calibration data; then every stored tensor that the graph reads, one at a time, for numbers that are NaN
+or infinite, by its name in the checkpoint: calibration would spread them over all that comes after.
+Changes nothing; raises OptionError and CheckpointError. Must have: names that are still the checkpoint's.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.cache_format import CacheFormat, parse_cache_format
+from llmc.errors import CheckpointError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Stored, stored_names
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+from llmc.passes.pattern import call_arguments
+from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.plan import plan
+from llmc.passes.quantization.quantize_kv_cache import check_heads
+from llmc.passes.quantization.round_weight import one_thread
+from llmc.passes.rewrite import Numerics, WeightPass
+from llmc.passes.rewrite_log import RewriteLog
+
+# Numbers that are summed at a time, so that they stay in a core's cache.
+_CHUNK = 1 << 16
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
+    """Check what was asked for; nothing where nothing is quantized."""
+    quantization = options.quantization
+    if not quantization.is_none:
+        plan(graph, quantization)
+    if options.kv_cache != "auto":
+        _check_caches(graph, parse_cache_format(options.kv_cache))
+    if quantization.is_none:
+        return
+    if quantization.needs_calibration or options.calibration is not None:
+        calibration_sequences(graph, options, data)
+    _check_finite(graph, data)
+
+
+check_quantizable = WeightPass("check_quantizable", run, Numerics.EXACT)
+
+
+def _check_caches(graph: ModelGraph, format: CacheFormat) -> None:
+    """page_kv_cache will number the layers as they come here."""
+    attentions = graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    for layer, node in enumerate(attentions):
+        arguments = call_arguments(node)
+        keys, values = (int(arguments[name].meta["val"].shape[2]) for name in ("k", "v"))
+        check_heads(layer, keys, values, format)
+
+
+def _check_finite(graph: ModelGraph, data: ModelData) -> None:
+    recipes = graph.weights.values()
+    dtypes = {recipe.name: recipe.dtype for recipe in recipes if isinstance(recipe, Stored)}
+    # The parts of a weight that is stored as codes are checked together, as what they stand for.
+    names = dict.fromkeys(name.partition("::")[0] for recipe in recipes for name in stored_names(recipe))
+    for done, name in enumerate(names):
+        data.progress("check weights", done, len(names))
+        tensor = data.source.load(name)
+        if tensor.is_floating_point():
+            # Narrower than the checkpoint's, the model's dtype may not hold its largest numbers.
+            _check_tensor(name, tensor.to(dtypes.get(name, tensor.dtype)))
+    data.progress("check weights", len(names), len(names))
+
+
+def _check_tensor(name: str, tensor: Tensor) -> None:
+    with one_thread():
+        # The sum of finite numbers is finite, but for absurdly large ones, which are counted one by one.
+        if all(bool(torch.isfinite(part.float().sum())) for part in tensor.reshape(-1).split(_CHUNK)):
+            return
+    bad = int((~torch.isfinite(tensor)).sum())
+    if bad:
+        raise CheckpointError(
+            f"tensor {name} holds {bad} numbers that are NaN or infinite in {str(tensor.dtype).removeprefix('torch.')}",
+            at=name,
+            fix="download the checkpoint again, or check how it was trained",
+        )

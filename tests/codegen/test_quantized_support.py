@@ -1,0 +1,40 @@
+"""A scheme or a KV cache that a target has no kernels for is refused before a model is read."""
+
+from __future__ import annotations
+
+import pytest
+
+from llmc.compiler import build, check_quantization
+from llmc.errors import OptionError
+from llmc.options import parse_options
+from llmc.targets import resolve_target
+
+
+def _refusal(target: str, **options: str) -> OptionError:
+    with pytest.raises(OptionError) as caught:
+        check_quantization(resolve_target(target), parse_options(options))
+    return caught.value
+
+
+@pytest.mark.parametrize("scheme", ["fp8-w8a8", "fp8-w8a8:static", "down_proj=fp8-w8a8"])
+def test_names_the_target_the_reason_and_what_it_runs(scheme: str) -> None:
+    error = _refusal("a100", quantize=scheme)
+    name = scheme.rpartition("=")[2]
+    problem, _, reason = error.problem.partition(": ")
+    assert problem == f"a100 cannot run the scheme {name}"
+    assert "fp8" in reason
+    assert error.at == f"quantize={name}"
+    assert error.fix is not None
+    runs = error.fix.removeprefix("it runs ").split(", ")
+    assert {"int8", "int4-gptq", "w8a8"} <= set(runs)
+    assert "fp8-w8a8" not in runs
+
+
+@pytest.mark.parametrize("target", ["h100", "cpu-x86-64-v4", "reference"])
+def test_targets_that_have_the_kernels_take_it(target: str) -> None:
+    check_quantization(resolve_target(target), parse_options({"quantize": "fp8-w8a8", "kv_cache": "int8"}))
+
+
+def test_the_model_is_not_read_first() -> None:
+    with pytest.raises(OptionError, match="a100 cannot run the scheme fp8-w8a8"):
+        build("no-such-model", "no-such-engine", target="a100", quantize="fp8-w8a8")
