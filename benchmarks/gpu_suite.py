@@ -11,7 +11,7 @@ of ratios and of shares of the ceilings measured in the same run; JSON in benchm
 every job, so that a run that is cut short leaves what it has.
 
 A machine without a package index needs wheels of what its Python lacks. Of a usual PyTorch installation that is
-pydantic with what it needs; for its Python 3.12, where there is an index:
+pydantic and pytest with what they need; for its Python 3.12, where there is an index:
 
     pip download --only-binary=:all: --python-version 3.12 --platform manylinux_2_17_x86_64 -d wheels \\
         --no-deps pydantic==2.11.7 pydantic-core==2.33.2 annotated-types typing-inspection
@@ -47,7 +47,7 @@ BUDGET_SECONDS = 520.0
 SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b")
 QUANTIZED, SCHEME = "llama-3.1-8b", "int4"
 OURS = "llmc"
-NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "networkx", "safetensors")
+NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "networkx", "safetensors", "pytest")
 # What has tests for a GPU, and nothing more: others import what a machine with a GPU need not have.
 GPU_TESTS = ("tests/codegen/triton", "tests/runtime/test_cuda_executor.py")
 INDEX_TESTS = "tests/codegen/triton/test_index_width.py"
