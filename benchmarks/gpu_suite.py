@@ -5,8 +5,8 @@
     python -m benchmarks.gpu_suite --only llmc compiled       # some of it, with what that needs
 
 First the gpu tests (while checkpoints of random weights are written and their engines built), then this GPU's ceilings,
-whole models and kernels alone: llmc, Hugging Face eager, Hugging Face with a static cache, torch.compile (max-autotune)
-and CUDA graphs. Each runs in a process of its own with a time limit: one that fails costs only its own figures. Tables
+whole models and kernels alone: llmc, Hugging Face eager, and Hugging Face with torch.compile (max-autotune, CUDA graphs,
+each shape compiled by itself), both decoding with a static cache. Each runs in a process of its own with a time limit: one that fails costs only its own figures. Tables
 of ratios and of shares of the ceilings measured in the same run; JSON in benchmarks/results/<gpu>/, written anew after
 every job, so that a run that is cut short leaves what it has.
 
@@ -97,7 +97,7 @@ def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
         needs = (f"prepare {shape}",)
         peer = (*module, "benchmarks.gpu.hf_model", model, "--compiled")
         found.append(Job(f"llmc {shape}", (*module, "benchmarks.gpu.llmc_model", model, engine), 60, needs=needs))
-        found.append(Job(f"HF compiled {shape}", peer, 120, needs=needs))
+        found.append(Job(f"HF compiled {shape}", peer, 150, needs=needs))
     found.append(Job("kernels", (*module, "benchmarks.gpu.kernels"), 60))
     for shape in shapes:
         eager = (*module, "benchmarks.gpu.hf_model", str(directory / shape))
