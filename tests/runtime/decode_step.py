@@ -1,4 +1,4 @@
-"""Steps of decodes, for tests that also run where there is a GPU and no package index: nothing here needs Hypothesis."""
+"""Steps of decodes, for tests that run on a machine with a GPU too: nothing here needs Hypothesis."""
 
 from __future__ import annotations
 
