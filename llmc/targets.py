@@ -175,7 +175,7 @@ def known_targets() -> tuple[Target, ...]:
 
 
 def resolve_target(name: str) -> Target:
-    """The target of that name; `cpu` means this machine, `auto` its GPU or, without one, its CPU. Raises TargetError."""
+    """The target of that name; `cpu` means this machine, `auto` its GPU or else its CPU. Raises TargetError."""
     if name == "cpu":
         return host_target()
     if not isinstance(name, str):
