@@ -135,7 +135,7 @@ def _nvidia(
     fp32_rate: float,
     summary: str,
 ) -> GpuTarget:
-    shared_kib = {80: 163, 89: 99, 90: 227, 100: 227}[arch]
+    shared_kib = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}[arch]
     memory, shared = memory_gb * 10**9, shared_kib * 1024
     rates = (bf16_rate, bf16_rate, fp8_rate, fp32_rate)
     return GpuTarget(name, "cuda", arch, 32, sm_count, memory, bandwidth, *rates, shared, arch >= 90, summary)
@@ -146,6 +146,7 @@ GPU_TARGETS: tuple[GpuTarget, ...] = (
     _nvidia("h200", 90, 132, 141, 4.8e12, 989e12, 1979e12, 66.9e12, "NVIDIA H200 SXM (sm_90), 141 GB at 4.8 TB/s"),
     _nvidia("a100", 80, 108, 80, 2.039e12, 312e12, None, 19.5e12, "NVIDIA A100 SXM (sm_80), 80 GB at 2.04 TB/s"),
     _nvidia("b200", 100, 148, 180, 7.7e12, 2250e12, 4500e12, 75e12, "NVIDIA B200 (sm_100), 180 GB at 7.7 TB/s"),
+    _nvidia("a10", 86, 72, 24, 600e9, 125e12, None, 31.2e12, "NVIDIA A10 (sm_86), 24 GB at 600 GB/s"),
     _nvidia("l4", 89, 58, 24, 300e9, 121e12, 242e12, 30.3e12, "NVIDIA L4 (sm_89), 24 GB at 300 GB/s"),
     _nvidia("l40s", 89, 142, 48, 864e9, 362e12, 733e12, 91.6e12, "NVIDIA L40S (sm_89), 48 GB at 864 GB/s"),
     _nvidia("rtx4090", 89, 128, 24, 1008e9, 165e12, 330e12, 82.6e12, "NVIDIA RTX 4090 (sm_89), 24 GB at 1.01 TB/s"),
@@ -180,7 +181,7 @@ def resolve_target(name: str) -> Target:
     if not isinstance(name, str):
         raise TargetError(f"a target is named by a string, not {name!r}", at="target", fix="see `llmc targets`")
     if name == "auto":
-        return device_target() or host_target()
+        return _automatic_target()
     if "," in name:
         return _common_target(name)
     for target in known_targets():
@@ -227,23 +228,53 @@ def host_target() -> CpuTarget:
 
 def device_target() -> GpuTarget | None:
     """The target of this machine's first GPU, as torch sees it; None if there is none that is known."""
+    device = _first_device()
+    return None if device is None else match_device(device.name, device.capability, is_hip=device.is_hip)
+
+
+@dataclass(frozen=True)
+class _Device:
+    name: str
+    capability: tuple[int, int]
+    is_hip: bool
+
+
+def _first_device() -> _Device | None:
+    """This machine's first GPU as torch sees it, None without one."""
     import torch
 
     if not torch.cuda.is_available():
         return None
-    properties = torch.cuda.get_device_properties(0)
-    return match_device(properties.name, torch.cuda.get_device_capability(0), is_hip=torch.version.hip is not None)
+    name: str = torch.cuda.get_device_properties(0).name
+    return _Device(name, torch.cuda.get_device_capability(0), torch.version.hip is not None)
+
+
+def _automatic_target() -> Target:
+    """This machine's GPU, or its CPU if it has no GPU. A GPU that is in no target's reach is not passed over."""
+    device = _first_device()
+    if device is None:
+        return host_target()
+    target = match_device(device.name, device.capability, is_hip=device.is_hip)
+    if target is not None:
+        return target
+    arch = "" if device.is_hip else f" (sm_{device.capability[0]}{device.capability[1]})"
+    raise TargetError(
+        f"this machine's GPU, {device.name}{arch}, is none that llmc has a target for",
+        at="target=auto",
+        fix="build for the CPU: target=cpu; or for the GPU of `llmc targets` that is most like it, whose kernels are "
+        "compiled for this one when the engine is loaded, if they can be",
+    )
 
 
 def match_device(name: str, capability: tuple[int, int], *, is_hip: bool) -> GpuTarget | None:
     """The target that a device's name says, or else the slowest of its instruction set; None for an unknown one."""
-    words = name.lower().replace(" ", "")
-    named = [t for t in GPU_TARGETS if (t.backend == "hip") == is_hip and t.name in words]
+    words, arch = name.lower().replace(" ", ""), capability[0] * 10 + capability[1]
+    # torch gives an AMD GPU a capability too, but it does not say which gfx that is.
+    same = [t for t in GPU_TARGETS if (t.backend == "hip" if is_hip else t.arch == arch)]
+    named = [t for t in same if t.name in words]
     if named:
         return max(named, key=lambda t: len(t.name))
-    arch = capability[0] * 10 + capability[1]
-    same = [t for t in GPU_TARGETS if t.arch == arch and not is_hip]
-    return min(same, key=lambda t: t.bandwidth, default=None)
+    return None if is_hip else min(same, key=lambda t: t.bandwidth, default=None)
 
 
 def host_features() -> frozenset[str]:

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import pytest
+import torch
 
 import llmc.targets
 from llmc.errors import TargetError
-from llmc.targets import GPU_TARGETS, GpuTarget, host_features, is_gpu_target, match_device, resolve_target
+from llmc.runtime.device_binaries import fitting_arch
+from llmc.targets import (
+    GPU_TARGETS,
+    GpuTarget,
+    device_target,
+    host_features,
+    host_target,
+    is_gpu_target,
+    match_device,
+    resolve_target,
+)
 
 
 def test_every_gpu_is_found_by_its_name() -> None:
@@ -49,12 +62,58 @@ def test_an_unknown_name_lists_the_known_ones() -> None:
         ("NVIDIA GH200 480GB", (9, 0), False, "h200"),
         ("NVIDIA RTX 6000 Ada Generation", (8, 9), False, "l4"),
         ("AMD Instinct MI300X", (9, 4), True, "mi300x"),
+        ("NVIDIA A10", (8, 6), False, "a10"),
+        ("NVIDIA GeForce RTX 3090", (8, 6), False, "a10"),
+        ("NVIDIA RTX A1000", (8, 6), False, "a10"),
+        ("AMD Instinct MI250X", (9, 0), True, None),
         ("NVIDIA T4", (7, 5), False, None),
+        ("NVIDIA GeForce RTX 5090", (12, 0), False, None),
     ],
 )
 def test_devices(name: str, capability: tuple[int, int], is_hip: bool, found: str | None) -> None:
     target = match_device(name, capability, is_hip=is_hip)
     assert (None if target is None else target.name) == found
+
+
+@dataclass(frozen=True)
+class Properties:
+    """Of what torch tells about a device, what is asked for."""
+
+    name: str
+
+
+def pretend(monkeypatch: pytest.MonkeyPatch, name: str, capability: tuple[int, int]) -> None:
+    """Let torch report one CUDA device."""
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: Properties(name))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda index: capability)
+    monkeypatch.setattr(torch.version, "hip", None)
+
+
+@pytest.mark.parametrize("name", ["NVIDIA A10", "NVIDIA GeForce RTX 3090", "NVIDIA RTX A6000"])
+def test_auto_takes_a_target_that_runs_on_the_device(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An A100's kernels are machine code for 8.0, which 8.6 runs, but may ask for more shared memory than it has."""
+    pretend(monkeypatch, name, (8, 6))
+    target = resolve_target("auto")
+    assert isinstance(target, GpuTarget)
+    assert fitting_arch([target.arch_name], (8, 6)) is not None
+    assert target.shared_memory_per_block <= 99 * 1024
+
+
+@pytest.mark.parametrize(("name", "capability"), [("Tesla T4", (7, 5)), ("NVIDIA GeForce RTX 5090", (12, 0))])
+def test_auto_does_not_pass_over_a_device_that_no_target_fits(
+    name: str, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pretend(monkeypatch, name, capability)
+    with pytest.raises(TargetError, match=rf"{name} \(sm_{capability[0]}{capability[1]}\)") as caught:
+        resolve_target("auto")
+    assert "target=cpu" in str(caught.value.fix)
+    assert device_target() is None
+
+
+def test_auto_is_the_cpu_without_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert resolve_target("auto") == host_target()
 
 
 def test_amx_counts_only_where_the_system_saves_its_registers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,6 +1,7 @@
-"""Hugging Face transformers on a GPU with a static cache: eager, or decode compiled with max-autotune and CUDA graphs.
+"""Hugging Face transformers on a GPU: eager, or compiled with max-autotune and CUDA graphs for each shape by itself.
 
-The cache is filled with random keys and values for decode, which costs both the same and reads no prompt.
+Decode has a static cache, filled with random keys and values, which costs both the same and reads no prompt; prefill
+has the cache that transformers makes for a prompt if it is run eagerly, and compiled it keeps none.
 """
 
 from __future__ import annotations
@@ -8,8 +9,9 @@ from __future__ import annotations
 import argparse
 import json
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec
 
 import torch
 from transformers import AutoModelForCausalLM, StaticCache
@@ -26,7 +28,9 @@ from benchmarks.gpu.workloads import (
     prefill_flops,
 )
 
+_P = ParamSpec("_P")
 WARM_UP_STEPS = 4
+WARM_UP_PROMPTS = 3
 
 
 class HfModel:
@@ -35,18 +39,19 @@ class HfModel:
     def __init__(self, path: str, compiled: bool, device: str = "cuda") -> None:
         self._device = device
         model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=torch.bfloat16, attn_implementation="sdpa")
-        self._model = model.to(device).train(False)
-        self._decode = torch.compile(self._next, mode="max-autotune", fullgraph=True) if compiled else self._next
+        self._model, self._compiled = model.to(device).train(False), compiled
+        self._decode: Callable[[torch.Tensor, torch.Tensor, StaticCache], torch.Tensor] = self._next
 
     @torch.inference_mode()
     def prefill(self, work: Prefill) -> tuple[float, ...]:
-        ids = self._tokens(1, work.tokens)
+        ids, first = self._tokens(1, work.tokens), self._for_one_shape(self._first)
         seconds = []
-        for _ in range(ROUNDS + 1):
+        # The compiled function's first call compiles, its second records a graph, its third runs it.
+        for _ in range(WARM_UP_PROMPTS + ROUNDS):
             start = time.perf_counter()
-            self._model(ids, use_cache=True, logits_to_keep=1).logits.argmax(-1).tolist()
+            first(ids).tolist()
             seconds.append(time.perf_counter() - start)
-        return tuple(seconds[1:])
+        return tuple(seconds[WARM_UP_PROMPTS:])
 
     @torch.inference_mode()
     def decode(self, work: Decode) -> tuple[float, ...]:
@@ -54,6 +59,7 @@ class HfModel:
         cache = self._filled_cache(work, work.context + steps + 1)
         ids = self._tokens(work.batch, 1)
         positions = torch.full((work.batch, 1), work.context, device=self._device)
+        self._decode = self._for_one_shape(self._next)
         for _ in range(WARM_UP_STEPS):
             ids = self._step(ids, positions, cache)
         seconds = []
@@ -69,6 +75,19 @@ class HfModel:
         positions.add_(1)
         ids.tolist()
         return ids
+
+    def _for_one_shape(self, plain: Callable[_P, torch.Tensor]) -> Callable[_P, torch.Tensor]:
+        """The function, compiled if this is that contestant: with sizes that are known, and nothing kept of others."""
+        if not self._compiled:
+            return plain
+        torch._dynamo.reset()
+        made: Callable[_P, torch.Tensor] = torch.compile(plain, mode="max-autotune", fullgraph=True, dynamic=False)
+        return made
+
+    def _first(self, ids: torch.Tensor) -> torch.Tensor:
+        output = self._model(ids, use_cache=not self._compiled, logits_to_keep=1)
+        result: torch.Tensor = output.logits.argmax(-1)
+        return result
 
     def _next(self, ids: torch.Tensor, positions: torch.Tensor, cache: StaticCache) -> torch.Tensor:
         output = self._model(ids, past_key_values=cache, position_ids=positions, use_cache=True, logits_to_keep=1)
@@ -99,15 +118,17 @@ def main() -> None:
     arguments = parser.parse_args()
     config = json.loads((arguments.model / "config.json").read_text())
     group = arguments.model.name
-    name = "HF static cache + torch.compile" if arguments.compiled else "HF eager"
+    name = "HF torch.compile" if arguments.compiled else "HF eager"
     contestant = HfModel(str(arguments.model), arguments.compiled)
     for decode in DECODES:
-        report(Measurement(group, decode.name, name, contestant.decode(decode), bytes=decode_bytes(config, decode)))
+        seconds = contestant.decode(decode)
+        of_cache = f"{name}, static cache"
+        report(Measurement(group, decode.name, of_cache, seconds, bytes=decode_bytes(config, decode)))
         torch.cuda.empty_cache()
-    # Prompts have many lengths and are run eagerly, compiled decode or not.
-    for prefill in () if arguments.compiled else PREFILLS:
+    for prefill in PREFILLS:
         seconds = contestant.prefill(prefill)
         report(Measurement(group, prefill.name, name, seconds, flops=prefill_flops(config, prefill)))
+        torch.cuda.empty_cache()
 
 
 if __name__ == "__main__":

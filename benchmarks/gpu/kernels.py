@@ -1,4 +1,8 @@
-"""llmc's kernels alone, as CUDA graphs of launches, against the libraries': products, attention, norms."""
+"""llmc's kernels alone, as CUDA graphs of launches, against the libraries': products, attention, norms.
+
+In an engine a kernel finds none of its data in the GPU's L2 cache, because a layer's weights and keys come between two
+of its launches; so cases that are small run on several sets of arguments in turn.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import cycle
 from typing import Any
 
 import torch
@@ -25,11 +30,16 @@ from tests.codegen.triton.tensor_call import TensorCall
 ROUNDS = 3
 BLOCK_SIZE = 16
 _LINEAR = torch.ops.llmc.linear.default
+# So many times what the L2 cache holds is read before the same data is read again.
+_CACHE_SIZES = 4
 
 
 @dataclass
 class Case:
-    """One operation on given arguments. result: what shapes and dtypes come out. peers: by name."""
+    """One operation on given arguments. results: what shapes and dtypes come out. peers: by name.
+
+    others: further arguments, alike, to be read in turn with the first; peers take turns with theirs by themselves.
+    """
 
     group: str
     name: str
@@ -37,6 +47,7 @@ class Case:
     arguments: tuple[Any, ...]
     results: Sequence[Tensor]
     peers: dict[str, Callable[[], object]] = field(default_factory=dict)
+    others: Sequence[tuple[Any, ...]] = ()
     bytes: float = 0.0
     flops: float = 0.0
 
@@ -63,8 +74,9 @@ def scratch_memory(nbytes: int, alignment: int, stream: int | None) -> Tensor:
 def measure(case: Case, target: GpuTarget) -> None:
     """Every candidate of ours that serves the rows, and every peer; one that fails is told and left out."""
     template = KERNELS[case.op]
-    call = TensorCall(template, case.arguments, case.results, "cuda", in_place=False)
-    runs = {**_candidates(template, call, target), **case.peers}
+    sets = (case.arguments, *case.others)
+    calls = [TensorCall(template, arguments, case.results, "cuda", in_place=False) for arguments in sets]
+    runs = {**_candidates(template, calls, target), **case.peers}
     for name, run in runs.items():
         try:
             seconds = tuple(do_bench_cudagraph(run, return_mode="median") / 1e3 for _ in range(ROUNDS))
@@ -74,22 +86,49 @@ def measure(case: Case, target: GpuTarget) -> None:
         report(Measurement(case.group, case.name, name, seconds, case.bytes, case.flops))
 
 
-def _candidates(template: KernelTemplate, call: TensorCall, target: GpuTarget) -> dict[str, Callable[[], object]]:
-    """By name: `llmc` is the one that is chosen without measuring, the others are numbered."""
+def _candidates(
+    template: KernelTemplate, calls: Sequence[TensorCall], target: GpuTarget
+) -> dict[str, Callable[[], object]]:
+    """By name, each on the calls in turn: `llmc` is the one that is chosen without measuring, the others are numbered.
+
+    The calls are of the same shapes, so their candidates are the same.
+    """
+    tokens, launches = calls[0].tokens, [template.candidates(call, target) for call in calls]
     serving = [
-        launch
-        for launch in template.candidates(call, target)
-        if launch.min_tokens <= call.tokens and (launch.max_tokens is None or call.tokens <= launch.max_tokens)
+        index
+        for index, launch in enumerate(launches[0])
+        if launch.min_tokens <= tokens and (launch.max_tokens is None or tokens <= launch.max_tokens)
     ]
     return {
-        f"llmc candidate {index}" if index else "llmc": partial(_run_all, call, (launch, *launch.then))
-        for index, launch in enumerate(serving)
+        f"llmc candidate {number}" if number else "llmc": in_turn(
+            [
+                partial(_run_all, call, (found[index], *found[index].then))
+                for call, found in zip(calls, launches, strict=True)
+            ]
+        )
+        for number, index in enumerate(serving)
     }
 
 
 def _run_all(call: TensorCall, launches: Sequence[DeviceLaunch]) -> None:
     for launch in launches:
         call.run(launch)
+
+
+def in_turn(runs: Sequence[Callable[[], object]]) -> Callable[[], object]:
+    """Each call runs the next of them. A CUDA graph of many calls holds them all."""
+    turns = cycle(runs)
+    return lambda: next(turns)()
+
+
+def sets_past_cache(bytes: float, l2_bytes: int) -> int:
+    """How many sets of so many bytes there must be for none to be left in the L2 cache when its turn comes again."""
+    return max(1, -(-_CACHE_SIZES * l2_bytes // int(bytes)))
+
+
+def _l2_bytes() -> int:
+    size: int = torch.cuda.get_device_properties(0).L2_cache_size
+    return size
 
 
 def norms() -> Iterator[Case]:
@@ -136,11 +175,13 @@ def quantized_products() -> Iterator[Case]:
         target = device_target()
         assert target is not None
         peers: dict[str, Callable[[], object]] = {"cuBLAS bf16": partial(torch.mm, x, weight.T, out=result)}
-        peers["our bf16"] = _candidates(KERNELS[_LINEAR], plain, target)["llmc"]
+        peers["our bf16"] = _candidates(KERNELS[_LINEAR], [plain], target)["llmc"]
         bits = 4 if format == "int4" else 8
+        count = sets_past_cache(codes.numel() * bits // 8, _l2_bytes()) if tokens == 1 else 1
+        others = [(x, codes.clone(), *arguments[2:]) for _ in range(count - 1)]
         yield Case(
             "quantized product", f"{tokens} × {channels} by {outputs}, {format} weights, {x_format} activations",
-            torch.ops.llmc.quantized_linear.default, arguments, (result,), peers,
+            torch.ops.llmc.quantized_linear.default, arguments, (result,), peers, others,
             bytes=float(x.nbytes + codes.numel() * bits // 8 + scales.nbytes + result.nbytes),
             flops=2.0 * tokens * outputs * channels,
         )  # fmt: skip
@@ -161,32 +202,40 @@ def prefill_attention() -> Iterator[Case]:
 def _attention(batch: int, context: int, queries: int, heads: int = 32, kv_heads: int = 8, dim: int = 128) -> Case:
     blocks = -(-context // BLOCK_SIZE)
     shape = (batch * blocks, kv_heads, BLOCK_SIZE, dim)
-    k_cache, v_cache = (torch.randn(shape, device="cuda", dtype=torch.bfloat16) for _ in range(2))
     q = torch.randn(batch * queries, heads, dim, device="cuda", dtype=torch.bfloat16)
     starts = torch.arange(batch + 1, dtype=torch.int32, device="cuda") * queries
     lens = torch.full((batch,), context, dtype=torch.int32, device="cuda")
     tables = torch.randperm(batch * blocks, device="cuda").to(torch.int32).view(batch, blocks)
     pairs = queries * (context - (queries - 1) / 2) * batch
+    cache_bytes = 2.0 * batch * context * kv_heads * dim * q.itemsize
+    count = sets_past_cache(cache_bytes, _l2_bytes()) if queries == 1 else 1
+    first, *others = [
+        (q, *(torch.randn(shape, device="cuda", dtype=q.dtype) for _ in range(2)), starts, lens, tables, dim**-0.5)
+        for _ in range(count)
+    ]
     # The peers get the same heads in whole tensors, [batch, heads, length, dim].
-    q_whole = torch.randn(batch, heads, queries, dim, device="cuda", dtype=torch.bfloat16)
-    k_whole, v_whole = (torch.randn(batch, kv_heads, context, dim, device="cuda", dtype=q.dtype) for _ in range(2))
+    q_whole = torch.randn(batch, heads, queries, dim, device="cuda", dtype=q.dtype)
+    whole = [
+        [torch.randn(batch, kv_heads, context, dim, device="cuda", dtype=q.dtype) for _ in range(2)]
+        for _ in range(count)
+    ]
 
     def peer(backend: SDPBackend) -> Callable[[], object]:
-        def run() -> object:
+        def run(k: Tensor, v: Tensor) -> object:
             chosen: AbstractContextManager[None] = sdpa_kernel(backend)
             with chosen:
                 return torch.nn.functional.scaled_dot_product_attention(
-                    q_whole, k_whole, v_whole, is_causal=queries > 1, enable_gqa=True
+                    q_whole, k, v, is_causal=queries > 1, enable_gqa=True
                 )
 
-        return run
+        return in_turn([partial(run, *cache) for cache in whole])
 
     name = f"prefill {queries}" if queries > 1 else f"decode, batch {batch}, context {context}"
     return Case(
         "attention", f"{name}, {heads}/{kv_heads} heads of {dim}", torch.ops.llmc.paged_attention.default,
-        (q, k_cache, v_cache, starts, lens, tables, dim**-0.5, None, None, None), (q,),
+        first, (q,),
         {"SDPA flash": peer(SDPBackend.FLASH_ATTENTION), "SDPA cuDNN": peer(SDPBackend.CUDNN_ATTENTION)},
-        bytes=2.0 * batch * context * kv_heads * dim * 2 + 2.0 * q.nbytes, flops=4.0 * pairs * heads * dim,
+        others, bytes=cache_bytes + 2.0 * q.nbytes, flops=4.0 * pairs * heads * dim,
     )  # fmt: skip
 
 

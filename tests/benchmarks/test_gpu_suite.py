@@ -7,6 +7,8 @@ import json
 import re
 import subprocess
 import sys
+import tomllib
+from importlib.metadata import packages_distributions
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from rich.console import Console
 from benchmarks.gpu.measurement import Measurement, parse
 from benchmarks.gpu.workloads import Decode, Prefill, decode_bytes, matrix_elements, prefill_flops
 from benchmarks.gpu_suite import (
+    NEEDED,
     ROOT,
     SHAPES,
     Job,
@@ -49,18 +52,34 @@ def test_the_dry_run_lists_every_job() -> None:
         assert job.name in done.stdout
 
 
+def gpu_test_modules() -> list[Path]:
+    """With tests marked so, or with the kernels' fixture `device`; relative to the repository."""
+    is_for_a_gpu = re.compile(r"^(@|pytestmark = )pytest\.mark\.gpu|^def test_\w+\(\s*device: str", re.MULTILINE)
+    found = (ROOT / "tests").rglob("test_*.py")
+    return sorted(path.relative_to(ROOT) for path in found if is_for_a_gpu.search(path.read_text(encoding="utf-8")))
+
+
 def test_every_test_for_a_gpu_is_run() -> None:
-    """Those marked so, and those with the kernels' fixture `device`."""
     (tests,) = (job.arguments for job in jobs(Path("d"), SHAPES) if job.name == "gpu tests")
     run = [Path(argument) for argument in tests if argument.startswith("tests/")]
-    is_for_a_gpu = re.compile(r"^(@|pytestmark = )pytest\.mark\.gpu|^def test_\w+\(\s*device: str", re.MULTILINE)
-    marked = [
-        path.relative_to(ROOT)
-        for path in (ROOT / "tests").rglob("test_*.py")
-        if is_for_a_gpu.search(path.read_text(encoding="utf-8"))
-    ]
+    marked = gpu_test_modules()
     assert len(marked) > 8
     assert [path for path in marked if not any(path == given or given in path.parents for given in run)] == []
+
+
+def test_tests_for_a_gpu_need_no_package_that_only_developers_have() -> None:
+    """One that cannot be imported ends pytest's collection, and then none of them runs."""
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
+    wanted = [text for name in ("dev", "serve", "ray", "viz", "plot") for text in extras[name]]
+    names = {re.split(r"[\[>=]", text)[0].lower() for text in wanted}
+    modules = {module for module, owners in packages_distributions().items() if names & {o.lower() for o in owners}}
+    needed = {name.split(".")[0] for name in NEEDED}
+    blocked = sorted({*modules, *(name.replace("-", "_") for name in names)} - {*needed, "_pytest", "py"})
+    assert "hypothesis" in blocked and "pytest" not in blocked
+    imports = [".".join(path.with_suffix("").parts) for path in (Path("tests/conftest.py"), *gpu_test_modules())]
+    code = f"import sys; sys.modules.update(dict.fromkeys({blocked!r})); import {', '.join(imports)}"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")

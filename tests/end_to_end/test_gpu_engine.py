@@ -3,19 +3,26 @@
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import llmc
+import llmc.targets
+from llmc.cli.units import in_bytes
+from llmc.codegen.triton.compile import Workers
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.errors import CheckpointError, EngineFormatError
+from llmc.errors import CheckpointError, EngineFormatError, OptionError
 from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for
 from llmc.settings import settings
-from tests.cli.command import llmc
+from llmc.targets import GPU_TARGETS
+from tests.cli.command import llmc as command
 from tests.tiny_models import tiny_checkpoint
 
 # Steps of two tokens need few kernels.
@@ -23,11 +30,38 @@ LIMITS: dict[str, Any] = {"max_model_len": 64, "max_batch_tokens": 2, "max_seque
 
 
 @pytest.fixture(scope="module")
-def engine(tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
-    folder = tmp_path_factory.mktemp("two")
-    model = tiny_checkpoint("llama", folder / "model")
-    build(str(model), folder / "e.llmc", target="a100,h100", dtype="bfloat16", **LIMITS)
-    return read_engine(folder / "e.llmc", check_machine=False)
+def model(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny_checkpoint("llama", tmp_path_factory.mktemp("model") / "model"))
+
+
+@pytest.fixture(scope="module")
+def engine(model: str, tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
+    path = tmp_path_factory.mktemp("two") / "e.llmc"
+    build(model, path, target="a100,h100", dtype="bfloat16", **LIMITS)
+    return read_engine(path, check_machine=False)
+
+
+def test_a_model_that_the_gpu_cannot_hold_is_refused_before_compiling(
+    model: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def compiled(*arguments: object) -> None:
+        raise AssertionError("a kernel was compiled")
+
+    monkeypatch.setattr(Workers, "compile", compiled)
+    small = tuple(replace(t, memory_bytes=10**9) if t.name == "l4" else t for t in GPU_TARGETS)
+    monkeypatch.setattr(llmc.targets, "GPU_TARGETS", small)
+    with pytest.raises(OptionError) as caught:
+        llmc.build(model, tmp_path / "e.llmc", target="l4", dtype="bfloat16", **LIMITS)
+    found = re.fullmatch(
+        r"the engine needs ([\d.]+) GB, and l4 has 1\.00 GB: weights ([\d.]+) GB \+ "
+        r"KV cache of 2 sequences of 64 tokens ([\d.]+) GB \+ arena ([\d.]+) GB \+ logits ([\d.]+) GB \+ "
+        r"([\d.]+) GB for the driver",
+        caught.value.problem,
+    )
+    assert found is not None, caught.value.problem
+    total, *parts = map(float, found.groups())
+    assert total == pytest.approx(sum(parts), abs=0.03)
+    assert not (tmp_path / "e.llmc").exists()
 
 
 def test_each_target_has_its_own_program(engine: EngineDirectory) -> None:
@@ -51,13 +85,29 @@ def test_a_device_gets_its_own(engine: EngineDirectory, name: str, capability: t
     assert found.program == engine.programs[arch == "sm_90"].program
 
 
-def test_inspect_shows_both(engine: EngineDirectory) -> None:
-    shown = llmc("inspect", engine.path)
+def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "240")
+    shown = command("inspect", engine.path)
     assert shown.code == 0, shown.err
-    for name in ("a100", "h100"):
-        assert f"on {name}, predicted and not measured" in " ".join(shown.out.split())
     assert "matmul" in shown.out
-    prefill = llmc("inspect", engine.path, "--prefill", "2")
+    for each in engine.programs:
+        title = f"on {each.target}, predicted and not measured"
+        assert title in " ".join(shown.out.split())
+        table = shown.out[shown.out.index(title) :].partition("choices for")[0]
+        rows = [[cell.strip() for cell in re.split("[│┃]", line)[1:-1]] for line in table.splitlines() if "│" in line]
+        (arch,) = {"a100": ["sm_80"], "h100": ["sm_90"]}[each.target]
+        resources = {row[0]: row[2:6] for row in rows if row[1] == arch}
+        assert resources == {
+            kernel.name: [str(b.threads), str(b.registers), str(b.spill_bytes), in_bytes(b.shared_bytes)]
+            for kernel in each.program.launched_kernels()
+            for b in kernel.binaries.values()
+        }
+        assert all(int(registers) > 0 and spills == "0" for _, registers, spills, _ in resources.values())
+        assert any(shared != "0 B" for *_, shared in resources.values())
+        # Three gathers of a row: 64 channels in bf16 read and written, and an index. Starting them is what takes time.
+        gathered = [row[6:] for row in rows if row[0].startswith("gather_rows_kernel")]
+        assert gathered == [["780 B", "6 µs"]]
+    prefill = command("inspect", engine.path, "--prefill", "2")
     assert "prefill of 2 tokens on" in " ".join(prefill.out.split())
 
 

@@ -12,11 +12,23 @@ from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRec
 from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
 from llmc.program import LIBRARY
+from llmc.program_json import program_to_json
 from llmc.runtime import device_binaries
 from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for, cache_key, carried_archs, fitting_arch, program_for
 from llmc.settings import settings
 from tests.runtime.device_program import LIMITS, kernel, program
+
+# With the parameters of the made-up program's kernel.
+SOURCE = """
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def k(x_ptr, w_ptr, k_ptr, ids_ptr, y_ptr, n, stride, big, scale, BLOCK: tl.constexpr):
+    tl.store(y_ptr + tl.arange(0, BLOCK), scale)
+"""
 
 
 @pytest.mark.parametrize(
@@ -105,6 +117,25 @@ def test_the_cache_key_follows_sources_and_specializations(tmp_path: Path) -> No
     assert key != cache_key(engine, engine.program, "sm_121")
     (engine.path / "kernels/k.py").write_text("other\n")
     assert key != cache_key(engine, engine.program, "sm_120")
+
+
+def test_what_none_fits_is_compiled_once_and_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    settings.cache_clear()
+    engine = made_up_engine(tmp_path / "e", "sm_90")
+    (engine.path / "kernels/k.py").write_text(SOURCE)
+    (engine.path / "program.json").write_text(program_to_json(engine.program))
+    told: list[str] = []
+    first = binaries_for(engine, device((12, 0)), told.append)
+    assert told == ["the engine carries kernels for sm_90; compiling its 1 kernels for sm_120, once"]
+    (compiled,) = first.program.launched_kernels()
+    assert set(compiled.binaries) == {first.arch} == {"sm_120"}
+    assert (first.directory / compiled.binaries["sm_120"].file).read_bytes().startswith(b"\x7fELF")
+    assert list(first.directory.parent.iterdir()) == [first.directory], "nothing unfinished is left"
+    monkeypatch.setattr(device_binaries, "_compile", lambda *arguments: pytest.fail("compiled again"))
+    assert binaries_for(engine, device((12, 0)), told.append) == first
+    assert len(told) == 1
+    settings.cache_clear()
 
 
 def test_what_cannot_be_compiled_is_a_target_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

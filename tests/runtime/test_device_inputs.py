@@ -21,24 +21,8 @@ from llmc.runtime.device_inputs import (
 )
 from llmc.runtime.row_choice import RowChoice, RowChoices
 from llmc.runtime.step import Step
+from tests.runtime.decode_step import decodes
 from tests.runtime.device_program import LIMITS
-
-
-def decodes(contexts: list[int], block_size: int = 16) -> Step:
-    """One token for each context; request r has the blocks from 100·r on."""
-    count, columns = len(contexts), -(-max(contexts) // block_size)
-    tables = np.arange(count, dtype=np.int32)[:, None] * 100 + np.arange(columns, dtype=np.int32)[None, :]
-    positions = np.asarray(contexts, np.int32) - 1
-    slots = tables[np.arange(count), positions // block_size] * block_size + positions % block_size
-    return Step(
-        input_ids=np.arange(7, 7 + count, dtype=np.int32),
-        positions=positions,
-        slot_mapping=slots.astype(np.int32),
-        query_starts=np.arange(count + 1, dtype=np.int32),
-        context_lens=np.asarray(contexts, np.int32),
-        block_tables=tables,
-        logit_rows=np.arange(count, dtype=np.int32),
-    )
 
 
 def test_packed_inputs_are_read_back_at_their_offsets() -> None:

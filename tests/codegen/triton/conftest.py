@@ -1,8 +1,21 @@
-"""Where a kernel's cases run: interpreted on the CPU, and the same ones on a device with `pytest -m gpu`."""
+"""Where a kernel's cases run: interpreted on the CPU, and the same ones on a device with `pytest -m gpu`.
+
+Processes that compile are started once for all modules: each takes seconds to import torch and Triton.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
+
+from llmc.codegen.triton.compile import Workers
+
+
+@pytest.fixture(scope="package")
+def workers() -> Iterator[Workers]:
+    with Workers(2) as found:
+        yield found
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])

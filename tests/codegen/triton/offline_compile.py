@@ -32,7 +32,7 @@ def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: Gpu
     kernels: list[DeviceKernel] = []
     for step in steps:
         kernel = _kernel(call, step, f"{template.op._schema.name.split('::')[1]}.{len(kernels)}")
-        if all(kernel.constants != other.constants or kernel.function != other.function for other in kernels):
+        if all(replace(kernel, name=other.name) != other for other in kernels):
             kernels.append(kernel)
     return kernels
 
@@ -61,10 +61,11 @@ def _tile(kernel: DeviceKernel) -> int:
     return math.prod(int(kernel.constants.get(name) or 1) for name in _SIZES)
 
 
-def compile_without_spills(
-    kernels: Sequence[DeviceKernel], target: GpuTarget, workers: Workers, directory: Path
-) -> list[str]:
-    """The assemblies, in the kernels' order. Fails on a spill; too much shared memory raises LoweringError."""
+def compile_checked(kernels: Sequence[DeviceKernel], target: GpuTarget, workers: Workers, directory: Path) -> list[str]:
+    """The assemblies, in the kernels' order. Fails on a spill, and on more registers than a block of threads has.
+
+    Too much shared memory raises LoweringError.
+    """
     (directory / "kernels").mkdir(exist_ok=True)
     assemblies = []
     # Kernels of several nodes may share a name, which is that of the files that they are written to.
@@ -74,9 +75,25 @@ def compile_without_spills(
         spilled = result.binary.spill_bytes
         if kernel.function == "rope_angles_kernel" and spilled <= 32:
             spilled = 0  # With Triton 3.6: the stack frame of the sine's slow path for huge angles, and no register.
+        needs, most = result.binary, most_registers(target, result.binary.threads)
         assert spilled == 0, f"{kernel.function} {kernel.constants} spills {spilled} bytes for {target.arch_name}"
+        assert 0 < needs.registers <= most, (
+            f"{kernel.function} {kernel.constants}: {needs.registers} of {most} registers"
+        )
+        assert needs.shared_bytes <= target.shared_memory_per_block
         assemblies.append(result.assembly.read_text(encoding="utf-8"))
     return assemblies
+
+
+def most_registers(target: GpuTarget, threads: int) -> int:
+    """Registers that a thread of such a block can have.
+
+    CUDA: 65536 in a multiprocessor, 255 of a thread. gfx942: 512 vector registers for each lane of its four SIMD units,
+    among which a block's warps are divided.
+    """
+    if target.backend == "cuda":
+        return min(255, 65536 // threads)
+    return 512 // max(1, threads // target.warp_size // 4)
 
 
 def _kernel(call: TensorCall, launch: DeviceLaunch, name: str) -> DeviceKernel:

@@ -1,27 +1,19 @@
-"""lm_head with argmax is one product in an engine, and compiles for every instruction set without spilling."""
+"""lm_head with argmax is one product in an engine; test_compile_targets.py compiles it."""
 
 from __future__ import annotations
-
-from pathlib import Path
 
 import pytest
 import torch
 
-from llmc.codegen.triton.compile import compile_kernels
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
 from llmc.program import Wanted
 from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import GraphBuilder, ops
-from tests.codegen.triton.offline_compile import largest
-
-TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(t, marks=() if t in ("h100", "mi300x") else pytest.mark.slow) for t in TARGETS]
-)
-def test_the_best_token_is_one_product(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["a100", "rtx4090", "h100", "b200", "mi300x"])
+def test_the_best_token_is_one_product(name: str) -> None:
     target = resolve_target(name)
     assert isinstance(target, GpuTarget)
     b = GraphBuilder(torch.bfloat16)
@@ -39,11 +31,3 @@ def test_the_best_token_is_one_product(name: str, tmp_path: Path) -> None:
         product = "best_gemv_kernel" if count <= 4 else "best_narrow_kernel"
         assert names[-2:] == [product, "join_chunks_kernel"], names
         assert not {"gemv_kernel", "narrow_kernel"} & set(names)
-    for file, text in lowered.sources.items():
-        (tmp_path / file).parent.mkdir(exist_ok=True)
-        (tmp_path / file).write_text(text, encoding="utf-8")
-    chosen = largest([kernel for kernel in lowered.program.kernels if "best" in kernel.name or "join" in kernel.name])
-    assert {kernel.function for kernel in chosen} == {"best_gemv_kernel", "best_narrow_kernel", "join_chunks_kernel"}
-    for kernel in compile_kernels(chosen, tmp_path, (target,)):
-        (binary,) = kernel.binaries.values()
-        assert binary.spill_bytes == 0, kernel.constants

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -23,23 +22,17 @@ from llmc.codegen.triton.kernels.linear import (
     linear,
     lm_head,
     norm_gated_linear,
-    norm_linear,
 )
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.errors import LoweringError
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.offline_compile import compile_without_spills, largest, node_kernels
+from tests.codegen.triton.offline_compile import compile_checked, largest, node_kernels
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as found:
-        yield found
 
 
 def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
@@ -67,7 +60,6 @@ def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
         "linear in fp32": (linear, (_meta(2, 576, dtype=f32), _meta(960, 576, dtype=f32), None)),
         "fused_linear": (fused_linear, (wide, _meta(4096, 14336), None, x, "identity", 1.0)),
         "lm_head": (lm_head, (x, _meta(128256, 4096), None)),
-        "norm_linear": (norm_linear, (x, norm, 1e-5, _meta(6144, 4096), None)),
         "norm_gated_linear": (norm_gated_linear, (x, norm, 1e-5, _meta(28672, 4096), None, "silu")),
     }
     template, arguments = cases[name]
@@ -90,9 +82,7 @@ SIMPLE = [
 PRODUCTS = [
     *(("fused_linear", target) for target in TARGETS),
     *(("norm_gated_linear", target) for target in TARGETS),
-    ("norm_linear", "h100"),
     ("lm_head", "h100"),
-    ("linear, odd", "a100"),
     ("linear, odd", "h100"),
     ("linear in fp32", "h100"),
     ("linear in fp32", "mi300x"),
@@ -101,21 +91,19 @@ PRODUCTS = [
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
+    target = _target(name)
     kernels = [
         replace(kernel, name=f"{kernel.name}_{i}") for i, case in enumerate(SIMPLE) for kernel in _case(case, target)
     ]
-    compile_without_spills(kernels, target, workers, tmp_path)
+    compile_checked(kernels, target, workers, tmp_path)
 
 
 @pytest.mark.parametrize(("case", "name"), PRODUCTS)
 def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> None:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
+    target = _target(name)
     kernels = _case(case, target)
     instruction = {90: "wgmma.mma_async", 100: "tcgen05.mma", "gfx942": "v_mfma"}.get(target.arch, "mma.sync")
-    for kernel, assembly in zip(kernels, compile_without_spills(kernels, target, workers, tmp_path), strict=True):
+    for kernel, assembly in zip(kernels, compile_checked(kernels, target, workers, tmp_path), strict=True):
         on_matrix_units = kernel.function in ("narrow_kernel", "tile_kernel", "persistent_kernel")
         if on_matrix_units and case != "linear in fp32":
             assert instruction in assembly, f"{kernel.function} {kernel.constants} has no {instruction}"
@@ -128,7 +116,22 @@ def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> Non
     assert found - {"rms_norm_kernel"} == expected
 
 
+def test_more_shared_memory_than_a_block_has_is_refused(workers: Workers, tmp_path: Path) -> None:
+    small = replace(_target("h100"), shared_memory_per_block=15)
+    (kernel, *_) = _case("rms_norm of long rows", small)
+    (tmp_path / "kernels").mkdir()
+    with pytest.raises(LoweringError, match=r"needs \d+ bytes of shared memory a block; h100 has 15") as caught:
+        workers.compile(kernel, small, tmp_path)
+    assert kernel.function in str(caught.value.at)
+
+
 def test_an_error_does_not_wait_for_workers_that_start() -> None:
     with pytest.raises(ValueError, match="no such model"), Workers(1) as started:
         raise ValueError("no such model")
     assert [process.returncode for process in started._processes] == [-signal.SIGKILL]
+
+
+def _target(name: str) -> GpuTarget:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    return target

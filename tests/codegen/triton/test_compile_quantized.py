@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -20,16 +19,10 @@ from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.ops.weight_codes import CODE_DTYPES
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.offline_compile import compile_without_spills, largest, node_kernels
+from tests.codegen.triton.offline_compile import compile_checked, largest, node_kernels
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
-
-
-@pytest.fixture(scope="module")
-def workers() -> Iterator[Workers]:
-    with Workers(2) as found:
-        yield found
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -47,8 +40,10 @@ def test_products(
     target = _target(name)
     if x_format == "fp8" and target.fp8_rate is None:
         pytest.skip("refused")
+    if x_format == "int8" and name == "rtx4090":
+        pytest.skip("has the A100's tiles and instructions; its other formats are compiled")
     kernels = _linear(target, format, group, asymmetric, x_format) + _gated(target, format, group, x_format)
-    assemblies = compile_without_spills(kernels, target, workers, tmp_path)
+    assemblies = compile_checked(kernels, target, workers, tmp_path)
     for kernel, assembly in zip(kernels, assemblies, strict=True):
         if kernel.function == "code_tile_kernel":
             instruction = MATRIX_INSTRUCTION.get(name, "mma.sync")
@@ -71,7 +66,7 @@ def test_products(
 )
 def test_other_schemes(format: str, group: int | None, x_format: str, workers: Workers, tmp_path: Path) -> None:
     target = _target("h100")
-    compile_without_spills(_linear(target, format, group, False, x_format), target, workers, tmp_path)
+    compile_checked(_linear(target, format, group, False, x_format), target, workers, tmp_path)
 
 
 @pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32)])
@@ -79,7 +74,7 @@ def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_pat
     target, weight = _target("h100"), _weight(768, 256, format, group, False)
     arguments = (_meta(2, 256, dtype=torch.float32), *weight, None, None, "silu", format, "none")
     kernels = [k for k in node_kernels(quantized_gated_linear, arguments, target) if k.function == "code_tile_kernel"]
-    compile_without_spills(largest(kernels), target, workers, tmp_path)
+    compile_checked(largest(kernels), target, workers, tmp_path)
 
 
 @pytest.mark.parametrize("name", TARGETS)
@@ -90,7 +85,7 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
     groups = (ids, codes, _scales(128256, 32), None, "int4", torch.bfloat16)
     kernels += node_kernels(quantized_embedding, groups, target)
     kernels += node_kernels(select_channels, (_meta(2, 4096), _meta(4096, dtype=torch.int32)), target)
-    compile_without_spills(kernels, target, workers, tmp_path)
+    compile_checked(kernels, target, workers, tmp_path)
 
 
 def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str) -> list[DeviceKernel]:

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.codegen.triton.compile import compile_kernels
+from llmc.codegen.triton.compile import Workers, compile_kernels
 from llmc.codegen.triton.lowering import lower_device
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
@@ -78,7 +78,7 @@ def test_rows_wider_than_a_block(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["h100", "mi300x"])
-def test_every_operation_compiles(name: str, tmp_path: Path) -> None:
+def test_every_operation_compiles(name: str, workers: Workers, tmp_path: Path) -> None:
     """Without a GPU. Only the loop that computes all functions at once holds more values than there are registers."""
     target = resolve_target(name)
     assert isinstance(target, GpuTarget)
@@ -86,7 +86,7 @@ def test_every_operation_compiles(name: str, tmp_path: Path) -> None:
     for file, text in lowered.sources.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)
         (tmp_path / file).write_text(text, encoding="utf-8")
-    kernels = compile_kernels(lowered.program.kernels, tmp_path, [target])
+    kernels = compile_kernels(lowered.program.kernels, tmp_path, [target], workers=workers)
     binaries = [kernel.binaries[target.arch_name] for kernel in kernels]
     assert all(b.registers > 0 for b in binaries)
     assert sum(b.spill_bytes > 0 for b in binaries) <= 1

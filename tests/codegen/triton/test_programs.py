@@ -77,3 +77,9 @@ def test_the_program_survives_json() -> None:
 def test_lowering_repeats_itself() -> None:
     texts = {program_to_json(lower_device(llama(torch.float32)[0], H100, BuildOptions()).program) for _ in range(2)}
     assert len(texts) == 1
+
+
+def test_identical_layers_share_their_kernels() -> None:
+    two, four = (lower_device(llama(layers=n)[0], H100, BuildOptions()).program for n in (2, 4))
+    assert len(four.launches) > len(two.launches)
+    assert four.kernels == two.kernels

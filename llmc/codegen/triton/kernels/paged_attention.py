@@ -108,10 +108,11 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "scale": float(call.plain("scale")),
     }
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
-    decode = _decode(call, target, arguments, constants, decode_tile(is_fp32, widest, group))
+    decode = _decode(call, target, arguments, constants, decode_tile(target, is_fp32, widest, group, is_coded))
     sinks, y, tokens = call.vector("sinks"), rows("y", call.result()), call.count("q")
     launches = []
-    for tile in prefill_tiles(target, is_fp32, widest, is_padded=(head_dim, value_dim) != (dim_tile, value_tile)):
+    is_padded = (head_dim, value_dim) != (dim_tile, value_tile)
+    for tile in prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded):
         row_tile = max(tile.rows, triton.next_power_of_2(group))
         # Any request's tiles find a place in cdiv(T, tile) + R; with T = R there is no request with two tokens.
         tiles = f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
@@ -175,18 +176,21 @@ def decode_splits(target: GpuTarget, kv_heads: int, max_model_len: int, min_spli
     return int(min(floor, useful, _MAX_SPLITS))
 
 
-def decode_tile(is_fp32: bool, dim: int, group: int) -> Tile:
+def decode_tile(target: GpuTarget, is_fp32: bool, dim: int, group: int, is_coded: bool) -> Tile:
     """The tile of a decode program: all query heads of a KV head, and at least what a matrix instruction takes."""
     row_tile = max(16, triton.next_power_of_2(group))
     if is_fp32:
         return Tile(row_tile, 32, 8, 2)
-    return Tile(row_tile, 32 if dim > 128 or row_tile > 32 else 64, 4 if row_tile <= 32 else 8, 3)
+    # For sm_100, 64 keys of 128 channels as codes with groups take a few registers more than there are.
+    is_short = dim > 128 or row_tile > 32 or (is_coded and dim > 64 and target.arch == 100)
+    return Tile(row_tile, 32 if is_short else 64, 4 if row_tile <= 32 else 8, 3)
 
 
-def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool) -> tuple[Tile, ...]:
+def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool, is_coded: bool) -> tuple[Tile, ...]:
     """Tiles that hold dim columns without spilling on the target, the best first. dim: a power of two up to 256.
 
-    is_padded: some of the columns are masked out, which takes registers.
+    is_padded: some of the columns are masked out, which takes registers. is_coded: keys and values become numbers in
+    registers instead of going from the cache to shared memory, which takes more.
     """
     if is_fp32:
         return (Tile(16, 32, 4, 1),) if dim <= 128 else (Tile(16, 16, 8, 1),)
@@ -194,15 +198,19 @@ def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool
         return (Tile(128, 32, 4, 2),) if dim <= 128 else (Tile(64, 16, 4, 1),)
     if target.has_tma:
         if dim <= 64:
-            return (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3))
+            return (Tile(128, 64, 8, 3),) if is_coded else (Tile(128, 64, 8, 3), Tile(128, 64, 4, 3))
         if dim <= 128:
-            return (Tile(128, 64, 8, 3),) if is_padded else (Tile(128, 64, 8, 3), Tile(128, 128, 8, 3))
-        return (Tile(64, 32, 8, 2),) if target.arch == 100 else (Tile(128, 32, 8, 2), Tile(64, 64, 8, 2))
+            is_full = is_padded or is_coded
+            return (Tile(128, 64, 8, 3),) if is_full else (Tile(128, 64, 8, 3), Tile(128, 128, 8, 3))
+        is_full = is_coded or target.arch == 100
+        return (Tile(64, 32, 8, 2),) if is_full else (Tile(128, 32, 8, 2), Tile(64, 64, 8, 2))
     if dim <= 64:
         return (Tile(128, 64, 8, 3),)
+    if dim > 128 and is_coded:
+        return (Tile(32, 32, 8, 2),)
     if dim > 128 or is_padded:
         return (Tile(64, 32, 8, 2),)
-    return Tile(128, 32, 8, 3), Tile(64, 32, 4, 3)
+    return (Tile(128, 32, 8, 3),) if is_coded else (Tile(128, 32, 8, 3), Tile(64, 32, 4, 3))
 
 
 paged_attention = KernelTemplate(torch.ops.llmc.paged_attention.default, supports, candidates)

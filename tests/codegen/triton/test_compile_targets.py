@@ -1,0 +1,119 @@
+"""Kernels that no other test compiles for every instruction set: registers that there are, no spills, shared memory.
+
+One representative each, with the tile that is chosen without measuring; test_compile_attention.py,
+test_compile_kernels.py and test_compile_quantized.py compile the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from llmc.codegen.triton.compile import Workers
+from llmc.codegen.triton.kernels.kv_write import kv_write
+from llmc.codegen.triton.kernels.linear import norm_linear
+from llmc.codegen.triton.kernels.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.lowering import lower_device
+from llmc.options import BuildOptions
+from llmc.program import DeviceKernel
+from llmc.targets import GpuTarget, resolve_target
+from tests.codegen.tiny_models import GraphBuilder, aten, ops
+from tests.codegen.triton.coded_attention import coded_attention, coded_cache
+from tests.codegen.triton.offline_compile import compile_checked, largest, node_kernels
+
+TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+
+
+def logits_step(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
+    """Generated loops of one block and of several, the gather of logit rows, lm_head, and lm_head with argmax."""
+    b = GraphBuilder(torch.bfloat16)
+    table = b.weight("embed", 32000, 256)
+    x = b.call(ops.embedding.default, b.inputs["input_ids"], table)
+    centred = b.call(aten.sub.Tensor, x, b.call(aten.mean.dim, x, [-1], True))
+    wide = b.call(ops.embedding.default, b.inputs["input_ids"], b.weight("wide", 100, 9001))
+    scale = b.call(aten.amax.default, b.call(aten._softmax.default, wide, -1, False), [-1], True)
+    rows = b.call(ops.select_rows.default, b.call(aten.mul.Tensor, centred, scale), b.inputs["logit_rows"])
+    lowered = lower_device(b.finish(b.call(ops.lm_head.default, rows, table))[0], target, BuildOptions())
+    for file, text in lowered.sources.items():
+        (directory / file).parent.mkdir(exist_ok=True)
+        (directory / file).write_text(text, encoding="utf-8")
+    found = largest(lowered.program.launched_kernels())
+    expected = {"gather_rows_kernel", "gemv_kernel", "narrow_kernel", "best_gemv_kernel", "best_narrow_kernel"}
+    chosen = [k for k in found if k.function in expected or k.source.endswith("loops.py")]
+    assert {k.function for k in chosen if not k.source.endswith("loops.py")} == expected
+    assert len(chosen) >= len(expected) + 2
+    return chosen
+
+
+def norm_products(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
+    """Few rows, whose norm is in the product's own kernel."""
+    arguments = (_meta(2, 4096), _meta(4096), 1e-5, _meta(6144, 4096), None)
+    found = largest(node_kernels(norm_linear, arguments, target))
+    normed = [k for k in found if k.function in ("gemv_kernel", "narrow_kernel") and "norm_ptr" not in k.constants]
+    chosen = [k for k in normed if k.constants.get("SPLITS", 1) == 1]
+    assert {k.function for k in chosen} == {"gemv_kernel", "narrow_kernel"}
+    return chosen
+
+
+def code_writes(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
+    """Keys as they are, and keys that are turned first."""
+    q, k, angles, slots = _meta(2, 32, 128), _meta(2, 8, 128), _meta(2, 64).float(), _meta(2, dtype=torch.int32)
+    int8, int4 = (coded_cache(format, 8, 128) for format in ("int8", "int4:g32"))
+    found = node_kernels(kv_write, (k, k, int8, int8, slots, "int8"), target)
+    found += node_kernels(rope_kv_write, (q, k, k, angles, angles, int4, int4, slots, False, "int4:g32"), target)
+    return [kernel for kernel in found if kernel.function == "code_write_kernel"]
+
+
+def coded_decode_and_prefill(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
+    """Of Llama 3 over 4-bit keys and values with groups, which take the most registers."""
+    return list(
+        {
+            kernel.function: kernel
+            for kernel in reversed(node_kernels(paged_attention, coded_attention("int4:g32", 32, 8, 128), target))
+            if kernel.function != "combine_splits_kernel"
+        }.values()
+    )
+
+
+CASES: tuple[Callable[[GpuTarget, Path], list[DeviceKernel]], ...] = (
+    logits_step,
+    norm_products,
+    code_writes,
+    coded_decode_and_prefill,
+)
+
+
+@pytest.mark.parametrize("name", TARGETS)
+def test_kernels_fit(name: str, workers: Workers, tmp_path: Path) -> None:
+    target = _target(name)
+    kernels = [kernel for case in CASES for kernel in case(target, tmp_path)]
+    compile_checked(kernels, target, workers, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("format", ["int8", "fp8", "int4:g32", "int4:head"])
+def test_every_prefill_tile_over_codes_fits(name: str, format: str, workers: Workers, tmp_path: Path) -> None:
+    """The heads of Llama 3.2 1B, of Llama 3, of Phi-3 and of Gemma 2."""
+    target, kernels = _target(name), list[DeviceKernel]()
+    for heads, kv_heads, dim in ((32, 8, 64), (32, 8, 128), (32, 32, 96), (16, 8, 256)):
+        extras = (4096, 50.0) if dim == 256 else (None, None)
+        if format == "int4:g32" and dim == 96:
+            continue  # Half of a head is no whole number of groups.
+        kernels += node_kernels(paged_attention, coded_attention(format, heads, kv_heads, dim, *extras), target)
+    compile_checked(kernels, target, workers, tmp_path)
+
+
+def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
+def _target(name: str) -> GpuTarget:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    return target
