@@ -65,11 +65,15 @@ def find_or_build_engine(
 def engine_key(model: Path, target: str, options: dict[str, Any]) -> str:
     """Hexadecimal SHA-256 of all that the engine is made from."""
     files = sorted(p for p in model.iterdir() if p.is_file() and p.suffix in _MODEL_SUFFIXES)
+    parsed = parse_options(options)
+    calibration = None if parsed.calibration is None else Path(parsed.calibration)
     parts = {
         "llmc": [llmc.__version__, source_digest(_BUILDING_ROOMS)],
         "model": {file.name: _remembered_digest(file) for file in files},
         "target": json.loads(json.dumps(asdict(resolve_target(target)), default=str, sort_keys=True)),
-        "options": parse_options(options).model_dump(mode="json"),
+        "options": parsed.model_dump(mode="json"),
+        # A file that is not there is for the build to refuse.
+        "calibration": _remembered_digest(calibration) if calibration is not None and calibration.is_file() else None,
     }
     return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
 

@@ -165,6 +165,12 @@ def test_the_key_follows_everything_that_makes_an_engine(cache: Path, tmp_path: 
     assert key == engine_key(model, "cpu", {})
     assert key != engine_key(model, "cpu-portable", {})
     assert key != engine_key(model, "cpu", {"max_model_len": 64})
+    text = tmp_path / "text.txt"
+    options = {"quantize": "int4-gptq", "calibration": str(text)}
+    text.write_text("one", encoding="utf-8")
+    calibrated = engine_key(model, "cpu", options)
+    text.write_text("another", encoding="utf-8")
+    assert calibrated != engine_key(model, "cpu", options)
     config = model / "config.json"
     config.write_text(config.read_text() + "\n")
     assert key != engine_key(model, "cpu", {})
