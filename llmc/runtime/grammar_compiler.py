@@ -62,6 +62,7 @@ class GrammarCompiler:
         self._idle: list[WorkerProcess] = []
         self._busy: set[WorkerProcess] = set()
         self._is_starting = self._is_closed = False
+        self._wanted = 1
         self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
         self._underway: dict[Grammar, Future[LLMatcher]] = {}
 
@@ -123,7 +124,10 @@ class GrammarCompiler:
         return ThreadPoolExecutor(_THREADS, "llmc-grammar")
 
     def prepare(self) -> None:
-        """Start the workers before the first grammar comes; does nothing where grammars cannot be compiled."""
+        """Start a worker before the first grammar comes, which starts the others; wait for those that start now.
+
+        Does nothing where grammars cannot be compiled.
+        """
         with suppress(LlmcError):
             tokenizer = self._tokenizer
             del tokenizer
@@ -205,6 +209,7 @@ class GrammarCompiler:
     def _take_worker(self, deadline: float) -> WorkerProcess | None:
         """An idle one; one that is being started is waited for until the deadline."""
         with self._changed:
+            self._wanted = _WORKERS
             self._start_missing()
             until = max(0.0, deadline - time.monotonic())
             self._changed.wait_for(lambda: self._idle or self._is_closed or not self._is_starting, until)
@@ -220,7 +225,7 @@ class GrammarCompiler:
 
     def _start_missing(self) -> None:
         """In the background, one after the other. Under the lock."""
-        if not self._is_starting and not self._is_closed and len(self._idle) + len(self._busy) < _WORKERS:
+        if not self._is_starting and not self._is_closed and len(self._idle) + len(self._busy) < self._wanted:
             self._is_starting = True
             threading.Thread(target=self._start, name="llmc-grammar-start", daemon=True).start()
 
@@ -238,7 +243,7 @@ class GrammarCompiler:
             if not self._is_closed:
                 self._idle.append(worker)
                 self._changed.notify()
-                return len(self._idle) + len(self._busy) < _WORKERS
+                return len(self._idle) + len(self._busy) < self._wanted
         worker.kill()
         return False
 

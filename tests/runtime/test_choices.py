@@ -400,6 +400,7 @@ def test_many_bombs_at_once_are_all_refused_in_time(speaking: Engine) -> None:
     from llmc.runtime.grammar_compiler import GrammarCompiler
 
     compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=1.0)
+    compiler.compile(Grammar(GrammarKind.CHOICE, '["first"]'))
     compiler.prepare()
     bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"type": "integer", "multipleOf": {9999991 + i}}}') for i in range(6)]
     with compiler.threads() as threads:
