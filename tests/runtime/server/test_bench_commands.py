@@ -18,12 +18,27 @@ def test_bench_serve(server: LiveServer, tmp_path: Path) -> None:
     figures, plot = tmp_path / "figures.json", tmp_path / "plot.png"
     goals = ("--goodput", "ttft:60000", "--goodput", "tpot:60000")
     load = ("--num-prompts", "12", "--request-rate", "200", "--max-concurrency", "4", "--prefix-len", "64")
-    outcome = llmc("bench", "serve", "--base-url", server.url, *SMALL, *load, *goals, "--json", figures, "--plot", plot)
+    # More than a few tokens: those that come in one piece have no time between them.
+    load += ("--output-len", "40")
+    outcome = llmc(
+        "bench",
+        "serve",
+        "--base-url",
+        server.url,
+        "--input-len",
+        "20",
+        *load,
+        *goals,
+        "--json",
+        figures,
+        "--plot",
+        plot,
+    )
     assert outcome.code == 0, outcome.err
     for part in ("TTFT", "TPOT", "ITL", "E2EL", "p99", "12 in", "within the goals", "prefix cache"):
         assert part in outcome.out, outcome.out
     found = json.loads(figures.read_text())
-    assert found["completed"] == 12 and found["failed"] == 0 and found["output_tokens"] == 72
+    assert found["completed"] == 12 and found["failed"] == 0 and found["output_tokens"] == 480
     assert found["prompt_tokens"] == 12 * 84 and found["goodput"] == pytest.approx(found["request_throughput"])
     assert found["prefix_hit_rate"] > 0.5 and len(found["requests"]) == 12
     assert plot.read_bytes().startswith(b"\x89PNG")
