@@ -102,7 +102,7 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
             for kernel in each.program.launched_kernels()
             for b in kernel.binaries.values()
         }
-        assert all(int(registers) > 0 and spills == "0" for _, registers, spills, _ in resources.values())
+        assert all(int(registers) > 0 for _, registers, *_ in resources.values())
         assert any(shared != "0 B" for *_, shared in resources.values())
         # Three gathers of a row: 64 channels in bf16 read and written, and an index. Starting them is what takes time.
         gathered = [row[6:] for row in rows if row[0].startswith("gather_rows_kernel")]

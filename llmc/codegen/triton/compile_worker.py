@@ -27,8 +27,14 @@ def main() -> None:
             answer = compile_request(json.loads(line))
         except Exception as error:
             # Triton raises many types for source that it cannot compile; the asking process raises ours.
-            answer = {"error": f"{type(error).__name__}: {error}"}
+            answer = {"error": f"{type(error).__name__}: {error}{_causes(error)}"}
         print(json.dumps(answer), file=answers, flush=True)
+
+
+def _causes(error: BaseException) -> str:
+    """What is behind an error: where calls are nested, Triton names the outermost and puts the fault into causes."""
+    cause = error.__cause__
+    return "" if cause is None else f"\ncaused by {type(cause).__name__}: {cause}{_causes(cause)}"
 
 
 def compile_request(request: dict[str, Any]) -> dict[str, Any]:

@@ -46,8 +46,10 @@ def test_products(
     assemblies = compile_checked(kernels, target, workers, tmp_path)
     for kernel, assembly in zip(kernels, assemblies, strict=True):
         if kernel.function == "code_tile_kernel":
-            instruction = MATRIX_INSTRUCTION.get(name, "mma.sync")
-            assert instruction in assembly, f"{kernel.constants} has no {instruction}"
+            instructions = [MATRIX_INSTRUCTION.get(name, "mma.sync")]
+            if name == "b200" and kernel.constants["OPERANDS"] == "int8":
+                instructions.append("mma.sync")  # Triton 3.7, which torch 2.13 brings along, has no other for integers.
+            assert any(i in assembly for i in instructions), f"{kernel.constants} has none of {instructions}"
 
 
 @pytest.mark.parametrize(

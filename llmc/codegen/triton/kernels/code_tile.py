@@ -202,10 +202,12 @@ def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constex
 
     UPCAST: for the interpreter, whose bf16 products are wrong.
     """
+    # Triton 3.7 compiles what follows a return, too: each case has a branch.
     if OPERANDS == "int8":
         return tl.dot(a, b, total, out_dtype=tl.int32)
-    if UPCAST:
-        a, b = a.to(tl.float32), b.to(tl.float32)
-    if OPERANDS == "fp8" and not UPCAST:
+    elif UPCAST:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    elif OPERANDS == "fp8":
         return tl.dot(a, b, total, max_num_imprecise_acc=128)
-    return tl.dot(a, b, total, input_precision="ieee")
+    else:
+        return tl.dot(a, b, total, input_precision="ieee")
