@@ -77,7 +77,7 @@ def test_rows_wider_than_a_block(tmp_path: Path) -> None:
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["h100", "mi300x"])
+@pytest.mark.parametrize("name", ["h100", pytest.param("mi300x", marks=pytest.mark.slow)])
 def test_every_operation_compiles(name: str, workers: Workers, tmp_path: Path) -> None:
     """Without a GPU. Only the loop that computes all functions at once holds more values than there are registers."""
     target = resolve_target(name)

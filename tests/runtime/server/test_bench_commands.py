@@ -19,14 +19,13 @@ def test_bench_serve(server: LiveServer, tmp_path: Path) -> None:
     goals = ("--goodput", "ttft:60000", "--goodput", "tpot:60000")
     load = ("--num-prompts", "12", "--request-rate", "200", "--max-concurrency", "4", "--prefix-len", "64")
     # More than a few tokens: those that come in one piece have no time between them.
-    load += ("--output-len", "40")
+    lengths = ("--input-len", "20", "--output-len", "40")
     outcome = llmc(
         "bench",
         "serve",
         "--base-url",
         server.url,
-        "--input-len",
-        "20",
+        *lengths,
         *load,
         *goals,
         "--json",
