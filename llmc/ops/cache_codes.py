@@ -11,7 +11,7 @@ bf16. A group is a run of channels with a scale of its own at each position.
 
 The ops take a CacheFormat as text (llmc/cache_format.py). In fp32 and from the scale as it was rounded to
 bf16: code = nearest((x - minimum) / scale), ties to even, saturated; scale = max |x| / 127 or / 448, or
-(max - min) / 15; where that is 0, the scale is 1.
+(max - min) / 15; where that is 0 or less, the scale is 1. A NaN, which codes cannot say, makes its group's scale one.
 """
 
 from __future__ import annotations
@@ -69,7 +69,7 @@ def _quantize(values: Tensor, format: CacheFormat) -> tuple[Tensor, Tensor, Tens
 
 
 def _positive(scales: Tensor) -> Tensor:
-    return torch.where(scales > 0, scales, torch.ones_like(scales))
+    return torch.where(scales <= 0, torch.ones_like(scales), scales)
 
 
 def _parts(cache: Tensor, channels: int, format: CacheFormat) -> tuple[Tensor, Tensor, Tensor | None]:

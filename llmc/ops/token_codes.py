@@ -16,16 +16,17 @@ def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, T
 
     format: int8 (-127 … 127) or fp8 (uint8, bits of e4m3fn). scale: [1], fp32, static, found by calibration; None:
     scale = max |x[t]| / largest code. In fp32, code = nearest(x · (1 / scale)) with ties to even and saturation, where
-    the dynamic 1 / scale is computed as largest / max |x[t]|; a row of zeros has scale 0 and codes 0.
+    the dynamic 1 / scale is computed as largest / max |x[t]|; a row of zeros has scale 0 and codes 0. As codes cannot
+    say that a value is a NaN, the scale of its row is one, a static scale too.
     """
     values, largest = x.float(), LARGEST[format]
+    magnitude = values.abs().amax(-1, keepdim=True)
     if scale is None:
-        magnitude = values.abs().amax(-1, keepdim=True)
         scales = magnitude / largest
         inverse = torch.where(magnitude > 0, largest / magnitude, torch.zeros_like(magnitude))
     else:
-        scales = scale.float().expand(*x.shape[:-1], 1)
-        inverse = 1.0 / scales
+        scales = torch.where(magnitude.isnan(), magnitude, scale.float())
+        inverse = 1.0 / scale.float()
     scaled = (values * inverse).clamp(-largest, largest)
     if format == "fp8":
         return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales.contiguous()

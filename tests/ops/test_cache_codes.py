@@ -38,6 +38,18 @@ def test_positions_do_not_touch_each_other() -> None:
     torch.testing.assert_close(before, first[0, 0], rtol=0.01, atol=0)
 
 
+@pytest.mark.parametrize("spelled", _STEPS)
+def test_codes_do_not_hide_a_nan(spelled: str) -> None:
+    format = parse_cache_format(spelled)
+    values, cache = torch.ones(2, 2, 64), torch.zeros(1, 2, 8, format.position_bytes(64), dtype=torch.uint8)
+    values[0, 1, 3] = float("nan")
+    write_codes(values, cache, torch.tensor([5, 6]), str(format))
+    lost = read_codes(cache, 64, str(format)).isnan()
+    expected = torch.zeros_like(lost)
+    expected[0, 1, 5, : 64 // format.groups(64)] = True
+    assert torch.equal(lost, expected)
+
+
 def test_paged_attention_reads_codes() -> None:
     generator = torch.Generator().manual_seed(0)
     k, v, q = (torch.randn(5, heads, 32, generator=generator) for heads in (2, 2, 4))

@@ -29,6 +29,16 @@ def test_a_static_scale_saturates() -> None:
     assert scales.tolist() == [[1.0]]
 
 
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+@pytest.mark.parametrize("static", [None, torch.tensor([0.1])])
+def test_codes_do_not_hide_a_nan(format: str, static: torch.Tensor | None) -> None:
+    x = torch.ones(3, 40)
+    x[1, 17] = float("nan")
+    values = token_values(*token_codes(x, static, format), format)
+    assert values[1].isnan().all()
+    assert values[::2].isfinite().all()
+
+
 def test_the_op_is_the_function() -> None:
     x = torch.randn(3, 16, generator=torch.Generator().manual_seed(0)).bfloat16()
     codes, scales = torch.ops.llmc.quantize_tokens.default(x, None, "int8")

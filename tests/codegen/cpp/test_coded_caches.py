@@ -55,7 +55,8 @@ def test_the_bytes_are_the_reference_s(
     format = parse_cache_format(format_text)
     torch.manual_seed(tokens)
     k, v = (torch.randn(tokens, heads * dim).to(dtype).unflatten(1, (heads, dim)) for dim in (head_dim, value_dim))
-    k[0], v[-1] = 0, 1e-3
+    # Rounded to bf16, the least of this is more than all of it.
+    k[0], v[-1] = 0, 0.1003
     blocks = tokens // block_size + 2
     slots = torch.randperm(blocks * block_size)[:tokens].int()
     sizes = [format.position_bytes(dim) for dim in (head_dim, value_dim)]
@@ -64,6 +65,23 @@ def test_the_bytes_are_the_reference_s(
     call(target, "kv_write", [dtype, format.codes], written(target, k, v, actual, slots, format))
     assert torch.equal(actual[0], expected[0])
     assert torch.equal(actual[1], expected[1])
+
+
+@targets
+@pytest.mark.parametrize("format_text", FORMATS)
+def test_codes_do_not_hide_a_nan(target: CpuTarget, format_text: str) -> None:
+    format = parse_cache_format(format_text)
+    k, v, slots = torch.randn(3, 2, 32), torch.randn(3, 2, 64), torch.tensor([1, 9, 4]).int()
+    k[0, 1, 31], v[2, 0, 0] = float("nan"), float("nan")
+    expected, actual = (
+        [torch.zeros(2, 2, 8, format.position_bytes(dim), dtype=torch.uint8) for dim in (32, 64)] for _ in "12"
+    )
+    kv_write(k, v, expected[0], expected[1], slots, str(format))
+    call(target, "kv_write", [torch.float32, format.codes], written(target, k, v, actual, slots, format))
+    for dim, of_reference, of_kernel in zip((32, 64), expected, actual, strict=True):
+        wanted = read_codes(of_reference, dim, str(format))
+        assert wanted.isnan().any()
+        torch.testing.assert_close(read_codes(of_kernel, dim, str(format)), wanted, rtol=0, atol=0, equal_nan=True)
 
 
 @targets

@@ -141,6 +141,19 @@ def test_extreme_activations(target: CpuTarget, x_format: str) -> None:
 
 
 @targets
+@pytest.mark.parametrize(("format", "x_format"), [("int8", "int8"), ("int4", "int8"), ("fp8", "fp8")])
+@pytest.mark.parametrize("x_scale", [None, torch.tensor([0.01])], ids=["dynamic", "static"])
+def test_codes_do_not_hide_a_nan(target: CpuTarget, format: str, x_format: str, x_scale: torch.Tensor | None) -> None:
+    """Wherever it lies in a token; the other tokens are none the worse."""
+    weight, x = quantized(40, 70, format, group=None), torch.ones(9, 70)
+    for token, channel in ((1, 0), (4, 37), (8, 69)):
+        x[token, channel] = float("nan")
+    y = call_quantized(target, "linear", x, weight, torch.empty(9, 40), x_format=x_format, x_scale=x_scale)
+    assert y.isnan().all(1).tolist() == [token in (1, 4, 8) for token in range(9)]
+    assert y.isfinite().all(1).tolist() == [token not in (1, 4, 8) for token in range(9)]
+
+
+@targets
 @dtypes
 @pytest.mark.parametrize(("format", "x_format"), [("int4", "none"), ("int4", "int8"), ("int8", "int8")])
 def test_linear_with_everything(target: CpuTarget, dtype: torch.dtype, format: str, x_format: str) -> None:

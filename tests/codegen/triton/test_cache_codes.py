@@ -12,14 +12,20 @@ from llmc.cache_format import parse_cache_format
 from llmc.codegen.triton.kernels.kv_write import kv_write, supports
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
-from llmc.ops.cache_codes import write_codes
+from llmc.ops.cache_codes import read_codes, write_codes
 from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.cpp.paged_batch import paged_batch
-from tests.codegen.triton.tensor_call import check
+from tests.codegen.triton.tensor_call import TensorCall, check
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
 MIXED = [(1, 1), (37, 37), (50, 20), (90, 0), (129, 2), (200, 1)]
 FORMATS = ["int8", "int4:g32", "int4:head", "fp8", "int8:g16"]
+
+
+def _gpu(name: str) -> GpuTarget:
+    target = resolve_target(name)
+    assert isinstance(target, GpuTarget)
+    return target
 
 
 def _random(seed: int, *shape: int) -> Tensor:
@@ -34,7 +40,8 @@ def _cache(format: str, heads: int, dim: int, blocks: int = 3, block_size: int =
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_writing(device: str, format: str, dtype: torch.dtype) -> None:
     k, v = _random(0, 4, 3, 64).to(dtype), 3 * _random(1, 4, 3, 128).to(dtype)
-    k[1, 2], slots = 0, torch.tensor([0, 9, 23, 5]).int()
+    # Rounded to bf16, the least of these is more than all of them.
+    k[1, 2], k[2, 0], slots = 0, 0.1003, torch.tensor([0, 9, 23, 5]).int()
     caches = (_cache(format, 3, 64), _cache(format, 3, 128))
     check(kv_write, k, v, *caches, slots, format, device=device, tolerance=0.0)
 
@@ -43,6 +50,22 @@ def test_writing(device: str, format: str, dtype: torch.dtype) -> None:
 def test_writing_heads_of_no_power_of_two(device: str, format: str) -> None:
     k, v, slots = _random(0, 2, 3, 80), _random(1, 2, 3, 6), torch.tensor([1, 17]).int()
     check(kv_write, k, v, _cache(format, 3, 80), _cache(format, 3, 6), slots, format, device=device, tolerance=0.0)
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_codes_do_not_hide_a_nan(device: str, format: str) -> None:
+    k, v, slots = _random(0, 2, 3, 64), _random(1, 2, 3, 64), torch.tensor([1, 17]).int()
+    k[1, 2, 63], v[0, 0, 40] = float("nan"), float("nan")
+    arguments = (k, v, _cache(format, 3, 64), _cache(format, 3, 64), slots, format)
+    call = TensorCall(kv_write, arguments, (), device, False)
+    (launch,) = kv_write.candidates(call, _gpu("h100"))
+    call.run(launch)
+    for name, values in (("k_cache", k), ("v_cache", v)):
+        wanted = _cache(format, 3, 64)
+        write_codes(values, wanted, slots, format)
+        got = read_codes(call.memory[f"cache:{name}"].cpu(), 64, format)
+        assert got.isnan().any()
+        torch.testing.assert_close(got, read_codes(wanted, 64, format), rtol=0, atol=0, equal_nan=True)
 
 
 @pytest.mark.parametrize("interleaved", [False, True])
@@ -102,13 +125,11 @@ def _coded(numbers: Tensor, format: str) -> Tensor:
     ],
 )
 def test_refusals(format: str, dim: int, reason: str) -> None:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
     graph = fx.Graph()
     operands = []
     cache = torch.empty(3, 2, 8, 100, dtype=torch.uint8)
     for index, tensor in enumerate((_random(0, 2, 2, dim), _random(0, 2, 2, dim), cache, cache, torch.zeros(2).int())):
         operands.append(graph.placeholder(f"operand{index}"))
         operands[-1].meta["val"] = tensor
-    found = supports(graph.call_function(torch.ops.llmc.kv_write.default, (*operands, format)), target)
+    found = supports(graph.call_function(torch.ops.llmc.kv_write.default, (*operands, format)), _gpu("h100"))
     assert found is not None and reason in found.reason

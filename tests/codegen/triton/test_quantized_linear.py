@@ -130,6 +130,14 @@ def test_a_static_scale_and_rows_of_zeros(device: str, format: str) -> None:
     _linear(x, weight, format, device)
 
 
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+@pytest.mark.parametrize("x_scale", [None, torch.tensor([0.1])], ids=["dynamic", "static"])
+def test_codes_do_not_hide_a_nan(device: str, format: str, x_scale: Tensor | None) -> None:
+    x = _random(0, 6, 70).half()
+    x[1, 0], x[4, 69] = float("nan"), float("nan")
+    _linear(x, quantized_weight(format, 40, 70, None), format, device, x_scale=x_scale)
+
+
 @pytest.mark.parametrize(("format", "tokens", "dtype"), [("int8", 1, torch.float32), ("fp8", 6, torch.float16)])
 def test_rows_are_normed_where_they_are_rounded(device: str, format: str, tokens: int, dtype: torch.dtype) -> None:
     """Which takes one launch, not two."""

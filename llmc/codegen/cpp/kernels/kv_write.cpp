@@ -1,4 +1,7 @@
 // llmc::kv_write and llmc::rope_kv_write: this step's keys and values to their slots of the paged cache.
+#include <algorithm>
+#include <limits>
+
 #include "cached_rows.h"
 #include "rope.h"
 
@@ -45,10 +48,12 @@ void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* ro
   write_row(llmc::CacheOf<float>(cache.channels, 0, 0), rotation, x, values);
   for (int64_t group = 0; group < cache.groups; group++) {
     const float* of_group = values + group * cache.width;
+    const bool has_nan = std::any_of(of_group, of_group + cache.width, [](float x) { return x != x; });
     const auto [low, high] = std::minmax_element(of_group, of_group + cache.width);
     const float minimum = Format::kNibbles ? rounded(*low) : 0.0f;
     const float reach = Format::kNibbles ? *high - minimum : std::max(-*low, *high);
-    const float exact = rounded(reach / Format::kLargest), scale = exact > 0.0f ? exact : 1.0f;
+    const float exact = rounded(reach / Format::kLargest);
+    const float scale = has_nan ? std::numeric_limits<float>::quiet_NaN() : exact > 0.0f ? exact : 1.0f;
     uint8_t* scales = const_cast<uint8_t*>(to.scales) + group * cache.block_size * 2;
     store_bf16(scales, scale);
     if (Format::kNibbles) store_bf16(scales + cache.groups * cache.block_size * 2, minimum);

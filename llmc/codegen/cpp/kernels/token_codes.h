@@ -11,13 +11,27 @@ struct TokenScale {
   float scale, inverse;
 };
 
-// With `given`, a static scale. The inverse is rounded as torch rounds a number divided by a tensor.
+// What the greatest of some magnitudes' bits stands for.
+inline float magnitude_of(VecInt bits) {
+  int32_t greatest = 0;
+  for (int lane = 0; lane < kLanes; lane++) greatest = bits[lane] > greatest ? bits[lane] : greatest;
+  float magnitude;
+  std::memcpy(&magnitude, &greatest, sizeof magnitude);
+  return magnitude;
+}
+
+// With `given`, a static scale; NaN either way where x has one. The inverse is rounded as torch rounds a number divided by
+// a tensor.
 template <class T>
 inline TokenScale token_scale(const T* x, int64_t channels, const float* given, LlmcXCodes format) {
-  if (given != nullptr) return {*given, 1.0f / *given};
-  Vec greatest = {};
-  for_vectors(channels, [&](int64_t c, auto lanes) { greatest = maximum(absolute(load(x + c, lanes)), greatest); });
-  const float magnitude = maximum_of(greatest), largest = largest_code(format);
+  // Bits of magnitudes are in the order of the magnitudes, and those of a NaN come last; maximum() would pass over it.
+  VecInt greatest = {};
+  for_vectors(channels, [&](int64_t c, auto lanes) {
+    const VecInt bits = reinterpret_cast<VecInt>(absolute(load(x + c, lanes)));
+    greatest = bits > greatest ? bits : greatest;
+  });
+  const float magnitude = magnitude_of(greatest), largest = largest_code(format);
+  if (given != nullptr) return {magnitude != magnitude ? magnitude : *given, 1.0f / *given};
   return {magnitude / largest, magnitude > 0.0f ? 1.0f / magnitude * largest : 0.0f};
 }
 

@@ -40,6 +40,10 @@ def write_codes(
     lane = tl.arange(0, HALF_BLOCK)
     inside = (lane < HALF).reshape(1, 1, COUNT, WIDTH)
     grouped = values.reshape(HEAD_BLOCK, 2, COUNT, WIDTH)
+    # What a float's minimum and maximum may pass over.
+    nans = tl.max((inside & (grouped != grouped)).to(tl.int32), axis=3, keep_dims=True)
+    if GROUP == 0:
+        nans = tl.max(nans, axis=1, keep_dims=True)
     if FORMAT == "int4":
         low = tl.min(tl.where(inside, grouped, float("inf")), axis=3, keep_dims=True)
         high = tl.max(tl.where(inside, grouped, float("-inf")), axis=3, keep_dims=True)
@@ -47,7 +51,7 @@ def write_codes(
             low, high = tl.min(low, axis=1, keep_dims=True), tl.max(high, axis=1, keep_dims=True)
         low_bits = _bf16_bits(low)
         low = _bf16_values(low_bits)
-        scale_bits = _positive_bits(tl.div_rn(high - low, 15.0 + tl.zeros_like(high)))
+        scale_bits = _scale_bits(tl.div_rn(high - low, 15.0 + tl.zeros_like(high)), nans)
         scaled = tl.div_rn(grouped - low, _bf16_values(scale_bits) + tl.zeros_like(grouped))
         codes = nearest_integers(tl.minimum(tl.maximum(scaled, 0.0), 15.0))
     else:
@@ -56,7 +60,7 @@ def write_codes(
         if GROUP == 0:
             high = tl.max(high, axis=1, keep_dims=True)
         low_bits = _bf16_bits(high)
-        scale_bits = _positive_bits(tl.div_rn(high, LARGEST + tl.zeros_like(high)))
+        scale_bits = _scale_bits(tl.div_rn(high, LARGEST + tl.zeros_like(high)), nans)
         scaled = tl.div_rn(grouped, _bf16_values(scale_bits) + tl.zeros_like(grouped))
         scaled = tl.minimum(tl.maximum(scaled, -LARGEST), LARGEST)
         codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
@@ -134,10 +138,11 @@ def read_codes(
 
 
 @triton.jit
-def _positive_bits(scales: tl.tensor) -> tl.tensor:
-    """bf16 bits in int32, with 1 for what rounds to no positive number."""
+def _scale_bits(scales: tl.tensor, nans: tl.tensor) -> tl.tensor:
+    """bf16 bits in int32, with 1 for what rounds to no positive number, and NaN where nans is not 0."""
     bits = _bf16_bits(scales)
-    return tl.where(bits > 0, bits, 0x3F80)
+    positive = tl.where((bits > 0) & (bits < 0x8000), bits, 0x3F80)
+    return tl.where(nans > 0, 0x7FC0, positive)
 
 
 @triton.jit

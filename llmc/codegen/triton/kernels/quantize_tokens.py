@@ -2,6 +2,8 @@
 
     scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
 
+A NaN in a row makes its scale one (llmc/ops/token_codes.py): largest numbers are found by their bits, of which a NaN's
+are the greatest, as a float's maximum may pass it over.
 x may go through an RMS norm first, rounded to x's dtype as a norm of its own would leave it. Memory-bound: moves T·C
 elements of x and as many codes; later readings come from the cache. A program takes a row.
 """
@@ -48,18 +50,19 @@ def quantize_tokens_kernel(
             x = _row(x_ptr, None, 1.0, start + tl.arange(0, BLOCK), COLUMNS, False)
             squares += x * x
         norm = tl.rsqrt(tl.sum(squares, 0) / COLUMNS + eps)
+    largest = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, COLUMNS, BLOCK):
+        x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
+        largest = tl.maximum(largest, tl.abs(x).to(tl.int32, bitcast=True))
+    magnitude = tl.max(largest, 0).to(tl.float32, bitcast=True)
     if x_scale_ptr is None:
-        largest = tl.zeros([BLOCK], dtype=tl.float32)
-        for start in range(0, COLUMNS, BLOCK):
-            x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
-            largest = tl.maximum(largest, tl.abs(x))
-        magnitude = tl.max(largest, 0)
         scale = tl.div_rn(magnitude, LARGEST)
         # As torch divides a number by a tensor, so that a value between two codes goes where the reference's goes.
         inverse = tl.where(magnitude > 0, tl.div_rn(1.0, tl.where(magnitude > 0, magnitude, 1.0)) * LARGEST, 0.0)
     else:
-        scale = tl.load(x_scale_ptr)
-        inverse = tl.div_rn(1.0, scale)
+        static = tl.load(x_scale_ptr)
+        scale = tl.where(magnitude != magnitude, magnitude, static)
+        inverse = tl.div_rn(1.0, static)
     tl.store(scales_ptr + token, scale)
     for start in range(0, COLUMNS, BLOCK):
         column = start + tl.arange(0, BLOCK)
