@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import json
 from http import HTTPStatus
+from typing import cast
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
@@ -39,8 +40,8 @@ class _LimitHeaders(HttpToolsProtocol):
     _in_headers = True
     _header_bytes = 0
 
-    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]  # as uvicorn has it
-        super().connection_made(transport)
+    def connection_made(self, transport: asyncio.BaseTransport) -> None:
+        super().connection_made(cast("asyncio.Transport", transport))
         self._start_deadline()
 
     def data_received(self, data: bytes) -> None:
