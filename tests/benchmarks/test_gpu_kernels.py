@@ -9,8 +9,8 @@ import torch
 from benchmarks.gpu import kernels
 from benchmarks.gpu.kernels import in_turn, sets_past_cache
 from llmc.codegen.triton.kernels.select_rows import select_rows
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.triton.tensor_call import TensorCall
+from tests.gpu_target import gpu_target
 
 
 def test_sets_of_arguments_take_turns() -> None:
@@ -29,13 +29,11 @@ def test_together_they_are_several_times_the_cache() -> None:
 
 
 def test_every_candidate_runs_on_every_set() -> None:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
     rows, calls = torch.tensor([2, 0], dtype=torch.int32), []
     for value in (1.0, 2.0):
         x = torch.full((3, 8), value)
         calls.append(TensorCall(select_rows, (x, rows), (x[:2],), "cpu", in_place=False))
-    runs = kernels._candidates(select_rows, calls, target)
+    runs = kernels._candidates(select_rows, calls, gpu_target("h100"))
     assert list(runs) == ["llmc"]
     for done, call in enumerate(calls):
         assert not torch.isfinite(call.results[0]).any(), done

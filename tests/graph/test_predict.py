@@ -16,7 +16,7 @@ from llmc.graph.predict import (
     predict_step,
 )
 from llmc.program import Affine, Launch, Limits, Origin, Program, RowCount, RowRange
-from llmc.targets import GpuTarget, resolve_target
+from tests.gpu_target import gpu_target
 
 REACH = (Reach(1, 0.25), Reach(4, 0.8), Reach(8, 1.0))
 KINDS = {
@@ -93,8 +93,7 @@ def test_a_step_is_the_launches_that_it_has() -> None:
 
 
 def test_a_gpu_has_its_data_sheet() -> None:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
+    target = gpu_target("h100")
     rates = gpu_rates(target)
     assert rates.bandwidth == target.bandwidth
     assert not rates.measured

@@ -27,8 +27,8 @@ from llmc.program import DeviceKernel, Launch, Program
 from llmc.runtime.device_arguments import argument_values, extra_pointers
 from llmc.runtime.device_inputs import StepShape
 from llmc.runtime.device_program import plan_calls
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import GraphBuilder, ops
+from tests.gpu_target import gpu_target
 from tests.runtime.device_program import binary
 
 HERE = Path(__file__).parent
@@ -123,15 +123,8 @@ def lowered() -> tuple[Program, dict[str, str]]:
     h = b.call(ops.fused_linear.default, y, b.weight("down", 128, 128), None, x, "identity", 0.5)
     rows = b.call(ops.select_rows.default, h, b.inputs["logit_rows"])
     graph, _ = b.finish(b.call(ops.lm_head.default, rows, b.weight("head", 64, 128)))
-    target = h100()
-    found = lower_device(graph, target, BuildOptions())
+    found = lower_device(graph, gpu_target("h100"), BuildOptions())
     return found.program, found.sources
-
-
-def h100() -> GpuTarget:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
-    return target
 
 
 WANTED = ("persistent_kernel", "rms_norm_kernel", "gemv_kernel")
@@ -158,9 +151,9 @@ def compiled(lowered: tuple[Program, dict[str, str]], tmp_path_factory: pytest.T
     with Workers(1) as workers:
         for kernel in lowered[0].kernels:
             if kernel.function in WANTED and kernel.function not in found:
-                built = workers.compile(kernel, h100(), folder)
+                built = workers.compile(kernel, gpu_target("h100"), folder)
                 ptx = built.assembly.read_text(encoding="utf-8")
-                tried = workers.compile_usable((kernel, replace(kernel, num_warps=3)), h100(), folder)
+                tried = workers.compile_usable((kernel, replace(kernel, num_warps=3)), gpu_target("h100"), folder)
                 found[kernel.function] = Compiled(kernel, built, ptx, tried)
     return found
 

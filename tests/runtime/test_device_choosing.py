@@ -22,8 +22,8 @@ from llmc.runtime.sampler import Sampler, candidates, check_finite
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
+from tests.gpu_target import gpu_target
 
 BLOCKS = 64
 OPTIONS = BuildOptions(max_model_len=64, max_batch_tokens=64, max_sequences=8, max_logit_rows=16)
@@ -68,9 +68,7 @@ def interpreted(directory: Path, is_capped: bool) -> Recorded:
     if is_capped:
         logits = b.call(aten.tanh.default, b.call(aten.div.Tensor, logits, 3.0))
     graph, source = b.finish(logits)
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
-    lowered = lower_device(graph, target, OPTIONS)
+    lowered = lower_device(graph, gpu_target("h100"), OPTIONS)
     for name, text in lowered.sources.items():
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")

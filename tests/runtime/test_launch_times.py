@@ -17,9 +17,9 @@ from llmc.options import BuildOptions
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.executors.executor import TimedExecutor
 from llmc.runtime.step import Step
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import gemma2
 from tests.codegen.triton.device_harness import interpreter, step_arrays
+from tests.gpu_target import gpu_target
 from tests.runtime.context_engine import compile_library, write_context_engine
 
 STEP = (Chunk(0, 0, (3, 1, 4, 1, 5)), Chunk(1, 0, (9, 2)))
@@ -27,9 +27,7 @@ STEP = (Chunk(0, 0, (3, 1, 4, 1, 5)), Chunk(1, 0, (9, 2)))
 
 def test_the_interpreter_times_the_launches_that_a_step_has(tmp_path: Path) -> None:
     graph, source = gemma2(torch.float32)
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
-    lowered = lower_device(graph, target, BuildOptions())
+    lowered = lower_device(graph, gpu_target("h100"), BuildOptions())
     executor = interpreter(lowered, source, 4, tmp_path)
     step = step_arrays(STEP, lowered.program.limits.block_size, 2)
     logits = executor.step(step).copy()

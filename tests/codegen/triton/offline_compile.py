@@ -38,6 +38,11 @@ def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: Gpu
     return kernels
 
 
+def meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
+    """A tensor without data: launches depend on shapes and types alone."""
+    return torch.empty(shape, dtype=dtype, device="meta")
+
+
 def largest(kernels: Sequence[DeviceKernel]) -> list[DeviceKernel]:
     """Of each function, in each of its modes, the one with the largest tile: the others need fewer registers and less
     shared memory."""

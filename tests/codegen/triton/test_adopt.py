@@ -14,13 +14,13 @@ from llmc.graph.execute import Chunk, run_steps
 from llmc.options import BuildOptions
 from llmc.program import Alternative, Program
 from llmc.program_json import program_from_json, program_to_json
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import llama
 from tests.codegen.triton.device_harness import interpret_steps
+from tests.gpu_target import gpu_target
 
 STEPS = ((Chunk(0, 0, (3, 1, 4, 1, 5, 9)),), (Chunk(0, 6, (2,)), Chunk(1, 0, (7,))))
 OPTIONS = BuildOptions(max_batch_tokens=16, max_sequences=4, max_logit_rows=16, max_model_len=32)
-H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+H100 = gpu_target("h100")
 
 
 def choices(program: Program, kernel: str) -> list[Alternative]:

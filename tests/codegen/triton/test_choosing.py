@@ -8,20 +8,18 @@ import torch
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
 from llmc.program import Wanted
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.tiny_models import GraphBuilder, ops
+from tests.gpu_target import gpu_target
 
 
 @pytest.mark.parametrize("name", ["a100", "rtx4090", "h100", "b200", "mi300x"])
 def test_the_best_token_is_one_product(name: str) -> None:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
     b = GraphBuilder(torch.bfloat16)
     table = b.weight("embed", 32000, 256)
     x = b.call(ops.embedding.default, b.inputs["input_ids"], table)
     rows = b.call(ops.select_rows.default, x, b.inputs["logit_rows"])
     graph, _ = b.finish(b.call(ops.lm_head.default, rows, table))
-    lowered = lower_device(graph, target, BuildOptions())
+    lowered = lower_device(graph, gpu_target(name), BuildOptions())
     for count in (1, 4, 5, 64):
         names = [
             launch.kernel.split(".")[0]

@@ -14,8 +14,8 @@ from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
-from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.offline_compile import compile_checked, node_kernels
+from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
+from tests.gpu_target import gpu_target
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
@@ -24,7 +24,7 @@ MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x"
 @pytest.mark.parametrize("name", TARGETS)
 def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_path: Path) -> None:
     """Head dimension 128 and 256, the second with every option that costs registers."""
-    target = _target(name)
+    target = gpu_target(name)
     kernels = node_kernels(paged_attention, _attention(32, 8, 128), target)
     if name != "rtx4090":  # It has the A100's tiles, from the same source.
         kernels += node_kernels(paged_attention, (*_attention(16, 8, 256), 4096, 50.0), target)
@@ -48,16 +48,16 @@ def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_pa
 def test_other_heads(
     name: str, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, workers: Workers, tmp_path: Path
 ) -> None:
-    target = _target(name)
-    sinks = torch.empty(heads, device="meta")
+    target = gpu_target(name)
+    sinks = meta(heads, dtype=torch.float32)
     arguments = (*_attention(heads, kv_heads, head_dim, dtype), 128, None, sinks)
     compile_checked(node_kernels(paged_attention, arguments, target), target, workers, tmp_path)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_sampling(name: str, workers: Workers, tmp_path: Path) -> None:
-    target = _target(name)
-    logits, of_a_row = _meta(4, 128256, dtype=torch.float32), _meta(4, dtype=torch.float32)
+    target = gpu_target(name)
+    logits, of_a_row = meta(4, 128256, dtype=torch.float32), meta(4, dtype=torch.float32)
     integers = of_a_row.int()
     values, indices = torch.ops.llmc.top_k_rows.default(logits, 64)
     draw = (values, indices, of_a_row, integers, of_a_row, integers, of_a_row, of_a_row, integers, integers, False)
@@ -71,16 +71,6 @@ def test_sampling(name: str, workers: Workers, tmp_path: Path) -> None:
 def _attention(
     heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype = torch.bfloat16
 ) -> tuple[Tensor | float, ...]:
-    cache = _meta(64, kv_heads, 16, head_dim, dtype=dtype)
-    indices = (_meta(3, dtype=torch.int32), _meta(2, dtype=torch.int32), _meta(2, 8192, dtype=torch.int32))
-    return (_meta(8, heads, head_dim, dtype=dtype), cache, cache, *indices, head_dim**-0.5)
-
-
-def _meta(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _target(name: str) -> GpuTarget:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
-    return target
+    cache = meta(64, kv_heads, 16, head_dim, dtype=dtype)
+    indices = (meta(3, dtype=torch.int32), meta(2, dtype=torch.int32), meta(2, 8192, dtype=torch.int32))
+    return (meta(8, heads, head_dim, dtype=dtype), cache, cache, *indices, head_dim**-0.5)

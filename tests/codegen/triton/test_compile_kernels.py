@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernel import KernelTemplate
@@ -29,38 +28,35 @@ from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.errors import LoweringError
 from llmc.program import DeviceKernel
-from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.offline_compile import compile_checked, largest, node_kernels
+from llmc.targets import GpuTarget
+from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
+from tests.gpu_target import gpu_target
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 
 
-def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
 def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
     """The kernels that a node of the named kind needs on the target, or may be measured, at Llama 3.1 8B's sizes."""
-    x, wide, angles = _meta(2, 4096), _meta(2, 14336), _meta(2, 64, dtype=torch.float32)
-    q, k, ints = _meta(2, 32, 128), _meta(2, 8, 128), _meta(2, dtype=torch.int32)
-    norm, cache = _meta(4096), _meta(4, 8, 16, 128)
+    x, wide, angles = meta(2, 4096), meta(2, 14336), meta(2, 64, dtype=torch.float32)
+    q, k, ints = meta(2, 32, 128), meta(2, 8, 128), meta(2, dtype=torch.int32)
+    norm, cache = meta(4096), meta(4, 8, 16, 128)
     f32 = torch.float32
     cases: dict[str, tuple[KernelTemplate, tuple[Any, ...]]] = {
-        "rms_norm of heads": (rms_norm, (q, _meta(128), 1e-5)),
-        "rms_norm of long rows": (rms_norm, (_meta(2, 20000), _meta(20000), 1e-5)),
+        "rms_norm of heads": (rms_norm, (q, meta(128), 1e-5)),
+        "rms_norm of long rows": (rms_norm, (meta(2, 20000), meta(20000), 1e-5)),
         "add_rms_norm": (add_rms_norm, (x, x, norm, 1e-5)),
         "add_layer_norm": (add_layer_norm, (x, x, norm, norm, 1e-5)),
-        "rope_angles": (rope_angles, (ints, _meta(64, dtype=f32), 1.0)),
+        "rope_angles": (rope_angles, (ints, meta(64, dtype=f32), 1.0)),
         "rope": (rope, (q, angles, angles, True)),
         "kv_write": (kv_write, (k, k, cache, cache, ints)),
         "rope_kv_write": (rope_kv_write, (q, k, k, angles, angles, cache, cache, ints, False)),
-        "embedding": (embedding, (ints, _meta(128256, 4096))),
+        "embedding": (embedding, (ints, meta(128256, 4096))),
         "gated_activation": (gated_activation, (wide, wide, "silu")),
-        "linear, odd": (linear, (_meta(2, 1000), _meta(777, 1000), _meta(777))),
-        "linear in fp32": (linear, (_meta(2, 576, dtype=f32), _meta(960, 576, dtype=f32), None)),
-        "fused_linear": (fused_linear, (wide, _meta(4096, 14336), None, x, "identity", 1.0)),
-        "lm_head": (lm_head, (x, _meta(128256, 4096), None)),
-        "norm_gated_linear": (norm_gated_linear, (x, norm, 1e-5, _meta(28672, 4096), None, "silu")),
+        "linear, odd": (linear, (meta(2, 1000), meta(777, 1000), meta(777))),
+        "linear in fp32": (linear, (meta(2, 576, dtype=f32), meta(960, 576, dtype=f32), None)),
+        "fused_linear": (fused_linear, (wide, meta(4096, 14336), None, x, "identity", 1.0)),
+        "lm_head": (lm_head, (x, meta(128256, 4096), None)),
+        "norm_gated_linear": (norm_gated_linear, (x, norm, 1e-5, meta(28672, 4096), None, "silu")),
     }
     template, arguments = cases[name]
     return largest(node_kernels(template, arguments, target))
@@ -91,7 +87,7 @@ PRODUCTS = [
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
-    target = _target(name)
+    target = gpu_target(name)
     kernels = [
         replace(kernel, name=f"{kernel.name}_{i}") for i, case in enumerate(SIMPLE) for kernel in _case(case, target)
     ]
@@ -100,7 +96,7 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
 
 @pytest.mark.parametrize(("case", "name"), PRODUCTS)
 def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> None:
-    target = _target(name)
+    target = gpu_target(name)
     kernels = _case(case, target)
     instruction = {90: "wgmma.mma_async", 100: "tcgen05.mma", "gfx942": "v_mfma"}.get(target.arch, "mma.sync")
     for kernel, assembly in zip(kernels, compile_checked(kernels, target, workers, tmp_path), strict=True):
@@ -117,7 +113,7 @@ def test_products(case: str, name: str, workers: Workers, tmp_path: Path) -> Non
 
 
 def test_more_shared_memory_than_a_block_has_is_refused(workers: Workers, tmp_path: Path) -> None:
-    small = replace(_target("h100"), shared_memory_per_block=15)
+    small = replace(gpu_target("h100"), shared_memory_per_block=15)
     (kernel, *_) = _case("rms_norm of long rows", small)
     (tmp_path / "kernels").mkdir()
     with pytest.raises(LoweringError, match=r"needs \d+ bytes of shared memory a block; h100 has 15") as caught:
@@ -129,9 +125,3 @@ def test_an_error_does_not_wait_for_workers_that_start() -> None:
     with pytest.raises(ValueError, match="no such model"), Workers(1) as started:
         raise ValueError("no such model")
     assert [process.returncode for process in started._processes] == [-signal.SIGKILL]
-
-
-def _target(name: str) -> GpuTarget:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
-    return target

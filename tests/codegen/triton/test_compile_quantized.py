@@ -18,8 +18,9 @@ from llmc.codegen.triton.kernels.quantized_linear import (
 from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.ops.weight_codes import CODE_DTYPES
 from llmc.program import DeviceKernel
-from llmc.targets import GpuTarget, resolve_target
-from tests.codegen.triton.offline_compile import compile_checked, largest, node_kernels
+from llmc.targets import GpuTarget
+from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
+from tests.gpu_target import gpu_target
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
@@ -37,7 +38,7 @@ MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x"
 def test_products(
     name: str, format: str, group: int | None, asymmetric: bool, x_format: str, workers: Workers, tmp_path: Path
 ) -> None:
-    target = _target(name)
+    target = gpu_target(name)
     if x_format == "fp8" and target.fp8_rate is None:
         pytest.skip("refused")
     if x_format == "int8" and name == "rtx4090":
@@ -67,61 +68,51 @@ def test_products(
     ],
 )
 def test_other_schemes(format: str, group: int | None, x_format: str, workers: Workers, tmp_path: Path) -> None:
-    target = _target("h100")
+    target = gpu_target("h100")
     compile_checked(_linear(target, format, group, False, x_format), target, workers, tmp_path)
 
 
 @pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32)])
 def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_path: Path) -> None:
-    target, weight = _target("h100"), _weight(768, 256, format, group, False)
-    arguments = (_meta(2, 256, dtype=torch.float32), *weight, None, None, "silu", format, "none")
+    target, weight = gpu_target("h100"), _weight(768, 256, format, group, False)
+    arguments = (meta(2, 256, dtype=torch.float32), *weight, None, None, "silu", format, "none")
     kernels = [k for k in node_kernels(quantized_gated_linear, arguments, target) if k.function == "code_tile_kernel"]
     compile_checked(largest(kernels), target, workers, tmp_path)
 
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
-    target = _target(name)
-    codes, ids = _meta(128256, 4096, dtype=torch.int8), _meta(2, dtype=torch.int32)
+    target = gpu_target(name)
+    codes, ids = meta(128256, 4096, dtype=torch.int8), meta(2, dtype=torch.int32)
     kernels = node_kernels(quantized_embedding, (ids, codes, _scales(128256, 1), None, "int8", torch.bfloat16), target)
     groups = (ids, codes, _scales(128256, 32), None, "int4", torch.bfloat16)
     kernels += node_kernels(quantized_embedding, groups, target)
-    kernels += node_kernels(select_channels, (_meta(2, 4096), _meta(4096, dtype=torch.int32)), target)
+    kernels += node_kernels(select_channels, (meta(2, 4096), meta(4096, dtype=torch.int32)), target)
     compile_checked(kernels, target, workers, tmp_path)
 
 
 def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str) -> list[DeviceKernel]:
     """At the sizes of Llama 3.1 8B's down projection."""
     weight = _weight(4096, 14336, format, group, asymmetric)
-    arguments = (_meta(2, 14336), *weight, None, None, _meta(2, 4096), "identity", 1.0, format, x_format)
+    arguments = (meta(2, 14336), *weight, None, None, meta(2, 4096), "identity", 1.0, format, x_format)
     return largest(node_kernels(quantized_linear, arguments, target))
 
 
 def _gated(target: GpuTarget, format: str, group: int | None, x_format: str) -> list[DeviceKernel]:
     weight = _weight(28672, 4096, format, group, False)
-    arguments = (_meta(2, 4096), *weight, None, None, "silu", format, x_format)
+    arguments = (meta(2, 4096), *weight, None, None, "silu", format, x_format)
     if x_format == "none":
         return largest(node_kernels(quantized_gated_linear, arguments, target))
-    return largest(node_kernels(norm_quantized_gated_linear, (*arguments, _meta(4096), 1e-5), target))
+    return largest(node_kernels(norm_quantized_gated_linear, (*arguments, meta(4096), 1e-5), target))
 
 
 def _weight(
     out: int, columns: int, format: str, group: int | None, asymmetric: bool
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     groups = 1 if group is None else columns // group
-    zeros = _meta(out, groups, dtype=torch.int8) if asymmetric else None
-    return _meta(out, columns, dtype=CODE_DTYPES[format]), _scales(out, groups), zeros
+    zeros = meta(out, groups, dtype=torch.int8) if asymmetric else None
+    return meta(out, columns, dtype=CODE_DTYPES[format]), _scales(out, groups), zeros
 
 
 def _scales(out: int, groups: int) -> Tensor:
-    return _meta(out, groups, dtype=torch.float32 if groups == 1 else torch.bfloat16)
-
-
-def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _target(name: str) -> GpuTarget:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
-    return target
+    return meta(out, groups, dtype=torch.float32 if groups == 1 else torch.bfloat16)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.kv_write import kv_write
@@ -21,10 +20,11 @@ from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
 from llmc.program import DeviceKernel
-from llmc.targets import GpuTarget, resolve_target
+from llmc.targets import GpuTarget
 from tests.codegen.tiny_models import GraphBuilder, aten, ops
 from tests.codegen.triton.coded_attention import coded_attention, coded_cache
-from tests.codegen.triton.offline_compile import compile_checked, largest, node_kernels
+from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
+from tests.gpu_target import gpu_target
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 
@@ -52,7 +52,7 @@ def logits_step(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
 
 def norm_products(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     """Few rows, whose norm is in the product's own kernel."""
-    arguments = (_meta(2, 4096), _meta(4096), 1e-5, _meta(6144, 4096), None)
+    arguments = (meta(2, 4096), meta(4096), 1e-5, meta(6144, 4096), None)
     found = largest(node_kernels(norm_linear, arguments, target))
     normed = [k for k in found if k.function in ("gemv_kernel", "narrow_kernel") and "norm_ptr" not in k.constants]
     chosen = [k for k in normed if k.constants.get("SPLITS", 1) == 1]
@@ -62,7 +62,7 @@ def norm_products(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
 
 def code_writes(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     """Keys as they are, and keys that are turned first."""
-    q, k, angles, slots = _meta(2, 32, 128), _meta(2, 8, 128), _meta(2, 64).float(), _meta(2, dtype=torch.int32)
+    q, k, angles, slots = meta(2, 32, 128), meta(2, 8, 128), meta(2, 64).float(), meta(2, dtype=torch.int32)
     int8, int4 = (coded_cache(format, 8, 128) for format in ("int8", "int4:g32"))
     found = node_kernels(kv_write, (k, k, int8, int8, slots, "int8"), target)
     found += node_kernels(rope_kv_write, (q, k, k, angles, angles, int4, int4, slots, False, "int4:g32"), target)
@@ -90,7 +90,7 @@ CASES: tuple[Callable[[GpuTarget, Path], list[DeviceKernel]], ...] = (
 
 @pytest.mark.parametrize("name", TARGETS)
 def test_kernels_fit(name: str, workers: Workers, tmp_path: Path) -> None:
-    target = _target(name)
+    target = gpu_target(name)
     kernels = [kernel for case in CASES for kernel in case(target, tmp_path)]
     compile_checked(kernels, target, workers, tmp_path)
 
@@ -100,20 +100,10 @@ def test_kernels_fit(name: str, workers: Workers, tmp_path: Path) -> None:
 @pytest.mark.parametrize("format", ["int8", "fp8", "int4:g32", "int4:head"])
 def test_every_prefill_tile_over_codes_fits(name: str, format: str, workers: Workers, tmp_path: Path) -> None:
     """The heads of Llama 3.2 1B, of Llama 3, of Phi-3 and of Gemma 2."""
-    target, kernels = _target(name), list[DeviceKernel]()
+    target, kernels = gpu_target(name), list[DeviceKernel]()
     for heads, kv_heads, dim in ((32, 8, 64), (32, 8, 128), (32, 32, 96), (16, 8, 256)):
         extras = (4096, 50.0) if dim == 256 else (None, None)
         if format == "int4:g32" and dim == 96:
             continue  # Half of a head is no whole number of groups.
         kernels += node_kernels(paged_attention, coded_attention(format, heads, kv_heads, dim, *extras), target)
     compile_checked(kernels, target, workers, tmp_path)
-
-
-def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
-
-
-def _target(name: str) -> GpuTarget:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
-    return target

@@ -24,8 +24,9 @@ from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.select_rows import select_rows
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 from llmc.ops import sampling
-from llmc.targets import GpuTarget, device_target, resolve_target
+from llmc.targets import GpuTarget, device_target
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
+from tests.gpu_target import gpu_target
 
 pytestmark = pytest.mark.gpu
 _FAR = 2**30 + 16
@@ -80,7 +81,7 @@ def attend_last_block(blocks: int, queries: int, device: str) -> None:
     rest = (128**-0.5, None, None, None)
     wanted = torch.ops.llmc.paged_attention.default(q, k, v, starts, lens, first, *rest)
     call = TensorCall(paged_attention, (q, *caches, starts, lens, last, *rest), (wanted,), device, in_place=False)
-    launch = paged_attention.candidates(call, _target() if device == "cuda" else _h100())[0]
+    launch = paged_attention.candidates(call, _target() if device == "cuda" else gpu_target("h100"))[0]
     for step in (launch, *launch.then):
         call.run(step)
     assert relative_error(call.results[0], wanted) < 1e-3
@@ -142,12 +143,6 @@ def test_weight_beyond_the_limit() -> None:
         )
         call.run(launch)
         assert relative_error(call.results[0][:, -8:], wanted) < 1e-3, launch.constants
-
-
-def _h100() -> GpuTarget:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
-    return target
 
 
 def _target() -> GpuTarget:

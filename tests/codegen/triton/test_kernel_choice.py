@@ -25,17 +25,15 @@ from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.kernels.select_rows import select_rows
 from llmc.codegen.triton.kernels.tiling import Way
 from llmc.targets import GPU_TARGETS, GpuTarget
+from tests.codegen.triton.offline_compile import meta
 from tests.codegen.triton.tensor_call import TensorCall
+from tests.gpu_target import gpu_target
 
-H100 = next(target for target in GPU_TARGETS if target.name == "h100")
-
-
-def _meta(*shape: int, dtype: torch.dtype = torch.bfloat16) -> Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
+H100 = gpu_target("h100")
 
 
 def _linear_call(outputs: int, channels: int, template: KernelTemplate = linear) -> TensorCall:
-    arguments = (_meta(2, channels), _meta(outputs, channels), None)
+    arguments = (meta(2, channels), meta(outputs, channels), None)
     return TensorCall(template, arguments, (template.op(*arguments),), "meta", in_place=False)
 
 
@@ -132,36 +130,36 @@ HALF, INT = torch.float16, torch.int32
 @pytest.mark.parametrize(
     ("template", "arguments", "reason"),
     [
-        (rms_norm, (_meta(2, 8, dtype=torch.float64), None, 1e-5), "x is torch.float64"),
-        (rms_norm, (_meta(2, 3, 4, 8), None, 1e-5), r"x has shape \[2, 3, 4, 8\]"),
-        (add_rms_norm, (_meta(2, 8), _meta(2, 8, dtype=HALF), None, 1e-5), "residual is torch.float16"),
-        (gated_activation, (_meta(2, 8), _meta(2, 8, dtype=HALF), "silu"), "up is torch.float16"),
-        (select_rows, (_meta(2, 8, dtype=INT), _meta(2, dtype=INT)), "x is torch.int32"),
-        (embedding, (_meta(2, 2, dtype=INT), _meta(8, 8)), r"ids has shape \[2, 2\]"),
-        (rope_angles, (_meta(2, 2, dtype=INT), _meta(4)), r"positions has shape \[2, 2\]"),
-        (rope, (_meta(2, 16), _meta(2, 4), _meta(2, 4), False), r"x has shape \[2, 16\]"),
+        (rms_norm, (meta(2, 8, dtype=torch.float64), None, 1e-5), "x is torch.float64"),
+        (rms_norm, (meta(2, 3, 4, 8), None, 1e-5), r"x has shape \[2, 3, 4, 8\]"),
+        (add_rms_norm, (meta(2, 8), meta(2, 8, dtype=HALF), None, 1e-5), "residual is torch.float16"),
+        (gated_activation, (meta(2, 8), meta(2, 8, dtype=HALF), "silu"), "up is torch.float16"),
+        (select_rows, (meta(2, 8, dtype=INT), meta(2, dtype=INT)), "x is torch.int32"),
+        (embedding, (meta(2, 2, dtype=INT), meta(8, 8)), r"ids has shape \[2, 2\]"),
+        (rope_angles, (meta(2, 2, dtype=INT), meta(4)), r"positions has shape \[2, 2\]"),
+        (rope, (meta(2, 16), meta(2, 4), meta(2, 4), False), r"x has shape \[2, 16\]"),
         (
             kv_write,
-            (_meta(2, 1, 8), _meta(2, 1, 8), *[_meta(2, 1, 4, 8, dtype=torch.int8)] * 2, _meta(2, dtype=INT)),
+            (meta(2, 1, 8), meta(2, 1, 8), *[meta(2, 1, 4, 8, dtype=torch.int8)] * 2, meta(2, dtype=INT)),
             "k_cache is torch.int8",
         ),
         (
             rope_kv_write,
             (
-                _meta(2, 1, 8, dtype=HALF),
-                *[_meta(2, 1, 8)] * 2,
-                *[_meta(2, 4)] * 2,
-                *[_meta(2, 1, 4, 8)] * 2,
-                _meta(2, dtype=INT),
+                meta(2, 1, 8, dtype=HALF),
+                *[meta(2, 1, 8)] * 2,
+                *[meta(2, 4)] * 2,
+                *[meta(2, 1, 4, 8)] * 2,
+                meta(2, dtype=INT),
                 False,
             ),
             "q is torch.float16, k is torch.bfloat16",
         ),
-        (linear, (_meta(2, 8), _meta(4, 8, dtype=torch.float32), None), "storing it as that would lose digits"),
-        (lm_head, (_meta(2, 2, 8), _meta(4, 8), None), r"x has shape \[2, 2, 8\]"),
+        (linear, (meta(2, 8), meta(4, 8, dtype=torch.float32), None), "storing it as that would lose digits"),
+        (lm_head, (meta(2, 2, 8), meta(4, 8), None), r"x has shape \[2, 2, 8\]"),
         (
             fused_linear,
-            (_meta(2, 8), _meta(4, 8), None, _meta(2, 4, dtype=HALF), "silu", 1.0),
+            (meta(2, 8), meta(4, 8), None, meta(2, 4, dtype=HALF), "silu", 1.0),
             "residual is torch.float16",
         ),
     ],

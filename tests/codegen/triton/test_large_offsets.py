@@ -22,9 +22,10 @@ from llmc.codegen.triton.kernels.quantized_linear import quantized_linear
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.ops.cache_codes import write_codes
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
-from llmc.targets import GpuTarget, device_target, resolve_target
+from llmc.targets import device_target
 from tests.codegen.cpp.test_printer import NORM
 from tests.codegen.triton.tensor_call import TensorCall, relative_error
+from tests.gpu_target import gpu_target
 
 SIZES = pytest.mark.parametrize(
     ("device", "limit"), [("cpu", 2**12), pytest.param("cuda", 2**31, marks=pytest.mark.gpu)]
@@ -156,8 +157,8 @@ def _cache(limit: int, device: str) -> Tensor:
 
 def _run_first(template: KernelTemplate, call: TensorCall, tokens: int) -> None:
     """The first candidate that serves so many rows."""
-    target = device_target() if torch.cuda.is_available() else resolve_target("h100")
-    assert isinstance(target, GpuTarget), "this device is none that llmc knows"
+    target = device_target() if torch.cuda.is_available() else gpu_target("h100")
+    assert target is not None, "this device is none that llmc knows"
     launch = next(
         c
         for c in template.candidates(call, target)

@@ -13,24 +13,18 @@ from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.random_graphs import random_graph
 from tests.codegen.test_loops import OPERATIONS
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
 from tests.codegen.triton.device_harness import interpret_steps
+from tests.gpu_target import gpu_target
 
 # One token, and a prime number of them that is more than a tile.
 STEPS = tuple((Chunk(0, 0, tuple(i % VOCABULARY for i in range(n))),) for n in (1, 37))
 
 
-def h100() -> GpuTarget:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
-    return target
-
-
 def worst_difference(graph: ModelGraph, source: MemorySource, directory: Path) -> float:
-    lowered = lower_device(graph, h100(), BuildOptions())
+    lowered = lower_device(graph, gpu_target("h100"), BuildOptions())
     got = interpret_steps(lowered, source, STEPS, directory)
     want = run_steps(graph, source, STEPS)
     pairs = [(a, b) for x, y in zip(got, want, strict=True) for a, b in zip(x, y, strict=True)]
@@ -53,7 +47,7 @@ def every_operation() -> tuple[ModelGraph, MemorySource]:
 
 def test_every_operation(tmp_path: Path) -> None:
     graph, source = every_operation()
-    lowered = lower_device(graph, h100(), BuildOptions())
+    lowered = lower_device(graph, gpu_target("h100"), BuildOptions())
     got = torch.cat([rows for step in interpret_steps(lowered, source, STEPS, tmp_path) for rows in step])
     want = torch.cat([rows for step in run_steps(graph, source, STEPS) for rows in step])
     for i, name in enumerate(OPERATIONS):
@@ -70,7 +64,7 @@ def test_rows_wider_than_a_block(tmp_path: Path) -> None:
     normal = b.call(aten.mul.Tensor, b.call(aten._softmax.default, x, -1, False), 100.0)
     centred = b.call(aten.sub.Tensor, normal, b.call(aten.mean.dim, x, [-1], True))
     graph, source = b.finish(b.call(ops.select_rows.default, centred, b.inputs["logit_rows"]))
-    lowered = lower_device(graph, h100(), BuildOptions())
+    lowered = lower_device(graph, gpu_target("h100"), BuildOptions())
     assert "for start in range(0, 9001, 8192):" in lowered.sources["kernels/loops.py"]
     ((got,),) = interpret_steps(lowered, source, STEPS[:1], tmp_path)
     ((want,),) = run_steps(graph, source, STEPS[:1])
@@ -80,8 +74,7 @@ def test_rows_wider_than_a_block(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["h100", pytest.param("mi300x", marks=pytest.mark.slow)])
 def test_every_operation_compiles(name: str, workers: Workers, tmp_path: Path) -> None:
     """Without a GPU. Only the loop that computes all functions at once holds more values than there are registers."""
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
+    target = gpu_target(name)
     lowered = lower_device(every_operation()[0], target, BuildOptions())
     for file, text in lowered.sources.items():
         (tmp_path / file).parent.mkdir(exist_ok=True)

@@ -11,13 +11,13 @@ from llmc.codegen.triton.lowering import lower_device
 from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
-from llmc.targets import GpuTarget, host_target, resolve_target
+from llmc.targets import host_target
 from tests.codegen.tiny_models import llama
+from tests.gpu_target import gpu_target
 
 
 def test_too_little_memory_is_named_with_its_parts() -> None:
-    target = resolve_target("l4")
-    assert isinstance(target, GpuTarget)
+    target = gpu_target("l4")
     program = lower_device(llama(torch.float32)[0], target, BuildOptions()).program
     check_memory(program, target, BuildOptions())
     check_memory(program, host_target(), BuildOptions())
@@ -31,8 +31,7 @@ def test_too_little_memory_is_named_with_its_parts() -> None:
 
 
 def test_the_sequences_that_were_asked_for_must_fit_and_the_default_ones_need_not() -> None:
-    target = resolve_target("l4")
-    assert isinstance(target, GpuTarget)
+    target = gpu_target("l4")
     program = lower_device(llama(torch.float32)[0], target, BuildOptions()).program
     # 2 layers of 2 heads of 12 + 12 numbers of fp32 a position.
     length = 24 * 10**9 // (2 * 2 * 24 * 4) // 3

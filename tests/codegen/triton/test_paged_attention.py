@@ -10,9 +10,10 @@ from torch import fx
 
 from llmc.codegen.triton.kernels.paged_attention import decode_splits, paged_attention, supports
 from llmc.graph.refusal import Refusal
-from llmc.targets import GPU_TARGETS, GpuTarget, resolve_target
+from llmc.targets import GPU_TARGETS
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
+from tests.gpu_target import gpu_target
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 DTYPES = list(TOLERANCE)
@@ -78,7 +79,7 @@ def test_blocks_behind_the_window_are_not_read(device: str) -> None:
         blocks = batch.block_tables[request, : (first_query + 1 - 40) // 16].long()
         batch.k_cache[blocks] = batch.v_cache[blocks] = float("nan")
     call = TensorCall(paged_attention, _arguments(batch), [expected], device, in_place=False)
-    launch = paged_attention.candidates(call, _target("h100"))[0]
+    launch = paged_attention.candidates(call, gpu_target("h100"))[0]
     for step in (launch, *launch.then):
         call.run(step)
     assert relative_error(call.results[0], expected) <= TOLERANCE[torch.float32]
@@ -100,7 +101,7 @@ def test_a_cache_of_more_elements_than_32_bits_count(queries: int) -> None:
 
 
 def test_splits_fill_the_device_and_leave_no_more_than_the_longest_sequence_needs() -> None:
-    h100 = _target("h100")
+    h100 = gpu_target("h100")
     assert decode_splits(h100, kv_heads=8, max_model_len=131072, min_split=128) == 32
     assert decode_splits(h100, kv_heads=1, max_model_len=131072, min_split=128) == 64
     assert decode_splits(h100, kv_heads=8, max_model_len=300, min_split=128) == 4
@@ -142,10 +143,4 @@ def _refusal(
     for index, tensor in enumerate((torch.empty(3, heads, head_dim, dtype=dtype), cache, cache, *indices)):
         operands.append(graph.placeholder(f"operand{index}"))
         operands[-1].meta["val"] = tensor
-    return supports(graph.call_function(torch.ops.llmc.paged_attention.default, (*operands, scale)), _target("h100"))
-
-
-def _target(name: str) -> GpuTarget:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
-    return target
+    return supports(graph.call_function(torch.ops.llmc.paged_attention.default, (*operands, scale)), gpu_target("h100"))

@@ -18,18 +18,18 @@ from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
 from llmc.program_json import program_from_json, program_to_json
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.test_engine import MIXED_STEPS
 from tests.codegen.tiny_models import gemma2, gpt2, llama
 from tests.codegen.triton.device_harness import interpret_steps
 from tests.end_to_end.logits import assert_close, torch_logits
+from tests.gpu_target import gpu_target
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 
 Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
 
 # fp16: the eager reference rounds where a kernel keeps fp32.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}
-H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+H100 = gpu_target("h100")
 
 
 @pytest.mark.parametrize(

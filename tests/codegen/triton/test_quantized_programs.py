@@ -10,8 +10,8 @@ from llmc.codegen.triton.lowering import lower_device
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.triton.device_harness import interpret_steps
+from tests.gpu_target import gpu_target
 from tests.passes.quantization.quantizing import TOKENS, captured_llama, optimized
 
 STEPS = (
@@ -19,7 +19,7 @@ STEPS = (
     (Chunk(0, 6, TOKENS[6:7]), Chunk(1, 3, TOKENS[8:9])),
 )
 OPTIONS = BuildOptions(max_batch_tokens=16, max_sequences=4, max_logit_rows=16, max_model_len=32)
-H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+H100 = gpu_target("h100")
 
 
 def difference(graph: ModelGraph, directory: Path) -> float:

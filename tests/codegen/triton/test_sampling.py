@@ -17,10 +17,10 @@ from llmc.graph.refusal import Refusal
 from llmc.ops import sampling
 from llmc.runtime.sampler import candidates as host_candidates
 from llmc.runtime.sampling_params import SamplingParams
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.triton.tensor_call import TensorCall, check
+from tests.gpu_target import gpu_target
 
-H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+H100 = gpu_target("h100")
 VOCABULARIES = [1, 7, 2048, 4097, 32003]
 
 
@@ -212,15 +212,13 @@ def test_candidates_past_what_a_program_holds_are_refused() -> None:
 
 
 def _refusal(template: KernelTemplate, *arguments: Any) -> Refusal | None:
-    target = resolve_target("h100")
-    assert isinstance(target, GpuTarget)
     graph = fx.Graph()
     operands = []
     for index, argument in enumerate(arguments):
         operands.append(graph.placeholder(f"x{index}") if isinstance(argument, Tensor) else argument)
         if isinstance(argument, Tensor):
             operands[-1].meta["val"] = argument
-    return template.supports(graph.call_function(template.op, tuple(operands)), target)
+    return template.supports(graph.call_function(template.op, tuple(operands)), H100)
 
 
 def _logits(rows: int, vocabulary: int) -> Tensor:
