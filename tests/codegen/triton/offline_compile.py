@@ -19,6 +19,8 @@ from llmc.program import DeviceKernel, DeviceParameter
 from llmc.targets import GpuTarget
 from tests.codegen.triton.tensor_call import TensorCall
 
+# Older than the one that the tests were written with; such as 3.7, which torch 2.13 brings along.
+OLDER_TRITON = tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9)
 _DTYPES = {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp16", torch.int32: "i32"}
 _DTYPES |= {torch.int8: "i8", torch.uint8: "u8"}
 
@@ -54,7 +56,7 @@ def largest(kernels: Sequence[DeviceKernel]) -> list[DeviceKernel]:
     return list(found.values())
 
 
-# What Triton 3.7 (which torch 2.13 brings along) leaves in memory of some products of codes, and 3.9 does not.
+# What Triton 3.7 leaves in memory of some products of codes, and 3.9 does not.
 _OLDER_TRITON_SPILLS = 64
 _SIZES = ("TOKENS", "TOKEN_BLOCK", "OUT_BLOCK", "IN_BLOCK", "CHUNKS", "CHUNK_BYTES", "BYTE_BLOCK", "BLOCK", "ROWS")
 
@@ -83,7 +85,7 @@ def compile_checked(kernels: Sequence[DeviceKernel], target: GpuTarget, workers:
         spilled = result.binary.spill_bytes
         if kernel.function == "rope_angles_kernel" and spilled <= 32:
             spilled = 0  # With Triton 3.6: the stack frame of the sine's slow path for huge angles, and no register.
-        if spilled <= _OLDER_TRITON_SPILLS and tuple(map(int, triton.__version__.split(".")[:2])) < (3, 9):
+        if OLDER_TRITON and spilled <= _OLDER_TRITON_SPILLS:
             spilled = 0
         needs, most = result.binary, most_registers(target, result.binary.threads)
         assert spilled == 0, f"{kernel.function} {kernel.constants} spills {spilled} bytes for {target.arch_name}"
