@@ -54,8 +54,8 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
         request = chunk.request
         request.computed += chunk.tokens
         if not chunk.logit_rows:
-            pass  # Nobody knows yet what the chunk has computed: the request goes on prefilling.
-        elif isinstance(request, SampledRequest) and request.is_steady:
+            continue  # The request goes on prefilling; whether this chunk came out well shows in later logits.
+        if isinstance(request, SampledRequest) and request.is_steady:
             batch.append(request)
             rows.append(row)
         else:
