@@ -224,7 +224,7 @@ class _Sequence(Request):
         self.blocks = list(blocks)
 
     def receive(self, start: int, logits: Any) -> None:
-        """They are of random tokens."""
+        """Do nothing: steps are run for their times, and what follows random tokens tells nobody anything."""
 
 
 def _plan(*chunks: Chunk) -> StepPlan:
