@@ -125,7 +125,10 @@ def _turn(root: Path) -> Iterator[None]:
 
     Nothing depends on it: where the file system knows no locks, both build.
     """
-    folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
+    except OSError as error:
+        raise _unwritable(root, error) from error
     try:
         with suppress(OSError):
             fcntl.flock(folder, fcntl.LOCK_EX)

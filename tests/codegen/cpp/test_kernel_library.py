@@ -112,6 +112,12 @@ def test_a_cache_that_cannot_be_written_is_named(sources: Path, tmp_path: Path) 
     assert "LLMC_CACHE_DIR" in str(caught.value)
 
 
+def test_a_cache_that_is_deleted_before_the_builders_turn_is_named(tmp_path: Path) -> None:
+    problem = "the kernel cache cannot be written: No such file or directory"
+    with pytest.raises(ToolchainError, match=problem), kernel_library._turn(tmp_path / "kernels"):
+        pass
+
+
 def test_no_compiler_says_what_to_install(tmp_path: Path) -> None:
     with pytest.raises(ToolchainError, match=r"no C\+\+ compiler found: looked for c\+\+, g\+\+, clang\+\+") as caught:
         find_toolchain({"PATH": str(tmp_path)})
