@@ -29,6 +29,7 @@ from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.step_plan import Chunk, StepPlan
 
 NAN = -1000
+PROMPT = [(7 * i + 3) % 97 for i in range(64)]
 
 
 def next_token(tokens: Sequence[int]) -> int:

@@ -1,0 +1,176 @@
+"""The scheduler with requests of all kinds, in any order: no block leaks, all get done, and each says what it would
+alone. What must hold before and after every step is checked by model_free.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import HealthCheck, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    RuleBasedStateMachine,
+    initialize,
+    invariant,
+    precondition,
+    rule,
+    run_state_machine_as_test,
+)
+
+from llmc.program import Limits
+from llmc.runtime.generation_request import Priority
+from llmc.runtime.request import Request
+from tests.runtime.lockstep import Lockstep, Member
+from tests.runtime.model_free import PROMPT, Counted, Run
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Requests of all kinds arrive, fork, wait for each other, fail, are aborted and run out of time, in any order, on
+    a small pool."""
+
+    @initialize(
+        budget=st.integers(2, 16),
+        sequences=st.integers(1, 5),
+        rows=st.integers(1, 6),
+        blocks=st.integers(8, 20),
+    )
+    def start(self, budget: int, sequences: int, rows: int, blocks: int) -> None:
+        self.now = 0.0
+        self.run = Run(Limits(budget, sequences, rows, max_model_len=32, block_size=4), blocks, clock=lambda: self.now)
+        self.dropped: set[Request] = set()
+        self.groups: list[Lockstep] = []
+
+    @rule(
+        prefix=st.integers(0, 2),
+        length=st.integers(1, 20),
+        output=st.integers(1, 12),
+        kind=st.sampled_from(("plain", "plain", "scoring", "forking")),
+        priority=st.sampled_from(Priority),
+        salt=st.sampled_from((None, b"", b"other")),
+        patience=st.none() | st.integers(1, 30),
+        breaks_at=st.none() | st.integers(0, 30),
+    )
+    def arrive(
+        self,
+        prefix: int,
+        length: int,
+        output: int,
+        kind: str,
+        priority: Priority,
+        salt: bytes | None,
+        patience: int | None,
+        breaks_at: int | None,
+    ) -> None:
+        request = Counted(
+            [(prefix + token) % 97 for token in PROMPT[:length]],
+            output,
+            every_logit=kind == "scoring",
+            forks=2 if kind == "forking" else 0,
+            priority=priority,
+            salt=salt,
+            arrived=self.now,
+            deadline=None if patience is None or kind == "forking" else self.now + patience,
+        )
+        self.run.add(request)
+        if breaks_at is not None:
+            self.run.breaks_at[request] = breaks_at
+
+    @rule(
+        prefix=st.integers(0, 2),
+        length=st.integers(1, 20),
+        output=st.integers(1, 12),
+        width=st.integers(2, 4),
+        priority=st.sampled_from(Priority),
+        salt=st.sampled_from((None, b"", b"other")),
+        patience=st.none() | st.integers(1, 30),
+    )
+    def arrive_in_lockstep(
+        self,
+        prefix: int,
+        length: int,
+        output: int,
+        width: int,
+        priority: Priority,
+        salt: bytes | None,
+        patience: int | None,
+    ) -> None:
+        group = Lockstep(
+            [(prefix + token) % 97 for token in PROMPT[:length]],
+            output,
+            width,
+            self.run.requests,
+            priority=priority,
+            salt=salt,
+            arrived=self.now,
+            deadline=None if patience is None else self.now + patience,
+        )
+        self.groups.append(group)
+        self.run.scheduler.add(group.first)
+
+    @rule(number=st.integers(0, 50))
+    def abort(self, number: int) -> None:
+        if self.run.requests:
+            self._drop(self.run.requests[number % len(self.run.requests)])
+
+    @rule(number=st.integers(0, 50), after=st.integers(0, 9))
+    def fail(self, number: int, after: int) -> None:
+        """One of the next tokens that the request computes makes NaN."""
+        if self.run.requests:
+            request = self.run.requests[number % len(self.run.requests)]
+            self.run.breaks_at[request] = request.computed + after
+
+    @rule(steps=st.integers(1, 6))
+    @precondition(lambda self: not self.run.scheduler.idle)
+    def step(self, steps: int) -> None:
+        for _ in range(steps):
+            self.now += 1.0
+            for request in self.run.scheduler.expired():
+                self._drop(request)
+            self.run.step()
+
+    def _drop(self, request: Request) -> None:
+        if isinstance(request, Member):
+            request.group.finished = True
+        for each in _together(request):
+            if not each.finished:
+                self.dropped.add(each)
+            each.finished = True
+            self.run.scheduler.remove(each)
+
+    @invariant()
+    def accounts_hold(self) -> None:
+        self.run.check_accounts()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "run"):
+            return
+        limit = self.run.steps + 100 + 40 * len(self.run.requests) + 100 * len(self.groups)
+        while not self.run.scheduler.idle:
+            self.run.step()
+            assert self.run.steps < limit, "no progress"
+        assert self.run.pool.used == 0
+        assert all(group.finished for group in self.groups)
+        broken = {each for request in self.run.breaks_at for each in _together(request)}
+        for request in self.run.requests:
+            assert request.finished and (request.error is None or request in broken)
+            if isinstance(request, Counted) and request.error is None and request not in self.dropped:
+                assert request.tokens == request.expected()
+
+
+SchedulerMachine.TestCase.settings = settings(
+    max_examples=150, stateful_step_count=25, deadline=None, suppress_health_check=list(HealthCheck)
+)
+test_nothing_leaks_and_every_request_says_what_it_would_alone = SchedulerMachine.TestCase
+
+
+@pytest.mark.slow
+def test_thousands_of_sequences() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(SchedulerMachine.TestCase.settings, max_examples=3000)
+    )
+
+
+def _together(request: Request) -> list[Request]:
+    """The request and those that end with it."""
+    if isinstance(request, Member):
+        return [request, *request.group.live]
+    return [request, *request.children] if isinstance(request, Counted) else [request]
