@@ -23,8 +23,7 @@ from llmc.runtime.generation_request import GenerationRequest, Priority
 from llmc.runtime.request_output import RequestOutput, TokenLogprobs
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
-from tests.runtime.test_choices import mild_model
-from tests.runtime.tiny_engine import write_tiny_engine
+from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 
 PROMPTS = [(5, 9, 2) * 7, (11,), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5), (8, 8), (40, 41, 42, 43), (77,) * 27]
 ONE_SEQUENCE = 5 * 512

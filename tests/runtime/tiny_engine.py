@@ -61,6 +61,13 @@ def tiny_model(seed: int = 0, vocab: int = VOCAB) -> TinyModel:
     return TinyModel({name: torch.randn(shape, generator=generator) for name, shape in shapes.items()})
 
 
+def mild_model(seed: int = 0, vocab: int = VOCAB) -> TinyModel:
+    """The tiny model with its logits scaled down, so that draws and beams have a choice."""
+    model = tiny_model(seed, vocab)
+    model.weights["head"] = model.weights["head"] * 0.15
+    return model
+
+
 def tiny_graph(model: TinyModel) -> ModelGraph:
     """The model at the stage "optimized"."""
     op, aten = torch.ops.llmc, torch.ops.aten

@@ -1,0 +1,116 @@
+"""Grammars over a real (reference) executor: outputs follow them, bad ones are refused, long ones delay nobody."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+
+import pytest
+
+from llmc.errors import RequestError
+from llmc.runtime.engine import Engine, load
+from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.grammar_compiler import GrammarCompiler
+from llmc.runtime.sampling_params import SamplingParams
+from tests.runtime.tiny_engine import mild_model, write_tiny_engine
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"age": {"type": "integer", "minimum": 0, "maximum": 99}, "sort": {"enum": ["cat", "dog"]}},
+    "required": ["age", "sort"],
+    "additionalProperties": False,
+}
+
+
+@pytest.fixture(scope="module")
+def speaking(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Engine]:
+    pytest.importorskip("llguidance")
+    path = tmp_path_factory.mktemp("engine") / "speaking.llmc"
+    with load(write_tiny_engine(path, model=mild_model(1, 4096), with_tokenizer=True, eos=(0,))) as opened:
+        yield opened
+
+
+def test_outputs_follow_their_grammar(speaking: Engine) -> None:
+    cases = [
+        (Grammar(GrammarKind.REGEX, "[0-9]{3}-[a-f]{2,4}"), r"[0-9]{3}-[a-f]{2,4}"),
+        (Grammar(GrammarKind.CHOICE, json.dumps(["a pie", 'ün "quoted"'])), 'a pie|ün "quoted"'),
+        (Grammar(GrammarKind.EBNF, 'start: "x" ("y" | "z")~2'), "x[yz]{2}"),
+        (Grammar(GrammarKind.EBNF, 'root ::= "yes" | "no"'), "yes|no"),
+        (Grammar(GrammarKind.JSON_SCHEMA, json.dumps(SCHEMA)), r'\{"age": ?[0-9]{1,2}, ?"sort": ?"(cat|dog)"\}'),
+    ]
+    for seed in range(3):
+        params = [SamplingParams(max_tokens=30, temperature=1.0, seed=seed, grammar=grammar) for grammar, _ in cases]
+        found = speaking.generate(["Once"] * len(cases), params)
+        for completion, (_, pattern) in zip(found, cases, strict=True):
+            assert completion.finish_reason == "stop"
+            assert re.fullmatch(pattern, completion.text), completion.text
+    (several,) = speaking.generate("Once", replace(params[0], n=3))
+    assert all(re.fullmatch(cases[0][1], choice.text) for choice in several.choices)
+
+
+@pytest.mark.parametrize(
+    ("kind", "source"),
+    [
+        (GrammarKind.REGEX, "(a"),
+        (GrammarKind.JSON_SCHEMA, "{"),
+        (GrammarKind.JSON_SCHEMA, '{"type": "objec"}'),
+        (GrammarKind.JSON_SCHEMA, '{"$ref": "http://example.com/x"}'),
+        (GrammarKind.JSON_SCHEMA, "[" * 5000 + "]" * 5000),
+        (GrammarKind.CHOICE, "[]"),
+        (GrammarKind.EBNF, "start: missing"),
+        (GrammarKind.EBNF, "root ::= ("),
+        (GrammarKind.REGEX, "a" * (2 << 20)),
+    ],
+)
+def test_bad_grammars_are_refused(speaking: Engine, kind: GrammarKind, source: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        speaking.generate("Once", SamplingParams(grammar=Grammar(kind, source)))
+    assert caught.value.at == "grammar" and caught.value.fix
+    assert speaking.loop.scheduler.idle
+
+
+def test_a_grammar_that_takes_too_long_is_killed(speaking: Engine) -> None:
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=0.001)
+    grammar = Grammar(GrammarKind.CHOICE, json.dumps([f"{i} of many {i * i}" for i in range(4000)]))
+    with pytest.raises(RequestError, match=r"did not finish within 0.001 seconds"):
+        compiler.compile(grammar)
+    compiler._seconds = 10.0
+    assert compiler.compile(grammar)().allowed().any(), "a new worker has taken its place"
+    compiler.close()
+
+
+def test_a_bomb_does_not_keep_other_grammars_waiting(speaking: Engine) -> None:
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=600.0)
+    bomb = Grammar(GrammarKind.JSON_SCHEMA, '{"type": "integer", "multipleOf": 9999991}')
+    with compiler.threads() as threads:
+        never = threads.submit(compiler.compile, bomb)
+        good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'))
+        assert good.result()().allowed().any()
+        assert not never.done()
+        compiler.close()
+        with pytest.raises(RequestError, match="its process was ended"):
+            never.result()
+        with pytest.raises(RequestError, match="its process was ended"):
+            compiler.compile(Grammar(GrammarKind.CHOICE, '["perhaps"]'))
+
+
+def test_many_bombs_at_once_are_all_refused_in_time(speaking: Engine) -> None:
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=1.0)
+    compiler.compile(Grammar(GrammarKind.CHOICE, '["first"]'))
+    compiler.prepare()
+    bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"type": "integer", "multipleOf": {9999991 + i}}}') for i in range(6)]
+    with compiler.threads() as threads:
+        begin = time.monotonic()
+        refused = [threads.submit(compiler.compile, bomb, begin) for bomb in [*bombs, *bombs]]
+        good = threads.submit(compiler.compile, Grammar(GrammarKind.CHOICE, '["yes", "no"]'), begin)
+        assert good.result()().allowed().any()
+        for each in refused:
+            with pytest.raises(RequestError, match="did not finish within 1 seconds"):
+                each.result()
+        assert time.monotonic() - begin < 1.5
+    with pytest.raises(RequestError, match="did not finish"):
+        compiler.compile(bombs[0], time.monotonic() - 1.0)
+    compiler.close()
