@@ -1,32 +1,23 @@
-"""The asyncio engine: streams, aborts, deadlines, failures, draining, and that nobody's tokens depend on it."""
+"""The asyncio engine: its streams say what solo runs say; refusals, failures, health, draining, cached answers."""
 
 from __future__ import annotations
 
 import asyncio
-import random
 import threading
-import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import aclosing, asynccontextmanager
-from dataclasses import dataclass, replace
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from llmc.errors import ModelFailureError, RequestError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.completion import Completion
 from llmc.runtime.engine import Engine, load
-from llmc.runtime.executors.executor import Logits
-from llmc.runtime.generation_request import GenerationRequest, Priority
-from llmc.runtime.request_output import RequestOutput, TokenLogprobs
+from llmc.runtime.generation_request import Priority
 from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step import Step
+from tests.runtime.async_clients import PROMPTS, Heard, agrees, listen, request, serving
+from tests.runtime.slow_executor import slow
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
-
-PROMPTS = [(5, 9, 2) * 7, (11,), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5), (8, 8), (40, 41, 42, 43), (77,) * 27]
-ONE_SEQUENCE = 5 * 512
 
 
 @pytest.fixture(scope="module")
@@ -45,57 +36,6 @@ def solo(path: Path) -> Iterator[Engine]:
     """The same engine, for one request at a time."""
     with load(path, prefix_cache=False) as engine:
         yield engine
-
-
-@asynccontextmanager
-async def serving(engine: Engine) -> AsyncIterator[AsyncEngine]:
-    serving = AsyncEngine(engine)
-    try:
-        yield serving
-        assert serving.stats().blocks_used == 0, "every block has come back"
-        assert not serving.requests()
-    finally:
-        await asyncio.to_thread(serving.close)
-
-
-def request(name: object, prompt: tuple[int, ...], params: SamplingParams, **more: object) -> GenerationRequest:
-    base = GenerationRequest(prompt_token_ids=prompt, params=params, request_id=str(name))
-    return replace(base, **more)  # type: ignore[arg-type]
-
-
-@dataclass
-class Heard:
-    """All outputs of a request, joined."""
-
-    outputs: list[RequestOutput]
-
-    @property
-    def last(self) -> RequestOutput:
-        return self.outputs[-1]
-
-    def tokens(self, index: int = 0) -> tuple[int, ...]:
-        return sum((c.token_ids for o in self.outputs for c in o.choices if c.index == index), ())
-
-    def text(self, index: int = 0) -> str:
-        return "".join(c.text for o in self.outputs for c in o.choices if c.index == index)
-
-    def reason(self, index: int = 0) -> str | None:
-        reasons = [c.finish_reason for o in self.outputs for c in o.choices if c.index == index]
-        assert all(reason is None for reason in reasons[:-1])
-        return reasons[-1]
-
-    def logprobs(self, index: int = 0) -> tuple[TokenLogprobs, ...]:
-        return sum((c.logprobs or () for o in self.outputs for c in o.choices if c.index == index), ())
-
-
-async def listen(engine: AsyncEngine, asked: GenerationRequest) -> Heard:
-    heard = Heard([output async for output in engine.generate(asked)])
-    assert [o.finished for o in heard.outputs] == [False] * (len(heard.outputs) - 1) + [True]
-    return heard
-
-
-def agrees(heard: Heard, wanted: Completion) -> bool:
-    return [heard.tokens(i) for i in range(len(wanted.choices))] == [c.token_ids for c in wanted.choices]
 
 
 def test_streams_say_what_a_solo_run_says(path: Path, solo: Engine) -> None:
@@ -148,124 +88,6 @@ def test_text_streams_whole_characters_and_stops_before_stop_strings(speaking_pa
             assert cut.reason() == "stop" and cut.last.choices[0].stop_reason == stop
             kept = await listen(running, request("kept", prompt, replace(params, include_stop_str_in_output=True)))
             assert kept.text() == plain.text[: plain.text.index(stop)] + stop
-
-    asyncio.run(run())
-
-
-def test_leaving_or_aborting_frees_everything(path: Path) -> None:
-    params = SamplingParams(max_tokens=12, temperature=1.0, n=2)
-
-    async def run() -> None:
-        loaded = load(path)
-        slow(loaded, 0.01)
-        async with serving(loaded) as engine:
-            async with aclosing(engine.generate(request("left", PROMPTS[0], params))) as outputs:
-                async for _ in outputs:
-                    break
-            task = asyncio.create_task(listen(engine, request("cancelled", PROMPTS[0], params)))
-            await asyncio.sleep(0.02)
-            task.cancel()
-            with pytest.raises(asyncio.CancelledError):
-                await task
-            ended = asyncio.create_task(listen(engine, request("aborted", PROMPTS[1], SamplingParams(max_tokens=30))))
-            async with aclosing(
-                engine.generate(request("other", PROMPTS[1], SamplingParams(max_tokens=30)))
-            ) as outputs:
-                async for output in outputs:
-                    engine.abort("aborted")
-                    engine.abort("unknown")
-                    assert output.request_id == "other"
-            assert (await ended).reason() in ("abort", "length")
-            while engine.requests():
-                await asyncio.sleep(0.01)
-            assert engine.stats().finished["abort"] >= 2
-
-    asyncio.run(run())
-
-
-class SlowExecutor:
-    """Another executor with a pause in each step."""
-
-    def __init__(self, inner: object, seconds: float) -> None:
-        self.inner, self.seconds = inner, seconds
-        self.broken = False
-
-    def step(self, step: Step) -> Logits:
-        time.sleep(self.seconds)
-        if self.broken:
-            raise RuntimeError("the device fell off the bus")
-        return self.inner.step(step)  # type: ignore[attr-defined, no-any-return]
-
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        self.inner.copy_blocks(copies)  # type: ignore[attr-defined]
-
-    def close(self) -> None:
-        self.inner.close()  # type: ignore[attr-defined]
-
-
-def slow(engine: Engine, seconds: float) -> SlowExecutor:
-    """Slow an engine down."""
-    executor = SlowExecutor(engine.loop._executor, seconds)
-    engine.loop._executor = executor
-    return executor
-
-
-class WatchedExecutor(SlowExecutor):
-    """Tells of each step before it is computed, with its number from 1 on."""
-
-    def __init__(self, inner: object, tell: Callable[[int], None]) -> None:
-        super().__init__(inner, 0.0)
-        self._tell, self._steps = tell, 0
-
-    def step(self, step: Step) -> Logits:
-        self._steps += 1
-        self._tell(self._steps)
-        return super().step(step)
-
-
-@pytest.mark.parametrize("params", [{}, {"n": 3, "temperature": 1.0}, {"beam_width": 3}, {"prompt_logprobs": 1}])
-def test_an_abort_at_any_step_has_freed_everything_by_the_next(path: Path, params: dict[str, Any]) -> None:
-    """It comes while a step is computed, which cannot be taken back."""
-    asked = request("aborted", PROMPTS[5], SamplingParams(max_tokens=12, **params))
-    other = request("other", PROMPTS[1], SamplingParams(max_tokens=30))
-
-    async def held_after(moment: int) -> tuple[int, list[str]]:
-        """Blocks that nobody in flight accounts for, and who is in flight, when the step after that one begins."""
-        found: list[tuple[int, list[str]]] = []
-        loaded = load(path)
-        async with serving(loaded) as engine:
-
-            def watch(number: int) -> None:
-                if number == moment:
-                    engine.abort("aborted")
-                elif number == moment + 1:
-                    views = engine.requests()
-                    held = loaded.loop.pool.used - sum(view.blocks for view in views)
-                    found.append((held, [view.request_id for view in views]))
-
-            loaded.loop._executor = WatchedExecutor(loaded.loop._executor, watch)
-            await asyncio.gather(listen(engine, asked), listen(engine, other))
-        return found[0]
-
-    async def run() -> None:
-        for moment in (1, 2, 3, 6, 11):
-            assert await held_after(moment) == (0, ["other"])
-
-    asyncio.run(run())
-
-
-@pytest.mark.parametrize("params", [SamplingParams(max_tokens=19), SamplingParams(max_tokens=19, beam_width=2)])
-def test_a_deadline_ends_a_request_with_what_it_has(path: Path, params: SamplingParams) -> None:
-    async def run() -> None:
-        engine = load(path)
-        slow(engine, 0.02)
-        async with serving(engine) as running:
-            late, fine = await asyncio.gather(
-                listen(running, request("late", PROMPTS[0], params, deadline_seconds=0.15)),
-                listen(running, request("fine", PROMPTS[1], SamplingParams(max_tokens=19), deadline_seconds=60.0)),
-            )
-            assert late.reason() == "deadline" and len(late.tokens()) < 19
-            assert fine.reason() == "length" and len(fine.tokens()) == 19
 
     asyncio.run(run())
 
@@ -404,74 +226,3 @@ def test_premium_requests_finish_before_free_ones(path: Path) -> None:
         assert {f"premium {i}" for i in range(4)} <= set(order[:8])
 
     asyncio.run(run())
-
-
-def soak(path: Path, count: int, seed: int, kv_cache_bytes: int | None) -> None:
-    """Randomized requests on a small pool; whoever completes says what it says alone."""
-    chance = random.Random(seed)
-    with load(path, prefix_cache=False) as alone:
-        wanted: dict[tuple[tuple[int, ...], int], Completion] = {}
-        kinds = [
-            SamplingParams(max_tokens=8),
-            SamplingParams(max_tokens=12, temperature=1.0, seed=3),
-            SamplingParams(max_tokens=10, temperature=0.8, seed=4, n=2, top_k=20),
-            SamplingParams(max_tokens=6, beam_width=2, n=2),
-            SamplingParams(max_tokens=9, temperature=1.0, seed=5, repetition_penalty=1.3, logprobs=1),
-            SamplingParams(max_tokens=1, prompt_logprobs=0),
-        ]
-        stems = [tuple(chance.randrange(97) for _ in range(length)) for length in (3, 9, 16, 17, 26)]
-        prompts = [(*stem, *(chance.randrange(97) for _ in range(tail))) for stem in stems for tail in (0, 1, 2)]
-        for prompt in prompts:
-            for kind, params in enumerate(kinds):
-                wanted[prompt, kind] = alone.generate([prompt], params)[0]
-
-    async def client(engine: AsyncEngine, number: int, room: asyncio.Semaphore) -> str:
-        prompt, kind = chance.choice(prompts), chance.randrange(len(kinds))
-        asked = request(
-            number,
-            prompt,
-            kinds[kind],
-            priority=chance.choice(list(Priority)),
-            tenant=chance.choice((None, "one", "two")),
-            deadline_seconds=chance.choice((None, None, None, 0.05)),
-        )
-        patience = chance.choice((None, None, None, 1, 2))
-        outputs: list[RequestOutput] = []
-        async with room, aclosing(engine.generate(asked)) as stream:
-            async for output in stream:
-                outputs.append(output)
-                if patience is not None and len(outputs) >= patience and not output.finished:
-                    if chance.random() < 0.5:
-                        return "left"
-                    engine.abort(asked.request_id)
-        heard = Heard(outputs)
-        early = {choice.finish_reason for output in outputs for choice in output.choices} & {"abort", "deadline"}
-        if early:
-            return str(early.pop())
-        assert agrees(heard, wanted[prompt, kind]), (prompt, kinds[kind])
-        return "complete"
-
-    async def run() -> None:
-        async with serving(load(path, kv_cache_bytes=kv_cache_bytes)) as engine:
-            room = asyncio.Semaphore(24)
-            clients = [client(engine, number, room) for number in range(count)]
-            ends = await asyncio.wait_for(asyncio.gather(*clients), 3600)
-            while engine.requests():
-                await asyncio.sleep(0.01)
-            stats = engine.stats()
-            assert ends.count("complete") > count / 3 and "left" in ends and "abort" in ends
-            assert stats.preemptions > 0 and stats.prefix_cache_hits > 0
-            assert stats.running == stats.waiting == stats.blocks_used == 0
-            assert stats.blocks_cached + stats.blocks_free == stats.blocks_total
-
-    asyncio.run(run())
-
-
-def test_a_short_soak_leaks_nothing_and_changes_no_token(path: Path) -> None:
-    soak(path, 250, seed=0, kv_cache_bytes=2 * ONE_SEQUENCE)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(3600)
-def test_a_long_soak(path: Path) -> None:
-    soak(path, 10_000, seed=1, kv_cache_bytes=2 * ONE_SEQUENCE)
