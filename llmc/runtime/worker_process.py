@@ -11,6 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from io import BufferedReader
 from typing import IO, Any
 
 _START_SECONDS = 60.0
@@ -31,9 +32,9 @@ class WorkerProcess:
             stderr=subprocess.DEVNULL,
             process_group=0,  # With its children it can be killed at once; and Ctrl-C is for its parent alone.
         )
-        assert self._process.stdin is not None and self._process.stdout is not None
+        assert self._process.stdin is not None and isinstance(self._process.stdout, BufferedReader)
         self._input: IO[bytes] = self._process.stdin
-        self._output: IO[bytes] = self._process.stdout
+        self._output = self._process.stdout
         try:
             self._read(_START_SECONDS, "its process did not start")
         except WorkerError:
@@ -65,7 +66,7 @@ class WorkerProcess:
             while not line.endswith(b"\n"):
                 if not selector.select(max(0.0, deadline - time.monotonic())):
                     raise WorkerError(late)
-                part = self._output.read1(1 << 16)  # type: ignore[attr-defined]  # IO[bytes] is a BufferedReader here
+                part = self._output.read1(1 << 16)
                 if not part:
                     raise WorkerError("it needs too much memory, or its process was ended")
                 line += part

@@ -82,9 +82,9 @@ def test_chunks_that_are_hashed_side_by_side_have_their_own_digests(
     """Weights that end within a chunk, span several, and are too small to be shared among threads."""
     monkeypatch.setattr(chunk_hash, "CHUNK_BYTES", 3 << 20)
     arrays = [np.random.default_rng(i).random(size, np.float32) for i, size in enumerate((500_000, 3_000_000, 10))]
-    slots = [slot(f"w{i}", array) for i, array in enumerate(arrays)]
+    weights = [(slot(f"w{i}", array), lambda array=array: array) for i, array in enumerate(arrays)]
     with EngineWriter(tmp_path / "e.llmc") as writer:
-        writer.write_weights([(s, lambda a=a: a) for s, a in zip(slots, arrays, strict=True)])  # type: ignore[misc]
+        writer.write_weights(weights)
         manifest = writer.finish(tiny_manifest(tiny_model()))
     ((name, record),) = manifest.files.items()
     data = (tmp_path / "e.llmc" / name).read_bytes()

@@ -140,6 +140,7 @@ def _attention(b: GraphBuilder, x: fx.Node, *, heads: int, kv_heads: int) -> fx.
 
 def _rope(b: GraphBuilder, x: fx.Node, *, half: int) -> fx.Node:
     cos, sin = b.angles(half)
-    node = b.graph.call_function(ops.rope.default, (b.call(aten.reshape.default, x, [-1, 2, 4]), cos, sin, False))
-    node.meta["val"] = node.args[0].meta["val"]  # type: ignore[union-attr]
+    heads = b.call(aten.reshape.default, x, [-1, 2, 4])
+    node = b.graph.call_function(ops.rope.default, (heads, cos, sin, False))
+    node.meta["val"] = heads.meta["val"]
     return b.call(aten.reshape.default, node, [-1, 8])

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
+from typing import Any
 
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.completion import Completion
@@ -29,10 +30,10 @@ async def serving(engine: Engine) -> AsyncIterator[AsyncEngine]:
         await asyncio.to_thread(running.close)
 
 
-def request(name: object, prompt: tuple[int, ...], params: SamplingParams, **more: object) -> GenerationRequest:
+def request(name: object, prompt: tuple[int, ...], params: SamplingParams, **more: Any) -> GenerationRequest:
     """more: other fields of the request."""
     base = GenerationRequest(prompt_token_ids=prompt, params=params, request_id=str(name))
-    return replace(base, **more)  # type: ignore[arg-type]
+    return replace(base, **more)
 
 
 @dataclass

@@ -6,14 +6,14 @@ import time
 from collections.abc import Mapping
 
 from llmc.runtime.engine import Engine
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import Executor, Logits
 from llmc.runtime.step import Step
 
 
 class SlowExecutor:
     """Another executor with a pause in each step."""
 
-    def __init__(self, inner: object, seconds: float) -> None:
+    def __init__(self, inner: Executor, seconds: float) -> None:
         self.inner, self.seconds = inner, seconds
         self.broken = False
 
@@ -21,13 +21,13 @@ class SlowExecutor:
         time.sleep(self.seconds)
         if self.broken:
             raise RuntimeError("the device fell off the bus")
-        return self.inner.step(step)  # type: ignore[attr-defined, no-any-return]
+        return self.inner.step(step)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        self.inner.copy_blocks(copies)  # type: ignore[attr-defined]
+        self.inner.copy_blocks(copies)
 
     def close(self) -> None:
-        self.inner.close()  # type: ignore[attr-defined]
+        self.inner.close()
 
 
 def slow(engine: Engine, seconds: float) -> SlowExecutor:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from llmc.runtime.engine import load
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import Executor, Logits
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from tests.runtime.async_clients import PROMPTS, listen, request, serving
@@ -58,7 +58,7 @@ def test_leaving_or_aborting_frees_everything(path: Path) -> None:
 class WatchedExecutor(SlowExecutor):
     """Tells of each step before it is computed, with its number from 1 on."""
 
-    def __init__(self, inner: object, tell: Callable[[int], None]) -> None:
+    def __init__(self, inner: Executor, tell: Callable[[int], None]) -> None:
         super().__init__(inner, 0.0)
         self._tell, self._steps = tell, 0
 

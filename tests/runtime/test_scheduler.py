@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import weakref
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -16,8 +17,8 @@ from llmc.runtime.request import Request
 from tests.runtime.model_free import PROMPT, Counted, Run
 
 
-def counted(prompt: int, output: int, **options: object) -> Counted:
-    return Counted(PROMPT[:prompt], output, **options)  # type: ignore[arg-type]
+def counted(prompt: int, output: int, **options: Any) -> Counted:
+    return Counted(PROMPT[:prompt], output, **options)
 
 
 def test_decodes_come_first_then_the_prompt_in_chunks() -> None:
@@ -175,7 +176,7 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
 
 @pytest.mark.parametrize("prompt", [8, 9, 10])
 @pytest.mark.parametrize("kind", [{}, {"forks": 2}, {"every_logit": True}])
-def test_what_broken_logits_came_from_is_not_found(prompt: int, kind: dict[str, object]) -> None:
+def test_what_broken_logits_came_from_is_not_found(prompt: int, kind: dict[str, Any]) -> None:
     """The budget ends with the prompt, a token before it, and two."""
     run = Run(Limits(4, 4, 4, 32, 4), 8)
     broken = counted(prompt, 2, salt=b"", **kind)

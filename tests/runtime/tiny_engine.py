@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -133,7 +134,7 @@ def write_tiny_engine(
     with EngineWriter(path) as writer:
         writer.write_text("program.json", program_to_json(program))
         writer.write_text("graph.json", serialize_graph(tiny_graph(model)))
-        writer.write_weights([(slot, lambda slot=slot: model.weights[slot.name]) for slot in program.weights])  # type: ignore[misc]
+        writer.write_weights([(slot, partial(model.weights.__getitem__, slot.name)) for slot in program.weights])
         if with_tokenizer:
             writer.copy_file("tokenizer/tokenizer.json", TOKENIZER)
         writer.finish(tiny_manifest(model, limits, eos))
