@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measure import Sample, alternate
+from llmc.codegen.cpp.kernel_library import Part
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import host_target
@@ -218,7 +219,7 @@ def quantized_calls(shape: Shape, x: Tensor, y: Tensor, scheme: Scheme, pool: ct
     copies = max(1, RING_BYTES // size)
     ring = huge_pages(copies * size).view(copies, -1, some.nbytes)
     ring.copy_(some)
-    function = getattr(kernels(host_target()), f"llmc_quantized_{shape.kernel}_bf16")
+    function = getattr(kernels(host_target(), Part.CODED), f"llmc_quantized_{shape.kernel}_bf16")
     structs = [
         QuantizedLinear(
             tokens=x.shape[0],
