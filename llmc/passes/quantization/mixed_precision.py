@@ -5,14 +5,17 @@ mean Kullback-Leibler divergence, over calibration tokens, of the model's next-t
 when this unit alone is rounded to 4 bits. All units are measured in one run of the graph that branches at each of
 them, so that memory holds one layer of the weights. What smaller groups or 8 bits would leave of a divergence follows
 from the rounding errors, each column's weighted by the square of its input: the divergence grows with their square.
-Then bits are given out where one buys the most.
+Then the bits are given out so that what is expected in all is least. Groups may have zeros, which cost little.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+import numpy as np
+import numpy.typing as npt
 from torch import Tensor, fx
 
 from llmc.errors import OptionError
@@ -27,6 +30,8 @@ from llmc.schemes import SCHEMES, Budget, Scheme
 # Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
 _SEQUENCES, _TOKENS = 4, 128
 _UNQUANTIZED_BITS = 16.0
+# What is left of a budget once all weights have 4 bits is given out in so many parts.
+_BUDGET_PARTS = 20_000
 # Rows of a weight that rounding errors are measured on.
 _ROWS = 256
 
@@ -75,25 +80,33 @@ def choose_schemes(
 
 
 def spend(ladders: Sequence[Sequence[Rung]], bits: float) -> list[int]:
-    """The rung of each ladder, so that all together take at most `bits` and few other choices diverge less.
+    """The rung of each ladder, so that all together take at most `bits` and diverge least.
 
-    Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Steps are taken in the order
-    of what a bit buys, each to the rung that buys most, and what is left then goes to whatever still fits.
+    Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Source: the multiple-choice
+    knapsack problem, by dynamic programming over what is spent, in parts of the budget; each cost is rounded up.
     """
-    chosen = [0] * len(ladders)
     left = bits - sum(ladder[0].bits for ladder in ladders)
-    while True:
-        steps = [
-            ((ladder[now].divergence - rung.divergence) / (rung.bits - ladder[now].bits), i, step)
-            for i, (ladder, now) in enumerate(zip(ladders, chosen, strict=True))
-            for step, rung in enumerate(ladder)
-            if step > now and rung.bits - ladder[now].bits <= left and rung.divergence < ladder[now].divergence
-        ]
-        if not steps:
-            return chosen
-        _, i, step = max(steps, key=lambda found: (found[0], -found[1]))
-        left -= ladders[i][step].bits - ladders[i][chosen[i]].bits
-        chosen[i] = step
+    part = max(left, 1e-9) / _BUDGET_PARTS
+    # Of the ladders so far: the least divergence by the parts spent, and the last one's rung for it.
+    least = np.zeros(_BUDGET_PARTS + 1)
+    rungs: list[npt.NDArray[np.int64]] = []
+    for ladder in ladders:
+        found = np.full((len(ladder), _BUDGET_PARTS + 1), np.inf)
+        for row, cost, rung in zip(found, _costs(ladder, part), ladder, strict=True):
+            if cost <= _BUDGET_PARTS:
+                row[cost:] = least[: _BUDGET_PARTS + 1 - cost] + rung.divergence
+        rungs.append(found.argmin(0))
+        least = found.min(0)
+    chosen: list[int] = []
+    parts = _BUDGET_PARTS
+    for ladder, of_ladder in zip(reversed(ladders), reversed(rungs), strict=True):
+        chosen.append(int(of_ladder[parts]))
+        parts -= _costs(ladder, part)[chosen[-1]]
+    return chosen[::-1]
+
+
+def _costs(ladder: Sequence[Rung], part: float) -> list[int]:
+    return [math.ceil((rung.bits - ladder[0].bits) / part) for rung in ladder]
 
 
 def _units(planned: Sequence[Planned]) -> list[list[Planned]]:
@@ -107,7 +120,11 @@ def _units(planned: Sequence[Planned]) -> list[list[Planned]]:
 def _schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
     """What a unit may get, in ascending bits. Raises OptionError if no group of 4-bit codes divides its columns."""
     name = "int4" if budget.method == "rtn" else f"int4-{budget.method}"
-    four = [SCHEMES[name], *(replace(SCHEMES[name], name=f"{name}:g{group}", group=group) for group in (64, 32))]
+    four = [
+        replace(scheme, name=scheme.name + zeros, symmetric=not zeros)
+        for scheme in (SCHEMES[name], *(replace(SCHEMES[name], name=f"{name}:g{g}", group=g) for g in (64, 32)))
+        for zeros in ("", ":asym")
+    ]
     fitting = [scheme for scheme in four if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
     if not fitting:
         for each in unit:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import random
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -43,7 +45,8 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     weights = _quantized(bard, "auto:5").graph.quantized
     elements = sum(w.rows * w.columns for w in weights)
     assert 4.8 < sum(w.bits * w.rows * w.columns for w in weights) / elements <= 5.0
-    assert {w.scheme for w in weights} <= {"int4-gptq", "int4-gptq:g64", "int4-gptq:g32", "int8"}
+    four = {f"int4-gptq{group}{zeros}" for group in ("", ":g64", ":g32") for zeros in ("", ":asym")}
+    assert {w.scheme for w in weights} <= four | {"int8"}
     divergences = {w.module: float((w.reason or "").split()[1]) for w in weights}
     assert all("in sensitivity" in (w.reason or "") for w in weights)
     raised = [w for w in weights if w.scheme != "int4-gptq"]
@@ -90,17 +93,34 @@ def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
                 assert float((weight.reason or "").split()[1]) == pytest.approx(expected, rel=0.02)
 
 
-def test_what_is_left_goes_to_what_still_fits() -> None:
-    def ladder(bits: tuple[float, ...], divergences: tuple[float, ...]) -> list[Rung]:
-        return [Rung(None, *each) for each in zip(bits, divergences, strict=True)]
+def _ladder(bits: tuple[float, ...], divergences: tuple[float, ...]) -> list[Rung]:
+    return [Rung(None, *each) for each in zip(bits, divergences, strict=True)]
 
-    large = ladder((400.0, 450.0, 800.0), (10.0, 8.0, 0.1))
-    small = ladder((40.0, 45.0, 80.0), (2.0, 1.0, 0.9))
+
+def test_what_is_left_goes_to_what_still_fits() -> None:
+    large = _ladder((400.0, 450.0, 800.0), (10.0, 8.0, 0.1))
+    small = _ladder((40.0, 45.0, 80.0), (2.0, 1.0, 0.9))
     assert spend([large, small], 440.0) == [0, 0]
     assert spend([large, small], 446.0) == [0, 1]
-    # The step to 45 bits buys most for its bits, then 50 bits of the large one fit, and 800 never do.
     assert spend([large, small], 500.0) == [1, 1]
-    assert spend([large, small], 880.0) == [2, 2]
+    # The step of the small one buys more for its bits, but then the large one's would not fit.
+    assert spend([large, small], 840.0) == [2, 0]
+    assert spend([large, small], 881.0) == [2, 2]
+
+
+def test_no_other_choice_within_the_budget_diverges_less() -> None:
+    generator = random.Random(0)
+    ladders = []
+    for _ in range(6):
+        steps, divergence = sorted(generator.uniform(1, 50) for _ in range(4)), generator.uniform(0, 1)
+        ladders.append(_ladder(tuple(steps), tuple(divergence * generator.uniform(0.8, 1) ** i for i in range(4))))
+    for budget in (120.0, 150.0, 200.0):
+        chosen = [ladder[i] for ladder, i in zip(ladders, spend(ladders, budget), strict=True)]
+        assert sum(rung.bits for rung in chosen) <= budget
+        # Costs are rounded up to parts of the budget, which is why the others get a little less of it.
+        others = (each for each in product(*ladders) if sum(rung.bits for rung in each) <= budget * 0.999)
+        least = min(sum(rung.divergence for rung in each) for each in others)
+        assert sum(rung.divergence for rung in chosen) <= least + 1e-9
 
 
 def test_leaves_rules_alone_and_counts_their_bits(bard: Captured) -> None:
