@@ -22,7 +22,7 @@ def digests(engine: Path) -> dict[str, str]:
     return {str(path.relative_to(engine)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
-@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 def test_same_inputs_give_the_same_bytes(target: str, tmp_path: Path) -> None:
     llmc.build(MODEL, tmp_path / "first" / "a.llmc", target=target)
     # From another process too: nothing may hang on hash seeds, addresses or the order of a set.

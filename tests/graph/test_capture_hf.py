@@ -42,7 +42,11 @@ def assert_equals_eager(captured: Captured, model: Any) -> None:
         torch.testing.assert_close(run_captured(captured, tokens), expected, atol=1e-4, rtol=0)
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+# Engines of all of them are compared with Hugging Face in end_to_end/test_families.py.
+QUICK = ("llama", "gemma2", "gpt2", "cohere")
+
+
+@pytest.mark.parametrize("family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
 def test_directory_equals_eager(family: str, captured_family: FamilyCaptures) -> None:
     made = captured_family(family)
     graph = made.captured.graph

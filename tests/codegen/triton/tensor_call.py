@@ -20,7 +20,7 @@ from llmc.ops.registry import OPS
 from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
-from llmc.targets import GpuTarget, resolve_target
+from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
@@ -42,8 +42,7 @@ def check(
     Interpreted, of candidates that differ in their number of SPLITS only those with one and with the most are run.
     gap: elements between rows. tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
     """
-    gpu = resolve_target(target)
-    assert isinstance(gpu, GpuTarget)
+    gpu = gpu_target(target)
     reference = OPS[template.op._schema.name.removeprefix("llmc::")].reference
     expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
     returned = reference(*expected_arguments)

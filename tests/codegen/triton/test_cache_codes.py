@@ -13,19 +13,13 @@ from llmc.codegen.triton.kernels.kv_write import kv_write, supports
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.ops.cache_codes import read_codes, write_codes
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.cpp.paged_batch import paged_batch
 from tests.codegen.triton.tensor_call import TensorCall, check
+from tests.gpu_target import gpu_target
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
 MIXED = [(1, 1), (37, 37), (50, 20), (90, 0), (129, 2), (200, 1)]
 FORMATS = ["int8", "int4:g32", "int4:head", "fp8", "int8:g16"]
-
-
-def _gpu(name: str) -> GpuTarget:
-    target = resolve_target(name)
-    assert isinstance(target, GpuTarget)
-    return target
 
 
 def _random(seed: int, *shape: int) -> Tensor:
@@ -58,7 +52,7 @@ def test_codes_do_not_hide_a_nan(device: str, format: str) -> None:
     k[1, 2, 63], v[0, 0, 40] = float("nan"), float("nan")
     arguments = (k, v, _cache(format, 3, 64), _cache(format, 3, 64), slots, format)
     call = TensorCall(kv_write, arguments, (), device, False)
-    (launch,) = kv_write.candidates(call, _gpu("h100"))
+    (launch,) = kv_write.candidates(call, gpu_target("h100"))
     call.run(launch)
     for name, values in (("k_cache", k), ("v_cache", v)):
         wanted = _cache(format, 3, 64)
@@ -131,5 +125,5 @@ def test_refusals(format: str, dim: int, reason: str) -> None:
     for index, tensor in enumerate((_random(0, 2, 2, dim), _random(0, 2, 2, dim), cache, cache, torch.zeros(2).int())):
         operands.append(graph.placeholder(f"operand{index}"))
         operands[-1].meta["val"] = tensor
-    found = supports(graph.call_function(torch.ops.llmc.kv_write.default, (*operands, format)), _gpu("h100"))
+    found = supports(graph.call_function(torch.ops.llmc.kv_write.default, (*operands, format)), gpu_target("h100"))
     assert found is not None and reason in found.reason

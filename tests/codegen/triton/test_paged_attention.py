@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import product
 from typing import Any
 
 import pytest
@@ -45,9 +46,16 @@ def test_head_groups_and_block_sizes(device: str, heads: int, kv_heads: int, blo
     _check(batch, device)
 
 
-@pytest.mark.parametrize("window", [None, 1, 64, 1000])
-@pytest.mark.parametrize("softcap", [None, 2.0])
-@pytest.mark.parametrize("sinks", [False, True])
+QUICK = [(1, None, False), (64, 2.0, False), (1000, None, True), (None, 2.0, True), (64, None, True)]
+
+
+@pytest.mark.parametrize(
+    ("window", "softcap", "sinks"),
+    [
+        each if each in QUICK else pytest.param(*each, marks=pytest.mark.slow)
+        for each in product([None, 1, 64, 1000], [None, 2.0], [False, True])
+    ],
+)
 def test_window_softcap_and_sinks(device: str, window: int | None, softcap: float | None, sinks: bool) -> None:
     _check(paged_batch(MIXED, window=window, softcap=softcap, sinks=sinks), device)
 

@@ -20,12 +20,12 @@ from llmc.codegen.triton.kernels.quantized_linear import (
 from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.ops.token_codes import token_codes
 from llmc.program import Layout
-from llmc.targets import GpuTarget, resolve_target
 from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
+from tests.gpu_target import gpu_target
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-H100 = next(t for t in [resolve_target("h100")] if isinstance(t, GpuTarget))
+H100 = gpu_target("h100")
 # A norm summed in another order moves a value over the edge between two codes here and there.
 NORMED_TOLERANCE = {torch.float32: 2e-3, torch.float16: 4e-3}
 # Format, columns that share a scale, whether it has zeros, what x is rounded to.
