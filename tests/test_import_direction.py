@@ -12,6 +12,7 @@ PACKAGE = Path(__file__).parent.parent / "llmc"
 FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"} | {
     "cache_format",
     "library",
+    "mapped_file",
     "quantized_weight",
     "schemes",
     "source_digest",
@@ -30,6 +31,7 @@ ALLOWED: dict[str, set[str]] = {
     "typed_json": {"errors"},
     "grid": {"errors"},
     "library": set(),
+    "mapped_file": set(),
     "source_digest": set(),
     "storage_error": {"errors"},
     "program_json": {"errors", "program", "typed_json"},

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from llmc.engine_format.manifest import FileRecord
 from llmc.errors import EngineFormatError
+from llmc.mapped_file import Bytes, mapped_file
 
 CHUNK_BYTES = 64 << 20
-_PIECE_BYTES = 1 << 20
 
 
 class ChunkHasher:
@@ -48,8 +48,9 @@ class ChunkHasher:
 def check_hashes(files: dict[Path, FileRecord], threads: int) -> None:
     """Raise EngineFormatError for the first file whose bytes are not those of its record; sizes must fit already."""
     chunks = [(path, i, digest) for path, record in files.items() for i, digest in enumerate(record.sha256)]
+    mapped = {path: mapped_file(path) for path, _, _ in chunks}
     with ThreadPoolExecutor(threads) as pool:
-        seen = list(pool.map(lambda chunk: _chunk_digest(chunk[0], chunk[1]), chunks))
+        seen = list(pool.map(lambda chunk: _chunk_digest(mapped[chunk[0]], chunk[1]), chunks))
     for (path, index, digest), found in zip(chunks, seen, strict=True):
         if found != digest:
             raise EngineFormatError(
@@ -60,13 +61,5 @@ def check_hashes(files: dict[Path, FileRecord], threads: int) -> None:
             )
 
 
-def _chunk_digest(path: Path, index: int) -> str:
-    digest = hashlib.sha256()
-    buffer = memoryview(bytearray(_PIECE_BYTES))
-    left = CHUNK_BYTES
-    with path.open("rb", buffering=0) as file:
-        file.seek(index * CHUNK_BYTES)
-        while left and (count := file.readinto(buffer[: min(left, _PIECE_BYTES)])):
-            digest.update(buffer[:count])
-            left -= count
-    return digest.hexdigest()
+def _chunk_digest(content: Bytes, index: int) -> str:
+    return hashlib.sha256(content[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES].data).hexdigest()

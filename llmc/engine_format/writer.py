@@ -26,6 +26,7 @@ from llmc.engine_format.manifest import (
 )
 from llmc.engine_format.weight_file import header, plan_shards
 from llmc.errors import EngineFormatError
+from llmc.mapped_file import HUGE_PAGE_BYTES
 from llmc.program import WeightSlot
 from llmc.storage_error import storage_error
 
@@ -161,13 +162,17 @@ class EngineWriter:
 
 
 class _HashedFile:
-    """A file that is hashed while it is written; a failing write is an EngineFormatError. size: bytes it will have."""
+    """A file that is hashed while it is written; a failing write is an EngineFormatError. size: bytes it will have.
+
+    It is written in whole huge pages, so that the page cache holds it in such: who runs the engine next maps those.
+    """
 
     def __init__(self, path: Path, size: int, pool: ThreadPoolExecutor) -> None:
         self._path = path
         self._left = size
         self._pool = pool
         self._hasher = ChunkHasher()
+        self._waiting = bytearray()  # for the rest of their page
 
     def __enter__(self) -> _HashedFile:
         try:
@@ -179,20 +184,37 @@ class _HashedFile:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        os.close(self._descriptor)
+        try:
+            if kind is None:
+                self._write(memoryview(self._waiting))
+        finally:
+            os.close(self._descriptor)
 
     def write(self, data: memoryview) -> None:
         if len(data) < _LEAST_SHARED_BYTES:
             self._hasher.update(data)
-            self._write(data)
+            self._write_pages(data)
             return
         # Hashing takes longer than writing: the chunks of a large weight are hashed side by side meanwhile.
         hashing = [self._pool.submit(chunk.update, piece) for chunk, piece in self._hasher.pieces(data)]
         try:
-            self._write(data)
+            self._write_pages(data)
         finally:
             for each in hashing:
                 each.result()
+
+    def _write_pages(self, data: memoryview) -> None:
+        if self._waiting or len(data) < HUGE_PAGE_BYTES:
+            room = HUGE_PAGE_BYTES - len(self._waiting)
+            self._waiting += data[:room]
+            data = data[room:]
+            if len(self._waiting) < HUGE_PAGE_BYTES:
+                return
+            self._write(memoryview(self._waiting))
+            self._waiting = bytearray()
+        whole = len(data) // HUGE_PAGE_BYTES * HUGE_PAGE_BYTES
+        self._write(data[:whole])
+        self._waiting += data[whole:]
 
     def _write(self, data: memoryview) -> None:
         try:

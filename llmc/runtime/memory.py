@@ -6,26 +6,16 @@ import mmap
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
-Bytes = npt.NDArray[np.uint8]
-
-_HUGE_PAGE = 2 << 20
+from llmc.mapped_file import HUGE_PAGE_BYTES, Bytes
 
 
 def zeros(nbytes: int) -> Bytes:
     """That many zero bytes, page-aligned; in huge pages where the system grants them, which saves TLB misses."""
     mapping = mmap.mmap(-1, max(nbytes, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if nbytes >= _HUGE_PAGE and hasattr(mmap, "MADV_HUGEPAGE"):
+    if nbytes >= HUGE_PAGE_BYTES and hasattr(mmap, "MADV_HUGEPAGE"):
         mapping.madvise(mmap.MADV_HUGEPAGE)
     return np.frombuffer(mapping, np.uint8, nbytes)
-
-
-def mapped_file(path: Path) -> Bytes:
-    """A file's bytes, read-only, shared with every process that maps it."""
-    with path.open("rb") as file:
-        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
-    return np.frombuffer(mapping, np.uint8)
 
 
 def available_bytes() -> int:

@@ -12,9 +12,10 @@ import numpy as np
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
+from llmc.mapped_file import Bytes, mapped_file
 from llmc.program import CHOICE_INPUTS, Wanted
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
-from llmc.runtime.memory import Bytes, mapped_file, zeros
+from llmc.runtime.memory import zeros
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 

@@ -19,6 +19,7 @@ from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.mapped_file import mapped_file
 from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Wanted
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
@@ -30,7 +31,6 @@ from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.graph_cache import GraphCache
 from llmc.runtime.kv_capacity import share_bytes
-from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 

@@ -14,8 +14,8 @@ from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph
+from llmc.mapped_file import Bytes, mapped_file
 from llmc.runtime.executors.executor import Logits
-from llmc.runtime.memory import Bytes, mapped_file
 from llmc.runtime.step import Step
 
 

@@ -23,10 +23,10 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.mapped_file import mapped_file
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
-from llmc.runtime.memory import mapped_file
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 

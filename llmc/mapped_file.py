@@ -1,0 +1,28 @@
+"""A file's bytes as memory, in huge pages where the system has them."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+
+Bytes = npt.NDArray[np.uint8]
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def mapped_file(path: Path) -> Bytes:
+    """A file's bytes, read-only, shared with every process that maps it. The file is not empty.
+
+    What is not in the page cache yet is read into it in huge pages: with small ones, decoding reads its weights 15 to
+    25% slower (two Zen 4 cores in a virtual machine, Linux 6.18, ext4).
+    """
+    with path.open("rb") as file:
+        mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # of a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return np.frombuffer(mapping, np.uint8)
