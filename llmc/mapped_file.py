@@ -18,7 +18,7 @@ def mapped_file(path: Path) -> Bytes:
     """A file's bytes, read-only, shared with every process that maps it. The file is not empty.
 
     What is not in the page cache yet is read into it in huge pages: with small ones, decoding reads its weights 15 to
-    25% slower (two Zen 4 cores in a virtual machine, Linux 6.18, ext4).
+    20% slower (two Zen 4 cores in a virtual machine, Linux 6.18, ext4).
     """
     with path.open("rb") as file:
         mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ)

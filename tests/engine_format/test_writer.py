@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import os
 import resource
 import signal
 import subprocess
@@ -23,6 +24,7 @@ from llmc.engine_format import AtomicDirectory, EngineWriter, chunk_hash, read_e
 from llmc.engine_format.atomic_directory import exchange_by_renaming
 from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
 from llmc.errors import EngineFormatError
+from llmc.mapped_file import HUGE_PAGE_BYTES
 from llmc.program import Layout, WeightSlot
 from tests.runtime.tiny_engine import tiny_manifest, tiny_model, write_tiny_engine
 
@@ -91,6 +93,30 @@ def test_chunks_that_are_hashed_side_by_side_have_their_own_digests(
     pieces = [data[i : i + (3 << 20)] for i in range(0, len(data), 3 << 20)]
     assert len(pieces) > 4 and record.bytes == len(data)
     assert list(record.sha256) == [hashlib.sha256(piece).hexdigest() for piece in pieces]
+
+
+def test_weights_are_written_in_whole_huge_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whatever their sizes: the page cache then holds them so, and who maps the file gets them so."""
+    lengths: list[int] = []
+    write = os.write
+
+    def counted(descriptor: int, data: memoryview) -> int:
+        lengths.append(len(data))
+        return write(descriptor, data)
+
+    page = HUGE_PAGE_BYTES // 4
+    sizes = (3, page - 5, 5 * page + 1, page, 7, 2 * page)
+    arrays = {f"w{i}": np.random.default_rng(i).random(size, np.float32) for i, size in enumerate(sizes)}
+    weights = [(slot(name, array), lambda array=array: array) for name, array in arrays.items()]
+    with EngineWriter(tmp_path / "e.llmc") as writer:
+        monkeypatch.setattr(os, "write", counted)
+        writer.write_weights(weights)
+        monkeypatch.undo()
+        writer.finish(tiny_manifest(tiny_model()))
+    assert len(lengths) > 2 and all(length % HUGE_PAGE_BYTES == 0 for length in lengths[:-1])
+    loaded = safetensors.torch.load_file(tmp_path / "e.llmc" / "weights" / "rank0-0000.safetensors")
+    for name, array in arrays.items():
+        np.testing.assert_array_equal(loaded[name].numpy(), array)
 
 
 def test_shards_keep_the_order_and_the_limit() -> None:
