@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import signal
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import httpx
@@ -43,11 +45,20 @@ def test_requests_are_answered_and_counted(pair: LiveServer) -> None:
 
 
 def test_load_is_spread(pair: LiveServer) -> None:
-    body = {"prompt": "The king", "max_tokens": 300, "ignore_eos": True, "stream": True}
-    with pair.client() as client:
+    """The second request comes while the first one, in whichever replica, is held."""
+    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True}
+    with pair.client() as client, ThreadPoolExecutor(1) as beside:
         before = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
-        with client.stream("POST", "/v1/completions", json=body), client.stream("POST", "/v1/completions", json=body):
-            after = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
+        with client.stream("POST", "/v1/completions", json={**body, "stream": True}):
+            held = workers(pair)
+            for worker in held:
+                worker.suspend()
+            second = beside.submit(client.post, "/v1/completions", json=body)
+            time.sleep(0.3)
+            for worker in held:
+                worker.resume()
+            assert second.result().status_code == 200
+        after = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
         assert [after[index] - before[index] for index in (0, 1)] == [1, 1]
         eventually(lambda: metric(client, "llmc:num_requests_running") == 0)
 
