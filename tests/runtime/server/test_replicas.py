@@ -53,10 +53,12 @@ def test_load_is_spread(pair: LiveServer) -> None:
             held = workers(pair)
             for worker in held:
                 worker.suspend()
-            second = beside.submit(client.post, "/v1/completions", json=body)
-            time.sleep(0.3)
-            for worker in held:
-                worker.resume()
+            try:
+                second = beside.submit(client.post, "/v1/completions", json=body)
+                time.sleep(0.3)  # It is routed meanwhile.
+            finally:
+                for worker in held:
+                    worker.resume()
             assert second.result().status_code == 200
         after = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
         assert [after[index] - before[index] for index in (0, 1)] == [1, 1]
