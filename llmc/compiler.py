@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -47,7 +47,8 @@ from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.weights import WeightSource, evaluate
-from llmc.options import BuildOptions, parse_options
+from llmc.keywords import shows_keywords
+from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
@@ -78,13 +79,14 @@ class Progress(Protocol):
         ...
 
 
+@shows_keywords(BuildKeywords, build_defaults())
 def compile(
     model: Model,
     *,
     target: str = "cpu",
     output: str | Path | None = None,
     passes: Sequence[Pass] | None = None,
-    **options: Any,
+    **options: Unpack[BuildKeywords],
 ) -> Engine:
     """Compile a causal language model and open the engine.
 
@@ -101,6 +103,7 @@ def compile(
     return load(path, owned=directory)
 
 
+@shows_keywords(BuildKeywords, build_defaults())
 def build(
     model: Model,
     output: str | Path,
@@ -108,7 +111,7 @@ def build(
     target: str = "cpu",
     passes: Sequence[Pass] | None = None,
     progress: Progress | None = None,
-    **options: Any,
+    **options: Unpack[BuildKeywords],
 ) -> BuildReport:
     """Compile a model into an engine directory at `output`, whole or not at all. Arguments as in `compile`."""
     place = path_argument("output", output)

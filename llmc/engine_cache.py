@@ -9,17 +9,17 @@ from __future__ import annotations
 import fcntl
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Unpack
 
 import llmc
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError, OptionError
-from llmc.options import parse_options
+from llmc.options import BuildKeywords, parse_options
 from llmc.settings import settings
 from llmc.source_digest import source_digest
 from llmc.targets import resolve_target
@@ -33,7 +33,7 @@ _MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".model", ".txt"}
 
 
 def find_or_build_engine(
-    model: str | Path, *, target: str = "cpu", progress: Progress | None = None, **options: Any
+    model: str | Path, *, target: str = "cpu", progress: Progress | None = None, **options: Unpack[BuildKeywords]
 ) -> Path:
     """The engine directory for a model directory: from LLMC_CACHE_DIR/engines if it was built before, else built now.
 
@@ -62,7 +62,7 @@ def find_or_build_engine(
     return path
 
 
-def engine_key(model: Path, target: str, options: dict[str, Any]) -> str:
+def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
     """Hexadecimal SHA-256 of all that the engine is made from."""
     files = sorted(p for p in model.iterdir() if p.is_file() and p.suffix in _MODEL_SUFFIXES)
     parsed = parse_options(options)

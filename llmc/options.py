@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import os
-from typing import Any, Literal
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
@@ -12,6 +14,7 @@ from llmc.cache_format import parse_cache_format
 from llmc.errors import OptionError
 from llmc.schemes import Quantization, parse_quantization
 
+Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
 Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows", "quantized"]
 
@@ -35,8 +38,8 @@ class BuildOptions(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=False)
 
-    dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
-    kv_dtype: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
+    dtype: Dtype = "auto"
+    kv_dtype: Dtype = "auto"
     kv_cache: str = "auto"
     quantize: tuple[str, ...] = ()
     calibration: str | None = None
@@ -83,10 +86,38 @@ class BuildOptions(BaseModel):
         return parse_quantization(self.quantize)
 
 
-def parse_options(values: dict[str, Any]) -> BuildOptions:
+class BuildKeywords(TypedDict, total=False):
+    """The fields of BuildOptions as keywords, for type checkers and editors, in the forms in which they are taken."""
+
+    dtype: Dtype
+    kv_dtype: Dtype
+    kv_cache: str
+    quantize: str | Sequence[str]
+    calibration: str | PathLike[str] | None
+    calibration_sequences: int
+    calibration_length: int
+    max_model_len: int | None
+    max_batch_tokens: int
+    max_sequences: int
+    max_logit_rows: int
+    block_size: int
+    disable_passes: Sequence[str]
+    stop_after: int | None
+    finish_cut: bool
+    allow_fallback: Sequence[Contract]
+    check_passes: bool
+    strict: bool
+
+
+def build_defaults() -> dict[str, Any]:
+    """Each build option's default, by name."""
+    return {name: field.default for name, field in BuildOptions.model_fields.items()}
+
+
+def parse_options(values: Mapping[str, object]) -> BuildOptions:
     """Validate keyword options; the error names the option, the value seen, and the nearest known name."""
     try:
-        return BuildOptions(**values)
+        return BuildOptions.model_validate(dict(values))
     except ValidationError as error:
         first = error.errors()[0]
         name = ".".join(str(part) for part in first["loc"])

@@ -11,6 +11,7 @@ PACKAGE = Path(__file__).parent.parent / "llmc"
 
 FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"} | {
     "cache_format",
+    "keywords",
     "library",
     "mapped_file",
     "quantized_weight",
@@ -23,6 +24,7 @@ ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
     "cache_format": {"errors"},
+    "keywords": set(),
     "quantized_weight": set(),
     "schemes": {"errors"},
     "options": {"errors", "cache_format", "schemes"},

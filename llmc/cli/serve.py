@@ -156,7 +156,7 @@ def require_serve_extra() -> None:
         )
 
 
-def options_for(options: ServeOptions, target: str, built: dict[str, str]) -> ServeOptions:
+def options_for(options: ServeOptions, target: str, built: dict[str, Any]) -> ServeOptions:
     """The same options with an engine: that of a model directory is found in the cache, or built."""
     from dataclasses import replace
 
@@ -172,7 +172,7 @@ def options_for(options: ServeOptions, target: str, built: dict[str, str]) -> Se
         "max_sequences": options.max_num_seqs,
         "max_batch_tokens": options.max_num_batched_tokens,
     }
-    given = {name: value for name, value in limits.items() if value is not None}
+    given: dict[str, Any] = {name: value for name, value in limits.items() if value is not None}
     name = options.served_model_name or (options.engine.resolve().name,)
     with StageBars() as shown:
         engine = find_or_build_engine(options.engine, target=target, progress=shown, **built, **given)

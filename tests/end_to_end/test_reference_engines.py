@@ -52,5 +52,5 @@ def test_an_exported_program() -> None:
 
 def test_an_unknown_option_names_the_one_that_was_meant() -> None:
     with pytest.raises(OptionError, match="unknown build option 'dytpe'") as caught:
-        llmc.compile(sdpa_decoder(), target="reference", dytpe="float32")
+        llmc.compile(sdpa_decoder(), target="reference", dytpe="float32")  # type: ignore[call-arg]
     assert caught.value.fix == "did you mean 'dtype'?"
