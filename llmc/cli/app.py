@@ -6,19 +6,25 @@ import atexit
 import importlib
 import os
 import sys
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 from rich.console import Console
 
+from llmc.cli.help_text import WIDTH, GroupHelp, VerbHelp
 from llmc.cli.option_group import expand_groups
 from llmc.errors import LlmcError
 
 USER_ERROR = 2
 INTERRUPTED = 130
 
-BUILDING = ("build", "run", "chat", "serve", "verify", "inspect", "tune", "targets", "env")
-DEBUGGING = ("report", "viz", "profile", "passes", "explain", "diff", "bisect")
+PANELS = {
+    "Build and run": ("build", "run", "chat", "serve", "tune", "targets", "env"),
+    "See what was built": ("inspect", "report", "viz", "profile", "verify"),
+    "See what the passes do": ("passes", "explain", "diff", "bisect"),
+}
+# Of these a verb is a file with commands of its own.
+GROUPS = {"bench": "Build and run"}
 
 
 def command_line(verb: str | None = None) -> typer.Typer:
@@ -28,23 +34,39 @@ def command_line(verb: str | None = None) -> typer.Typer:
     """
     app = typer.Typer(
         name="llmc",
+        cls=GroupHelp,
         help="An ahead-of-time compiler for LLM inference: model in, self-contained engine directory out.",
+        context_settings={"help_option_names": ["-h", "--help"], "max_content_width": WIDTH},
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,
     )
-    app.callback()(_no_options_of_its_own)
-    verbs = (*BUILDING, *DEBUGGING)
-    for name in (verb,) if verb in verbs else verbs:
-        app.command(name)(expand_groups(getattr(importlib.import_module(f"llmc.cli.{name}"), name)))
-    if verb not in verbs:
-        app.add_typer(importlib.import_module("llmc.cli.bench").bench)
+    app.callback()(_of_every_verb)
+    panels = {name: panel for panel, names in PANELS.items() for name in names}
+    known = {**panels, **GROUPS}
+    for name in (verb,) if verb in known else known:
+        module = importlib.import_module(f"llmc.cli.{name}")
+        if name in GROUPS:
+            app.add_typer(getattr(module, name), rich_help_panel=GROUPS[name])
+        else:
+            app.command(name, cls=VerbHelp, rich_help_panel=panels[name])(expand_groups(getattr(module, name)))
     return app
 
 
-def _no_options_of_its_own() -> None:
-    """Makes Typer expect a verb even where it knows a single one."""
+def _show_version(wanted: bool) -> None:
+    if wanted:
+        import llmc
+
+        print(f"llmc {llmc.__version__}")
+        raise typer.Exit
+
+
+def _of_every_verb(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_show_version, is_eager=True, help="show llmc's version")
+    ] = False,
+) -> None:
+    """Options of the command itself."""
 
 
 def run_process() -> NoReturn:
@@ -64,7 +86,7 @@ def run_process() -> NoReturn:
 def main() -> None:
     """Run the command line. LlmcError: exit code 2 and one clean message; its traceback with LLMC_DEBUG=1."""
     try:
-        command_line(sys.argv[1] if len(sys.argv) > 1 else None)(standalone_mode=True)
+        command_line(asked_verb())(standalone_mode=True)
     except LlmcError as error:
         if os.environ.get("LLMC_DEBUG") == "1":
             raise
@@ -73,6 +95,13 @@ def main() -> None:
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")
         sys.exit(INTERRUPTED)
+
+
+def asked_verb() -> str | None:
+    """The first word after `llmc`, of this command line or of the one that a shell asks to complete."""
+    line = os.environ.get("COMP_WORDS") or os.environ.get("_TYPER_COMPLETE_ARGS")
+    words = sys.argv if line is None or "_LLMC_COMPLETE" not in os.environ else line.split()
+    return words[1] if len(words) > 1 else None
 
 
 def show_error(error: LlmcError) -> None:

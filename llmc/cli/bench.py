@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 
+from llmc.cli.help_text import GroupHelp, VerbHelp
 from llmc.errors import LlmcError, OptionError
 from llmc.settings import settings
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from llmc.bench.client import RequestRecord
     from llmc.bench.prompts import PromptShape
 
-bench = typer.Typer(name="bench", help="Measure a server or an engine.", no_args_is_help=True)
+bench = typer.Typer(name="bench", cls=GroupHelp, help="Measure a server or an engine.", no_args_is_help=True)
 
 InputLen = Annotated[int, typer.Option(help="tokens of a prompt beside its shared prefix")]
 OutputLen = Annotated[int, typer.Option(help="tokens to generate for each")]
@@ -32,7 +33,7 @@ Json = Annotated[Path | None, typer.Option("--json", help="write the figures her
 Threads = Annotated[int | None, typer.Option(help="of a step; default: every core")]
 
 
-@bench.command("serve")
+@bench.command("serve", cls=VerbHelp)
 def bench_serve(
     base_url: Annotated[str, typer.Option(help="of the server")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="default: the server's first")] = None,
@@ -93,7 +94,7 @@ def bench_serve(
         raise LlmcError(f"{summary.failed} of {num_prompts} requests failed: {summary.first_error}", at=server.base_url)
 
 
-@bench.command("throughput")
+@bench.command("throughput", cls=VerbHelp)
 def bench_throughput(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 64,
@@ -137,7 +138,7 @@ def bench_throughput(
     _write(json_file, {**figures, "shape": vars(shape), "num_prompts": num_prompts, "seed": seed})
 
 
-@bench.command("latency")
+@bench.command("latency", cls=VerbHelp)
 def bench_latency(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     batch_size: Annotated[int, typer.Option(help="prompts in a batch", min=1)] = 1,
@@ -178,7 +179,7 @@ def bench_latency(
     _write(json_file, {**vars(found), "seconds": seconds, "shape": vars(shape), "batch_size": batch_size})
 
 
-@bench.command("startup")
+@bench.command("startup", cls=VerbHelp)
 def bench_startup(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     iterations: Annotated[int, typer.Option(help="fresh processes", min=1)] = 5,

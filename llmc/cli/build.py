@@ -6,16 +6,16 @@ import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich import progress as bars
 from rich.console import Console
 from rich.table import Table
 
+from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.quantization import mean_bits, quantization_table
+from llmc.cli.stage_bars import StageBars
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.options import BuildOptions
 from llmc.runtime.threads import thread_count
@@ -30,7 +30,10 @@ _DEFAULTS = BuildOptions()
 def build(
     model: Annotated[Path, typer.Argument(help="Hugging Face directory: config.json and safetensors")],
     output: Annotated[Path, typer.Option("--output", "-o", help="engine directory to write")],
-    target: Annotated[str, typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU")] = "cpu",
+    target: Annotated[
+        str,
+        typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU", autocompletion=complete_targets),
+    ] = "cpu",
     *,
     chosen: ModelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
@@ -87,46 +90,6 @@ def _collector_paused() -> Iterator[None]:
         yield
     finally:
         gc.enable()
-
-
-class StageBars:
-    """One progress bar a stage; a stage without a known total pulses."""
-
-    def __init__(self) -> None:
-        self._bars = bars.Progress(
-            bars.TextColumn("{task.description:<10}"),
-            bars.BarColumn(),
-            bars.TaskProgressColumn(),
-            bars.TimeElapsedColumn(),
-            console=Console(stderr=True),
-        )
-        self._task: bars.TaskID | None = None
-
-    def __enter__(self) -> StageBars:
-        self._bars.start()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            self._finish()
-        self._bars.stop()
-
-    def stage(self, name: str, total: int | None) -> None:
-        self._finish()
-        self._task = self._bars.add_task(name, total=total)
-
-    def advance(self, amount: int) -> None:
-        if self._task is not None:
-            self._bars.advance(self._task, amount)
-
-    def _finish(self) -> None:
-        if self._task is None:
-            return
-        total = self._bars.tasks[self._task].total or 1
-        self._bars.update(self._task, total=total, completed=total)
-        self._bars.stop_task(self._task)
 
 
 def passes_table(report: BuildReport) -> Table:

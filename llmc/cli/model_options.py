@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 from typer import Option
 
+from llmc.cli.completion import complete_schemes
+from llmc.cli.option_group import changed_options
 from llmc.errors import OptionError
 from llmc.options import BuildOptions, parse_options
 
@@ -25,7 +27,10 @@ class ModelOptions:
     kv_dtype: Annotated[str, Option(help="of the KV cache: the same names")] = _DEFAULTS.kv_dtype
     quantize: Annotated[
         list[str] | None,
-        Option(help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)"),
+        Option(
+            help="scheme, such as int4-gptq:g64, or PATTERN=SCHEME for some weights (repeatable, or commas)",
+            autocompletion=complete_schemes,
+        ),
     ] = None
     kv_cache: Annotated[str, Option(help="auto, or codes: int8, int4, fp8")] = _DEFAULTS.kv_cache
     calibration: Annotated[Path | None, Option(help="text or token file for methods that look at data")] = None
@@ -67,9 +72,7 @@ class ModelOptions:
     @property
     def chosen(self) -> tuple[str, ...]:
         """What is not as it is by default, as it is spelled on the command line."""
-        default = ModelOptions()
-        changed = (name for name in vars(default) if (getattr(self, name) or None) != getattr(default, name))
-        return tuple(f"--{name.replace('_', '-')}" for name in changed)
+        return changed_options(self)
 
     def added_passes(self) -> tuple[Pass, ...] | None:
         """The default passes with those that --passes-from names; None if it names none."""

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import inspect
 from collections.abc import Callable
 from dataclasses import fields, is_dataclass
 from inspect import Parameter, Signature
-from typing import Any, get_type_hints
+from typing import Annotated, Any, get_args, get_type_hints
 
 
 def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
-    """The verb as Typer wants it, with options alone. Fields are annotated, and have defaults, as options do."""
+    """The verb as Typer wants it, with options alone. Fields are annotated, and have defaults, as options do.
+
+    A group with an attribute `panel` has its options under that heading in the help.
+    """
     signature = inspect.signature(verb, eval_str=True)
     groups = {name: each.annotation for name, each in signature.parameters.items() if _is_group(each.annotation)}
     parameters = [
@@ -32,13 +36,30 @@ def expand_groups(verb: Callable[..., None]) -> Callable[..., None]:
     return call
 
 
+def changed_options(group: Any) -> tuple[str, ...]:
+    """What is not as it is by default in a group, as it is spelled on the command line."""
+    changed = (each.name for each in fields(group) if (getattr(group, each.name) or None) != each.default)
+    return tuple(f"--{name.replace('_', '-')}" for name in changed)
+
+
 def _is_group(annotation: Any) -> bool:
     return is_dataclass(annotation)
 
 
 def _options(group: type[Any]) -> tuple[Parameter, ...]:
     hints = get_type_hints(group, include_extras=True)
+    panel: str | None = getattr(group, "panel", None)
     return tuple(
-        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=hints[each.name])
+        Parameter(each.name, Parameter.KEYWORD_ONLY, default=each.default, annotation=_under(panel, hints[each.name]))
         for each in fields(group)
     )
+
+
+def _under(panel: str | None, annotation: Any) -> Any:
+    """The option's annotation, with the heading that it has in the help."""
+    if panel is None:
+        return annotation
+    kind, option = get_args(annotation)
+    described = copy.copy(option)
+    described.rich_help_panel = panel
+    return Annotated[kind, described]

@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from llmc.errors import OptionError
 
 DEFAULT_LENGTH = 32
@@ -55,6 +53,8 @@ def sample_tokens(
             at=f"--text {text}",
             fix="give token ids: --tokens 1,2,3, or neither for random ones",
         )
+    import numpy as np  # Here because the command line imports this file for its options.
+
     return tuple(np.random.default_rng(sample.seed).integers(0, vocab_size, limit).tolist())
 
 

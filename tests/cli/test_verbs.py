@@ -79,18 +79,6 @@ def test_targets_and_env() -> None:
     assert "GB/s" in llmc("env").out
 
 
-def test_help_imports_neither_torch_nor_triton() -> None:
-    program = (
-        "import sys; sys.argv = ['llmc', '--help']\n"
-        "from llmc.cli.app import main\n"
-        "try: main()\n"
-        "except SystemExit: pass\n"
-        "print(sorted({'torch', 'triton', 'transformers'} & set(sys.modules)))"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines()[-1] == "[]"
-
-
 @pytest.mark.parametrize(("arguments", "code"), [(["targets"], 0), (["build", "nowhere", "-o", "out.llmc"], 2)])
 def test_the_process_ends_with_its_output_written_and_its_exit_code(
     arguments: list[str], code: int, tmp_path: Path

@@ -1,0 +1,22 @@
+"""What the shell offers as values of options: names that are known without reading a model."""
+
+from __future__ import annotations
+
+
+def complete_targets(incomplete: str) -> list[tuple[str, str]]:
+    """Targets, and what each is; the last of several after a comma."""
+    from llmc.targets import known_targets
+
+    done, comma, start = incomplete.rpartition(",")
+    named = [("cpu", "this machine"), ("auto", "this machine's GPU, or else its CPU")]
+    named += [(target.name, target.summary) for target in known_targets()]
+    return [(f"{done}{comma}{name}", summary) for name, summary in named if name.startswith(start)]
+
+
+def complete_schemes(incomplete: str) -> list[str]:
+    """Quantization schemes; after PATTERN= too, and the last of several after a comma."""
+    from llmc.schemes import NOT_QUANTIZED, SCHEMES
+
+    cut = max(incomplete.rfind(","), incomplete.rfind("=")) + 1
+    done, start = incomplete[:cut], incomplete[cut:]
+    return [f"{done}{name}" for name in (*SCHEMES, "auto:4.5", NOT_QUANTIZED) if name.startswith(start)]

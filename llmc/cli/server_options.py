@@ -1,0 +1,84 @@
+"""The flags of `llmc serve`, with the names that vLLM has for them where the meaning is the same."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar
+
+from typer import Option
+
+from llmc.settings import settings
+
+if TYPE_CHECKING:
+    from llmc.runtime.server.options import ServeOptions
+
+
+@dataclass(frozen=True, kw_only=True)
+class ListeningOptions:
+    """Where the server listens, and to whom."""
+
+    panel: ClassVar[str] = "Listening"
+
+    host: Annotated[str, Option(help="address to listen on; 0.0.0.0 is every one of this machine")] = "127.0.0.1"
+    port: Annotated[int, Option(help="0 takes a free one")] = 8000
+    uds: Annotated[Path | None, Option(help="listen on a Unix socket instead")] = None
+    api_key: Annotated[
+        list[str] | None, Option(help="needed on every route but /health (repeatable); also LLMC_API_KEY")
+    ] = None
+    allowed_origins: Annotated[list[str] | None, Option(help="web origins that may use the API (repeatable)")] = None
+    max_body_bytes: Annotated[int, Option(help="a larger request gets 413")] = 4 << 20
+    uvicorn_log_level: Annotated[str, Option(help="critical … warning, info, debug, trace")] = "warning"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AnswerOptions:
+    """What requests find."""
+
+    panel: ClassVar[str] = "Answers"
+
+    served_model_name: Annotated[list[str] | None, Option(help="what requests call the model (repeatable)")] = None
+    seed: Annotated[int | None, Option(help="draws the seeds of requests without one")] = None
+    chat_template: Annotated[str | None, Option(help="a Jinja file, `plain` or `chatml`; default: the model's")] = None
+    trust_request_chat_template: Annotated[
+        bool, Option("--trust-request-chat-template", help="requests may bring a chat template")
+    ] = False
+    tool_call_parser: Annotated[str | None, Option(help="hermes, mistral or llama3_json; default: by the template")] = (
+        None
+    )
+    generation_config: Annotated[str, Option(help="auto: the model's sampling defaults; llmc: OpenAI's")] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class CapacityOptions:
+    """How much the server takes on, and how it ends."""
+
+    panel: ClassVar[str] = "Capacity"
+
+    max_model_len: Annotated[int | None, Option(help="longest prompt and output together, in tokens")] = None
+    max_num_seqs: Annotated[int | None, Option(help="sequences in a step")] = None
+    max_num_batched_tokens: Annotated[int | None, Option(help="tokens in a step")] = None
+    gpu_memory_utilization: Annotated[
+        float | None, Option(help="the KV cache's share of the free memory, on a CPU of this machine's")
+    ] = None
+    kv_cache_memory_bytes: Annotated[int | None, Option(help="the KV cache's size instead")] = None
+    enable_prefix_caching: Annotated[
+        bool, Option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse common beginnings")
+    ] = True
+    output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
+    threads: Annotated[int | None, Option(help="of a step; default: every core, shared by the replicas")] = None
+    max_waiting: Annotated[int | None, Option(help="with more waiting, new requests get 429")] = None
+    stall_seconds: Annotated[float, Option(help="a longer step makes /health answer 503")] = 30.0
+    drain_seconds: Annotated[float, Option(help="for requests in flight after SIGTERM")] = 30.0
+
+
+def serve_options(engine: Path, *groups: ListeningOptions | AnswerOptions | CapacityOptions) -> ServeOptions:
+    """The server's options: each flag under its own name, repeated ones as tuples. Raises OptionError."""
+    from llmc.runtime.server.options import ServeOptions
+
+    values: dict[str, Any] = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
+    default_key = settings().api_key
+    values["api_keys"] = values.pop("api_key") or ([] if default_key is None else [default_key])
+    for name in ("api_keys", "served_model_name", "allowed_origins"):
+        values[name] = tuple(values[name] or ())
+    return ServeOptions(engine=engine, **values)

@@ -1,0 +1,48 @@
+"""How a build goes on, for people: a progress bar a stage, on standard error."""
+
+from __future__ import annotations
+
+from types import TracebackType
+
+from rich import progress as bars
+from rich.console import Console
+
+
+class StageBars:
+    """One progress bar a stage; a stage without a known total pulses."""
+
+    def __init__(self) -> None:
+        self._bars = bars.Progress(
+            bars.TextColumn("{task.description:<10}"),
+            bars.BarColumn(),
+            bars.TaskProgressColumn(),
+            bars.TimeElapsedColumn(),
+            console=Console(stderr=True),
+        )
+        self._task: bars.TaskID | None = None
+
+    def __enter__(self) -> StageBars:
+        self._bars.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self._finish()
+        self._bars.stop()
+
+    def stage(self, name: str, total: int | None) -> None:
+        self._finish()
+        self._task = self._bars.add_task(name, total=total)
+
+    def advance(self, amount: int) -> None:
+        if self._task is not None:
+            self._bars.advance(self._task, amount)
+
+    def _finish(self) -> None:
+        if self._task is None:
+            return
+        total = self._bars.tasks[self._task].total or 1
+        self._bars.update(self._task, total=total, completed=total)
+        self._bars.stop_task(self._task)
