@@ -47,6 +47,9 @@ class AnswerOptions:
         None
     )
     generation_config: Annotated[str, Option(help="auto: the model's sampling defaults; llmc: OpenAI's")] = "auto"
+    unknown_fields: Annotated[str, Option(help="requests' fields that do not exist: error, or warn in the answer")] = (
+        "error"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

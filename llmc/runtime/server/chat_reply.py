@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,16 +30,30 @@ class _Choice:
 
 
 class ChatReply:
-    """Takes the engine's outputs and makes chunks of them, or one answer. reader: makes a choice's deltas."""
+    """Takes the engine's outputs and makes chunks of them, or one answer. reader: makes a choice's deltas.
+
+    prompt: the template's text. warnings: fields that were ignored, told in the answer or the first chunk.
+    """
 
     def __init__(
-        self, model: ServedModel, body: ChatRequest, identity: str, reader: Callable[[], ChatDeltas], echoed: str
+        self,
+        model: ServedModel,
+        body: ChatRequest,
+        identity: str,
+        reader: Callable[[], ChatDeltas],
+        *,
+        prompt: str,
+        warnings: Sequence[str],
     ) -> None:
         self._model = model
         self._body = body
         self._identity = identity
         self._created = int(time.time())
-        self._echoed = echoed
+        self._echoed = (body.messages[-1].text() or "") if body.echo else ""
+        self._text = model.texts.id_text if body.return_tokens_as_token_ids else model.texts.text
+        self._notes: Json = {"warnings": list(warnings)} if warnings else {}
+        if body.return_prompt_text:
+            self._notes["prompt_text"] = prompt
         self._choices = [_Choice(reader()) for _ in range(body.n or 1)]
         self._usage = Usage(0, 0, 0)
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
@@ -52,7 +66,8 @@ class ChatReply:
 
     def chunk(self, choice: Json) -> Json:
         """A chunk of the stream, about one choice."""
-        chunk = {**self._frame("chat.completion.chunk"), "choices": [choice]}
+        chunk = {**self._frame("chat.completion.chunk"), "choices": [choice], **self._notes}
+        self._notes = {}
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = usage_json(self._usage) if options.continuous_usage_stats else None
@@ -68,6 +83,7 @@ class ChatReply:
             **self._frame("chat.completion"),
             "choices": [self._whole_choice(i, choice) for i, choice in enumerate(self._choices)],
             "usage": usage_json(self._usage),
+            **self._notes,
         }
         if self._body.prompt_logprobs is not None and self._prompt_logprobs is not None:
             found = self._prompt_logprobs
@@ -120,8 +136,7 @@ class ChatReply:
         }
 
     def _token(self, token: int, logprob: float) -> Json:
-        texts = self._model.texts
-        return {"token": texts.text(token), "logprob": logprob, "bytes": list(texts.utf8(token))}
+        return {"token": self._text(token), "logprob": logprob, "bytes": list(self._model.texts.utf8(token))}
 
     def _frame(self, kind: str) -> Json:
         name = self._body.model or self._model.name

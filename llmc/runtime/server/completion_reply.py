@@ -38,7 +38,8 @@ class _Choice:
 class CompletionReply:
     """Takes the engine's outputs and makes chunks of them, or one answer. prompts: those to be echoed, else None.
 
-    drops_output: only the prompt is wanted (max_tokens 0).
+    warnings: fields that were ignored, told in the answer or the first chunk. drops_output: only the prompt is wanted
+    (max_tokens 0).
     """
 
     def __init__(
@@ -47,6 +48,7 @@ class CompletionReply:
         body: CompletionRequest,
         identity: str,
         prompts: Sequence[EchoedPrompt],
+        warnings: Sequence[str],
         drops_output: bool,
     ) -> None:
         self._model = model
@@ -58,6 +60,8 @@ class CompletionReply:
             "model": body.model or model.name,
         }
         self._prompts = prompts
+        self._warnings = list(warnings)
+        self._text = model.texts.id_text if body.return_tokens_as_token_ids else model.texts.text
         self._drops_output = drops_output
         self._per_prompt = body.n or 1
         self._choices = [_Choice() for _ in range(len(prompts) * self._per_prompt)]
@@ -74,6 +78,8 @@ class CompletionReply:
     def chunk(self, choices: list[Json]) -> Json:
         """A chunk of the stream."""
         chunk = {**self._frame, "choices": choices}
+        if self._warnings:
+            chunk["warnings"], self._warnings = self._warnings, []
         options = self._body.stream_options
         if options is not None and options.include_usage:
             chunk["usage"] = self._usage_json() if options.continuous_usage_stats else None
@@ -94,7 +100,8 @@ class CompletionReply:
                 prompt = self._prompts[i // self._per_prompt]
                 entry |= {"token_ids": choice.tokens, "prompt_token_ids": list(prompt.ids)}
             choices.append(entry)
-        return {**self._frame, "choices": choices, "usage": self._usage_json()}
+        answer = {**self._frame, "choices": choices, "usage": self._usage_json()}
+        return {**answer, "warnings": self._warnings} if self._warnings else answer
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Json:
         number = index * self._per_prompt + delta.index
@@ -136,7 +143,7 @@ class CompletionReply:
 
     def _add(self, logprobs: Json, choice: _Choice, token: int, entry: TokenLogprobs | None) -> None:
         """One token in OpenAI's four parallel lists; the first of a prompt has no probability."""
-        text = self._model.texts.text(token)
+        text = self._text(token)
         logprobs["tokens"].append(text)
         logprobs["text_offset"].append(choice.offset)
         logprobs["token_logprobs"].append(None if entry is None else entry.logprob)
@@ -147,7 +154,7 @@ class CompletionReply:
         """The likeliest tokens and the chosen one by text; of two with one text the likelier."""
         top: dict[str, float] = {}
         for token, logprob in (*entry.top, (entry.token_id, entry.logprob)):
-            top.setdefault(self._model.texts.text(token), logprob)
+            top.setdefault(self._text(token), logprob)
         return top
 
     def _prompt_logprobs_json(self, index: int) -> list[Json | None] | None:

@@ -11,6 +11,8 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from llmc.errors import LlmcError, ModelFailureError, RequestError, UnavailableError
+from llmc.runtime.server.schemas.field_notes import REFUSED
+from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
 
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
@@ -118,7 +120,11 @@ def described(errors: Any) -> tuple[str, str | None]:
     field = place[0] if place else None
     if field is None:
         return first["msg"], None
+    if first["type"] == TEXT_ONLY:
+        return first["msg"], field
     if first["type"] == "extra_forbidden":
+        if len(place) == 1 and field in REFUSED:
+            return f"{field} is not supported: {REFUSED[field]}", field
         return f"unknown field {'.'.join(place)}", ".".join(place)
     if len(of_field) > 1 and len({tuple(e["loc"][:2]) for e in of_field}) == 1:
         reasons = list(dict.fromkeys(e["msg"] for e in of_field))

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from llmc.errors import OptionError
 
+UNKNOWN_FIELDS = ("error", "warn")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
 
 
@@ -20,7 +21,8 @@ class ServeOptions:
     enable_prefix_caching: reuse the keys and values of prompts with a common beginning. output_cache_bytes: of the
     cache of finished deterministic outputs, 0 for none. chat_template: a file, or a name of BUILT_IN; default the
     model's. tool_call_parser: how the model writes tool calls; default what its template says. generation_config:
-    `auto` takes the model's sampling defaults, `llmc` OpenAI's. max_waiting: requests that may wait before others get
+    `auto` takes the model's sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which
+    serves them without and says so. max_waiting: requests that may wait before others get
     429. stall_seconds: a step that takes longer makes /health answer 503. drain_seconds: for requests in flight after
     SIGTERM. behind_router: only a router of llmc's own reaches this server, and says whose the requests are.
     """
@@ -44,6 +46,7 @@ class ServeOptions:
     trust_request_chat_template: bool = False
     tool_call_parser: str | None = None
     generation_config: str = "auto"
+    unknown_fields: str = "error"
     allowed_origins: tuple[str, ...] = ()
     max_body_bytes: int = 4 << 20
     max_waiting: int | None = None
@@ -66,6 +69,7 @@ class ServeOptions:
         self._check("api_keys", all(self.api_keys), "keys that are not empty")
         self._check("served_model_name", all(self.served_model_name), "names that are not empty")
         self._check("generation_config", self.generation_config in ("auto", "llmc"), "auto or llmc")
+        self._check("unknown_fields", self.unknown_fields in UNKNOWN_FIELDS, " or ".join(UNKNOWN_FIELDS))
         self._check("uvicorn_log_level", self.uvicorn_log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}")
 
     def _check(self, name: str, holds: bool, allowed: str) -> None:

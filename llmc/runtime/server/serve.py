@@ -99,6 +99,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         trust_templates=options.trust_request_chat_template,
         max_waiting=options.max_waiting,
         stall_seconds=options.stall_seconds,
+        warns_of_unknown=options.unknown_fields == "warn",
     )
 
 

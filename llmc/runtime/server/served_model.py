@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from fastapi.routing import APIRoute
+
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
 from llmc.runtime.prompts import check_ids
@@ -19,6 +21,7 @@ from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import ToolForm
+from llmc.runtime.server.unknown_fields import WarningRoute
 from llmc.runtime.tokenizer import Tokenizer
 
 # Shorter texts are tokenized faster than a thread is asked to.
@@ -31,7 +34,7 @@ class ServedModel:
 
     max_model_len: tokens of prompt and output together. trust_templates: whether requests may bring a chat template.
     max_waiting: sequences that may wait before new requests get 429; None is no limit. stall_seconds: a step that
-    takes longer makes the server unhealthy.
+    takes longer makes the server unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning.
     """
 
     engine: AsyncEngine
@@ -48,12 +51,18 @@ class ServedModel:
     trust_templates: bool = False
     max_waiting: int | None = None
     stall_seconds: float = 30.0
+    warns_of_unknown: bool = False
     created: int = field(default_factory=lambda: int(time.time()))
 
     @property
     def name(self) -> str:
         """The model's first name."""
         return self.names[0]
+
+    @property
+    def route_class(self) -> type[APIRoute]:
+        """Of the routes that read bodies."""
+        return WarningRoute if self.warns_of_unknown else APIRoute
 
     @property
     def vocab_size(self) -> int:

@@ -30,9 +30,13 @@ class TokenTexts:
         ids = self._tokenizer.encode(text, add_special_tokens=False)
         return len(ids) == 1 and self._tokenizer.decode(ids) == ""
 
+    def id_text(self, token: int) -> str:
+        """The token as `token_id:17`, as vLLM's return_tokens_as_token_ids has it."""
+        return f"token_id:{token}"
+
     def _text(self, data: bytes, token: int) -> str:
         if not data:
-            return f"token_id:{token}"
+            return self.id_text(token)
         try:
             return data.decode()
         except UnicodeDecodeError:

@@ -16,16 +16,19 @@ from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
+from llmc.runtime.server.prompt_truncation import longest_text, truncated
 from llmc.runtime.server.sampling import grammar_of, priority_of, sampling_params
 from llmc.runtime.server.schemas.completion import MAX_SEQUENCES, CompletionRequest
+from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.unknown_fields import ignored_of
 
 DEFAULT_MAX_TOKENS = 16
 
 
 def completion_routes(model: ServedModel) -> APIRouter:
     """The route, for that model."""
-    router = APIRouter()
+    router = APIRouter(route_class=model.route_class)
 
     @router.post("/v1/completions", response_model=None)
     async def completions(body: CompletionRequest, request: Request) -> Response:
@@ -41,7 +44,8 @@ def completion_routes(model: ServedModel) -> APIRouter:
             prompts.append(await read_prompt(model, body, text))
             tenant = tenant_of(request, body.cache_salt)
             requests.append(generation_request(model, body, prompts[-1], f"{identity}-{i}", tenant))
-        reply = CompletionReply(model, body, identity, prompts, drops_output=body.max_tokens == 0)
+        warnings = [*warnings_of(body), *ignored_of(request)]
+        reply = CompletionReply(model, body, identity, prompts, warnings, drops_output=body.max_tokens == 0)
         if body.stream:
             return EventStream(chunks(model, body, reply, requests))
         return await answer(request, whole(model, reply, requests))
@@ -71,10 +75,14 @@ def check_supported(body: CompletionRequest) -> None:
 
 async def read_prompt(model: ServedModel, body: CompletionRequest, prompt: str | list[int]) -> EchoedPrompt:
     """Token ids of a prompt, and its text where that is asked for."""
+    asked = DEFAULT_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if isinstance(prompt, str):
-        return EchoedPrompt(await model.tokenize(prompt, body.add_special_tokens), prompt)
+        whole = await model.tokenize(prompt, body.add_special_tokens, longest_text(model, body))
+        ids = truncated(model, whole, body, asked)
+        return EchoedPrompt(ids, prompt if len(ids) == len(whole) or not body.echo else model.detokenize(ids))
     check_ids("prompt", prompt, model.vocab_size)
-    return EchoedPrompt(prompt, model.detokenize(prompt) if body.echo else "")
+    ids = truncated(model, prompt, body, asked)
+    return EchoedPrompt(ids, model.detokenize(ids) if body.echo else "")
 
 
 def generation_request(

@@ -5,18 +5,16 @@ from __future__ import annotations
 from fastapi import APIRouter
 from starlette.responses import JSONResponse, Response
 
+from llmc.runtime.server.chat_prompt import chat_prompt
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.routes.chat import chat_prompt
+from llmc.runtime.server.prompt_truncation import MOST_CONTEXTS
 from llmc.runtime.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from llmc.runtime.server.served_model import ServedModel
-
-# A text that is only counted may be longer than one that is continued.
-MOST_CONTEXTS = 16
 
 
 def token_routes(model: ServedModel) -> APIRouter:
     """The routes, for that model."""
-    router = APIRouter()
+    router = APIRouter(route_class=model.route_class)
 
     @router.post("/tokenize", response_model=None)
     async def tokenize(body: TokenizeRequest) -> Response:

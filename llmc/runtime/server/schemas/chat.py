@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from llmc.runtime.server.schemas.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields
+from llmc.runtime.server.schemas.text_parts import Content, refuse_audio, text_of
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
-
-
-class TextPart(BaseModel):
-    """A part of a message's content; only text is taken."""
-
-    model_config = ConfigDict(extra="forbid")
-
-    type: Literal["text"]
-    text: str
 
 
 class FunctionCall(BaseModel):
@@ -42,21 +34,24 @@ class ToolCall(BaseModel):
 
 
 class Message(BaseModel):
-    """One turn. tool_call_id: which call a message of the role `tool` answers."""
+    """One turn. tool_call_id: which call a message of the role `tool` answers.
+
+    reasoning, reasoning_content: what the assistant thought before its answer; two names for the same.
+    """
 
     model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
-    content: str | list[TextPart] | None = None
+    content: Content | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
     name: str | None = None
     tool_calls: list[ToolCall] | None = Field(default=None, max_length=MAX_TOOLS)
     tool_call_id: str | None = None
 
     def text(self) -> str | None:
         """The content as one text."""
-        if isinstance(self.content, list):
-            return "".join(part.text for part in self.content)
-        return self.content
+        return None if self.content is None else text_of(self.content)
 
 
 class FunctionDefinition(BaseModel):
@@ -117,10 +112,15 @@ class ChatRequest(SamplingFields):
     chat_template: str | None = Field(default=None, max_length=200_000)
     chat_template_kwargs: dict[str, Any] | None = None
 
-    # Of no effect here, but common in clients.
+    include_reasoning: bool = True
+    reasoning_effort: str | None = Field(default=None, max_length=64)
+    return_prompt_text: bool | None = None
+    modalities: Annotated[list[Literal["text"]], BeforeValidator(refuse_audio)] | None = None
+
+    # Ignored, which the answer says.
+    prediction: dict[str, Any] | None = None
     store: bool | None = None
-    modalities: list[Literal["text"]] | None = None
-    reasoning_effort: str | None = None
-    safety_identifier: str | None = None
-    prompt_cache_key: str | None = None
     verbosity: str | None = None
+    moderation: dict[str, Any] | None = None
+    mm_processor_kwargs: dict[str, Any] | None = None
+    media_io_kwargs: dict[str, Any] | None = None

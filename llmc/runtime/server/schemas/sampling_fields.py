@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -52,6 +52,11 @@ class SamplingFields(BaseModel):
     include_stop_str_in_output: bool = False
     ignore_eos: bool = False
     skip_special_tokens: bool = True
+    # Of no effect: fast tokenizers' decoders put no spaces between special tokens.
+    spaces_between_special_tokens: bool = True
+    truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=2**31)
+    truncation_side: Literal["left", "right"] | None = None
+    return_tokens_as_token_ids: bool | None = None
     return_token_ids: bool | None = None
     use_beam_search: bool = False
     length_penalty: float = Field(default=1.0, ge=-100.0, le=100.0)
@@ -66,10 +71,23 @@ class SamplingFields(BaseModel):
     guided_choice: list[str] | None = Field(default=None, min_length=1, max_length=10_000)
     guided_grammar: str | None = None
 
-    # Of no effect here, but common in clients.
+    service_tier: str | None = None
+
+    # Who asks and how OpenAI or vLLM account for it, which changes no answer.
     user: str | None = None
     metadata: dict[str, Any] | None = None
-    service_tier: str | None = None
+    safety_identifier: str | None = None
+    session_id: str | None = None
+    prompt_cache_key: str | None = None
+    prompt_cache_retention: str | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+
+    # Ignored, which the answer says.
+    thinking_token_budget: int | None = None
+    stream_interval: int | None = None
+    repetition_detection: dict[str, Any] | None = None
+    watermarking: bool | None = None
+    vllm_xargs: dict[str, Any] | None = None
 
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` as a tuple."""

@@ -1,0 +1,75 @@
+"""Chat messages to a prompt, as the template expects them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.schemas.chat import ChatRequest, Message, Tool
+from llmc.runtime.server.served_model import ServedModel, check_text
+
+
+async def chat_prompt(
+    model: ServedModel,
+    messages: Sequence[Message],
+    tools: Sequence[Tool] | None,
+    *,
+    template: str | None,
+    add_generation_prompt: bool,
+    continue_final_message: bool,
+    extra: dict[str, Any],
+) -> str:
+    """The prompt that the template makes of messages and tools."""
+    return await model.render(
+        [template_message(model, message) for message in messages],
+        template=template,
+        tools=[tool.model_dump(exclude_none=True) for tool in tools] if tools else None,
+        add_generation_prompt=add_generation_prompt,
+        continue_final_message=continue_final_message,
+        extra=extra,
+    )
+
+
+def template_message(model: ServedModel, message: Message) -> dict[str, Any]:
+    """A message as Hugging Face templates expect it: text as one string, arguments of calls as objects."""
+    text = message.text()
+    if text is not None:
+        check_text(text, "messages")
+    role: str = message.role
+    if role == "developer" and (model.template is None or "developer" not in model.template.source):
+        role = "system"
+    found: dict[str, Any] = {"role": role, "content": text}
+    thought = message.reasoning_content if message.reasoning is None else message.reasoning
+    if thought is not None:
+        check_text(thought, "messages")
+        found["reasoning_content"] = thought
+    if message.name is not None:
+        found["name"] = message.name
+    if message.tool_call_id is not None:
+        found["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        found["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": call.type,
+                "function": {"name": call.function.name, "arguments": _arguments(call.function.arguments)},
+            }
+            for call in message.tool_calls
+        ]
+    return found
+
+
+def _arguments(text: str) -> Any:
+    try:
+        return json.loads(text or "{}")
+    except (ValueError, RecursionError) as error:
+        raise bad_request(f"the arguments of a tool call are not JSON: {error}", "messages") from None
+
+
+def template_variables(body: ChatRequest) -> dict[str, Any]:
+    """The request's own variables of the template."""
+    documents = {} if body.documents is None else {"documents": body.documents}
+    reasoning = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    return {**documents, **reasoning, **(body.chat_template_kwargs or {})}
