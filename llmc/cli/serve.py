@@ -122,13 +122,14 @@ def start(options: ServeOptions, replicas: int, routing: str) -> None:
 
 def banner(console: Console, options: ServeOptions) -> Any:
     """Prints where the server is, once it is."""
+    from llmc.runtime.server.host_check import is_loopback
 
     def show(address: str) -> None:
         console.print(f"[bold]llmc[/] serves [bold]{options.engine.name}[/] at [bold]{address}[/]")
         console.print(
             f"  [dim]API[/]   {address}/v1    [dim]live page[/]  {address}/    [dim]metrics[/]  {address}/metrics"
         )
-        if not options.api_keys and options.host not in ("127.0.0.1", "::1", "localhost"):
+        if not options.api_keys and options.uds is None and not is_loopback(options.host):
             console.print("  [yellow]no API key: everybody who reaches this address may use it[/]")
 
     return show

@@ -27,6 +27,19 @@ class ListeningOptions:
         list[str] | None, Option(help="needed on every route but /health (repeatable); also LLMC_API_KEY")
     ] = None
     allowed_origins: Annotated[list[str] | None, Option(help="web origins that may use the API (repeatable)")] = None
+    allowed_hosts: Annotated[
+        list[str] | None,
+        Option("--allowed-host", help="a name that the server answers to, beside this machine's own (repeatable)"),
+    ] = None
+    proxy_headers: Annotated[
+        bool, Option("--proxy-headers", help="believe a proxy's X-Forwarded-For and X-Forwarded-Proto")
+    ] = False
+    forwarded_allow_ips: Annotated[
+        str, Option(help="the proxies that are believed: addresses and networks with commas between, or *")
+    ] = "127.0.0.1"
+    metrics_without_key: Annotated[
+        bool, Option("--metrics-without-key", help="/metrics needs no API key, for scrapers")
+    ] = False
     max_body_bytes: Annotated[int, Option(help="a larger request gets 413")] = 4 << 20
     uvicorn_log_level: Annotated[str, Option(help="critical … warning, info, debug, trace")] = "warning"
 
@@ -82,6 +95,6 @@ def serve_options(engine: Path, *groups: ListeningOptions | AnswerOptions | Capa
     values: dict[str, Any] = {field.name: getattr(group, field.name) for group in groups for field in fields(group)}
     default_key = settings().api_key
     values["api_keys"] = values.pop("api_key") or ([] if default_key is None else [default_key])
-    for name in ("api_keys", "served_model_name", "allowed_origins"):
+    for name in ("api_keys", "served_model_name", "allowed_origins", "allowed_hosts"):
         values[name] = tuple(values[name] or ())
     return ServeOptions(engine=engine, **values)

@@ -23,15 +23,19 @@ _HOLDER = "llmc.key_holder"
 
 
 class RequireApiKey:
-    """ASGI middleware: 401 without one of the keys, as a bearer token or as the password of basic authentication."""
+    """ASGI middleware: 401 without one of the keys, as a bearer token or as the password of basic authentication.
 
-    def __init__(self, app: ASGIApp, keys: Sequence[str]) -> None:
+    open_paths: those that need no key.
+    """
+
+    def __init__(self, app: ASGIApp, keys: Sequence[str], open_paths: frozenset[str] = OPEN_PATHS) -> None:
         self._app = app
+        self._open_paths = open_paths
         self._keys = [_digest(key.encode()) for key in keys]
         self._separate = len(set(keys)) > 1
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http" or scope["path"] in OPEN_PATHS:
+        if scope["type"] != "http" or scope["path"] in self._open_paths:
             await self._app(scope, receive, send)
             return
         authorization = Headers(scope=scope).get("authorization", "")

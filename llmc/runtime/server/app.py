@@ -10,10 +10,11 @@ from prometheus_client import CollectorRegistry
 from starlette.middleware import Middleware
 from starlette.middleware.cors import CORSMiddleware
 
-from llmc.runtime.server.api_key import RequireApiKey, TrustRouter
+from llmc.runtime.server.api_key import OPEN_PATHS, RequireApiKey, TrustRouter
 from llmc.runtime.server.body_limit import LimitBody
 from llmc.runtime.server.engine_metrics import EngineCollector
 from llmc.runtime.server.errors import add_error_handlers
+from llmc.runtime.server.host_check import CheckHost
 from llmc.runtime.server.lifecycle import CountRequests, Lifecycle
 from llmc.runtime.server.live import LiveView
 from llmc.runtime.server.request_metrics import CountAnswers
@@ -29,7 +30,8 @@ from llmc.runtime.server.served_model import ServedModel
 class HttpLimits:
     """api_keys: none means that everybody may ask. max_body_bytes, body_seconds: of a request's body.
 
-    header_seconds: of its headers. allowed_origins: of pages in browsers that may use the API. behind_router: whether
+    header_seconds: of its headers. allowed_origins: of pages in browsers that may use the API. allowed_hosts: names
+    that requests may call the server, None for any. metrics_without_key: /metrics is open. behind_router: whether
     requests come from llmc's own router, which has checked their keys.
     """
 
@@ -38,6 +40,8 @@ class HttpLimits:
     body_seconds: float = 1.5
     header_seconds: float = 1.5
     allowed_origins: Sequence[str] = ()
+    allowed_hosts: Sequence[str] | None = None
+    metrics_without_key: bool = False
     behind_router: bool = False
 
 
@@ -64,14 +68,17 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
 
 
 def outer_middleware(lifecycle: Lifecycle, limits: HttpLimits) -> list[Middleware]:
-    """Outermost first: who asks, whether the server still serves, how much is sent."""
+    """Outermost first: by which name, who asks, whether the server still serves, how much is sent."""
     found = [Middleware(CountRequests, lifecycle=lifecycle)]
     if limits.api_keys:
-        found.insert(0, Middleware(RequireApiKey, keys=limits.api_keys))
+        is_open = OPEN_PATHS | {"/metrics"} if limits.metrics_without_key else OPEN_PATHS
+        found.insert(0, Middleware(RequireApiKey, keys=limits.api_keys, open_paths=is_open))
     if limits.behind_router:
         found.insert(0, Middleware(TrustRouter))
     if limits.allowed_origins:
         origins = list(limits.allowed_origins)
         found.insert(0, Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    if limits.allowed_hosts is not None:
+        found.insert(0, Middleware(CheckHost, hosts=limits.allowed_hosts))
     found.append(Middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds))
     return found

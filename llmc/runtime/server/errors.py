@@ -17,6 +17,7 @@ from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
+    403: "permission_error",
     404: "not_found_error",
     405: "invalid_request_error",
     408: "timeout_error",

@@ -1,4 +1,4 @@
-"""A bound on each request's headers: their bytes, and how slowly a client may send them.
+"""A bound on each request's headers: their bytes and number, and how slowly a client may send them.
 
 The body has its own, in body_limit.py. This one is below ASGI, where a request exists only once its headers are there.
 """
@@ -15,6 +15,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from llmc.runtime.server.errors import error_body
 
 MAX_HEADER_BYTES = 64 << 10
+MAX_HEADERS = 256
 # After a long turn of the event loop its timers run before what clients have sent is read.
 _GRACE_SECONDS = 0.05
 
@@ -33,43 +34,79 @@ def limited_headers(seconds: float) -> type[HttpToolsProtocol]:
 
 
 class _LimitHeaders(HttpToolsProtocol):
-    """Also answers 431 for headers of more than MAX_HEADER_BYTES, and 400 to who stops in the middle of a request."""
+    """Also answers 431 for headers of more than MAX_HEADER_BYTES, and 400 to who stops in the middle of a request.
+
+    The trailers after a chunked body count as headers.
+    """
 
     allowed_seconds: float
     _deadline: asyncio.TimerHandle | None = None
     _in_headers = True
+    _in_message = False
+    _refused = False
+    # Of the headers that are whole.
     _header_bytes = 0
+    _headers = 0
+    # What the parser may hold of one that is not, since it has found no whole piece in it.
+    _held_bytes = 0
+    _pieces = 0
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(cast("asyncio.Transport", transport))
         self._start_deadline()
 
     def data_received(self, data: bytes) -> None:
+        if self._refused:
+            return
         if self._in_headers:
             self._start_deadline()
+        before = self._pieces
         super().data_received(data)
-        if self._in_headers:
-            self._header_bytes += len(data)
-            if self._header_bytes > MAX_HEADER_BYTES:
-                self._refuse(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
+        if (self._in_headers and self._in_message) or self._pieces == before:
+            self._held_bytes += len(data)
+            self._check_size()
 
     def on_message_begin(self) -> None:
         super().on_message_begin()
+        self._in_message = True
+        self._header_bytes = self._headers = 0
         self._start_deadline()
+
+    def on_url(self, url: bytes) -> None:
+        super().on_url(url)
+        self._header_bytes += len(url)
+        self._check_size()
+
+    def on_header(self, name: bytes, value: bytes) -> None:
+        self._pieces += 1
+        self._headers += 1
+        self._header_bytes += len(name) + len(value) + len(b": \r\n")
+        self._check_size()
+        if not self._refused:
+            super().on_header(name, value)
 
     def on_headers_complete(self) -> None:
         self._stop_deadline()
         self._in_headers = False
-        self._header_bytes = 0
-        super().on_headers_complete()
+        self._held_bytes = 0
+        if not self._refused:
+            super().on_headers_complete()
+
+    def on_body(self, body: bytes) -> None:
+        self._pieces += 1
+        self._held_bytes = 0
+        if not self._refused:
+            super().on_body(body)
 
     def on_message_complete(self) -> None:
-        super().on_message_complete()
-        self._in_headers = True
+        self._pieces += 1
+        self._in_headers, self._in_message = True, False
+        if not self._refused:
+            super().on_message_complete()
 
     def eof_received(self) -> None:
         """The client sends no more; who has sent a whole request and closes only this side is taken for gone."""
-        if self._header_bytes or (not self._in_headers and not self.cycle.response_started):
+        if self._held_bytes or (not self._in_headers and not self.cycle.response_started):
             self._refuse(400, "the request ends in the middle")
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -97,6 +134,7 @@ class _LimitHeaders(HttpToolsProtocol):
     def _refuse(self, status: int, message: str) -> None:
         """Answer in OpenAI's shape and close; an answer to an earlier request that has begun is finished instead."""
         self._stop_deadline()
+        self._refused = True
         if self.transport.is_closing():
             return
         if self._is_answering():
@@ -109,6 +147,14 @@ class _LimitHeaders(HttpToolsProtocol):
         )
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+    def _check_size(self) -> None:
+        if self._refused:
+            return
+        if max(self._header_bytes, self._held_bytes) > MAX_HEADER_BYTES:
+            self._refuse(431, f"the headers have more than {MAX_HEADER_BYTES} bytes")
+        elif self._headers > MAX_HEADERS:
+            self._refuse(431, f"there are more than {MAX_HEADERS} headers")
 
     def _is_answering(self) -> bool:
         """Whether bytes of an answer have been or will be written, to this request or to one before it."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,7 +25,10 @@ class ServeOptions:
     `auto` takes the model's sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which
     serves them without and says so. max_waiting: requests that may wait before others get
     429. stall_seconds: a step that takes longer makes /health answer 503. drain_seconds: for requests in flight after
-    SIGTERM. behind_router: only a router of llmc's own reaches this server, and says whose the requests are.
+    SIGTERM. allowed_hosts: names that the server answers to, beside its own. proxy_headers: take who asks from a
+    proxy's X-Forwarded-For; forwarded_allow_ips: the proxies that are believed, addresses and networks with commas
+    between them, or `*`. metrics_without_key: /metrics needs no key. behind_router: only a router of llmc's own
+    reaches this server, and says whose the requests are.
     """
 
     engine: Path
@@ -48,6 +52,10 @@ class ServeOptions:
     generation_config: str = "auto"
     unknown_fields: str = "error"
     allowed_origins: tuple[str, ...] = ()
+    allowed_hosts: tuple[str, ...] = ()
+    proxy_headers: bool = False
+    forwarded_allow_ips: str = "127.0.0.1"
+    metrics_without_key: bool = False
     max_body_bytes: int = 4 << 20
     max_waiting: int | None = None
     stall_seconds: float = 30.0
@@ -68,6 +76,7 @@ class ServeOptions:
             self._check(name, value is None or value >= 1, "1 or more")
         self._check("api_keys", all(self.api_keys), "keys that are not empty")
         self._check("served_model_name", all(self.served_model_name), "names that are not empty")
+        self._check("forwarded_allow_ips", are_networks(self.forwarded_allow_ips), "addresses or networks, or *")
         self._check("generation_config", self.generation_config in ("auto", "llmc"), "auto or llmc")
         self._check("unknown_fields", self.unknown_fields in UNKNOWN_FIELDS, " or ".join(UNKNOWN_FIELDS))
         self._check("uvicorn_log_level", self.uvicorn_log_level in LOG_LEVELS, f"one of {', '.join(LOG_LEVELS)}")
@@ -77,3 +86,11 @@ class ServeOptions:
             flag = f"--{name.replace('_', '-')}"
             value = "…" if name == "api_keys" else repr(getattr(self, name))
             raise OptionError(f"{flag} cannot be {value}", at=f"{flag} {value}", fix=f"give {allowed}")
+
+
+def are_networks(text: str) -> bool:
+    """Whether a text is addresses and networks with commas between them, or a star for all."""
+    try:
+        return text == "*" or bool([ipaddress.ip_network(part.strip()) for part in text.split(",")])
+    except ValueError:
+        return False

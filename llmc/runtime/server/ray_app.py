@@ -7,7 +7,7 @@ Needs the extra `ray`. Every route of `llmc serve` is there but those of one pro
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +69,9 @@ def application(options: ServeOptions, scaling: RayOptions) -> Any:
 
     def replica_app() -> FastAPI:
         registry = CollectorRegistry()
-        return create_app(open_model(options, registry), registry, http_limits(options))
+        # Ray listens, not these options' host.
+        limits = replace(http_limits(options), allowed_hosts=options.allowed_hosts or None)
+        return create_app(open_model(options, registry), registry, limits)
 
     # Ray makes the application in each replica, where the engine is loaded, and nowhere else.
     @serve.ingress(replica_app)

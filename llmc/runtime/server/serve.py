@@ -12,6 +12,7 @@ from types import FrameType
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
+from starlette.types import ASGIApp
 
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
@@ -19,7 +20,9 @@ from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_
 from llmc.runtime.engine import load
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.header_limit import limited_headers
+from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.listener import address_of, listen
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
@@ -117,36 +120,10 @@ def http_limits(options: ServeOptions) -> HttpLimits:
         api_keys=options.api_keys,
         max_body_bytes=options.max_body_bytes,
         allowed_origins=options.allowed_origins,
+        allowed_hosts=hosts_of(options),
+        metrics_without_key=options.metrics_without_key,
         behind_router=options.behind_router,
     )
-
-
-def listen(options: ServeOptions) -> socket.socket:
-    """A bound socket, before anything is loaded: a port that is taken is known at once."""
-    try:
-        if options.uds is not None:
-            listener = socket.socket(socket.AF_UNIX)
-            listener.bind(str(options.uds))
-            return listener
-        family = socket.AF_INET6 if ":" in options.host else socket.AF_INET
-        listener = socket.socket(family)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        listener.bind((options.host, options.port))
-    except OSError as error:
-        raise OptionError(
-            f"cannot listen on {options.uds or f'{options.host}:{options.port}'}: {error.strerror or error}",
-            at=f"--host {options.host} --port {options.port}",
-            fix="choose another port (--port 0 takes a free one), or an address of this machine",
-        ) from None
-    return listener
-
-
-def address_of(listener: socket.socket, options: ServeOptions) -> str:
-    """The URL of a listening socket."""
-    if options.uds is not None:
-        return f"unix:{options.uds}"
-    host, port = listener.getsockname()[:2]
-    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def run_app(
@@ -166,7 +143,7 @@ def event_loop() -> asyncio.Runner:
     return asyncio.Runner(loop_factory=uvloop.new_event_loop)
 
 
-def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
+def uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
     """How uvicorn serves; its log of requests comes with the level info."""
     return uvicorn.Config(
         app,
@@ -175,6 +152,8 @@ def uvicorn_config(app: FastAPI, options: ServeOptions) -> uvicorn.Config:
         access_log=options.uvicorn_log_level in ("info", "debug", "trace"),
         lifespan="off",
         server_header=False,
+        proxy_headers=options.proxy_headers,
+        forwarded_allow_ips=options.forwarded_allow_ips,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )

@@ -21,8 +21,8 @@ from uvicorn.server import ServerState
 from llmc.runtime.server.header_limit import limited_headers
 from tests.runtime.server.conftest import ANSWER_SECONDS, LiveServer
 
-POST = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
-GET = b"GET /health HTTP/1.1\r\nHost: x\r\n\r\n"
+POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
+GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
 @contextmanager
@@ -142,6 +142,38 @@ def test_endless_headers(server: LiveServer, client: httpx.Client) -> None:
         raw.sendall(GET[:-2] + b"x: " + b"y" * (1 << 20))
         assert raw.recv(1 << 10).startswith(b"HTTP/1.1 431")
     assert client.get("/health", headers={"x": "y" * 40_000}).status_code == 200
+
+
+CHUNKED = POST + b"Transfer-Encoding: chunked\r\n\r\n2\r\n{}\r\n0\r\n"
+
+
+@pytest.mark.parametrize(
+    "sent, part",
+    [
+        (GET[:-2] + b"".join(b"x-%d: %s\r\n" % (i, b"y" * 1000) for i in range(80)) + b"\r\n", b"65536 bytes"),
+        (b"GET /health?" + b"y" * 70_000 + GET[11:], b"65536 bytes"),
+        (GET[:-2] + b"x:\r\n" * 300 + b"\r\n", b"256 headers"),
+        (CHUNKED + b"x: y\r\n" * 300, b"256 headers"),
+        (CHUNKED + b"x: " + b"y" * 400_000, b"65536 bytes"),
+    ],
+    ids=["finished", "path", "many", "many trailers", "endless trailer"],
+)
+def test_headers_that_are_whole_count_too(sent: bytes, part: bytes, server: LiveServer, client: httpx.Client) -> None:
+    """A request that ends properly is refused as well, and is not served behind its refusal."""
+    with connected(server) as raw:
+        said = b""
+        with suppress(OSError):
+            raw.sendall(sent)
+            said = raw.recv(1 << 16)
+    assert said.startswith(b"HTTP/1.1 431") and part in said and said.count(b"HTTP/1.1") == 1
+    assert client.get("/health", headers={"x": "y" * 60_000}).status_code == 200
+
+
+def test_an_idle_client_that_leaves_is_told_nothing(server: LiveServer) -> None:
+    with connected(server) as raw:
+        one_answer(raw)
+        raw.shutdown(socket.SHUT_WR)
+        assert all_of(raw) == b""
 
 
 def test_an_answer_is_not_cut_off_by_half_a_request_behind_it() -> None:

@@ -39,7 +39,15 @@ class Replica:
         self.restarts = 0
         self.healthy = False
         self.socket = folder / f"replica-{index}.sock"
-        self._options = replace(options, uds=self.socket, api_keys=(), allowed_origins=(), behind_router=True)
+        self._options = replace(
+            options,
+            uds=self.socket,
+            api_keys=(),
+            allowed_origins=(),
+            allowed_hosts=(),
+            proxy_headers=False,
+            behind_router=True,
+        )
         self._lost = lost
         self._process: asyncio.subprocess.Process | None = None
         self._session: aiohttp.ClientSession | None = None

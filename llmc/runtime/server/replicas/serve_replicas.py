@@ -14,12 +14,13 @@ from llmc.errors import LlmcError, OptionError
 from llmc.runtime.server.app import outer_middleware
 from llmc.runtime.server.errors import add_error_handlers
 from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.listener import address_of, listen
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.replicas.proxy import proxy_routes
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Router, Routing
 from llmc.runtime.server.routes.page import page_routes
-from llmc.runtime.server.serve import DrainingServer, address_of, event_loop, http_limits, listen, uvicorn_config
+from llmc.runtime.server.serve import DrainingServer, event_loop, http_limits, uvicorn_config
 from llmc.runtime.threads import available_cores
 
 _STOP_SECONDS = 10.0
