@@ -18,6 +18,7 @@ FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_js
     "schemes",
     "source_digest",
     "storage_error",
+    "worker_command",
 }
 # What each room may import, beside itself.
 ALLOWED: dict[str, set[str]] = {
@@ -36,6 +37,7 @@ ALLOWED: dict[str, set[str]] = {
     "mapped_file": set(),
     "source_digest": set(),
     "storage_error": {"errors"},
+    "worker_command": set(),
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

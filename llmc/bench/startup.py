@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -13,6 +12,7 @@ import urllib.request
 from pathlib import Path
 
 from llmc.errors import LlmcError
+from llmc.worker_command import worker_command, worker_environment
 
 _WAIT_SECONDS = 120.0
 
@@ -25,7 +25,9 @@ def first_token_seconds(engine: Path) -> float:
         "    engine.generate([[1]], llmc.SamplingParams(max_tokens=1))\n"
     )
     start = time.perf_counter()
-    done = subprocess.run([sys.executable, "-c", program, str(engine)], capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program, str(engine)], capture_output=True, text=True, env=worker_environment()
+    )
     if done.returncode:
         raise LlmcError(f"the engine does not run: {done.stderr.strip().splitlines()[-1]}", at=engine)
     return time.perf_counter() - start
@@ -34,7 +36,7 @@ def first_token_seconds(engine: Path) -> float:
 def server_seconds(engine: Path) -> float:
     """`llmc serve` from the start of its process to the answer of a completion of one token."""
     start = time.perf_counter()
-    command = [sys.executable, "-m", "llmc", "serve", str(engine), "--port", "0"]
+    command = worker_command("llmc", "serve", str(engine), "--port", "0")
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=_plain())
     try:
         address = _address(process, engine)
@@ -62,4 +64,4 @@ def _address(process: subprocess.Popen[str], engine: Path) -> str:
 
 def _plain() -> dict[str, str]:
     """Without colors and line wrapping, so that the address can be read; and without an API key."""
-    return {**{k: v for k, v in os.environ.items() if k != "LLMC_API_KEY"}, "NO_COLOR": "1", "COLUMNS": "400"}
+    return {**{k: v for k, v in worker_environment().items() if k != "LLMC_API_KEY"}, "NO_COLOR": "1", "COLUMNS": "400"}

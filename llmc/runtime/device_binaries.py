@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import subprocess
-import sys
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from importlib import metadata
@@ -19,6 +18,7 @@ from llmc.program_json import program_from_json
 from llmc.runtime.device import Device
 from llmc.settings import settings
 from llmc.targets import match_device
+from llmc.worker_command import worker_command, worker_environment
 
 COMPILER = "llmc.codegen.triton.compile_engine"
 COMPILED_PROGRAM = "program.json"
@@ -126,7 +126,8 @@ def _compile(engine: Path, program: str, device: Device, directory: Path) -> Non
         "shared_memory": device.shared_memory,
         "output": str(directory),
     }
-    done = subprocess.run([sys.executable, "-m", COMPILER, json.dumps(request)], capture_output=True, text=True)
+    command = worker_command(COMPILER, json.dumps(request))
+    done = subprocess.run(command, capture_output=True, text=True, env=worker_environment())
     if done.returncode:
         last = next((line for line in reversed(done.stderr.splitlines()) if line.strip()), "no message")
         raise TargetError(

@@ -7,12 +7,13 @@ import os
 import selectors
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
 from io import BufferedReader
 from typing import IO, Any
+
+from llmc.worker_command import minimal_environment, worker_command
 
 _START_SECONDS = 60.0
 
@@ -22,11 +23,15 @@ class WorkerError(Exception):
 
 
 class WorkerProcess:
-    """Runs `python -m module arguments`, whose first line says that it is ready. One question at a time."""
+    """Runs `python -m module arguments`, whose first line says that it is ready. One question at a time.
+
+    It imports nothing from the current directory, and none of this process's secrets are in its environment.
+    """
 
     def __init__(self, module: str, arguments: Sequence[str]) -> None:
         self._process = subprocess.Popen(
-            [sys.executable, "-m", module, *arguments],
+            worker_command(module, *arguments),
+            env=minimal_environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import subprocess
-import sys
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
@@ -20,6 +19,7 @@ from llmc.errors import LoweringError, ToolchainError
 from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.settings import settings
 from llmc.targets import GpuTarget
+from llmc.worker_command import worker_command, worker_environment
 
 
 def require_triton() -> None:
@@ -197,15 +197,14 @@ def processors() -> int:
 
 def _start_worker() -> subprocess.Popen[str]:
     cache = settings().cache_dir / "triton"
-    environment = {name: value for name, value in os.environ.items() if name != "TRITON_INTERPRET"}
+    environment = {name: value for name, value in worker_environment().items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.
     environment["TRITON_DISABLE_LINE_INFO"] = "1"
     # Products and sums may fuse, as they do in the CPU's kernels; Triton 3.10 would change the default.
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
-    environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
     return subprocess.Popen(
-        [sys.executable, "-m", "llmc.codegen.triton.compile_worker"],
+        worker_command("llmc.codegen.triton.compile_worker"),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,

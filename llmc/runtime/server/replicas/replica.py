@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import signal
-import sys
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -16,6 +15,7 @@ import aiohttp
 
 from llmc.errors import LlmcError
 from llmc.runtime.server.options import ServeOptions
+from llmc.worker_command import worker_command, worker_environment
 
 WORKER = "llmc.runtime.server.replicas.worker"
 _POLL_SECONDS = 0.5
@@ -111,7 +111,10 @@ class Replica:
         self.socket.unlink(missing_ok=True)
         # Its own session: Ctrl-C in a terminal is for the router, which then drains.
         self._process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", WORKER, stdin=asyncio.subprocess.PIPE, start_new_session=True
+            *worker_command(WORKER),
+            stdin=asyncio.subprocess.PIPE,
+            start_new_session=True,
+            env=worker_environment(),
         )
         assert self._process.stdin is not None
         self._process.stdin.write(json.dumps(asdict(self._options), default=str).encode() + b"\n")
