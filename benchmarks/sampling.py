@@ -4,7 +4,8 @@
 
 Rows are normal numbers of a standard deviation of 3, the same ones in all rounds, one seeded request each; so 95% of
 the probability is spread over some thousand tokens, more than models usually leave. Prints milliseconds a step, and
-for comparison those of numpy's maximum of the same logits: reading them once, in one thread.
+for comparison those of numpy's maximum of the same logits: reading them once, in one thread. What only the host can do
+(typical-p, DRY, banned words, users' functions) is done after a prompt of 4096 tokens.
 """
 
 from __future__ import annotations
@@ -25,10 +26,15 @@ import numpy.typing as npt
 from benchmarks.measure import alternate
 from llmc.codegen.cpp.kernel_library import kernel_shared_library
 from llmc.program import CHOICE_INPUTS
+from llmc.runtime.banned_sequences import BannedSequences
+from llmc.runtime.dry_penalty import DryPenalty
 from llmc.runtime.executors.cpp import ChoiceArguments
+from llmc.runtime.logit_edits import AllowedTokens, LogitEdit
+from llmc.runtime.logits_processor import CheckedProcessor
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.sampler import Sampler, choose
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.written_tokens import TokenIds
 from llmc.targets import host_target
 
 Logits = npt.NDArray[np.float32]
@@ -39,7 +45,21 @@ KINDS: dict[str, dict[str, Any]] = {
     "top_k=50": {"temperature": 0.8, "top_k": 50},
     "top_p=0.95": {"temperature": 0.8, "top_p": 0.95},
     "min_p=0.05": {"temperature": 0.8, "min_p": 0.05},
+    "typical_p=0.95": {"temperature": 0.8, "typical_p": 0.95},
 }
+HISTORY = 4096
+
+
+def logit_edits(prompt: TokenIds, vocabulary: int) -> dict[str, LogitEdit]:
+    """By name."""
+    rng = np.random.default_rng(1)
+    words = rng.integers(0, vocabulary, (1000, 3)).tolist()
+    return {
+        "dry": DryPenalty(0.8, 1.75, 2, frozenset(range(16)), None),
+        "1000 bad words": BannedSequences(tuple(word) for word in words),
+        "1000 allowed": AllowedTokens(np.unique(rng.integers(0, vocabulary, 1000))),
+        "a function": CheckedProcessor.of(lambda ids, logits: logits, 0),
+    }
 
 
 @contextmanager
@@ -94,25 +114,30 @@ def main() -> None:
     rows, vocabulary = arguments.rows, arguments.vocab
     logits = np.random.default_rng(0).standard_normal((rows, vocabulary), np.float32) * 3
     found: dict[str, dict[str, float]] = {}
+    none = np.zeros(0, np.int64)
+    # Words of a text come often or seldom; DRY looks at the places of the last one.
+    prompt = np.minimum(np.random.default_rng(2).zipf(1.3, HISTORY), vocabulary) - 1
+    edits = logit_edits(prompt, vocabulary)
     with kernel(logits, arguments.threads) as compiled:
-        for name, values in KINDS.items():
-            none = np.zeros(0, np.int64)
-            samplers = [Sampler(SamplingParams(**values, seed=i), none, vocabulary, none) for i in range(rows)]
-            samples = alternate(
-                {
-                    "compiled": partial(repeated, partial(compiled, samplers)),
-                    "numpy": partial(repeated, partial(choose, samplers, logits, range(rows))),
-                    "reading": partial(repeated, logits.max),
-                }
-            )
-            found[name] = {kind: sample.median * 1e3 for kind, sample in samples.items()}
+        for name in (*KINDS, *edits):
+            given = (edits[name],) if name in edits else ()
+            params = [SamplingParams(**KINDS.get(name, {}), seed=i) for i in range(rows)]
+            samplers = [Sampler(each, prompt, vocabulary, none, edits=given) for each in params]
+            contestants: dict[str, Callable[[], float]] = {
+                "numpy": partial(repeated, partial(choose, samplers, logits, range(rows))),
+                "reading": partial(repeated, logits.max),
+            }
+            if samplers[0].choice() is not None:
+                contestants["compiled"] = partial(repeated, partial(compiled, samplers))
+            found[name] = {kind: sample.median * 1e3 for kind, sample in alternate(contestants).items()}
     if arguments.json:
         json.dump(found, sys.stdout, indent=1)
         return
     print(f"{rows} rows of {vocabulary} logits, {arguments.threads} threads: milliseconds a step")
-    print(f"{'':12} {'compiled':>10} {'numpy':>10} {'one read in numpy':>18}")
+    print(f"{'':14} {'compiled':>10} {'numpy':>10} {'one read in numpy':>18}")
     for name, each in found.items():
-        print(f"{name:12} {each['compiled']:10.2f} {each['numpy']:10.2f} {each['reading']:18.2f}")
+        ours = f"{each['compiled']:.2f}" if "compiled" in each else "-"
+        print(f"{name:14} {ours:>10} {each['numpy']:10.2f} {each['reading']:18.2f}")
 
 
 if __name__ == "__main__":

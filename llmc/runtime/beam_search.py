@@ -3,9 +3,9 @@
 The rules are Hugging Face's (GenerationMixin._beam_search): of the best candidates one that ends the text counts only
 if it ranks among the first beam_width; a complete one scores sum / length**length_penalty, its end token included; the
 search is over when beam_width are complete and early_stopping is set, or when no live beam can still beat the worst.
-Penalties and bias change the log-probabilities by which beams are ranked, as Hugging Face's processors do there, and
-not those that are given with the tokens. A stop string ends a beam as an end token does. Beams that share a beginning
-share its blocks.
+Penalties, bias and edits change the log-probabilities by which beams are ranked, as Hugging Face's processors do
+there, and not those that are given with the tokens. A stop string ends a beam as an end token does. Beams that share a
+beginning share its blocks.
 """
 
 from __future__ import annotations
@@ -18,12 +18,14 @@ import numpy.typing as npt
 
 from llmc.errors import RequestError
 from llmc.runtime.generation import Ending, Origin
+from llmc.runtime.logit_edits import LogitEdit, edited
 from llmc.runtime.logprobs import likeliest, log_normalizer
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Forks, Request
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
-from llmc.runtime.sampler import check_finite, penalize_output, penalize_repetition
+from llmc.runtime.sampler import check_finite, nothing_allowed, penalize_output, penalize_repetition
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.written_tokens import Written
 
 
 @dataclass(frozen=True)
@@ -68,7 +70,7 @@ class BeamSearch:
     """One client's search; its beams are sequences of the scheduler, and wait for each other at every length.
 
     hypotheses: the complete ones, best first; the answer when `finished`. text: an empty one that knows the stop
-    strings, if there are any.
+    strings, if there are any. edits: what changes a beam's logits by its tokens.
     """
 
     def __init__(
@@ -78,6 +80,7 @@ class BeamSearch:
         ending: Ending,
         origin: Origin,
         text: OutputText | None = None,
+        edits: Sequence[LogitEdit] = (),
     ) -> None:
         assert params.beam_width is not None
         self.width = params.beam_width
@@ -88,6 +91,8 @@ class BeamSearch:
         self.origin = origin
         self.first = Beam(self, list(prompt), (), 0.0, text)
         self._params = params
+        self._edits = edits
+        self._changes = bool(params.changes_logits() or edits)
         self._ending = ending
         self._ends = ending.eos_ids | ending.stop_ids
         self._live: list[Beam] = [self.first]
@@ -105,9 +110,9 @@ class BeamSearch:
         self._end()
 
     def report(self, beam: Beam, logits: npt.NDArray[np.float32]) -> None:
-        """Take the logits after a live beam: [vocabulary]."""
+        """Take the logits after a live beam: [vocabulary]. Raises RequestError."""
         normalizer = log_normalizer(logits)
-        ranked = self._ranked_by(beam, logits - np.float32(normalizer)) if self._params.changes_logits() else logits
+        ranked = self._ranked_by(beam, logits - np.float32(normalizer)) if self._changes else logits
         offset = 0.0 if ranked is not logits else normalizer
         # Enough that width of them go on, even if every end token is among them (as Hugging Face keeps).
         ids = likeliest(ranked, max(2, 1 + len(self._ends)) * self.width)
@@ -120,11 +125,11 @@ class BeamSearch:
                 beam.total + float(ranked[i]) - offset,
             )
             for i in ids
-            if not (is_early and int(i) in self._ends)
+            if np.isfinite(ranked[i]) and not (is_early and int(i) in self._ends)
         ]
 
     def _ranked_by(self, beam: Beam, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
-        """Log-probabilities after penalties and bias: [vocabulary], changed in place."""
+        """Log-probabilities after penalties, bias and edits: [vocabulary]; `scores` is changed."""
         params = self._params
         if params.repetition_penalty != 1.0:
             penalize_repetition(scores, np.unique(beam.tokens), params)
@@ -133,7 +138,7 @@ class BeamSearch:
             penalize_output(scores, ids, counts, params)
         for token, bias in params.logit_bias.items():
             scores[token] += np.float32(bias)
-        return scores
+        return edited(scores, self._edits, Written(np.array(beam.tokens, np.int64), self.prompt_tokens))
 
     def advance(self, current: Beam, forks: Forks) -> None:
         """When every live beam has reported, choose the next ones. `current` is the one that the loop is at."""
@@ -141,6 +146,9 @@ class BeamSearch:
             return
         candidates = [candidate for found in self._reports.values() for candidate in found]
         self._reports = {}
+        if not candidates and not self.hypotheses:
+            self.fail(nothing_allowed(self._params))
+            return self.leave(current, forks)
         candidates.sort(key=lambda c: -c.total)
         length = len(current.tokens) - self.prompt_tokens + 1
         is_full = len(current.tokens) + 1 >= self._ending.max_length
@@ -157,9 +165,13 @@ class BeamSearch:
         self._replace_beams(chosen, current, forks)
         if not chosen or self._is_decided(length):
             self._end()
-            for beam in self._live:
-                if beam is not current:
-                    forks.remove(beam)
+            self.leave(current, forks)
+
+    def leave(self, current: Beam, forks: Forks) -> None:
+        """Take the live beams out of the loop; it sees for itself that `current` has finished."""
+        for beam in self._live:
+            if beam is not current:
+                forks.remove(beam)
 
     def _replace_beams(
         self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: Beam, forks: Forks
@@ -255,17 +267,15 @@ class Beam(Request):
         best = int(logits[-1].argmax())
         try:
             check_finite(best, float(logits[-1][best]))
+            self.search.report(self, logits[-1])
         except RequestError as error:
             self.fail(error)
-            return self.search.fail(error)
-        self.search.report(self, logits[-1])
+            self.search.fail(error)
 
     def follow(self, forks: Forks) -> None:
         """Let the search go on if this was the last beam that it waited for."""
         if self.search.error is not None:
-            for beam in self.search.beams:
-                if beam is not self:
-                    forks.remove(beam)
+            self.search.leave(self, forks)
         self.search.advance(self, forks)
 
     def extend(self, token: TokenLogprobs, total: float, text: OutputText | None) -> None:

@@ -15,6 +15,7 @@ from llmc.runtime.block_digests import BlockDigests, tenant_salt
 from llmc.runtime.generation import Ending, Generation, Origin
 from llmc.runtime.generation_job import BeamJob, GenerationJob, SampledJob
 from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.logit_edits import logit_edits
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.prompts import check_ids, check_length
 from llmc.runtime.sampler import Sampler, TokenMask
@@ -43,6 +44,7 @@ class Intake:
             (where, tokens),
             ("stop_token_ids", params.stop_token_ids),
             ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
         ):
             check_ids(place, ids, self._info.vocab_size)
         if params.stop and not self._tokenizer.exists:
@@ -94,9 +96,12 @@ class Intake:
             deadline = arrived + request.deadline_seconds
         salt = tenant_salt(request.tenant) if self._prefix_cache else None
         origin = Origin(request.priority, salt, arrived, deadline)
+        edits = logit_edits(params, self._tokenizer, self._info.vocab_size)
         if params.beam_width is not None:
             text = self.output_text(params) if params.stop else None
-            return BeamJob(BeamSearch(tokens, params, ending, origin, text), params.n, params.logprobs is not None)
+            return BeamJob(
+                BeamSearch(tokens, params, ending, origin, text, edits), params.n, params.logprobs is not None
+            )
         count = params.sampled_choices()
         ends = np.asarray(sorted(ending.eos_ids | ending.stop_ids), np.int64)
         prompt = np.asarray(tokens, np.int64)
@@ -107,7 +112,7 @@ class Intake:
             choices.append(
                 Generation(
                     tokens,
-                    Sampler(params, prompt, self._info.vocab_size, ends, choice=index, mask=mask),
+                    Sampler(params, prompt, self._info.vocab_size, ends, choice=index, mask=mask, edits=edits),
                     ending,
                     origin=origin,
                     index=index,

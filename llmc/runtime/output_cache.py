@@ -27,7 +27,8 @@ class CachedAnswer:
 class OutputCache:
     """At most `max_bytes` of answers by request, the one used longest ago goes first. For any thread.
 
-    A request has no chance in it when it is greedy, seeded or a beam search. Tenants do not share answers.
+    A request has no chance in it when it is greedy, seeded or a beam search, and no function of the user's chooses
+    for it. Tenants do not share answers.
     """
 
     def __init__(self, max_bytes: int) -> None:
@@ -76,7 +77,7 @@ class OutputCache:
 
 def _key(request: GenerationRequest) -> bytes | None:
     params = request.params
-    if params.temperature != 0 and params.seed is None:
+    if (params.temperature != 0 and params.seed is None) or params.logits_processors:
         return None
     values = {f.name: getattr(params, f.name) for f in fields(params)}
     values["logit_bias"] = sorted(params.logit_bias.items())

@@ -1,9 +1,8 @@
 """Choose the next token from a row of logits.
 
-The order of the steps is that of Hugging Face's logits processors: minimum length, penalties, bias, temperature,
-top-k, top-p, min-p, then one draw. Presence and frequency penalties are OpenAI's: they count the output only, while
-the repetition penalty (Keskar et al. 2019) counts the prompt too.
-top-p: Holtzman et al. 2020; min-p: Nguyen et al. 2024.
+The order of the steps is that of Hugging Face's logits processors: penalties, bias, edits (see logit_edits), minimum
+length, grammar, temperature and filters (see token_filters), then one draw. Presence and frequency penalties are
+OpenAI's: they count the output only, while the repetition penalty (Keskar et al. 2019) counts the prompt too.
 """
 
 from __future__ import annotations
@@ -16,14 +15,15 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
+from llmc.runtime.logit_edits import LogitEdit, edited
 from llmc.runtime.random_numbers import uniform
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.token_filters import candidates
+from llmc.runtime.written_tokens import GrowingTokens, TokenIds
 
 Row = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
-Weights = npt.NDArray[np.float32]
-TokenIds = npt.NDArray[np.int64]
 _DRAW_BLOCK = 512
 
 
@@ -49,6 +49,7 @@ class Sampler:
 
     forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens). choice: which
     of the request's choices this is; each draws from its own stream of the seed. mask: which tokens may come at all.
+    edits: what else changes the logits by the tokens before them.
     """
 
     def __init__(
@@ -60,6 +61,7 @@ class Sampler:
         *,
         choice: int = 0,
         mask: TokenMask | None = None,
+        edits: Sequence[LogitEdit] = (),
     ) -> None:
         self._params = params
         self._forbidden_early = forbidden_early
@@ -69,7 +71,9 @@ class Sampler:
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._mask = mask
-        self._changes = params.changes_logits() or mask is not None
+        self._edits = edits
+        self._written = GrowingTokens(prompt) if edits else None
+        self._changes = bool(params.changes_logits() or mask is not None or edits)
         self._counts_tokens = params.changes_logits()
         # Whether the token is always the one with the largest logit.
         self.is_argmax = not self._is_random and not self._changes
@@ -83,6 +87,8 @@ class Sampler:
         """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises ModelFailureError for NaN."""
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
+        if scores[best] == -np.inf and np.isfinite(logits.max()):
+            raise nothing_allowed(self._params)
         check_finite(best, float(scores[best]))
         token = best
         if self._is_random:
@@ -91,6 +97,8 @@ class Sampler:
         if self._counts_tokens:
             self._seen[token] = True
             self._counts[token] += 1
+        if self._written is not None:
+            self._written.append(token)
         if self._mask is not None:
             self._mask.accept(token)
         return token
@@ -106,6 +114,8 @@ class Sampler:
             return None
         if not self._is_random:
             return BEST
+        if params.typical_p < 1.0:
+            return None
         top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
         return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._seed, self._generated)
 
@@ -124,17 +134,21 @@ class Sampler:
         return self._mask is not None and self._mask.is_complete
 
     def adjusted(self, logits: Row) -> Row:
-        """A copy of the logits after minimum length, penalties, bias and mask."""
+        """A copy of the logits after penalties, bias, edits, minimum length and mask. Raises RequestError."""
         params = self._params
         scores = logits.copy()
-        if self._generated < params.min_tokens:
-            scores[self._forbidden_early] = -np.inf
         if params.repetition_penalty != 1.0:
             penalize_repetition(scores, np.flatnonzero(self._seen), params)
         if params.presence_penalty or params.frequency_penalty:
             ids = np.flatnonzero(self._counts)
             penalize_output(scores, ids, self._counts[ids], params)
         scores[self._bias_ids] += self._bias
+        if self._written is not None:
+            best = int(logits.argmax())
+            check_finite(best, float(logits[best]))
+            scores = edited(scores, self._edits, self._written.written())
+        if self._generated < params.min_tokens:
+            scores[self._forbidden_early] = -np.inf
         if self._mask is not None:
             scores[~self._mask.allowed()] = -np.inf
         return scores
@@ -183,6 +197,17 @@ def check_finite(token: int, logit: float) -> None:
         raise _failure(token, logit)
 
 
+def nothing_allowed(params: SamplingParams) -> RequestError:
+    """What is forbidden leaves no token."""
+    names = ("grammar", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
+    given = [name for name in names if getattr(params, name)]
+    return RequestError(
+        f"no token may come next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} every one",
+        at=", ".join(given) or None,
+        fix="forbid less",
+    )
+
+
 def _failure(token: int, logit: float) -> ModelFailureError:
     return ModelFailureError(
         f"the model gave no usable logits: the largest is {logit} at token id {token}",
@@ -210,47 +235,3 @@ def _draw(scores: Row, best: int, params: SamplingParams, number: float) -> int:
     while not weights[index]:  # Rounding may lead past the last token that can come.
         index -= 1
     return index if ids is None else int(ids[index])
-
-
-def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds | None, Weights]:
-    """The tokens that survive temperature, top-k, top-p and min-p, in order of id, and their relative probabilities.
-
-    scores: [vocabulary], whose largest is at `best`. The ids are None when every token survives.
-    """
-    ids: TokenIds | None = None
-    kept = scores
-    if params.top_k is not None and params.top_k < len(scores):
-        threshold = np.partition(scores, len(scores) - params.top_k)[len(scores) - params.top_k]
-        ids = np.flatnonzero(scores >= threshold)
-        kept = scores[ids]
-    # Bounded, so that equal logits do not make 0 · inf.
-    weights: Weights = np.exp((kept - scores[best]) * np.float32(min(1.0 / params.temperature, 1e30)))
-    if params.top_p < 1.0:
-        ids, weights = _taken(ids, weights, _nucleus(weights, params.top_p))
-    if params.min_p > 0.0:
-        ids, weights = _taken(ids, weights, np.flatnonzero(weights >= np.float32(params.min_p)))
-    return ids, weights
-
-
-def _nucleus(weights: Weights, top_p: float) -> TokenIds:
-    """The places that stay when the least likely are dropped as long as those sum to at most 1 - top_p.
-
-    A token below (1 - top_p) / n is always dropped, since all of its kind together weigh less than 1 - top_p: that
-    leaves few to sort. Ties at the boundary stay.
-    """
-    total = float(weights.sum(dtype=np.float64))
-    budget = (1.0 - top_p) * total
-    likely = np.flatnonzero(weights > budget / len(weights))
-    if not len(likely):
-        return np.flatnonzero(weights == weights.max())
-    values = weights[likely]
-    ascending = np.sort(values)
-    upto = np.cumsum(ascending, dtype=np.float64)
-    unlikely = total - float(upto[-1])
-    dropped = int(np.searchsorted(upto, budget - unlikely, side="right"))
-    kept: TokenIds = likely[values >= ascending[min(dropped, len(ascending) - 1)]]
-    return kept
-
-
-def _taken(ids: TokenIds | None, weights: Weights, places: TokenIds) -> tuple[TokenIds, Weights]:
-    return (places if ids is None else ids[places]), weights[places]

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmc.errors import RequestError
 from llmc.runtime.grammar import Grammar
+from llmc.runtime.logits_processor import LogitsProcessor, argument_count
+
+# What DRY's matches do not cross, as llama.cpp and text-generation-webui have it.
+DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,9 +27,20 @@ class SamplingParams:
     top_k: keep the k likeliest tokens and ties; None keeps all.
     top_p: keep the smallest set of likeliest tokens whose probabilities sum to at least top_p.
     min_p: keep tokens with at least min_p times the likeliest's probability.
+    typical_p: keep the smallest set of tokens, those first whose surprise is nearest to the one expected, whose
+    probabilities sum to at least typical_p (locally typical sampling, Meister et al. 2022).
     repetition_penalty: logits of tokens in the prompt or output are divided by it if positive, multiplied if negative.
     presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once, and per occurrence.
-    logit_bias: added to the logits, by token id. seed: None draws one from the operating system.
+    dry_multiplier: 0 for none; what DRY takes from the logit of a token that would go on repeating the last
+    dry_allowed_length tokens, and dry_base times as much for every token more that is repeated. dry_sequence_breakers:
+    texts that no repetition goes across. dry_penalty_last_n: looks at this many of the last tokens; None for all.
+    logit_bias: added to the logits, by token id.
+    bad_words: texts whose tokens are not generated in this order; the last is banned where the output ends with the
+    others. allowed_token_ids: no other token comes, and end-of-text only if it is one of them.
+    logits_processors: functions of (ids of prompt and output, logits), or of (ids of the prompt, ids of the output,
+    logits), that return the logits: float32 arrays [vocabulary]. They run for every token, after penalties and bias,
+    and while they run, every other request waits.
+    seed: None draws one from the operating system.
     stop: the text ends before any of these. stop_token_ids: the output ends with any of these.
     ignore_eos: go on after the model's end-of-text token. include_stop_str_in_output: the text keeps the stop string
     that ended it. skip_special_tokens: the text leaves out tokens such as end-of-text.
@@ -45,10 +60,19 @@ class SamplingParams:
     top_k: int | None = None
     top_p: float = 1.0
     min_p: float = 0.0
+    typical_p: float = 1.0
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: Sequence[str] = DRY_BREAKERS
+    dry_penalty_last_n: int | None = None
     logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
     seed: int | None = None
     stop: tuple[str, ...] | str = ()
     stop_token_ids: tuple[int, ...] = ()
@@ -82,9 +106,11 @@ class SamplingParams:
             self._check_int("top_k", 1)
         self._check_float("top_p", 0.0, 1.0, open_low=True)
         self._check_float("min_p", 0.0, 1.0)
+        self._check_float("typical_p", 0.0, 1.0, open_low=True)
         self._check_float("repetition_penalty", 0.0, 1e6, open_low=True)
         self._check_float("presence_penalty", -1e6, 1e6)
         self._check_float("frequency_penalty", -1e6, 1e6)
+        self._check_dry()
         if self.seed is not None:
             self._check_int("seed", 0)
         for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
@@ -92,6 +118,7 @@ class SamplingParams:
         self._check_choices()
         self._check_stop()
         self._check_bias()
+        self._check_edits()
 
     def sampled_choices(self) -> int:
         """How many sequences are generated at a time: best_of or n, or the beams."""
@@ -129,10 +156,39 @@ class SamplingParams:
             for name in ("best_of", "seed"):
                 if getattr(self, name) is not None:
                     self._refuse(name, "None together with beam_width: beam search does not sample")
-            if self.temperature != 0:
-                self._refuse("temperature", "0 together with beam_width: beam search does not sample")
+            for name, value in (("temperature", 0.0), ("typical_p", 1.0)):
+                if getattr(self, name) != value:
+                    self._refuse(name, f"{value:g} together with beam_width: beam search does not sample")
             if self.max_tokens == 0 or self.prompt_logprobs is not None:
                 self._refuse("prompt_logprobs" if self.max_tokens else "max_tokens", "another value with beam_width")
+
+    def _check_dry(self) -> None:
+        self._check_float("dry_multiplier", 0.0, 1e6)
+        self._check_float("dry_base", 1.0, 1e3)
+        self._check_int("dry_allowed_length", 1, 1000)
+        if self.dry_penalty_last_n is not None:
+            self._check_int("dry_penalty_last_n", 0)
+        self._check_texts("dry_sequence_breakers")
+
+    def _check_edits(self) -> None:
+        self._check_texts("bad_words")
+        ids = self.allowed_token_ids
+        if ids is not None:
+            if not isinstance(ids, tuple | list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+                self._refuse("allowed_token_ids", "at least one token id, from 0 up, or None")
+            object.__setattr__(self, "allowed_token_ids", tuple(ids))
+        functions: Any = self.logits_processors
+        if not isinstance(functions, tuple | list):
+            self._refuse("logits_processors", "a list of functions")
+        if not all(callable(each) and argument_count(each) is not None for each in functions):
+            self._refuse("logits_processors", "functions of (token ids, logits) or (prompt ids, output ids, logits)")
+        object.__setattr__(self, "logits_processors", tuple(functions))
+
+    def _check_texts(self, name: str) -> None:
+        texts = getattr(self, name)
+        if not isinstance(texts, tuple | list) or not all(isinstance(text, str) and text for text in texts):
+            self._refuse(name, "a list of texts, none of them empty")
+        object.__setattr__(self, name, tuple(texts))
 
     def _check_bool(self, name: str) -> None:
         if type(getattr(self, name)) is not bool:
@@ -141,7 +197,7 @@ class SamplingParams:
     def _check_int(self, name: str, low: int, high: int | None = None, high_name: str = "") -> None:
         value = getattr(self, name)
         if type(value) is not int or value < low or (high is not None and value > high):
-            upper = f" to {high_name} ({high})" if high is not None else " up"
+            upper = " up" if high is None else f" to {high_name} ({high})" if high_name else f" to {high}"
             self._refuse(name, f"a whole number from {low}{upper}")
 
     def _check_float(self, name: str, low: float, high: float, open_low: bool = False) -> None:

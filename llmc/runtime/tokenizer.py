@@ -13,12 +13,15 @@ from llmc.errors import EngineFormatError, RequestError
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
 
+_KEPT_TEXTS = 256
+
 
 class Tokenizer:
     """The tokenizer of an engine directory, read on first use; an engine may have none."""
 
     def __init__(self, engine: Path) -> None:
         self._path = engine / "tokenizer" / "tokenizer.json"
+        self._containing: dict[str, frozenset[int]] = {}
 
     @cached_property
     def exists(self) -> bool:
@@ -46,6 +49,17 @@ class Tokenizer:
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for inside a text, which need not be whole characters."""
         return self._vocabulary_bytes[token_id] if 0 <= token_id < len(self._vocabulary_bytes) else b""
+
+    def tokens_containing(self, text: str) -> frozenset[int]:
+        """The tokens whose bytes contain those of the text. The latest answers are kept: it looks at every token."""
+        found = self._containing.get(text)
+        if found is None:
+            wanted = text.encode()
+            found = frozenset(i for i, each in enumerate(self._vocabulary_bytes) if wanted in each)
+            if len(self._containing) >= _KEPT_TEXTS:
+                self._containing.clear()
+            self._containing[text] = found
+        return found
 
     @property
     def path(self) -> Path:

@@ -6,7 +6,10 @@ import random
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 from safetensors.torch import load_file, save_file
 
@@ -53,11 +56,34 @@ def engine(path: Path) -> Iterator[Engine]:
         yield opened
 
 
+def halved(ids: list[int], logits: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+    """A user's function."""
+    return logits * np.float32(1 - 0.5 / len(ids))
+
+
+HOST_CHOICES: tuple[dict[str, Any], ...] = (
+    {},
+    {},
+    {"dry_multiplier": 0.8, "dry_allowed_length": 1},
+    {"bad_words": ["lord", "thou art"]},
+    {"allowed_token_ids": tuple(range(7, 4000, 3))},
+    {"typical_p": 0.8},
+    {"logits_processors": (halved,)},
+)
+
+
 def requests() -> tuple[list[list[int]], list[SamplingParams]]:
     chance = random.Random(0)
     prompts = [[chance.randrange(4096) for _ in range(chance.randint(1, 70))] for _ in range(32)]
     params = [
-        SamplingParams(max_tokens=16, temperature=i % 3 * 0.6, seed=i, top_k=40 if i % 2 else None, logprobs=2)
+        SamplingParams(
+            max_tokens=16,
+            temperature=i % 3 * 0.6,
+            seed=i,
+            top_k=40 if i % 2 else None,
+            logprobs=2,
+            **HOST_CHOICES[i % len(HOST_CHOICES)],
+        )
         for i in range(32)
     ]
     return prompts, params

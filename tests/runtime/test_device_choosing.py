@@ -18,10 +18,11 @@ from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.generation import Ending, Generation, Origin, Scoring
 from llmc.runtime.request import Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler, candidates, check_finite
+from llmc.runtime.sampler import Sampler, check_finite
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
+from llmc.runtime.token_filters import candidates
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
 from tests.gpu_target import gpu_target
 

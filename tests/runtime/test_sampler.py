@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from llmc.errors import RequestError
-from llmc.runtime.sampler import Sampler, candidates
+from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.token_filters import candidates
 
 VOCAB = 50
 PROMPT = [3, 4, 4, 9]
@@ -45,6 +46,8 @@ def hf_probabilities(logits: Row, params: SamplingParams) -> npt.NDArray[np.floa
         scores = hf.TopPLogitsWarper(params.top_p)(ids, scores)
     if params.min_p > 0:
         scores = hf.MinPLogitsWarper(params.min_p)(ids, scores)
+    if params.typical_p < 1:
+        scores = hf.TypicalLogitsWarper(params.typical_p)(ids, scores)
     probabilities: npt.NDArray[np.float64] = scores.softmax(-1)[0].numpy()
     return probabilities
 
@@ -65,12 +68,18 @@ def our_probabilities(logits: Row, params: SamplingParams) -> npt.NDArray[np.flo
     st.floats(0.01, 1),
     st.floats(0, 1),
     st.floats(0.3, 3),
+    st.just(1.0) | st.floats(0.01, 0.99),
 )
 def test_distribution_is_hugging_faces(
-    seed: int, temperature: float, top_k: int | None, top_p: float, min_p: float, repetition: float
+    seed: int, temperature: float, top_k: int | None, top_p: float, min_p: float, repetition: float, typical_p: float
 ) -> None:
     params = SamplingParams(
-        temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p, repetition_penalty=repetition
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition,
     )
     logits = row(seed)
     np.testing.assert_allclose(our_probabilities(logits, params), hf_probabilities(logits, params), atol=1e-5)
@@ -176,6 +185,18 @@ def test_broken_logits_are_an_error(value: float, temperature: float) -> None:
         ("top_p", 0.0, "a number above 0 to 1"),
         ("top_p", 1.1, "a number above 0 to 1"),
         ("min_p", 2, "a number from 0 to 1"),
+        ("typical_p", 0.0, "a number above 0 to 1"),
+        ("dry_multiplier", -1, "a number from 0 to 1e+06"),
+        ("dry_base", 0.5, "a number from 1 to 1000"),
+        ("dry_allowed_length", 0, "a whole number from 1 to 1000"),
+        ("dry_penalty_last_n", -1, "a whole number from 0 up"),
+        ("dry_sequence_breakers", "\n", "a list of texts, none of them empty"),
+        ("bad_words", [""], "a list of texts, none of them empty"),
+        ("bad_words", "damn", "a list of texts, none of them empty"),
+        ("allowed_token_ids", [], "at least one token id, from 0 up, or None"),
+        ("allowed_token_ids", [-1], "at least one token id, from 0 up, or None"),
+        ("logits_processors", [5], "functions of (token ids, logits) or (prompt ids, output ids, logits)"),
+        ("logits_processors", len, "a list of functions"),
         ("repetition_penalty", 0, "a number above 0 to 1e+06"),
         ("presence_penalty", "much", "a number from -1e+06 to 1e+06"),
         ("frequency_penalty", float("inf"), "a number from -1e+06 to 1e+06"),

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from llmc.ops import sampling
 from llmc.runtime.random_numbers import uniform
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
-from llmc.runtime.sampler import Sampler, candidates
+from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.token_filters import candidates
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.row_abi import call, library
 from tests.codegen.cpp.runnable_targets import QUICKLY_RUNNABLE, RUNNABLE

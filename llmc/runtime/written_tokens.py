@@ -1,0 +1,44 @@
+"""A sequence as those see it who look back at it: the tokens of its prompt and of its output so far."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+TokenIds = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class Written:
+    """ids: of the prompt and the output, [tokens]; valid until the next token is appended. prompt_tokens: how many of
+    them are the prompt's."""
+
+    ids: TokenIds
+    prompt_tokens: int
+
+    @property
+    def output(self) -> TokenIds:
+        """What was generated."""
+        return self.ids[self.prompt_tokens :]
+
+
+class GrowingTokens:
+    """Tokens in one array that has room for more: a list would be copied for every look."""
+
+    def __init__(self, prompt: TokenIds) -> None:
+        self._ids = np.empty(len(prompt) + 64, np.int64)
+        self._ids[: len(prompt)] = prompt
+        self._count = self._prompt_tokens = len(prompt)
+
+    def append(self, token: int) -> None:
+        """One more token of the output."""
+        if self._count == len(self._ids):
+            self._ids = np.concatenate([self._ids, np.empty_like(self._ids)])
+        self._ids[self._count] = token
+        self._count += 1
+
+    def written(self) -> Written:
+        """A view of what is there."""
+        return Written(self._ids[: self._count], self._prompt_tokens)
