@@ -23,8 +23,9 @@ from llmc.runtime.logprobs import likeliest, log_normalizer
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Forks, Request
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
-from llmc.runtime.sampler import check_finite, nothing_allowed, penalize_output, penalize_repetition
+from llmc.runtime.sampler import nothing_allowed, penalize_output, penalize_repetition
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.unusable_logits import check_finite
 from llmc.runtime.written_tokens import Written
 
 
@@ -70,7 +71,7 @@ class BeamSearch:
     """One client's search; its beams are sequences of the scheduler, and wait for each other at every length.
 
     hypotheses: the complete ones, best first; the answer when `finished`. text: an empty one that knows the stop
-    strings, if there are any. edits: what changes a beam's logits by its tokens.
+    strings, if there are any. edits: what changes a beam's logits by its tokens. dtype: the engine's.
     """
 
     def __init__(
@@ -81,7 +82,10 @@ class BeamSearch:
         origin: Origin,
         text: OutputText | None = None,
         edits: Sequence[LogitEdit] = (),
+        *,
+        dtype: str = "float32",
     ) -> None:
+        self.dtype = dtype
         assert params.beam_width is not None
         self.width = params.beam_width
         self.hypotheses: list[Hypothesis] = []
@@ -266,7 +270,7 @@ class Beam(Request):
         """Tell the search what may follow."""
         best = int(logits[-1].argmax())
         try:
-            check_finite(best, float(logits[-1][best]))
+            check_finite(best, float(logits[-1][best]), self.search.dtype)
             self.search.report(self, logits[-1])
         except RequestError as error:
             self.fail(error)

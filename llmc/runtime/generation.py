@@ -8,14 +8,15 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import ModelFailureError, RequestError
+from llmc.errors import RequestError
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.logprobs import token_logprobs
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.row_choice import RowChoice
-from llmc.runtime.sampler import Sampler, check_finite
+from llmc.runtime.sampler import Sampler
+from llmc.runtime.unusable_logits import check_finite, unusable_logits
 
 
 @dataclass(frozen=True)
@@ -134,8 +135,9 @@ class Generation(SampledRequest):
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """The prompt's logits, and from the last of them every choice's first token."""
         for row, position in zip(logits, range(start + 1, self.prompt_tokens), strict=False):
-            if not np.isfinite(row.max()):
-                return self.fail(ModelFailureError("the model gave no usable logits for the prompt", at="prompt"))
+            best = int(row.argmax())
+            if not np.isfinite(row[best]):
+                return self.fail(unusable_logits(best, float(row[best]), self.sampler.dtype))
             found = token_logprobs(row, self.tokens[position], self._prompt_logprob_count)
             self.prompt_logprobs.append(found)
         if start + len(logits) < len(self.tokens):
@@ -152,7 +154,7 @@ class Generation(SampledRequest):
             if len(self.tokens) >= self._max_length:
                 # The blocks will be found by others, though nobody needs a token.
                 best = int(logits[-1].argmax())
-                check_finite(best, float(logits[-1][best]))
+                check_finite(best, float(logits[-1][best]), self.sampler.dtype)
                 return self._finish("length", None)
             token = self.sampler.sample(logits[-1])
         except RequestError as error:

@@ -55,7 +55,7 @@ class GenerationJob(Protocol):
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """None for the first token, then one a token; None if not asked for."""
+        """One a token of the prompt, None for the first; None if not asked for."""
         ...
 
     def stop(self, reason: FinishReason) -> None:
@@ -102,8 +102,13 @@ class SampledJob:
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
-        """As they were computed with the prompt."""
-        return (None, *self.first.prompt_logprobs) if self.first.scored_end else None
+        """As they were computed with the prompt; None as well for tokens that a request that was cut short has not
+        come to.
+        """
+        if not self.first.scored_end:
+            return None
+        found = self.first.prompt_logprobs
+        return (None, *found, *[None] * (self.prompt_tokens - 1 - len(found)))
 
     def stop(self, reason: FinishReason) -> None:
         """End every choice."""

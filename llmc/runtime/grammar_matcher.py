@@ -45,6 +45,11 @@ class GrammarMask:
         """Whether nothing may follow."""
         return bool(self._matcher.is_stopped())
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether what was chosen so far is a sentence of the grammar."""
+        return bool(self._matcher.is_accepting())
+
     def _check(self) -> None:
         if self._matcher.is_error():
             raise _refusal(self._matcher.get_error())

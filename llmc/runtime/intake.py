@@ -99,9 +99,8 @@ class Intake:
         edits = logit_edits(params, self._tokenizer, self._info.vocab_size)
         if params.beam_width is not None:
             text = self.output_text(params) if params.stop else None
-            return BeamJob(
-                BeamSearch(tokens, params, ending, origin, text, edits), params.n, params.logprobs is not None
-            )
+            search = BeamSearch(tokens, params, ending, origin, text, edits, dtype=self._info.dtype)
+            return BeamJob(search, params.n, params.logprobs is not None)
         count = params.sampled_choices()
         ends = np.asarray(sorted(ending.eos_ids | ending.stop_ids), np.int64)
         prompt = np.asarray(tokens, np.int64)
@@ -112,7 +111,16 @@ class Intake:
             choices.append(
                 Generation(
                     tokens,
-                    Sampler(params, prompt, self._info.vocab_size, ends, choice=index, mask=mask, edits=edits),
+                    Sampler(
+                        params,
+                        prompt,
+                        self._info.vocab_size,
+                        ends,
+                        choice=index,
+                        mask=mask,
+                        edits=edits,
+                        dtype=self._info.dtype,
+                    ),
                     ending,
                     origin=origin,
                     index=index,

@@ -12,10 +12,11 @@ from llmc.errors import RequestError
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, Logits
 from llmc.runtime.request import LogitRows, SampledRequest
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler, check_finite, choose
+from llmc.runtime.sampler import Sampler, choose
 from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step import Step
 from llmc.runtime.step_plan import Chunk, StepPlan
+from llmc.runtime.unusable_logits import check_finite
 
 
 class StepResults(LogitRows, Protocol):
@@ -119,7 +120,7 @@ class _DeviceResults:
     def _token(self, sampler: Sampler, row: int) -> int | RequestError:
         try:
             if self.choices[row] is not None and self.chosen.covered[row]:
-                check_finite(int(self.chosen.tokens[row]), float(self.chosen.scores[row]))
+                check_finite(int(self.chosen.tokens[row]), float(self.chosen.scores[row]), sampler.dtype)
             return sampler.sample(self.logits(row, 1)[0])
         except RequestError as error:
             return error

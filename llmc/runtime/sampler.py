@@ -7,19 +7,19 @@ OpenAI's: they count the output only, while the repetition penalty (Keskar et al
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.errors import ModelFailureError, RequestError
+from llmc.errors import RequestError
 from llmc.runtime.logit_edits import LogitEdit, edited
 from llmc.runtime.random_numbers import uniform
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.token_filters import candidates
+from llmc.runtime.unusable_logits import check_finite, unusable_logits
 from llmc.runtime.written_tokens import GrowingTokens, TokenIds
 
 Row = npt.NDArray[np.float32]
@@ -43,13 +43,19 @@ class TokenMask(Protocol):
         """Whether nothing may follow."""
         ...
 
+    @property
+    def is_accepting(self) -> bool:
+        """Whether what was chosen so far may be all."""
+        ...
+
 
 class Sampler:
     """One request's choice of tokens. What it draws depends on its seed and its own logits only.
 
     forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens). choice: which
     of the request's choices this is; each draws from its own stream of the seed. mask: which tokens may come at all.
-    edits: what else changes the logits by the tokens before them.
+    edits: what else changes the logits by the tokens before them. dtype: the engine's, for what is said when its
+    logits are no numbers.
     """
 
     def __init__(
@@ -62,7 +68,9 @@ class Sampler:
         choice: int = 0,
         mask: TokenMask | None = None,
         edits: Sequence[LogitEdit] = (),
+        dtype: str = "float32",
     ) -> None:
+        self.dtype = dtype
         self._params = params
         self._forbidden_early = forbidden_early
         sequence = np.random.SeedSequence(params.seed, spawn_key=(choice,) if choice else ())
@@ -84,12 +92,15 @@ class Sampler:
         self._generated = 0
 
     def sample(self, logits: Row) -> int:
-        """The next token for a row of logits: [vocabulary], fp32, left unchanged. Raises ModelFailureError for NaN."""
+        """The next token for a row of logits: [vocabulary], fp32, left unchanged.
+
+        Raises ModelFailureError for logits that are no numbers, RequestError where the parameters allow no token.
+        """
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
         if scores[best] == -np.inf and np.isfinite(logits.max()):
             raise nothing_allowed(self._params)
-        check_finite(best, float(scores[best]))
+        check_finite(best, float(scores[best]), self.dtype)
         token = best
         if self._is_random:
             token = _draw(scores, best, self._params, uniform(self._seed, self._generated))
@@ -130,8 +141,17 @@ class Sampler:
 
     @property
     def is_complete(self) -> bool:
-        """Whether the mask lets nothing follow."""
-        return self._mask is not None and self._mask.is_complete
+        """Whether nothing may follow: the mask lets nothing, or only what may not come before min_tokens."""
+        mask = self._mask
+        if mask is None:
+            return False
+        if mask.is_complete:
+            return True
+        if self._generated >= self._params.min_tokens or not mask.is_accepting:
+            return False
+        allowed = mask.allowed()
+        allowed[self._forbidden_early] = False
+        return not allowed.any()
 
     def adjusted(self, logits: Row) -> Row:
         """A copy of the logits after penalties, bias, edits, minimum length and mask. Raises RequestError."""
@@ -145,7 +165,7 @@ class Sampler:
         scores[self._bias_ids] += self._bias
         if self._written is not None:
             best = int(logits.argmax())
-            check_finite(best, float(logits[best]))
+            check_finite(best, float(logits[best]), self.dtype)
             scores = edited(scores, self._edits, self._written.written())
         if self._generated < params.min_tokens:
             scores[self._forbidden_early] = -np.inf
@@ -173,7 +193,7 @@ def choose(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> 
         return ()
     if rows[-1] == len(rows) - 1 and all(sampler.is_argmax for sampler in samplers):
         best = logits[: len(rows)].argmax(axis=1)
-        return _checked(best, logits[rows, best])
+        return _checked(best, logits[rows, best], samplers[0].dtype)
     return [_sampled(sampler, logits[row]) for sampler, row in zip(samplers, rows, strict=True)]
 
 
@@ -184,17 +204,11 @@ def _sampled(sampler: Sampler, logits: Row) -> int | RequestError:
         return error
 
 
-def _checked(tokens: TokenIds, logits: Row) -> Sequence[int | RequestError]:
+def _checked(tokens: TokenIds, logits: Row, dtype: str) -> Sequence[int | RequestError]:
     found: list[int | RequestError] = tokens.tolist()
     for index in np.flatnonzero(~np.isfinite(logits)):
-        found[index] = _failure(int(tokens[index]), float(logits[index]))
+        found[index] = unusable_logits(int(tokens[index]), float(logits[index]), dtype)
     return found
-
-
-def check_finite(token: int, logit: float) -> None:
-    """Raise ModelFailureError if the largest logit is no number."""
-    if not math.isfinite(logit):
-        raise _failure(token, logit)
 
 
 def nothing_allowed(params: SamplingParams) -> RequestError:
@@ -205,13 +219,6 @@ def nothing_allowed(params: SamplingParams) -> RequestError:
         f"no token may come next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} every one",
         at=", ".join(given) or None,
         fix="forbid less",
-    )
-
-
-def _failure(token: int, logit: float) -> ModelFailureError:
-    return ModelFailureError(
-        f"the model gave no usable logits: the largest is {logit} at token id {token}",
-        fix="the weights or activations overflow: build with dtype=float32, and check the model itself",
     )
 
 

@@ -18,11 +18,12 @@ from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.generation import Ending, Generation, Origin, Scoring
 from llmc.runtime.request import Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler, check_finite
+from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
 from llmc.runtime.token_filters import candidates
+from llmc.runtime.unusable_logits import check_finite
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
 from tests.gpu_target import gpu_target
 
@@ -179,7 +180,7 @@ def test_a_row_that_is_left_open_is_drawn_by_the_host(executor: Recorded) -> Non
 
 def test_unusable_logits_end_a_request() -> None:
     with pytest.raises(ModelFailureError, match="no usable logits"):
-        check_finite(4, float("inf"))
+        check_finite(4, float("inf"), "float16")
 
 
 @pytest.mark.parametrize(

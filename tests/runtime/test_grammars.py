@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from llmc.errors import RequestError
+from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.engine import Engine, load
 from llmc.runtime.grammar import Grammar, GrammarKind
 from llmc.runtime.grammar_compiler import GrammarCompiler
@@ -114,3 +114,22 @@ def test_many_bombs_at_once_are_all_refused_in_time(speaking: Engine) -> None:
     with pytest.raises(RequestError, match="did not finish"):
         compiler.compile(bombs[0], time.monotonic() - 1.0)
     compiler.close()
+
+
+def test_min_tokens_and_stop_tokens_that_leave_nothing(speaking: Engine) -> None:
+    """A grammar that is at its end ends the output; one that is not cannot be followed, and that is not the model's."""
+    (yes,) = speaking.tokenizer.encode("y", add_special_tokens=False)
+    finished = Grammar(GrammarKind.REGEX, "[xy]{2}")
+    (completion,) = speaking.generate("Once", SamplingParams(max_tokens=9, min_tokens=5, grammar=finished))
+    assert re.fullmatch("[xy]{2}", completion.text) and completion.finish_reason == "stop"
+    for source in ("y+", "x{2}y"):
+        params = SamplingParams(
+            max_tokens=9, min_tokens=5, stop_token_ids=(yes,), grammar=Grammar(GrammarKind.REGEX, source)
+        )
+        with pytest.raises(RequestError, match="grammar and min_tokens and stop_token_ids forbid every one") as caught:
+            speaking.generate("Once", params)
+        assert not isinstance(caught.value, ModelFailureError) and "weights" not in str(caught.value)
+    # Here the end may come as soon as nothing else may.
+    optional = replace(params, grammar=Grammar(GrammarKind.REGEX, "x{2}(y|z)?"), logit_bias={})
+    (completion,) = speaking.generate("Once", optional)
+    assert re.fullmatch("xx|xxz", completion.text) and completion.finish_reason == "stop"

@@ -142,6 +142,22 @@ def test_bombs_as_templates(template: str, client: httpx.Client) -> None:
     assert client.post("/v1/chat/completions", json={"messages": USER, "max_tokens": 2}).status_code == 200
 
 
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_deadline_that_has_passed_before_the_prompt_was_read(stream: bool, client: httpx.Client) -> None:
+    """What was not computed has no log-probability; every list is as long as the tokens."""
+    body = {"prompt": [5, 6, 7, 8], "echo": True, "logprobs": 2, "max_tokens": 4, "deadline_seconds": 1e-9}
+    answer = client.post("/v1/completions", json={**body, "prompt_logprobs": 1, "stream": stream})
+    assert answer.status_code == 200, answer.text
+    events = [line.removeprefix("data: ") for line in answer.text.splitlines() if line.startswith("data: {")]
+    (choice,) = json.loads(events[0] if stream else answer.text)["choices"]
+    assert choice["finish_reason"] == "deadline"
+    lengths = {name: len(values) for name, values in choice["logprobs"].items()}
+    assert lengths == {"tokens": 4, "text_offset": 4, "token_logprobs": 4, "top_logprobs": 4}
+    assert choice["logprobs"]["token_logprobs"] == [None] * 4
+    if not stream:
+        assert choice["prompt_logprobs"] == [None] * 4
+
+
 def test_unknown_routes_methods_and_models(client: httpx.Client) -> None:
     assert_refused(client.get("/v1/nothing"), 404)
     assert_refused(client.get("/v1/completions"), 405)
