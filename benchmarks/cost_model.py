@@ -30,7 +30,7 @@ from llmc.compiler import build
 from llmc.debug.profile import StepProfile, kernel_class
 from llmc.debug.profiler import PreparedStep, Profiler
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.runtime.engine import open_executor
+from llmc.runtime.executors.opening import open_executor
 from llmc.runtime.threads import thread_count
 
 ALLOWED = 0.25

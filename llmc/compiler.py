@@ -33,13 +33,21 @@ from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
 from llmc.debug.coverage import CoverageObserver, check_complete
 from llmc.debug.dump import dumped
-from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME
+from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME, Explanation
+from llmc.debug.explain_text import overview_lines
 from llmc.debug.graph_record import NODES_NAME, GraphRecord
 from llmc.debug.report.contents import read_contents
-from llmc.debug.report.page import REPORT_NAME, report_page
+from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import GRAPH_NAME, PROGRAM_NAME, PROGRAMS, QUANTIZATION_NAME
+from llmc.engine_format.reader import (
+    EXPLANATION_NAME,
+    GRAPH_NAME,
+    PROGRAM_NAME,
+    PROGRAMS,
+    QUANTIZATION_NAME,
+    REPORT_NAME,
+)
 from llmc.errors import CheckpointError, OptionError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
@@ -56,6 +64,7 @@ from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import Layout, WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
+from llmc.runtime.executors.opening import ExecutorName
 from llmc.storage_error import storage_error
 from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
 from llmc.typed_json import to_json
@@ -86,21 +95,26 @@ def compile(
     target: str = "cpu",
     output: str | Path | None = None,
     passes: Sequence[Pass] | None = None,
+    executor: ExecutorName | None = None,
     **options: Unpack[BuildKeywords],
 ) -> Engine:
     """Compile a causal language model and open the engine.
 
+    For any target on any machine: where the engine cannot run, it can be looked at (`report`, `explain`, `predict`) and
+    saved, and what needs the target raises TargetError.
+
     model: a Hugging Face directory, a transformers model, a torch.nn.Module from token ids [1, T] to logits
     [1, T, V], or an ExportedProgram of one. target: a name from `llmc targets`. output: where the engine directory
     goes; without it, a temporary one that lives as long as the engine (Engine.save keeps it). passes: replaces
-    llmc.passes.default(). options: the fields of llmc.options.BuildOptions. Raises LlmcError.
+    llmc.passes.default(). executor: as in llmc.load. options: the fields of llmc.options.BuildOptions. Raises
+    LlmcError.
     """
     if output is not None:
-        return load(build(model, output, target=target, passes=passes, **options).path)
+        return load(build(model, output, target=target, passes=passes, **options).path, executor=executor)
     directory = tempfile.TemporaryDirectory(prefix="llmc-")
     path = Path(directory.name) / "engine.llmc"
     build(model, path, target=target, passes=passes, **options)
-    return load(path, owned=directory)
+    return load(path, executor=executor, owned=directory)
 
 
 @shows_keywords(BuildKeywords, build_defaults())
@@ -272,6 +286,8 @@ def run_passes(
     writer.write_text(PASSES_NAME, json.dumps(records, indent=1, ensure_ascii=False) + "\n")
     coverage = covered.coverage()
     writer.write_text(COVERAGE_NAME, json.dumps(to_json(coverage), indent=1, ensure_ascii=False) + "\n")
+    explanation = overview_lines(captured.graph.info.name, Explanation(result.records, coverage))
+    writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
     if options.strict:
         check_complete(coverage)
     if result.graph.quantized:
@@ -314,6 +330,8 @@ def compile_for(
     assert isinstance(target, GpuTarget)
     for name, text in engine.sources.items():
         writer.write_text(name, text)
+    if engine.graph_text is not None:
+        writer.write_text(GRAPH_NAME, engine.graph_text)
     left_alone = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in engine.refusals]
     writer.write_text(LOWERING_NAME, json.dumps(left_alone, indent=1, ensure_ascii=False) + "\n")
     for member in target.compiled:

@@ -21,12 +21,22 @@ SHOWS = {
         "found:    the user tanh_1",
         "logits: Tensor = self.head(y + torch.tanh(normalized))",
     ],
+    "compile_for_a_gpu.py": [
+        "decode, batch 1, context 256 on h100, predicted and not measured: ",
+        "5 of 5 RMSNorms fused",
+        "the whole report: report.html",
+        "there is none to run it on",
+        "llmc run engine.llmc --prompt TEXT",
+        "My lord, my lord",
+        "ship it: scp -r bard-draft-h100.llmc",
+    ],
 }
 
 
 @pytest.mark.parametrize("name", SHOWS)
 def test_an_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     shown = capsys.readouterr().out
     for part in SHOWS[name]:

@@ -108,15 +108,17 @@ def print_device_tables(
 ) -> None:
     """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
     from llmc.cli.device_kernels import candidates, device_kernels
-    from llmc.graph.cost import StepShape
+    from llmc.graph.predict_device import predict_decode, predict_prefill
     from llmc.targets import GpuTarget, resolve_target
 
-    step = StepShape.decode(requests=requests, context=context) if prefill is None else StepShape.prefill(prefill)
-    what = f"decode, batch {requests}, context {context}" if prefill is None else f"prefill of {prefill} tokens"
     for each in directory.programs:
         target = resolve_target(each.target)
         assert isinstance(target, GpuTarget)
-        console.print(device_kernels(each.program, target, step, what))
+        if prefill is None:
+            step = predict_decode(each.program, target, requests, context)
+        else:
+            step = predict_prefill(each.program, target, prefill)
+        console.print(device_kernels(each.program, target, step))
         console.print(candidates(each.program, target))
 
 

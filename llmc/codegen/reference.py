@@ -1,15 +1,22 @@
-"""The engine of the reference target: the graph itself as text, and weights as the checkpoint has them."""
+"""What the reference executor runs: the graph itself as text, and weights as the checkpoint has them.
+
+An engine for the reference target holds nothing else. One for GPUs carries its graph too, so that it can be run where
+there is none: its weights are in the layouts of GPU kernels, from which they can be had back.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
 from llmc.codegen.origin import unsupported
+from llmc.codegen.weight_slots import SlotRecipe, recipe_key
+from llmc.errors import LoweringError
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.serialize import serialize_graph
+from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import Affine, CacheSlot, Layout, Program, WeightSlot
@@ -50,3 +57,21 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         ),
     )
     return ReferenceEngine(program, serialize_graph(graph), tuple(graph.weights[slot.name] for slot in slots))
+
+
+def carried_graph(graph: ModelGraph, slots: Sequence[WeightSlot], recipes: Sequence[SlotRecipe]) -> str | None:
+    """The text of graph.json in an engine whose weights are `slots`, made of `recipes`.
+
+    None if the text cannot hold the graph, or a weight that it reads is not stored: it runs on its GPU only.
+    """
+    stored = {recipe_key(recipe): slot.name for slot, recipe in zip(slots, recipes, strict=True)}
+    weights: dict[str, WeightOf] = {}
+    for node in graph.weight_nodes():
+        slot, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)
+        if slot is None or dtype is None:
+            return None
+        weights[node.name] = WeightOf(slot, dtype)
+    try:
+        return serialize_graph(graph, weights)
+    except LoweringError:
+        return None

@@ -121,15 +121,15 @@ class WeightSlots:
         return weight.name if weight.name not in taken else f"{weight.name}.{layout.value}"
 
     def _key(self, weight: fx.Node) -> Hashable:
-        return _recipe_key(self._graph.weights[weight.name])
+        return recipe_key(self._graph.weights[weight.name])
 
 
-def _recipe_key(recipe: Any) -> Hashable:
-    """Equal for recipes that make the same tensor; a constant is equal to itself only."""
+def recipe_key(recipe: Any) -> Hashable:
+    """What stands for a recipe: equal for recipes that make the same tensor; a constant is equal to itself only."""
     if isinstance(recipe, Stored):
         return recipe
     if isinstance(recipe, Derived):
-        return (recipe.target.name(), _recipe_key(recipe.args), _recipe_key(recipe.kwargs))
+        return (recipe.target.name(), recipe_key(recipe.args), recipe_key(recipe.kwargs))
     if isinstance(recipe, tuple | list):
-        return tuple(map(_recipe_key, recipe))
+        return tuple(map(recipe_key, recipe))
     return recipe if isinstance(recipe, int | float | str | bool | torch.dtype | None) else id(recipe)

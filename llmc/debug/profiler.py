@@ -18,8 +18,8 @@ from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.graph.cost import StepShape
 from llmc.graph.predict import Rates, gpu_rates, launch_costs, predict_launch
 from llmc.program import Limits
-from llmc.runtime.engine import open_executor
 from llmc.runtime.executors.executor import Executor, TimedExecutor
+from llmc.runtime.executors.opening import open_executor
 from llmc.runtime.request import Request
 from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.step_plan import Chunk, StepPlan

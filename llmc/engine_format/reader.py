@@ -28,6 +28,9 @@ LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
 GRAPH_NAME = "graph.json"
 # What quantization did to each weight; absent from an engine without.
 QUANTIZATION_NAME = "report/quantization.json"
+# The page of `llmc report`, and the text of `llmc explain`; an engine that a build did not write may have none.
+REPORT_NAME = "report/report.html"
+EXPLANATION_NAME = "report/explain.txt"
 REFERENCE_TARGET = "reference"
 
 

@@ -1,4 +1,4 @@
-"""A graph as JSON text and back: what an engine for the reference target runs from.
+"""A graph as JSON text and back: what the reference executor runs from.
 
 The grammar is closed: ops are looked up among those that are legal in an optimized graph (graph/verify.py), arguments
 are node references, numbers, strings, lists and the few torch values below. Nothing is evaluated.
@@ -10,7 +10,9 @@ import json
 import math
 import operator
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -21,6 +23,7 @@ from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.verify import FALLBACK_OPS, LEGAL_OPS
+from llmc.typed_json import from_json, to_json
 
 GRAPH_VERSION = 1
 _MEMORY_FORMATS = {
@@ -30,11 +33,23 @@ _MEMORY_FORMATS = {
 _LAYOUTS = {"strided": torch.strided}
 
 
-def serialize_graph(graph: ModelGraph) -> str:
-    """The graph's text. Raises LoweringError for an op or argument outside the grammar, naming the node."""
+@dataclass(frozen=True)
+class WeightOf:
+    """Which stored weight a placeholder stands for, and in which dtype (a safetensors name) the graph reads it."""
+
+    slot: str
+    dtype: str
+
+
+def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = MappingProxyType({})) -> str:
+    """The graph's text. weights: of the placeholders that are not stored under their own names, as they are.
+
+    Raises LoweringError for an op or argument outside the grammar, naming the node.
+    """
     lines = [json.dumps(_node_record(node), ensure_ascii=False) for node in graph.graph.nodes]
     body = ",\n".join(f"  {line}" for line in lines)
-    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]}}\n'
+    table = f', "weights": {json.dumps(to_json(dict(weights)), ensure_ascii=False)}' if weights else ""
+    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]{table}}}\n'
 
 
 def deserialize_graph(text: str, at: Path) -> fx.Graph:
@@ -56,6 +71,11 @@ def deserialize_graph(text: str, at: Path) -> fx.Graph:
             f"the graph cannot be read: {error!r:.200}", at=at, fix="rebuild the engine: llmc build MODEL -o ENGINE"
         ) from None
     return graph
+
+
+def read_weight_table(text: str, at: Path) -> dict[str, WeightOf]:
+    """The weights of a text that `deserialize_graph` has read. Raises EngineFormatError."""
+    return from_json(dict[str, WeightOf], json.loads(text).get("weights", {}), str(at))
 
 
 def _legal_ops() -> dict[str, Any]:

@@ -43,11 +43,11 @@ def no_device(engine: Path, reason: str) -> TargetError:
         fix = "update the NVIDIA driver, or install a torch for the CUDA version that this driver has"
         return TargetError(f"the engine needs a newer GPU driver: {reason}", at=engine, fix=fix)
     if "without CUDA" in reason:
-        where = "install a torch with CUDA on a machine with an NVIDIA GPU"
+        where = f"on a machine with an NVIDIA GPU and a torch with CUDA: llmc run {engine.name} --prompt TEXT"
     else:
-        where = "run it on a machine with an NVIDIA GPU"
+        where = f"run it on a machine with an NVIDIA GPU: llmc run {engine.name} --prompt TEXT"
     return TargetError(
         f"the engine was built for a GPU, and there is none to run it on: {reason}",
         at=engine,
-        fix=f"{where}, or build for this machine: llmc build MODEL --target cpu -o ENGINE",
+        fix=f"{where}; or build for this machine: llmc build MODEL --target cpu -o ENGINE",
     )

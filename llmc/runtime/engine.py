@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Generator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -15,17 +14,18 @@ import numpy.typing as npt
 from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, read_engine
 from llmc.engine_format.copy import copy_engine
 from llmc.engine_format.path_argument import path_argument
-from llmc.engine_format.reader import REFERENCE_TARGET
 from llmc.errors import OptionError, RequestError
 from llmc.program import Limits
 from llmc.runtime.completion import Choice, Completion, Piece
+from llmc.runtime.engine_record import explanation, predicted_step, report_file
+from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
+from llmc.runtime.executors.opening import ExecutorName, open_or_explain
 from llmc.runtime.generation import Generation, Scoring
 from llmc.runtime.generation_job import ChoiceResult, GenerationJob
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.grammar_compiler import GrammarCompiler
 from llmc.runtime.intake import Intake
-from llmc.runtime.kv_capacity import block_count
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
 from llmc.runtime.output_text import OutputText
 from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_sequences
@@ -37,6 +37,8 @@ from llmc.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
+
+    from llmc.graph.predict_device import StepPrediction
 
 Logits = npt.NDArray[np.float32]
 
@@ -52,10 +54,14 @@ def load(
     prefix_cache: bool = True,
     output_cache_bytes: int = 0,
     check_weights: bool = True,
+    executor: ExecutorName | None = None,
     owned: TemporaryDirectory[str] | None = None,
 ) -> Engine:
     """Open an engine directory.
 
+    executor: what runs the steps; by default what the engine was built for. If this machine cannot run that, the engine
+    opens all the same, to be looked at and saved, and its steps raise TargetError; one that is named is there or is an
+    error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
     threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
     kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
     GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for.
@@ -64,14 +70,17 @@ def load(
     compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
     EngineFormatError, TargetError, OptionError.
     """
-    directory = read_engine(path_argument("path", path), check_weights=check_weights)
+    directory = read_engine(path_argument("path", path), check_weights=check_weights, check_machine=False)
     limits = directory.program.limits
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
-    executor, blocks = open_executor(directory, kv_cache_bytes, kv_memory, thread_count(threads))
-    loop = StepLoop(executor, limits, blocks, max_step_tokens)
-    return Engine(directory, executor, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
+    is_temporary = owned is not None
+    opened, blocks = open_or_explain(
+        directory, executor, kv_cache_bytes, kv_memory, thread_count(threads), is_temporary
+    )
+    loop = StepLoop(opened, limits, blocks, max_step_tokens)
+    return Engine(directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
 
 
 def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
@@ -81,29 +90,6 @@ def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
             at=f"{name}={value!r}",
             fix=f"give a whole number 1 to {most}, the engine's {built}",
         )
-
-
-def open_executor(
-    directory: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None, threads: int
-) -> tuple[Executor, int]:
-    """The executor for the engine's target, and how many blocks its KV cache has."""
-    if directory.program.kernels and os.environ.get("TRITON_INTERPRET") != "1":
-        from llmc.runtime.executors.cuda import open_cuda
-
-        executor = open_cuda(directory, kv_cache_bytes, kv_memory)
-        return executor, executor.blocks
-    blocks = block_count(directory.program, kv_cache_bytes, kv_memory)
-    if directory.program.kernels:
-        from llmc.runtime.executors.triton_interpreter import interpret_engine
-
-        return interpret_engine(directory, blocks), blocks
-    if directory.manifest.target.name == REFERENCE_TARGET:
-        from llmc.runtime.executors.reference import ReferenceExecutor
-
-        return ReferenceExecutor(directory, blocks), blocks
-    from llmc.runtime.executors.cpp import open_cpp
-
-    return open_cpp(directory, blocks, threads), blocks
 
 
 class Engine:
@@ -162,7 +148,8 @@ class Engine:
 
     @property
     def loop(self) -> StepLoop:
-        """The loop, for who drives it step by step. Raises RequestError when the engine is closed."""
+        """The loop, for who drives it step by step. Raises RequestError when the engine is closed, TargetError when
+        this machine cannot run it."""
         return self._loop
 
     @property
@@ -262,6 +249,24 @@ class Engine:
                 loop.remove(request)
         return requests[0].logits if is_single(tokens) else [request.logits for request in requests]
 
+    def report(self) -> Path:
+        """Where the engine's page is: one HTML file with passes, graphs, kernels, roofline and memory. Raises
+        EngineFormatError for an engine that was written without one."""
+        return report_file(self._directory)
+
+    def explain(self) -> str:
+        """What the passes covered and what they left alone, and why; as `llmc explain` prints it. Raises
+        EngineFormatError for an engine that was written without a report."""
+        return explanation(self._directory)
+
+    def predict(self, *, requests: int = 1, context: int = 1024, prefill: int | None = None) -> StepPrediction:
+        """How long a step of a GPU engine should take, by the target's table: of `requests` tokens, one a request with
+        `context` cached positions each, or else of a prompt of `prefill` tokens. Needs no GPU, but torch.
+
+        Of an engine for several GPUs, the first. Raises TargetError for a CPU's engine.
+        """
+        return predicted_step(self._directory, requests, context, prefill)
+
     def save(self, path: str | Path) -> Path:
         """Copy the engine to another place, whole or not at all; returns that place."""
         return copy_engine(self._directory.path, self._directory.manifest, path_argument("path", path))
@@ -285,6 +290,8 @@ class Engine:
 
     @property
     def _loop(self) -> StepLoop:
+        if isinstance(self._executor, AbsentExecutor):
+            raise self._executor.error
         if self._open_loop is None:
             raise RequestError("the engine is closed", at=self.path, fix="load it again")
         return self._open_loop

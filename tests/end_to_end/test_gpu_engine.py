@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -17,7 +18,7 @@ from llmc.cli.units import in_bytes
 from llmc.codegen.triton.compile import Workers
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.errors import CheckpointError, EngineFormatError, OptionError
+from llmc.errors import CheckpointError, EngineFormatError, OptionError, TargetError
 from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for
 from llmc.settings import settings
@@ -109,6 +110,68 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
         assert gathered == [["780 B", "6 µs"]]
     prefill = command("inspect", engine.path, "--prefill", "2")
     assert "prefill of 2 tokens on" in " ".join(prefill.out.split())
+
+
+@pytest.fixture
+def without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither a device nor the interpreter that the tests use in its place."""
+    if torch.cuda.is_available():
+        pytest.skip("there is a GPU")
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+
+
+def test_without_its_gpu_an_engine_can_be_looked_at_and_saved(
+    engine: EngineDirectory, without_a_gpu: None, tmp_path: Path
+) -> None:
+    with llmc.load(engine.path) as opened:
+        assert opened.report().read_text(encoding="utf-8").startswith("<!doctype html>")
+        assert "2 of 2 attentions paged" in opened.explain()
+        decode, prefill = opened.predict(requests=2, context=32), opened.predict(prefill=2)
+        assert decode.target == "a100" and decode.bytes_moved > opened.manifest.memory["weights"] / 2
+        assert 0 < decode.bandwidth_share < 1 and sum(decode.kernel_seconds.values()) == pytest.approx(decode.seconds)
+        assert prefill.step == "prefill of 2 tokens"
+        assert opened.save(tmp_path / "copy.llmc").is_dir()
+        with pytest.raises(OptionError, match="requests cannot be 0"):
+            opened.predict(requests=0)
+
+
+@pytest.mark.parametrize("call", ["generate", "stream", "logits", "loop"])
+def test_what_needs_the_gpu_says_so_when_it_is_called(engine: EngineDirectory, without_a_gpu: None, call: str) -> None:
+    with llmc.load(engine.path) as opened, pytest.raises(TargetError, match="there is none to run it on") as caught:
+        if call == "generate":
+            opened.generate([[5, 9]])
+        elif call == "stream":
+            next(opened.stream([5, 9]))
+        elif call == "logits":
+            opened.logits([5, 9])
+        else:
+            llmc.AsyncEngine(opened)
+    fix = str(caught.value.fix)
+    assert "llmc run e.llmc --prompt" in fix and 'executor="reference"' in fix
+
+
+def test_an_executor_is_asked_for_by_name(engine: EngineDirectory, model: str, without_a_gpu: None) -> None:
+    """The graph that a GPU engine carries gives the bits of an engine that was built for the reference."""
+    built = llmc.compile(model, target="reference", dtype="bfloat16", **LIMITS)
+    with built, llmc.load(engine.path, executor="reference") as carried:
+        tokens = [5, 9, 77, 3, 150]
+        assert np.array_equal(carried.logits(tokens), built.logits(tokens))
+        with pytest.raises(OptionError, match="an engine for reference is run by reference, not by 'cuda'"):
+            llmc.load(built.path, executor="cuda")
+    with pytest.raises(TargetError, match="there is none to run it on"):
+        llmc.load(engine.path, executor="cuda")
+    with pytest.raises(OptionError, match="there is no executor 'torch'"):
+        llmc.load(engine.path, executor="torch")  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("scheme", ["int8", "int4:g16", "int4:g16:asym", "w8a8", "fp8"])
+def test_codes_are_had_back_from_the_layouts_of_gpu_kernels(model: str, scheme: str, tmp_path: Path) -> None:
+    chosen: dict[str, Any] = {"dtype": "float32", "quantize": scheme, **LIMITS}
+    build(model, tmp_path / "gpu.llmc", target="h100", **chosen)
+    built = llmc.compile(model, target="reference", **chosen)
+    with built, llmc.load(tmp_path / "gpu.llmc", executor="reference") as carried:
+        assert np.array_equal(carried.logits([5, 9, 77]), built.logits([5, 9, 77]))
 
 
 def test_a_missing_program_is_noticed(engine: EngineDirectory) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.lowering import plan_step
 from llmc.codegen.origin import describe, one_line
+from llmc.codegen.reference import carried_graph
 from llmc.codegen.triton.backend import TritonBackend
 from llmc.codegen.triton.choosing import add_choosing
 from llmc.codegen.triton.device_lowered import DeviceLowered
@@ -40,7 +41,8 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
         assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
         sources |= other.sources
     programs = {name: lowered.program for name, lowered in each.items()}
-    return DeviceLowered(programs, sources, first.recipes, first.refusals)
+    text = carried_graph(graph, first.program.weights, first.recipes)
+    return DeviceLowered(programs, sources, first.recipes, first.refusals, text)
 
 
 def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:

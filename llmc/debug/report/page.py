@@ -18,7 +18,6 @@ from llmc.graph.predict import KindRates, Rates, gpu_rates
 from llmc.targets import GpuTarget, resolve_target
 from llmc.typed_json import to_json
 
-REPORT_NAME = "report/report.html"
 # In the order in which they use each other; the last one starts.
 MODULES = (
     "dom",

@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.weight_file import StoredTensor
+from llmc.engine_format.reader import GRAPH_NAME
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
-from llmc.graph.serialize import deserialize_graph
-from llmc.mapped_file import Bytes, mapped_file
+from llmc.graph.serialize import deserialize_graph, read_weight_table
 from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.step import Step
 
 
@@ -24,9 +23,10 @@ class ReferenceExecutor:
 
     def __init__(self, engine: EngineDirectory, blocks: int) -> None:
         program = engine.program
-        path = engine.executable
-        graph = deserialize_graph(path.read_text(encoding="utf-8"), path)
-        self._tensors = _weights(engine)
+        path = engine.path / GRAPH_NAME
+        text = path.read_text(encoding="utf-8")
+        graph = deserialize_graph(text, path)
+        self._tensors = graph_weights(engine, read_weight_table(text, path))
         size = program.limits.block_size
         for i, cache in enumerate(program.caches):
             for part, width in zip("kv", cache.widths(), strict=True):
@@ -57,15 +57,3 @@ class ReferenceExecutor:
     def close(self) -> None:
         """Drop the weights and the cache."""
         self._tensors.clear()
-
-
-def _weights(engine: EngineDirectory) -> dict[str, Tensor]:
-    files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
-    slots = zip(engine.program.weights, engine.tensors, strict=True)
-    return {slot.name: _tensor(files[stored.path], stored) for slot, stored in slots}
-
-
-def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
-    # A copy, because torch has no read-only tensors.
-    data = torch.from_numpy(file[stored.begin : stored.end].copy())
-    return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)

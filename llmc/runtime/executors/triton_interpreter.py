@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
@@ -45,12 +46,7 @@ class TritonInterpreterExecutor:
     """
 
     def __init__(self, program: Program, directory: Path, weights: Mapping[str, Tensor], blocks: int) -> None:
-        if os.environ.get("TRITON_INTERPRET") != "1":
-            raise OptionError(
-                "Triton's interpreter is not switched on",
-                at="TRITON_INTERPRET",
-                fix="set TRITON_INTERPRET=1 before Python starts",
-            )
+        switch_on()
         allow_computed_bounds()
         self.program, self.limits = program, program.limits
         limits = program.limits
@@ -138,6 +134,19 @@ class TritonInterpreterExecutor:
         dtype = TORCH_DTYPES[pointer.dtype]
         end = memory.numel() - (memory.numel() - offset) % dtype.itemsize
         return memory[offset:end].view(dtype)
+
+
+def switch_on() -> None:
+    """Set TRITON_INTERPRET=1, which Triton looks at when it is imported. Raises OptionError if it has been."""
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        return
+    if "triton" in sys.modules:
+        raise OptionError(
+            "this process has loaded Triton without its interpreter, as every build for a GPU does",
+            at="executor='triton_interpreter'",
+            fix="set TRITON_INTERPRET=1 before Python starts, or load the engine in a process of its own",
+        )
+    os.environ["TRITON_INTERPRET"] = "1"
 
 
 def allow_computed_bounds() -> None:

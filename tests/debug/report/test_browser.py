@@ -18,8 +18,9 @@ from llmc.debug.measured_perplexity import MeasuredPerplexity
 from llmc.debug.profile import Profile
 from llmc.debug.profiler import Workload, profile_engine
 from llmc.debug.report.contents import read_contents
-from llmc.debug.report.page import REPORT_NAME, report_page
+from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
+from llmc.engine_format.reader import REPORT_NAME
 from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.predict import KindRates, Rates, Reach, launch_costs, predict_launch

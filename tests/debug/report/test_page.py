@@ -12,8 +12,9 @@ import pytest
 
 from llmc.compiler import build
 from llmc.debug.report.contents import EngineContents, read_contents
-from llmc.debug.report.page import REPORT_NAME, report_page, script, script_json
+from llmc.debug.report.page import report_page, script, script_json
 from llmc.engine_format import read_engine
+from llmc.engine_format.reader import REPORT_NAME
 from llmc.program import Origin
 from tests.runtime.tiny_engine import write_tiny_engine
 from tests.tiny_models import tiny_checkpoint

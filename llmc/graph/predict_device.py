@@ -1,0 +1,90 @@
+"""What a step of a GPU engine should take, from the target's table alone: the sum over its launches."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from llmc.graph.cost import StepShape
+from llmc.graph.cost_expression import evaluate_expression
+from llmc.graph.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
+from llmc.grid import evaluate_grid
+from llmc.program import Launch, Program, Wanted
+from llmc.targets import GpuTarget
+
+
+@dataclass(frozen=True)
+class StepPrediction:
+    """A step on a target, predicted and not measured.
+
+    step: in words. seconds, bytes_moved, flops: of all launches; kernel_seconds, kernel_bytes: by kernel. launches:
+    those that do something. bandwidth_share, peak_share: of the target's bytes and bf16 operations a second.
+    """
+
+    target: str
+    step: str
+    seconds: float
+    bytes_moved: float
+    flops: float
+    launches: int
+    kernel_seconds: Mapping[str, float]
+    kernel_bytes: Mapping[str, float]
+    bandwidth_share: float
+    peak_share: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.step} on {self.target}, predicted and not measured: {self.seconds * 1e3:.3g} ms in {self.launches} "
+            f"launches, {self.bytes_moved / 1e9:.3g} GB ({self.bandwidth_share:.0%} of the bandwidth), "
+            f"{self.flops / 1e12:.3g} TFLOP ({self.peak_share:.0%} of the matrix peak)"
+        )
+
+
+def predict_decode(program: Program, target: GpuTarget, requests: int, context: int) -> StepPrediction:
+    """One token for each of `requests`, each with `context` cached positions."""
+    what = f"decode, batch {requests}, context {context}"
+    return _predict(program, target, StepShape.decode(requests=requests, context=context), what)
+
+
+def predict_prefill(program: Program, target: GpuTarget, tokens: int) -> StepPrediction:
+    """A prompt of so many tokens in one step."""
+    return _predict(program, target, StepShape.prefill(tokens), f"prefill of {tokens} tokens")
+
+
+def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) -> StepPrediction:
+    """The roofline of a greedy step, launch by launch."""
+    seconds, moved = defaultdict[str, float](float), defaultdict[str, float](float)
+    values, flops, count, carried = step.values(), 0.0, 0, list[Launch]()
+    for launch in program.launches:
+        if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=Wanted.BEST):
+            continue
+        carried.append(launch)
+        if _is_empty(launch, step):
+            continue  # Its node's work is done by one of the launches that follow.
+        count += 1
+        for each in carried:
+            start = SECONDS_PER_LAUNCH if each is not launch else 0.0
+            seconds[launch.kernel] += launch_seconds(each, step, target, program.limits) - start
+            moved[launch.kernel] += evaluate_expression(each.bytes_moved, values)
+            flops += evaluate_expression(each.flops, values)
+        carried.clear()
+    total, transferred = sum(seconds.values()), sum(moved.values())
+    return StepPrediction(
+        target=target.name,
+        step=what,
+        seconds=total,
+        bytes_moved=transferred,
+        flops=flops,
+        launches=count,
+        kernel_seconds=dict(seconds),
+        kernel_bytes=dict(moved),
+        bandwidth_share=transferred / total / target.bandwidth,
+        peak_share=flops / total / target.bf16_rate,
+    )
+
+
+def _is_empty(launch: Launch, step: StepShape) -> bool:
+    """Whether the step has no program of the launch."""
+    counts = {"T": step.tokens, "L": step.logit_rows, "R": step.requests, "max_blocks": 1}
+    return any(evaluate_grid(text, counts) <= 0 for text in launch.grid)

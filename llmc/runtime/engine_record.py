@@ -1,0 +1,57 @@
+"""What an engine says of itself without running: its page, what its passes did, what its steps should take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import EXPLANATION_NAME, REPORT_NAME
+from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.targets import GPU_TARGETS
+from llmc.typed_json import REBUILD
+
+if TYPE_CHECKING:
+    from llmc.graph.predict_device import StepPrediction
+
+
+def report_file(directory: EngineDirectory) -> Path:
+    """The HTML page. Raises EngineFormatError."""
+    return _file(directory, REPORT_NAME)
+
+
+def explanation(directory: EngineDirectory) -> str:
+    """The text of `llmc explain`. Raises EngineFormatError."""
+    path = _file(directory, EXPLANATION_NAME)
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise EngineFormatError(f"cannot read it: {error}", at=path, fix=REBUILD) from None
+
+
+def predicted_step(directory: EngineDirectory, requests: int, context: int, prefill: int | None) -> StepPrediction:
+    """A step on the engine's first GPU. Raises TargetError for a CPU's engine, OptionError for numbers below 1."""
+    first = directory.programs[0]
+    target = next((target for target in GPU_TARGETS if target.name == first.target), None)
+    if target is None:
+        raise TargetError(
+            f"steps of an engine for {first.target} are predicted from what the machine was measured to deliver",
+            at=directory.path,
+            fix=f"llmc report {directory.path.name} shows them; llmc profile {directory.path.name} measures",
+        )
+    for name, value in (("requests", requests), ("context", context), ("prefill", prefill)):
+        if not (value is None and name == "prefill") and (type(value) is not int or value < 1):
+            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix="give a whole number from 1")
+    from llmc.graph.predict_device import predict_decode, predict_prefill  # imports torch
+
+    if prefill is not None:
+        return predict_prefill(first.program, target, prefill)
+    return predict_decode(first.program, target, requests, context)
+
+
+def _file(directory: EngineDirectory, name: str) -> Path:
+    if name not in directory.manifest.files:
+        raise EngineFormatError(
+            f"the engine was written without its {name}", at=directory.path, fix="build it again with llmc build"
+        )
+    return directory.path / name

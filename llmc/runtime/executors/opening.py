@@ -1,0 +1,103 @@
+"""Which executor runs an engine: what it was built for, or what was asked for by name."""
+
+from __future__ import annotations
+
+import os
+from typing import Literal, get_args
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import GRAPH_NAME, REFERENCE_TARGET, check_target
+from llmc.errors import OptionError, TargetError
+from llmc.runtime.executors.absent import AbsentExecutor
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.kv_capacity import block_count
+
+ExecutorName = Literal["cpp", "cuda", "reference", "triton_interpreter"]
+
+
+def open_or_explain(
+    directory: EngineDirectory,
+    name: ExecutorName | None,
+    kv_cache_bytes: int | None,
+    kv_memory: float | None,
+    threads: int,
+    is_temporary: bool,
+) -> tuple[Executor, int]:
+    """As open_executor; where this machine cannot run the engine and none was named, one that says so at each step.
+
+    is_temporary: the engine goes when it is closed, and has to be saved first.
+    """
+    try:
+        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name)
+    except TargetError as error:
+        if name is not None:
+            raise
+        return AbsentExecutor(_explained(error, directory, is_temporary)), 1
+
+
+def open_executor(
+    directory: EngineDirectory,
+    kv_cache_bytes: int | None,
+    kv_memory: float | None,
+    threads: int,
+    name: ExecutorName | None = None,
+) -> tuple[Executor, int]:
+    """The executor, and how many blocks its KV cache has. name: None for what the engine was built for.
+
+    Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
+    """
+    chosen = _default(directory) if name is None else name
+    _check_name(directory, chosen)
+    if chosen == "cuda":
+        from llmc.runtime.executors.cuda import open_cuda
+
+        executor = open_cuda(directory, kv_cache_bytes, kv_memory)
+        return executor, executor.blocks
+    if chosen == "cpp":
+        check_target(directory.path, directory.manifest.target)
+    blocks = block_count(directory.program, kv_cache_bytes, kv_memory)
+    if chosen == "triton_interpreter":
+        from llmc.runtime.executors.triton_interpreter import interpret_engine
+
+        return interpret_engine(directory, blocks), blocks
+    if chosen == "reference":
+        from llmc.runtime.executors.reference import ReferenceExecutor
+
+        return ReferenceExecutor(directory, blocks), blocks
+    from llmc.runtime.executors.cpp import open_cpp
+
+    return open_cpp(directory, blocks, threads), blocks
+
+
+def _default(directory: EngineDirectory) -> ExecutorName:
+    if directory.program.kernels:
+        return "triton_interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    return "reference" if directory.manifest.target.name == REFERENCE_TARGET else "cpp"
+
+
+def _check_name(directory: EngineDirectory, name: str) -> None:
+    can_run: list[str] = ["cuda", "triton_interpreter"] if directory.program.kernels else []
+    if GRAPH_NAME in directory.manifest.files:
+        can_run.append("reference")
+    elif not can_run:
+        can_run.append("cpp")
+    if name in can_run:
+        return
+    known = get_args(ExecutorName)
+    raise OptionError(
+        f"an engine for {directory.manifest.target.name} is run by {' or '.join(can_run)}, not by {name!r}"
+        if name in known
+        else f"there is no executor {name!r}",
+        at=f"executor={name!r}",
+        fix=f"name one of {', '.join(can_run)}" + ("" if name in known else f" (of all: {', '.join(known)})"),
+    )
+
+
+def _explained(error: TargetError, directory: EngineDirectory, is_temporary: bool) -> TargetError:
+    """What is missing, how to run the engine where it is there, and what runs it here."""
+    fixes = [error.fix] if error.fix else []
+    if is_temporary:
+        fixes.insert(0, f"keep the engine: engine.save({f'{directory.manifest.model.name}.llmc'!r})")
+    if directory.program.kernels and GRAPH_NAME in directory.manifest.files:
+        fixes.append('llmc.load(ENGINE, executor="reference") runs it here, slowly, in torch')
+    return TargetError(error.problem, at=error.at, fix="; ".join(fixes))

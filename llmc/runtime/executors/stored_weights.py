@@ -1,0 +1,61 @@
+"""An engine's weights as its graph reads them, from the layouts in which they are stored."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.weight_file import StoredTensor
+from llmc.errors import EngineFormatError
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.graph.serialize import WeightOf
+from llmc.mapped_file import Bytes, mapped_file
+from llmc.program import Layout, WeightSlot
+from llmc.typed_json import REBUILD
+
+
+def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dict[str, Tensor]:
+    """By placeholder. table: as read_weight_table gives it; without one, weights are stored under their own names."""
+    stored = {slot.name: (slot, tensor) for slot, tensor in zip(engine.program.weights, engine.tensors, strict=True)}
+    files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
+    wanted = table or {name: WeightOf(name, slot.dtype) for name, (slot, _) in stored.items()}
+    weights: dict[str, Tensor] = {}
+    for name, weight in wanted.items():
+        if weight.slot not in stored or weight.dtype not in TORCH_DTYPES:
+            raise EngineFormatError(
+                f"the graph's weight {name} is {weight.slot!r} in {weight.dtype}, which the engine does not hold",
+                at=engine.path,
+                fix=REBUILD,
+            )
+        slot, tensor = stored[weight.slot]
+        weights[name] = _in_rows(_tensor(files[tensor.path], tensor), slot, TORCH_DTYPES[weight.dtype])
+    return weights
+
+
+def _in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
+    """What was packed by codegen/cpp/pack.py (ROWS, VECTOR_F32) or codegen/triton/code_rows.py."""
+    if slot.layout is Layout.CODE_ROWS:
+        return _codes(data.view(dtype).view(slot.shape[0], -1), slot)
+    if slot.layout is Layout.CODE_PAIR_ROWS:
+        pairs = data.view(torch.uint8).view(slot.shape[0], -1, 1, 16)
+        unsigned = _codes(torch.cat((pairs & 15, pairs >> 4), dim=2).view(slot.shape[0], -1), slot)
+        return unsigned if dtype is torch.uint8 else unsigned.view(torch.int8) - 8
+    if slot.layout in (Layout.ROWS, Layout.VECTOR_F32):
+        return data.view(slot.shape).to(dtype)
+    raise EngineFormatError(
+        f"weight {slot.name} is stored as {slot.layout.value}, which kernels for a CPU alone read",
+        fix="run the engine on the CPU that it was built for",
+    )
+
+
+def _codes(padded: Tensor, slot: WeightSlot) -> Tensor:
+    return padded[:, : slot.shape[1]].contiguous()
+
+
+def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
+    # A copy, because torch has no read-only tensors.
+    data = torch.from_numpy(file[stored.begin : stored.end].copy())
+    return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)
