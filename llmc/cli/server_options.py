@@ -59,6 +59,9 @@ class AnswerOptions:
     tool_call_parser: Annotated[str | None, Option(help="hermes, mistral or llama3_json; default: by the template")] = (
         None
     )
+    reasoning_parser: Annotated[
+        str, Option(help="tags of the model's thinking: auto (by the template), none, think, …, or two tags")
+    ] = "auto"
     generation_config: Annotated[str, Option(help="auto: the model's sampling defaults; llmc: OpenAI's")] = "auto"
     unknown_fields: Annotated[str, Option(help="requests' fields that do not exist: error, or warn in the answer")] = (
         "error"

@@ -19,8 +19,24 @@ class GrammarKind(Enum):
 
 
 @dataclass(frozen=True)
+class Preamble:
+    """Any text that comes before what a grammar is about, such as a model's thinking.
+
+    opening, closing: its marks, as text or as the id of a special token. With an opening of None it has begun already;
+    otherwise an output may do without it.
+    """
+
+    opening: str | int | None
+    closing: str | int
+
+
+@dataclass(frozen=True)
 class Grammar:
-    """A constraint for SamplingParams(grammar=...). It is compiled when the request is submitted."""
+    """A constraint for SamplingParams(grammar=...). It is compiled when the request is submitted.
+
+    preamble: the constraint holds for what comes after it; None for the whole output.
+    """
 
     kind: GrammarKind
     source: str = ""
+    preamble: Preamble | None = None

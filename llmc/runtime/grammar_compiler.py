@@ -192,7 +192,13 @@ class GrammarCompiler:
             if worker is None:
                 return None
             allowed = max(_SHORTEST_TRY, min(seconds, deadline - time.monotonic()))
-            question = {"kind": grammar.kind.value, "source": grammar.source, "seconds": allowed}
+            before = grammar.preamble
+            question = {
+                "kind": grammar.kind.value,
+                "source": grammar.source,
+                "preamble": None if before is None else (before.opening, before.closing),
+                "seconds": allowed,
+            }
             try:
                 answer = worker.ask(question, allowed + _REPLY_SECONDS)
             except WorkerError:

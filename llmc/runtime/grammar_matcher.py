@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError, ToolchainError
-from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 # Weak models fill a whole output with spaces where a grammar allows any; a schema's x-guidance can allow them again.
 _JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False}
+# Bounded for the same reason.
+_BLANK = r"/\s{1,4}/"
 _JSON_OBJECT = '{"type": "object"}'
 
 
@@ -73,6 +75,27 @@ def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...
 
 def matcher_grammar(grammar: Grammar) -> str:
     """The grammar in llguidance's own notation. Raises RequestError for one that cannot be translated."""
+    text = _sentence(grammar)
+    return text if grammar.preamble is None else _after(grammar.preamble, text)
+
+
+def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
+    """A matcher at the beginning of a grammar that `matcher_grammar` gave. Raises RequestError for a bad grammar."""
+    from llguidance import LLMatcher
+
+    matcher: LLMatcher = LLMatcher(tokenizer, text, log_level=0)
+    if matcher.is_error():
+        raise _refusal(matcher.get_error())
+    return matcher
+
+
+def start_mask(matcher: LLMatcher, vocab_size: int) -> None:
+    """Try the first mask. Raises RequestError if it is beyond the limits, or if nothing may come."""
+    if not GrammarMask(matcher, vocab_size).allowed().any():
+        raise _refusal("it allows no token at the beginning")
+
+
+def _sentence(grammar: Grammar) -> str:
     from llguidance import LLMatcher, grammar_from
 
     source = grammar.source
@@ -95,20 +118,21 @@ def matcher_grammar(grammar: Grammar) -> str:
         raise _refusal(str(error)) from None
 
 
-def new_matcher(tokenizer: LLTokenizer, text: str) -> LLMatcher:
-    """A matcher at the beginning of a grammar that `matcher_grammar` gave. Raises RequestError for a bad grammar."""
-    from llguidance import LLMatcher
+def _after(preamble: Preamble, text: str) -> str:
+    """The grammar of any text, then that of `text`, which is one in llguidance's notation."""
+    whole: dict[str, Any] = json.loads(text) if text.startswith("{") else {"grammars": [{"lark_grammar": text}]}
+    answer, *others = whole["grammars"]
+    name = answer["name"] = answer.get("name") or "answer"
+    closing = preamble.closing
+    # llguidance ends a rule with a suffix where the text does, and a text before a special token.
+    free = "free: TEXT " + _mark(closing) if isinstance(closing, int) else f"free[suffix={_mark(closing)}]: TEXT"
+    before = "free BLANK?" if preamble.opening is None else f"({_mark(preamble.opening)} free BLANK?)?"
+    lark = f"start: {before} @{name}\n{free}\nTEXT: /(?s:.*)/\nBLANK: {_BLANK}\n"
+    return json.dumps({**whole, "grammars": [{"name": "with_preamble", "lark_grammar": lark}, answer, *others]})
 
-    matcher: LLMatcher = LLMatcher(tokenizer, text, log_level=0)
-    if matcher.is_error():
-        raise _refusal(matcher.get_error())
-    return matcher
 
-
-def start_mask(matcher: LLMatcher, vocab_size: int) -> None:
-    """Try the first mask. Raises RequestError if it is beyond the limits, or if nothing may come."""
-    if not GrammarMask(matcher, vocab_size).allowed().any():
-        raise _refusal("it allows no token at the beginning")
+def _mark(mark: str | int) -> str:
+    return f"<[{mark}]>" if isinstance(mark, int) else json.dumps(mark, ensure_ascii=False)
 
 
 def _choice(choices: Any) -> str:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmc.errors import LlmcError
-from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
 from llmc.runtime.grammar_matcher import grammar_tokenizer, matcher_grammar, new_matcher, start_mask
 
 if TYPE_CHECKING:
@@ -67,7 +67,8 @@ def _answer_and_end(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size
 def answer_to(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) -> dict[str, str]:
     """The grammar in llguidance's notation, or the error that it is."""
     try:
-        text = matcher_grammar(Grammar(GrammarKind(question["kind"]), question["source"]))
+        preamble = None if question["preamble"] is None else Preamble(*question["preamble"])
+        text = matcher_grammar(Grammar(GrammarKind(question["kind"]), question["source"], preamble))
         start_mask(new_matcher(tokenizer, text), vocab_size)
     except LlmcError as error:
         return {"error": error.problem}

@@ -12,7 +12,7 @@ import pytest
 
 from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.engine import Engine, load
-from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
 from llmc.runtime.grammar_compiler import GrammarCompiler
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
@@ -133,3 +133,25 @@ def test_min_tokens_and_stop_tokens_that_leave_nothing(speaking: Engine) -> None
     optional = replace(params, grammar=Grammar(GrammarKind.REGEX, "x{2}(y|z)?"), logit_bias={})
     (completion,) = speaking.generate("Once", optional)
     assert re.fullmatch("xx|xxz", completion.text) and completion.finish_reason == "stop"
+
+
+@pytest.mark.parametrize("opened", [True, False])
+def test_a_grammar_holds_after_a_preamble(speaking: Engine, opened: bool) -> None:
+    """Marked by texts, and by special tokens; whether the prompt has opened it or the output may."""
+    special = next(i for i in range(speaking.info.vocab_size) if speaking.tokenizer.decode([i]) == "")
+    for opening, closing in (("<think>", "</think>"), (special, special)):
+        preamble = Preamble(None if opened else opening, closing)
+        mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes", "no"]', preamble))()
+        steps: tuple[str | int, ...] = ("I < see.", closing, "\n\n", "no")
+        for step in steps if opened else (opening, *steps):
+            ids = [step] if isinstance(step, int) else speaking.tokenizer.encode(step, add_special_tokens=False)
+            for token in ids:
+                assert mask.allowed()[token], step
+                mask.accept(token)
+        assert mask.is_complete or mask.allowed().sum() == len(speaking.info.eos_token_ids)
+
+
+def test_a_preamble_that_is_not_opened_may_be_left_out(speaking: Engine) -> None:
+    mask = speaking.grammars.compile(Grammar(GrammarKind.CHOICE, '["yes"]', Preamble("<think>", "</think>")))()
+    starts = {speaking.tokenizer.decode([int(i)])[0] for i in mask.allowed().nonzero()[0]}
+    assert starts == {"<", "y"}

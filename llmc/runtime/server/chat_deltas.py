@@ -5,7 +5,9 @@ from __future__ import annotations
 import uuid
 from typing import Any, Protocol
 
-from llmc.runtime.server.tool_calls import ParsedCall, RequiredCallsReader, ToolCallReader
+from llmc.runtime.request_output import FinishReason
+from llmc.runtime.server.parsed_calls import ParsedCall
+from llmc.runtime.server.tool_calls import RequiredCallsReader, ToolCallReader
 
 Json = dict[str, Any]
 
@@ -13,11 +15,11 @@ Json = dict[str, Any]
 class ChatDeltas(Protocol):
     """Turns pieces of a choice's text into deltas of an assistant's message."""
 
-    def feed(self, text: str, last: bool) -> list[Json]:
-        """The deltas that are certain after this piece; `last`: no other follows."""
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
+        """The deltas that are certain after this piece. ended: why no other follows; None if one may."""
         ...
 
-    def finish_reason(self, reason: str) -> str:
+    def finish_reason(self, reason: FinishReason) -> str:
         """The engine's reason as the client is told it."""
         ...
 
@@ -25,31 +27,28 @@ class ChatDeltas(Protocol):
 class ContentDeltas:
     """Every piece is content."""
 
-    def feed(self, text: str, last: bool) -> list[Json]:
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         return [{"content": text}] if text else []
 
-    def finish_reason(self, reason: str) -> str:
+    def finish_reason(self, reason: FinishReason) -> str:
         return reason
 
 
 class AutoToolDeltas:
     """Content, and tool calls where the model wrote some.
 
-    single: nothing after the first call counts. ends: texts of end tokens, left out where special tokens are shown.
+    single: nothing after the first call counts.
     """
 
-    def __init__(self, reader: ToolCallReader, single: bool, ends: tuple[str, ...] = ()) -> None:
+    def __init__(self, reader: ToolCallReader, single: bool) -> None:
         self._reader = reader
         self._single = single
-        self._ends = ends
         self._told = 0
 
-    def feed(self, text: str, last: bool) -> list[Json]:
-        if last:
-            text = text.removesuffix(next((end for end in self._ends if text.endswith(end)), ""))
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         content, calls = self._reader.feed(text)
-        if last:
-            rest, more = self._reader.finish()
+        if ended is not None:
+            rest, more = self._reader.finish(cut=ended != "stop")
             content, calls = content + rest, calls + more
         # Models set calls off with line breaks, which are no message.
         if (calls or self._told) and not content.strip():
@@ -60,26 +59,30 @@ class AutoToolDeltas:
             self._told += 1
         return deltas
 
-    def finish_reason(self, reason: str) -> str:
+    def finish_reason(self, reason: FinishReason) -> str:
         return "tool_calls" if self._told and reason == "stop" else reason
 
 
 class RequiredToolDeltas:
     """The output is a list of calls: tool_choice is `required`."""
 
-    def __init__(self) -> None:
-        self._reader = RequiredCallsReader()
+    def __init__(self, names: frozenset[str]) -> None:
+        self._reader = RequiredCallsReader(names)
         self._told = 0
 
-    def feed(self, text: str, last: bool) -> list[Json]:
-        deltas: list[Json] = []
-        for call in self._reader.feed(text):
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
+        calls, rest = self._reader.feed(text), ""
+        if ended is not None:
+            rest, begun = self._reader.finish()
+            calls += begun
+        deltas: list[Json] = [{"content": rest}] if rest else []
+        for call in calls:
             deltas.append({"tool_calls": [call_json(self._told, call)]})
             self._told += 1
         return deltas
 
-    def finish_reason(self, reason: str) -> str:
-        return "tool_calls" if reason == "stop" else reason
+    def finish_reason(self, reason: FinishReason) -> str:
+        return "tool_calls" if self._told and reason == "stop" else reason
 
 
 class NamedToolDeltas:
@@ -89,15 +92,15 @@ class NamedToolDeltas:
         self._name = name
         self._begun = False
 
-    def feed(self, text: str, last: bool) -> list[Json]:
-        if not text and not (last and not self._begun):
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
+        if not text and (ended is None or self._begun):
             return []
         if self._begun:
             return [{"tool_calls": [{"index": 0, "function": {"arguments": text}}]}]
         self._begun = True
         return [{"tool_calls": [call_json(0, ParsedCall(self._name, text))]}]
 
-    def finish_reason(self, reason: str) -> str:
+    def finish_reason(self, reason: FinishReason) -> str:
         return reason
 
 
@@ -111,9 +114,15 @@ def call_json(index: int, call: ParsedCall) -> Json:
     }
 
 
+def thought_json(text: str) -> Json:
+    """What the model thought; OpenAI has no field for it, and vLLM has called it by both names."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
 def joined_message(deltas: list[Json]) -> Json:
     """The whole message that the deltas make."""
     content = "".join(delta["content"] for delta in deltas if "content" in delta)
+    thoughts = "".join(delta["reasoning"] for delta in deltas if "reasoning" in delta)
     calls: dict[int, Json] = {}
     for part in (call for delta in deltas for call in delta.get("tool_calls", ())):
         known = calls.get(part["index"])
@@ -122,5 +131,8 @@ def joined_message(deltas: list[Json]) -> Json:
             calls[part["index"]] = {"id": part["id"], "type": part["type"], "function": function}
         else:
             known["function"]["arguments"] += part["function"]["arguments"]
-    message: Json = {"role": "assistant", "content": content or (None if calls else ""), "refusal": None}
+    nothing = None if calls or thoughts else ""
+    message: Json = {"role": "assistant", "content": content or nothing, "refusal": None}
+    if thoughts:
+        message |= thought_json(thoughts)
     return {**message, "tool_calls": list(calls.values())} if calls else message

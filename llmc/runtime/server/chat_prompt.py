@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from typing import Any
 
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import ChatRequest, Message, Tool
 from llmc.runtime.server.served_model import ServedModel, check_text
+
+# What templates call the variable that turns thinking off: Qwen's, and DeepSeek's and Granite's.
+_THINKING_SWITCHES = ("enable_thinking", "thinking")
 
 
 async def chat_prompt(
@@ -71,5 +75,17 @@ def _arguments(text: str) -> Any:
 def template_variables(body: ChatRequest) -> dict[str, Any]:
     """The request's own variables of the template."""
     documents = {} if body.documents is None else {"documents": body.documents}
-    reasoning = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    reasoning: dict[str, Any] = {} if body.reasoning_effort is None else {"reasoning_effort": body.reasoning_effort}
+    if body.reasoning_effort == "none":
+        reasoning |= dict.fromkeys(_THINKING_SWITCHES, False)
     return {**documents, **reasoning, **(body.chat_template_kwargs or {})}
+
+
+def template_warnings(model: ServedModel, body: ChatRequest) -> list[str]:
+    """A sentence if reasoning_effort changes nothing, because the template does not look at it."""
+    effort = body.reasoning_effort
+    source = body.chat_template or ("" if model.template is None else model.template.source)
+    names = ("reasoning_effort", *_THINKING_SWITCHES) if effort == "none" else ("reasoning_effort",)
+    if effort is None or any(re.search(rf"\b{name}\b", source) for name in names):
+        return []
+    return ["reasoning_effort is ignored: the model's chat template has no such setting"]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from llmc.runtime.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
+from llmc.runtime.server.answer_plan import AnswerPlan
 from llmc.runtime.server.chat_deltas import ChatDeltas, joined_message
 from llmc.runtime.server.completion_reply import ranked, usage_json
 from llmc.runtime.server.schemas.chat import ChatRequest
@@ -30,7 +31,7 @@ class _Choice:
 
 
 class ChatReply:
-    """Takes the engine's outputs and makes chunks of them, or one answer. reader: makes a choice's deltas.
+    """Takes the engine's outputs and makes chunks of them, or one answer. plan: how outputs are read.
 
     prompt: the template's text. warnings: fields that were ignored, told in the answer or the first chunk.
     """
@@ -40,7 +41,7 @@ class ChatReply:
         model: ServedModel,
         body: ChatRequest,
         identity: str,
-        reader: Callable[[], ChatDeltas],
+        plan: AnswerPlan,
         *,
         prompt: str,
         warnings: Sequence[str],
@@ -54,7 +55,8 @@ class ChatReply:
         self._notes: Json = {"warnings": list(warnings)} if warnings else {}
         if body.return_prompt_text:
             self._notes["prompt_text"] = prompt
-        self._choices = [_Choice(reader()) for _ in range(body.n or 1)]
+        self._choices = [_Choice(plan.reader()) for _ in range(body.n or 1)]
+        self._thinking = plan.thinking
         self._usage = Usage(0, 0, 0)
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
@@ -75,20 +77,28 @@ class ChatReply:
 
     def usage_chunk(self) -> Json:
         """The chunk after the last choice's, with token counts."""
-        return {**self._frame("chat.completion.chunk"), "choices": [], "usage": usage_json(self._usage)}
+        return {**self._frame("chat.completion.chunk"), "choices": [], "usage": self._usage_json()}
 
     def whole(self) -> Json:
         """The whole answer, after the last output."""
         answer = {
             **self._frame("chat.completion"),
             "choices": [self._whole_choice(i, choice) for i, choice in enumerate(self._choices)],
-            "usage": usage_json(self._usage),
+            "usage": self._usage_json(),
             **self._notes,
         }
         if self._body.prompt_logprobs is not None and self._prompt_logprobs is not None:
             found = self._prompt_logprobs
             answer["prompt_logprobs"] = [None if e is None else ranked(self._model, e) for e in found]
         return answer
+
+    def _usage_json(self) -> Json:
+        """Token counts, with those of thinking for a model that does."""
+        usage = usage_json(self._usage)
+        if self._thinking is None:
+            return usage
+        thought = sum(self._thinking.tokens(c.tokens, self._model.texts.utf8) for c in self._choices)
+        return {**usage, "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _whole_choice(self, index: int, choice: _Choice) -> Json:
         entry: Json = {
@@ -104,7 +114,7 @@ class ChatReply:
         """The choice's entries in chunks: first the role, then what the text adds, the last with the finish reason."""
         choice = self._choices[delta.index]
         reason = delta.finish_reason
-        found = choice.reader.feed(delta.text, reason is not None)
+        found = choice.reader.feed(delta.text, reason)
         if not choice.begun:
             found.insert(0, {"role": "assistant", "content": self._echoed})
             choice.begun = True

@@ -21,9 +21,10 @@ class ServeOptions:
     of the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead.
     enable_prefix_caching: reuse the keys and values of prompts with a common beginning. output_cache_bytes: of the
     cache of finished deterministic outputs, 0 for none. chat_template: a file, or a name of BUILT_IN; default the
-    model's. tool_call_parser: how the model writes tool calls; default what its template says. generation_config:
-    `auto` takes the model's sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which
-    serves them without and says so. max_waiting: requests that may wait before others get
+    model's. tool_call_parser: how the model writes tool calls; default what its template says. reasoning_parser: the
+    tags of what it thinks: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the
+    model's sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which serves them
+    without and says so. max_waiting: requests that may wait before others get
     429. stall_seconds: a step that takes longer makes /health answer 503. drain_seconds: for requests in flight after
     SIGTERM. allowed_hosts: names that the server answers to, beside its own. proxy_headers: take who asks from a
     proxy's X-Forwarded-For; forwarded_allow_ips: the proxies that are believed, addresses and networks with commas
@@ -49,6 +50,7 @@ class ServeOptions:
     chat_template: str | None = None
     trust_request_chat_template: bool = False
     tool_call_parser: str | None = None
+    reasoning_parser: str = "auto"
     generation_config: str = "auto"
     unknown_fields: str = "error"
     allowed_origins: tuple[str, ...] = ()

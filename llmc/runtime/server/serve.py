@@ -27,6 +27,7 @@ from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.thinking import think_tags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import FORMS, form_of_template
 
@@ -54,6 +55,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     template = engine_template(options.engine)
     if options.chat_template is not None:
         template = named_template(options.chat_template, options.engine)
+    thinks = think_tags(options.reasoning_parser, "" if template is None else template.source)
     form = form_of_template("" if template is None else template.source)
     if options.tool_call_parser is not None:
         if options.tool_call_parser not in FORMS:
@@ -94,6 +96,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         defaults=defaults,
         template=template,
         tool_form=form,
+        think_tags=thinks,
         renderer=renderer,
         texts=TokenTexts(engine.tokenizer),
         metrics=RequestMetrics(registry, names[0]),

@@ -19,6 +19,7 @@ from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults
+from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import ToolForm
 from llmc.runtime.server.unknown_fields import WarningRoute
@@ -32,9 +33,10 @@ _INLINE_CHARACTERS = 4096
 class ServedModel:
     """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
 
-    max_model_len: tokens of prompt and output together. trust_templates: whether requests may bring a chat template.
-    max_waiting: sequences that may wait before new requests get 429; None is no limit. stall_seconds: a step that
-    takes longer makes the server unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning.
+    think_tags: what the model thinks comes between; None for a model that does not. max_model_len: tokens of prompt
+    and output together. trust_templates: whether requests may bring a chat template. max_waiting: sequences that may
+    wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes the server
+    unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning.
     """
 
     engine: AsyncEngine
@@ -43,6 +45,7 @@ class ServedModel:
     defaults: SamplingDefaults
     template: ChatTemplate | None
     tool_form: ToolForm
+    think_tags: ThinkTags | None
     renderer: TemplateRenderer
     texts: TokenTexts
     metrics: RequestMetrics

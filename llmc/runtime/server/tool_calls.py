@@ -13,13 +13,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-
-@dataclass(frozen=True)
-class ParsedCall:
-    """A function's name and its arguments as JSON text."""
-
-    name: str
-    arguments: str
+from llmc.runtime.server.parsed_calls import ParsedCall, as_call, cut_calls, parse_calls
 
 
 @dataclass(frozen=True)
@@ -85,15 +79,22 @@ class ToolCallReader:
                 text += self._pending[:end]
             self._pending = self._pending[end:]
 
-    def finish(self) -> tuple[str, list[ParsedCall]]:
-        """What is left when no piece follows: a call that lacks only its closing counts, anything else is text."""
+    def finish(self, cut: bool = False) -> tuple[str, list[ParsedCall]]:
+        """What is left when no piece follows: a call that lacks only its closing counts, anything else is text.
+
+        cut: the output broke off, so that a call may have come in part.
+        """
         rest, self._pending = self._pending, ""
         found = next((o for o in self._form.openings if rest.startswith(o)), None)
         if found is None or (self._form.at_start and self._seen_text):
             return rest, []
-        calls = parse_calls(self._body(rest, found), self._names)
+        body = self._body(rest, found)
+        calls, text = parse_calls(body, self._names), ""
+        if not calls:
+            calls, text = cut_calls(body, self._names) if cut else ([], rest)
+            text = text if calls else rest
         self.calls += len(calls)
-        return ("", calls) if calls else (rest, [])
+        return text, calls
 
     def _opening(self) -> tuple[int, str] | None:
         """Where the first call starts, and with what."""
@@ -143,7 +144,8 @@ class ToolCallReader:
 class RequiredCallsReader:
     """Reads the JSON list of calls that `required_schema` forces; each comes out when it is whole."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: frozenset[str]) -> None:
+        self._names = names
         self._pending = ""
         self._decoder = json.JSONDecoder()
         self.calls = 0
@@ -157,12 +159,19 @@ class RequiredCallsReader:
                 value, end = self._decoder.raw_decode(self._pending)
             except ValueError:
                 break
-            call = _as_call(value)
+            call = as_call(value)
             if call is not None:
                 calls.append(call)
             self._pending = self._pending[end:].lstrip("[, \t\r\n")
         self.calls += len(calls)
         return calls
+
+    def finish(self) -> tuple[str, list[ParsedCall]]:
+        """What is left of an output that broke off: a call as far as it came, or text that is not yet one."""
+        rest, self._pending = self._pending, ""
+        calls, text = cut_calls(rest, self._names)
+        self.calls += len(calls)
+        return text.strip(" \t\r\n]"), calls
 
 
 def required_schema(functions: Mapping[str, dict[str, Any]], most: int | None) -> dict[str, Any]:
@@ -181,37 +190,3 @@ def required_schema(functions: Mapping[str, dict[str, Any]], most: int | None) -
     ]
     schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
     return schema if most is None else {**schema, "maxItems": most}
-
-
-def parse_calls(text: str, names: frozenset[str]) -> list[ParsedCall]:
-    """The calls in JSON: an object, a list of them, or several after each other or with semicolons between.
-
-    Empty if any of it is not a call of a known function.
-    """
-    decoder, calls, at = json.JSONDecoder(), [], 0
-    while (at := _skip(text, at)) < len(text):
-        try:
-            value, at = decoder.raw_decode(text, at)
-        except (ValueError, RecursionError):
-            return []
-        for item in value if isinstance(value, list) else [value]:
-            call = _as_call(item)
-            if call is None or call.name not in names:
-                return []
-            calls.append(call)
-    return calls
-
-
-def _skip(text: str, at: int) -> int:
-    while at < len(text) and (text[at].isspace() or text[at] == ";"):
-        at += 1
-    return at
-
-
-def _as_call(item: Any) -> ParsedCall | None:
-    if not isinstance(item, dict) or not isinstance(item.get("name"), str):
-        return None
-    arguments = item.get("arguments", item.get("parameters", {}))
-    if isinstance(arguments, str):
-        return ParsedCall(item["name"], arguments)
-    return ParsedCall(item["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None

@@ -51,10 +51,9 @@ def tool_plan(model: ServedModel, body: ChatRequest) -> ToolPlan:
     if choice == "auto":
         names, single = frozenset(functions), body.parallel_tool_calls is False
         marked = any(model.texts.is_special(opening) for opening in model.tool_form.openings)
-        ends = tuple(model.texts.text(token) for token in model.engine.engine.info.eos_token_ids) if marked else ()
         return ToolPlan(
             grammar_of(body),
-            lambda: AutoToolDeltas(ToolCallReader(model.tool_form, names), single, ends),
+            lambda: AutoToolDeltas(ToolCallReader(model.tool_form, names), single),
             shows_tools=True,
             keeps_special=marked,
         )
@@ -66,4 +65,5 @@ def tool_plan(model: ServedModel, body: ChatRequest) -> ToolPlan:
             raise bad_request(f"tool_choice names {name!r:.80}, which is not among the tools", "tool_choice")
         return ToolPlan(json_schema(functions[name], "tools"), lambda: NamedToolDeltas(name), shows_tools=True)
     most = 1 if body.parallel_tool_calls is False else None
-    return ToolPlan(json_schema(required_schema(functions, most), "tools"), RequiredToolDeltas, shows_tools=True)
+    grammar, known = json_schema(required_schema(functions, most), "tools"), frozenset(functions)
+    return ToolPlan(grammar, lambda: RequiredToolDeltas(known), shows_tools=True)

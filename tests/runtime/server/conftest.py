@@ -32,6 +32,15 @@ CHAT_TEMPLATE = (
     "{{ '<tool_call>' + call.function | tojson + '</tool_call>' }}{% endfor %}"
     "{{ '\n' }}{% endfor %}{% if add_generation_prompt %}[assistant] {% endif %}"
 )
+# The same for a model that thinks, as DeepSeek's and Qwen's: the prompt opens the tag.
+THINKING_TEMPLATE = (
+    CHAT_TEMPLATE.replace(
+        "(message.content or '') }}",
+        "('<think>' + message.reasoning_content + '</think>' if message.reasoning_content else '') + "
+        "(message.content or '') }}",
+    )
+    + "{% if add_generation_prompt and enable_thinking is not false %}<think>{% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -72,6 +81,22 @@ def server(engine_directory: Path) -> Iterator[LiveServer]:
 @pytest.fixture
 def client(server: LiveServer) -> Iterator[httpx.Client]:
     with server.client() as opened:
+        yield opened
+
+
+@pytest.fixture(scope="session")
+def thinking_server(engine_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[LiveServer]:
+    """Its model thinks up to the first comma; unknown fields of requests are only warned of."""
+    template = tmp_path_factory.mktemp("thinking") / "template.jinja"
+    template.write_text(THINKING_TEMPLATE)
+    flags = ("--chat-template", str(template), "--reasoning-parser", "<think> ,", "--unknown-fields", "warn")
+    with serving(engine_directory, *flags) as live:
+        yield live
+
+
+@pytest.fixture
+def thinking(thinking_server: LiveServer) -> Iterator[httpx.Client]:
+    with thinking_server.client() as opened:
         yield opened
 
 

@@ -97,6 +97,32 @@ def test_required_tools_are_called(client: httpx.Client, streamed: bool) -> None
     assert isinstance(json.loads(call["function"]["arguments"]), dict)
 
 
+@pytest.mark.parametrize("choice_of", ["required", {"type": "function", "function": {"name": "weather"}}])
+@pytest.mark.parametrize("streamed", [False, True])
+def test_calls_that_max_tokens_cuts_are_told(client: httpx.Client, choice_of: Any, streamed: bool) -> None:
+    """At every length: the text of what came, or the call's name with its arguments as far as they came."""
+    body = {"tools": [WEATHER], "tool_choice": choice_of, "temperature": 0, "parallel_tool_calls": False}
+    answer = chat(client, **body, max_tokens=90)
+    (whole,) = answer["choices"][0]["message"]["tool_calls"]
+    seen = set()
+    for count in range(2, answer["usage"]["completion_tokens"] - 1, 3):
+        if streamed:
+            chunks = events(client, "/v1/chat/completions", messages=USER, **body, max_tokens=count)
+            deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+            parts = [call["function"] for delta in deltas for call in delta.get("tool_calls", ())]
+            text = "".join(delta.get("content") or "" for delta in deltas)
+        else:
+            choice = chat(client, **body, max_tokens=count)["choices"][0]
+            assert choice["finish_reason"] == "length"
+            parts = [call["function"] for call in choice["message"].get("tool_calls", ())]
+            text = choice["message"]["content"] or ""
+        arguments = "".join(part["arguments"] for part in parts)
+        assert (text.startswith("{") and not parts) or parts[0]["name"] == "weather"
+        assert whole["function"]["arguments"].replace(" ", "").startswith(arguments.replace(" ", ""))
+        seen.add(arguments)
+    assert len(seen) > 2
+
+
 def test_a_whole_round_of_tools_is_a_prompt(client: httpx.Client) -> None:
     call = {"id": "c1", "type": "function", "function": {"name": "time", "arguments": '{"zone": "UTC"}'}}
     messages = [

@@ -6,7 +6,8 @@ import json
 
 import pytest
 
-from llmc.runtime.server.tool_calls import FORMS, ParsedCall, RequiredCallsReader, ToolCallReader, form_of_template
+from llmc.runtime.server.parsed_calls import ParsedCall
+from llmc.runtime.server.tool_calls import FORMS, RequiredCallsReader, ToolCallReader, form_of_template
 
 NAMES = frozenset({"weather", "time"})
 WEATHER = ParsedCall("weather", '{"city": "Łódź"}')
@@ -61,9 +62,47 @@ def test_text_is_not_held_back_longer_than_it_has_to_be() -> None:
 @pytest.mark.parametrize("size", [1, 5, 1000])
 def test_required_calls_come_one_by_one(size: int) -> None:
     output = json.dumps([{"name": "weather", "parameters": {"city": "a, ] b"}}, {"name": "time", "parameters": {}}])
-    reader = RequiredCallsReader()
+    reader = RequiredCallsReader(NAMES)
     calls = [call for i in range(0, len(output), size) for call in reader.feed(output[i : i + size])]
     assert calls == [ParsedCall("weather", '{"city": "a, ] b"}'), TIME]
+
+
+# form, output that max_tokens cut, its text, its calls
+CUT: tuple[tuple[str, str, str, list[ParsedCall]], ...] = (
+    ("hermes", 'a <tool_call>{"name": "weather", "arguments": {"ci', "a ", [ParsedCall("weather", '{"ci')]),
+    ("hermes", '<tool_call>{"name": "weather", "arguments": {"city": 1}', "", [ParsedCall("weather", '{"city": 1}')]),
+    ("hermes", '<tool_call>{"name": "wea', '<tool_call>{"name": "wea', []),
+    ("hermes", '<tool_call>{"name": "unknown", "arguments": {', '<tool_call>{"name": "unknown", "arguments": {', []),
+    ("hermes", "<tool_c", "<tool_c", []),
+    (
+        "mistral",
+        '[TOOL_CALLS] [{"name": "time", "arguments": {}}, {"name": "weather", "arguments": {"city": "R',
+        "",
+        [TIME, ParsedCall("weather", '{"city": "R')],
+    ),
+    ("llama3_json", '{"name": "weather", "parameters": {"city"', "", [ParsedCall("weather", '{"city"')]),
+    ("llama3_json", '{"city": "wea', '{"city": "wea', []),
+)
+
+
+@pytest.mark.parametrize("form, output, text, calls", CUT)
+@pytest.mark.parametrize("size", [1, 4, 1000])
+def test_calls_that_were_cut_are_given_as_far_as_they_came(
+    form: str, output: str, text: str, calls: list[ParsedCall], size: int
+) -> None:
+    reader = ToolCallReader(FORMS[form], NAMES)
+    parts = [reader.feed(output[i : i + size]) for i in range(0, len(output), size)] + [reader.finish(cut=True)]
+    assert "".join(part[0] for part in parts) == text
+    assert [call for part in parts for call in part[1]] == calls
+
+
+def test_required_calls_that_were_cut() -> None:
+    whole, begun = '[{"name": "time", "parameters": {}}', ', {"name": "weather", "parameters": {"city": "Ro'
+    reader = RequiredCallsReader(NAMES)
+    assert reader.feed(whole + begun) == [TIME]
+    assert reader.finish() == ("", [ParsedCall("weather", '{"city": "Ro')])
+    reader = RequiredCallsReader(NAMES)
+    assert reader.feed('[{"name": "wea') == [] and reader.finish() == ('{"name": "wea', [])
 
 
 def test_the_form_follows_the_template() -> None:

@@ -11,8 +11,9 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.server.answer_plan import AnswerPlan, answer_plan
 from llmc.runtime.server.api_key import tenant_of
-from llmc.runtime.server.chat_prompt import chat_prompt, template_variables
+from llmc.runtime.server.chat_prompt import chat_prompt, template_variables, template_warnings
 from llmc.runtime.server.chat_reply import ChatReply
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
@@ -21,7 +22,7 @@ from llmc.runtime.server.sampling import priority_of, sampling_params
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.server.tool_plan import ToolPlan, tool_plan
+from llmc.runtime.server.tool_plan import tool_plan
 from llmc.runtime.server.unknown_fields import ignored_of
 
 ANY_ARGUMENTS: dict[str, Any] = {"type": "object"}
@@ -37,11 +38,11 @@ def chat_routes(model: ServedModel) -> APIRouter:
         model.check_room()
         if body.stream_options is not None and not body.stream:
             raise bad_request("stream_options is only for stream=true", "stream_options")
-        plan = tool_plan(model, body)
+        tools = tool_plan(model, body)
         prompt = await chat_prompt(
             model,
             body.messages,
-            body.tools if plan.shows_tools else None,
+            body.tools if tools.shows_tools else None,
             template=body.chat_template,
             add_generation_prompt=body.add_generation_prompt,
             continue_final_message=body.continue_final_message,
@@ -49,10 +50,11 @@ def chat_routes(model: ServedModel) -> APIRouter:
         )
         whole_ids = await model.tokenize(prompt, body.add_special_tokens, longest_text(model, body))
         ids = truncated(model, whole_ids, body, asked_tokens(body))
+        plan = answer_plan(model, body, tools, prompt)
         identity = f"chatcmpl-{uuid.uuid4().hex}"
         asked = generation_request(model, body, ids, plan, identity, tenant_of(request, body.cache_salt))
-        warnings = [*warnings_of(body), *ignored_of(request)]
-        reply = ChatReply(model, body, identity, plan.reader, prompt=prompt, warnings=warnings)
+        warnings = [*warnings_of(body), *template_warnings(model, body), *ignored_of(request)]
+        reply = ChatReply(model, body, identity, plan, prompt=prompt, warnings=warnings)
         if body.stream:
             return EventStream(chunks(model, body, reply, asked))
         return await answer(request, whole(model, reply, asked))
@@ -66,7 +68,7 @@ def asked_tokens(body: ChatRequest) -> int | None:
 
 
 def generation_request(
-    model: ServedModel, body: ChatRequest, ids: Sequence[int], plan: ToolPlan, identity: str, tenant: str | None
+    model: ServedModel, body: ChatRequest, ids: Sequence[int], plan: AnswerPlan, identity: str, tenant: str | None
 ) -> GenerationRequest:
     """What the engine is asked."""
     asked = asked_tokens(body)

@@ -1,0 +1,77 @@
+"""How a chat request's output is constrained and read: tools, then what the model thinks before its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from llmc.runtime.grammar import Grammar, Preamble
+from llmc.runtime.server.chat_deltas import ChatDeltas
+from llmc.runtime.server.schemas.chat import ChatRequest
+from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.thinking import Thinking, ThinkingReader, ThinkTags, is_begun
+from llmc.runtime.server.thinking_deltas import ThinkingDeltas, WithoutEnd
+from llmc.runtime.server.tool_plan import ToolPlan
+
+
+@dataclass(frozen=True)
+class AnswerPlan:
+    """grammar: what the output is held to, None for nothing. reader: makes the deltas of a choice.
+
+    keeps_special: the output's text has its special tokens, because some of them mark calls or thoughts. thinking:
+    None for a model that does not think.
+    """
+
+    grammar: Grammar | None
+    reader: Callable[[], ChatDeltas]
+    keeps_special: bool
+    thinking: Thinking | None
+
+
+def answer_plan(model: ServedModel, body: ChatRequest, tools: ToolPlan, prompt: str) -> AnswerPlan:
+    """prompt: the template's text, which may have begun the thinking."""
+    tags = model.think_tags
+    if tags is None:
+        return _plan(model, body, tools.grammar, tools.reader, tools.keeps_special, None)
+    thinking = Thinking(tags, begins_inside(body, tags, prompt))
+
+    def reader() -> ChatDeltas:
+        return ThinkingDeltas(ThinkingReader(thinking), tools.reader(), body.include_reasoning)
+
+    marked = model.texts.is_special(tags.closing) or model.texts.is_special(tags.opening)
+    grammar = None if tools.grammar is None else replace(tools.grammar, preamble=preamble(model, thinking))
+    return _plan(model, body, grammar, reader, tools.keeps_special or marked, thinking)
+
+
+def begins_inside(body: ChatRequest, tags: ThinkTags, prompt: str) -> bool:
+    """Whether the output's first token is a thought."""
+    if body.continue_final_message:
+        return is_begun(tags, prompt, body.messages[-1].text())
+    # Otherwise the prompt's end is what the last message says, or is cut.
+    is_whole = body.truncate_prompt_tokens is None or body.truncation_side != "right"
+    return body.add_generation_prompt and is_whole and is_begun(tags, prompt, None)
+
+
+def preamble(model: ServedModel, thinking: Thinking) -> Preamble:
+    """The thinking as a grammar has it; special tokens are named by their ids."""
+
+    def mark(tag: str) -> str | int:
+        return model.engine.engine.tokenizer.encode(tag, add_special_tokens=False)[0] if special(tag) else tag
+
+    special = model.texts.is_special
+    tags = thinking.tags
+    return Preamble(None if thinking.begun else mark(tags.opening), mark(tags.closing))
+
+
+def _plan(
+    model: ServedModel,
+    body: ChatRequest,
+    grammar: Grammar | None,
+    reader: Callable[[], ChatDeltas],
+    keeps_special: bool,
+    thinking: Thinking | None,
+) -> AnswerPlan:
+    if not keeps_special or not body.skip_special_tokens:
+        return AnswerPlan(grammar, reader, keeps_special, thinking)
+    ends = tuple(model.texts.text(token) for token in model.engine.engine.info.eos_token_ids)
+    return AnswerPlan(grammar, lambda: WithoutEnd(ends, reader()), keeps_special, thinking)
