@@ -13,6 +13,7 @@ from llmc.runtime.written_tokens import TokenIds
 
 Row = npt.NDArray[np.float32]
 Weights = npt.NDArray[np.float32]
+_SHELLS = 1024
 
 
 def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds | None, Weights]:
@@ -58,14 +59,26 @@ def _nucleus(weights: Weights, top_p: float) -> TokenIds:
 
 
 def _typical(weights: Weights, typical_p: float) -> TokenIds:
-    """The places nearest to the distribution's entropy in surprise, as few as sum to typical_p; ties stay."""
+    """The places nearest to the distribution's entropy in surprise, as few as sum to typical_p; ties stay.
+
+    Only the tokens about as far as the last one that stays are sorted: sorting all takes a hundred times as long.
+    """
     possible = np.flatnonzero(weights)
     probabilities = weights[possible] / weights.sum(dtype=np.float64)
     surprise = -np.log(probabilities)
-    distance = np.abs(surprise - probabilities @ surprise)
-    order = np.argsort(distance, kind="stable")
-    last = min(int(np.searchsorted(np.cumsum(probabilities[order]), typical_p)), len(order) - 1)
-    kept: TokenIds = possible[distance <= distance[order[last]]]
+    # Not a product of the linear algebra library: its threads spin, and the step needs the cores.
+    distance = np.abs(surprise - (probabilities * surprise).sum())
+    farthest = float(distance.max())
+    if not farthest:  # All are as likely.
+        return possible
+    shell = (distance * (_SHELLS / farthest)).astype(np.int64)
+    upto = np.cumsum(np.bincount(shell, probabilities))
+    last_shell = min(int(np.searchsorted(upto, typical_p)), len(upto) - 1)
+    inside = np.flatnonzero(shell == last_shell)
+    inside = inside[np.argsort(distance[inside], kind="stable")]
+    below = upto[last_shell - 1] if last_shell else 0.0
+    last = min(int(np.searchsorted(np.cumsum(probabilities[inside]), typical_p - below)), len(inside) - 1)
+    kept: TokenIds = possible[distance <= distance[inside[last]]]
     return kept
 
 
