@@ -17,6 +17,8 @@ from llmc.runtime.server.errors import add_error_handlers
 from llmc.runtime.server.host_check import CheckHost
 from llmc.runtime.server.lifecycle import CountRequests, Lifecycle
 from llmc.runtime.server.live import LiveView
+from llmc.runtime.server.orderly_end import EndOrderly
+from llmc.runtime.server.request_id import NameRequests
 from llmc.runtime.server.request_metrics import CountAnswers
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
@@ -68,17 +70,23 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
 
 
 def outer_middleware(lifecycle: Lifecycle, limits: HttpLimits) -> list[Middleware]:
-    """Outermost first: by which name, who asks, whether the server still serves, how much is sent."""
-    found = [Middleware(CountRequests, lifecycle=lifecycle)]
-    if limits.api_keys:
-        is_open = OPEN_PATHS | {"/metrics"} if limits.metrics_without_key else OPEN_PATHS
-        found.insert(0, Middleware(RequireApiKey, keys=limits.api_keys, open_paths=is_open))
-    if limits.behind_router:
-        found.insert(0, Middleware(TrustRouter))
+    """Outermost first: a name for the request, by which name it comes, who asks, whether the server still serves, how
+    much is sent.
+    """
+    found = [Middleware(NameRequests, behind_router=limits.behind_router)]
+    if limits.allowed_hosts is not None:
+        found.append(Middleware(CheckHost, hosts=limits.allowed_hosts))
     if limits.allowed_origins:
         origins = list(limits.allowed_origins)
-        found.insert(0, Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
-    if limits.allowed_hosts is not None:
-        found.insert(0, Middleware(CheckHost, hosts=limits.allowed_hosts))
-    found.append(Middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds))
+        found.append(Middleware(CORSMiddleware, allow_origins=origins, allow_methods=["*"], allow_headers=["*"]))
+    if limits.behind_router:
+        found.append(Middleware(TrustRouter))
+    if limits.api_keys:
+        is_open = OPEN_PATHS | {"/metrics"} if limits.metrics_without_key else OPEN_PATHS
+        found.append(Middleware(RequireApiKey, keys=limits.api_keys, open_paths=is_open))
+    found += [
+        Middleware(CountRequests, lifecycle=lifecycle),
+        Middleware(EndOrderly, lifecycle=lifecycle),
+        Middleware(LimitBody, max_bytes=limits.max_body_bytes, seconds=limits.body_seconds),
+    ]
     return found

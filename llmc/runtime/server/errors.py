@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,11 +10,14 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
+from starlette.types import Scope
 
 from llmc.errors import LlmcError, ModelFailureError, RequestError, UnavailableError
+from llmc.runtime.server.request_id import request_id
 from llmc.runtime.server.schemas.field_notes import REFUSED
 from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
 
+_log = logging.getLogger("llmc.server")
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -78,16 +82,37 @@ def of_llmc_error(error: LlmcError) -> ApiError:
     return ApiError(500, message)
 
 
+def answer_to(scope: Scope, error: Exception) -> ApiError:
+    """The answer to an exception; what was not foreseen is a 500 without its traceback.
+
+    Every 500 is logged with the request's id, which stands in the answer, too.
+    """
+    is_foreseen = True
+    if isinstance(error, ApiError):
+        found = error
+    elif isinstance(error, LlmcError):
+        found = of_llmc_error(error)
+    else:
+        found, is_foreseen = ApiError(500, "the server failed; its log says why"), False
+    if found.status != 500:
+        return found
+    identity = request_id(scope)
+    asked = f"{scope['method']} {scope['path']!r:.200}"
+    reason = found.message if is_foreseen else f"{type(error).__name__}: {error}"
+    _log.error("request %s, %s: 500: %s", identity, asked, reason, exc_info=None if is_foreseen else error)
+    return ApiError(500, f"{found.message} (request {identity})", param=found.param, code=found.code)
+
+
+def error_events(error: ApiError) -> bytes:
+    """How a stream ends that cannot go on: an event with the error, and the one that ends every stream."""
+    return b"data: " + bytes(error.response().body) + b"\n\ndata: [DONE]\n\n"
+
+
 def add_error_handlers(app: FastAPI) -> None:
-    """Give every error of the routes OpenAI's shape; what was not foreseen is a 500 without its traceback."""
+    """Give every error that the routes foresee OpenAI's shape; EndOrderly sees to the others."""
 
-    async def api(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, ApiError)
-        return error.response()
-
-    async def llmc(request: Request, error: Exception) -> JSONResponse:
-        assert isinstance(error, LlmcError)
-        return of_llmc_error(error).response()
+    async def foreseen(request: Request, error: Exception) -> JSONResponse:
+        return answer_to(request.scope, error).response()
 
     async def validation(request: Request, error: Exception) -> JSONResponse:
         assert isinstance(error, RequestValidationError)
@@ -99,14 +124,10 @@ def add_error_handlers(app: FastAPI) -> None:
         body = error_body(error.status_code, f"{request.method} {request.url.path}: {error.detail}")
         return JSONResponse(body, error.status_code, headers=error.headers)
 
-    async def unforeseen(request: Request, error: Exception) -> JSONResponse:
-        return JSONResponse(error_body(500, "the server failed; its log says why"), 500)
-
-    app.add_exception_handler(ApiError, api)
-    app.add_exception_handler(LlmcError, llmc)
+    app.add_exception_handler(ApiError, foreseen)
+    app.add_exception_handler(LlmcError, foreseen)
     app.add_exception_handler(RequestValidationError, validation)
     app.add_exception_handler(HTTPException, http)
-    app.add_exception_handler(Exception, unforeseen)
 
 
 def described(errors: Any) -> tuple[str, str | None]:

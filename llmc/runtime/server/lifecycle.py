@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -13,34 +15,52 @@ from llmc.runtime.server.errors import error_body
 _ALWAYS = frozenset({"/health", "/metrics", "/live", "/"})
 
 
+# For requests that were cut off to tell their clients.
+_CUT_SECONDS = 1.0
+
+
 class Lifecycle:
     """Whether requests are accepted, and a way to wait until none is left."""
 
     def __init__(self) -> None:
         self.draining = False
-        self._in_flight = 0
+        self._tasks: set[asyncio.Task[object]] = set()
         self._changed = asyncio.Event()
 
     @property
     def in_flight(self) -> int:
         """Requests begun and not ended, streams included."""
-        return self._in_flight
+        return len(self._tasks)
 
-    def begin(self) -> None:
-        """A request begins."""
-        self._in_flight += 1
-
-    def end(self) -> None:
-        """A request has ended."""
-        self._in_flight -= 1
-        self._changed.set()
+    @contextmanager
+    def request(self) -> Iterator[None]:
+        """A request, which the current task serves until the block ends."""
+        task = asyncio.current_task()
+        assert task is not None
+        self._tasks.add(task)
+        try:
+            yield
+        finally:
+            self._tasks.discard(task)
+            self._changed.set()
 
     async def drain(self, seconds: float) -> bool:
-        """Refuse new requests; true when those in flight have ended, false if some are left after `seconds`."""
+        """Refuse new requests; true when those in flight have ended.
+
+        False if some are left after `seconds`: these are cut off (see EndOrderly), and most have ended by then.
+        """
         self.draining = True
+        if await self._wait(seconds):
+            return True
+        for task in self._tasks:
+            task.cancel()
+        await self._wait(_CUT_SECONDS)
+        return False
+
+    async def _wait(self, seconds: float) -> bool:
         try:
             async with asyncio.timeout(seconds):
-                while self._in_flight:
+                while self._tasks:
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
@@ -64,8 +84,5 @@ class CountRequests:
             response = JSONResponse(error_body(503, message), 503, headers={"Retry-After": "5", "Connection": "close"})
             await response(scope, receive, send)
             return
-        self._lifecycle.begin()
-        try:
+        with self._lifecycle.request():
             await self._app(scope, receive, send)
-        finally:
-            self._lifecycle.end()

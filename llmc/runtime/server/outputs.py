@@ -16,7 +16,7 @@ from llmc.errors import LlmcError
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.request_output import RequestOutput
 from llmc.runtime.server.connection import ClientLeft, while_connected
-from llmc.runtime.server.errors import ApiError, of_llmc_error
+from llmc.runtime.server.errors import ApiError, answer_to, error_events
 from llmc.runtime.server.served_model import ServedModel
 
 Event = dict[str, Any]
@@ -113,7 +113,7 @@ class EventStream(Response):
         try:
             first = await anext(self._events)
         except (ApiError, LlmcError) as error:
-            await _as_api_error(error).response()(scope, receive, send)
+            await answer_to(scope, error).response()(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await send(_body(_event(first)))
@@ -121,9 +121,9 @@ class EventStream(Response):
             async for event in self._events:
                 await send(_body(_event(event)))
         except (ApiError, LlmcError) as error:
-            answer = _as_api_error(error).response()
-            await send(_body(b"data: " + bytes(answer.body) + b"\n\n"))
-        await send(_body(b"data: [DONE]\n\n", more=False))
+            await send(_body(error_events(answer_to(scope, error)), more=False))
+        else:
+            await send(_body(b"data: [DONE]\n\n", more=False))
 
 
 def _event(event: Event) -> bytes:
@@ -132,10 +132,3 @@ def _event(event: Event) -> bytes:
 
 def _body(data: bytes, more: bool = True) -> dict[str, Any]:
     return {"type": "http.response.body", "body": data, "more_body": more}
-
-
-def _as_api_error(error: Exception) -> ApiError:
-    if isinstance(error, ApiError):
-        return error
-    assert isinstance(error, LlmcError)
-    return of_llmc_error(error)

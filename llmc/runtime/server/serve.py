@@ -8,11 +8,13 @@ import socket
 import threading
 from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI
 from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
+from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
@@ -154,12 +156,19 @@ def uvicorn_config(app: ASGIApp, options: ServeOptions) -> uvicorn.Config:
         log_level=options.uvicorn_log_level,
         access_log=options.uvicorn_log_level in ("info", "debug", "trace"),
         lifespan="off",
+        log_config=_log_config(options.uvicorn_log_level),
         server_header=False,
         proxy_headers=options.proxy_headers,
         forwarded_allow_ips=options.forwarded_allow_ips,
         timeout_keep_alive=30,
         timeout_graceful_shutdown=1,
     )
+
+
+def _log_config(level: str) -> dict[str, Any]:
+    """uvicorn's, in which llmc's own lines look like those of uvicorn."""
+    ours = {"handlers": ["default"], "level": LOG_LEVELS[level], "propagate": False}
+    return {**LOGGING_CONFIG, "loggers": {**LOGGING_CONFIG["loggers"], "llmc": ours}}
 
 
 class DrainingServer(uvicorn.Server):

@@ -45,10 +45,11 @@ THINKING_TEMPLATE = (
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server that listens, and its process."""
+    """A server that listens, its process, and what it has said since on its standard error."""
 
     url: str
     process: subprocess.Popen[str]
+    said: list[str]
 
     def client(self, api_key: str | None = None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -107,7 +108,8 @@ def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
     environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "400"}
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     try:
-        yield LiveServer(address_of(process), process)
+        said: list[str] = []
+        yield LiveServer(address_of(process, said), process, said)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -117,15 +119,15 @@ def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
             process.kill()
 
 
-def address_of(process: subprocess.Popen[str]) -> str:
-    """The URL that the server prints once it listens; what it prints later is read and dropped."""
+def address_of(process: subprocess.Popen[str], said: list[str] | None = None) -> str:
+    """The URL that the server prints once it listens. said: gets all that it prints, now and later."""
     assert process.stderr is not None
-    said = []
+    said = [] if said is None else said
     for line in process.stderr:
         said.append(line)
         found = [word for word in line.split() if word.startswith("http://")]
         if found:
-            threading.Thread(target=process.stderr.read, daemon=True).start()
+            threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
             return found[0]
     raise AssertionError(f"the server ended: {''.join(said)}")
 

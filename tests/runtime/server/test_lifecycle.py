@@ -10,6 +10,8 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlparse
@@ -19,6 +21,8 @@ import pytest
 from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
+from llmc.errors import ModelFailureError
+from llmc.runtime.intake import Intake
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.serve import close_model, open_model
@@ -111,13 +115,66 @@ def test_sigterm_before_it_listens(model_directory: Path, tmp_path: Path, monkey
         process.kill()
 
 
-def test_draining_has_a_limit(engine_directory: Path) -> None:
-    with serving(engine_directory, "--drain-seconds", "0.05") as live, live.client() as client:
-        body = {**LONG, "n": 16, "temperature": 1, "stream": True}
-        with client.stream("POST", "/v1/completions", json=body) as answer:
-            next(answer.iter_lines())
-            live.process.send_signal(signal.SIGTERM)
-            assert live.process.wait(20) == 0
+@pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
+def test_what_is_cut_off_is_told_so(engine_directory: Path, replicas: int) -> None:
+    """Streams end with an event and [DONE], other answers are a 503, and the log does not fill with tracebacks."""
+    flags = ("--drain-seconds", "0", "--data-parallel-size", str(replicas))
+    body = {**LONG, "n": 4, "temperature": 1}
+    with serving(engine_directory, *flags) as live, ExitStack() as stack, ThreadPoolExecutor(2) as beside:
+        client = stack.enter_context(live.client())
+        streams = []
+        for _ in range(3):
+            request = client.stream("POST", "/v1/completions", json={**body, "stream": True})
+            streams.append(stack.enter_context(request).iter_lines())
+            next(streams[-1])
+        whole = [
+            beside.submit(httpx.post, f"{live.url}/v1/completions", json={**body, "n": 2}, timeout=60) for _ in range(2)
+        ]
+        eventually(lambda: metric(client, "llmc:num_requests_running") == 3 * 4 + 2 * 2)
+        live.process.send_signal(signal.SIGTERM)
+        for stream in streams:
+            rest = [line for line in stream if line]
+            error = json.loads(rest[-2].removeprefix("data: "))["error"]
+            assert error["type"] == "service_unavailable_error" and "shutting down" in error["message"]
+            assert rest[-1] == "data: [DONE]"
+        assert [answer.result().status_code for answer in whole] == [503, 503]
+        assert live.process.wait(20) == 0
+        assert "Traceback" not in "".join(live.said) and "were cut off" in "".join(live.said)
+
+
+def test_every_500_is_logged_under_the_name_that_the_client_is_told(
+    in_process: ServedModel, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    client = TestClient(create_app(in_process, CollectorRegistry(), HttpLimits()))
+
+    def fails(error: Exception) -> Any:
+        def check(*_: object) -> None:
+            raise error
+
+        monkeypatch.setattr(Intake, "check", check)
+        caplog.clear()
+        answer: Any = client.post("/v1/completions", json={"prompt": "hi"})
+        return answer
+
+    foreseen = fails(ModelFailureError("the model gave no usable logits"))
+    assert "usable logits" in foreseen.json()["error"]["message"] and "Traceback" not in caplog.text
+    names = [_named_in(foreseen, caplog.text)]
+    unforeseen = fails(ZeroDivisionError("a bug"))
+    assert "a bug" not in unforeseen.text and "ZeroDivisionError: a bug" in caplog.text and "Traceback" in caplog.text
+    names.append(_named_in(unforeseen, caplog.text))
+    stream = client.post("/v1/completions", json={"prompt": "hi", "stream": True})
+    names.append(_named_in(stream, caplog.text))
+    assert len(set(names)) == 3
+    fine = client.get("/v1/models", headers={"X-Request-Id": "mine"})
+    assert fine.headers["x-request-id"].startswith("req-")
+
+
+def _named_in(answer: Any, log: str) -> str:
+    """The request's id, which the header, the message and the log must agree on."""
+    assert answer.status_code == 500 and answer.json()["error"]["type"] == "server_error"
+    name = str(answer.headers["x-request-id"])
+    assert name in answer.json()["error"]["message"] and name in log
+    return name
 
 
 @pytest.fixture

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from pathlib import Path
 
 import httpx
@@ -74,6 +76,26 @@ def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
         eventually(lambda: client.get("/health").json().get("healthy_replicas") == 2 and len(workers(pair)) == 2, 60)
         assert metric(client, "llmc:replica_restarts") == 1
         eventually(lambda: all(r["healthy"] for r in client.get("/live").json()["replicas"]))
+
+
+def test_streams_of_a_killed_replica_end_with_an_error(engine_directory: Path) -> None:
+    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True}
+    with serving(engine_directory, "--data-parallel-size", "2") as live, live.client() as client:
+        with ExitStack() as stack:
+            streams = []
+            for _ in range(4):
+                request = client.stream("POST", "/v1/completions", json=body)
+                streams.append(stack.enter_context(request).iter_lines())
+                next(streams[-1])
+            for worker in workers(live):
+                worker.kill()
+            for stream in streams:
+                rest = [line for line in stream if line]
+                *events, error = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
+                assert error["error"]["type"] == "service_unavailable_error" and rest[-1] == "data: [DONE]"
+                assert all(event["choices"] for event in events), "the events before it are whole"
+        assert "Traceback" not in "".join(live.said)
+        assert sum("has ended in its answer" in line for line in live.said) == 4
 
 
 def test_workers_end_with_the_router(engine_directory: Path) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Sequence
+import logging
+from collections.abc import AsyncGenerator, Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -18,17 +19,20 @@ from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.server.api_key import HOLDER_HEADER, holder_of
 from llmc.runtime.server.connection import ClientLeft, while_connected
-from llmc.runtime.server.errors import ApiError
+from llmc.runtime.server.errors import ApiError, error_events
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Candidate, Router, prompt_of
+from llmc.runtime.server.request_id import REQUEST_ID_HEADER, request_id
 
+_log = logging.getLogger("llmc.server")
+_EVENT_END = b"\n\n"
 _PASSED_ON = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
 _ASKED_OF_ANY = ("/v1/models", "/version")
 # Of the connection, not of the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
 # Kept from replicas: the key, and what only the router may say.
-_DROPPED = _HOP_BY_HOP | {"authorization", "content-length", HOLDER_HEADER}
+_DROPPED = _HOP_BY_HOP | {"authorization", "content-length", HOLDER_HEADER, REQUEST_ID_HEADER}
 
 
 def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecycle) -> APIRouter:
@@ -107,12 +111,13 @@ class PassedOn(Response):
                 replica.in_flight -= 1
 
     async def _ask(self, replica: Replica, send: Send) -> bool:
-        """Whether the replica answered; False if it could not be reached."""
+        """Whether the replica answered; False if it could not be reached, or ended before an answer was begun here."""
         begun = False
         headers = {k: v for k, v in self._request.headers.items() if k not in _DROPPED}
         holder = holder_of(self._request)
         if holder is not None:
             headers[HOLDER_HEADER] = holder
+        headers[REQUEST_ID_HEADER] = request_id(self._request.scope)
         url = self._request.url.path + (f"?{self._request.url.query}" if self._request.url.query else "")
         try:
             async with replica.session.request(
@@ -121,17 +126,37 @@ class PassedOn(Response):
                 kept = [
                     (k.lower().encode(), v.encode()) for k, v in answer.headers.items() if k.lower() not in _HOP_BY_HOP
                 ]
-                await send({"type": "http.response.start", "status": answer.status, "headers": kept})
+                start = {"type": "http.response.start", "status": answer.status, "headers": kept}
+                if answer.content_type != "text/event-stream":
+                    body = await answer.read()
+                    await send(start)
+                    await send({"type": "http.response.body", "body": body, "more_body": False})
+                    return True
+                await send(start)
                 begun = True
-                async for data in answer.content.iter_any():
-                    await send({"type": "http.response.body", "body": data, "more_body": True})
+                async for events in _whole_events(answer.content):
+                    await send({"type": "http.response.body", "body": events, "more_body": True})
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return True
-        except (aiohttp.ClientError, OSError):
-            if begun:
-                raise
+        except (aiohttp.ClientError, OSError) as error:
             replica.healthy = False
-            return False
+            if begun:
+                name = request_id(self._request.scope)
+                _log.warning("request %s: replica %d has ended in its answer: %r", name, replica.index, error)
+                lost = ApiError(503, "the replica that was answering has ended; send the request again")
+                await send({"type": "http.response.body", "body": error_events(lost), "more_body": False})
+            return begun
+
+
+async def _whole_events(content: aiohttp.StreamReader) -> AsyncGenerator[bytes, None]:
+    """What comes up to the end of an event each time, so that an error can follow at any moment."""
+    held = b""
+    async for data in content.iter_any():
+        held += data
+        end = held.rfind(_EVENT_END) + len(_EVENT_END)
+        if end >= len(_EVENT_END):
+            yield held[:end]
+            held = held[end:]
 
 
 async def _ask_all(replicas: Sequence[Replica], path: str, as_json: bool = False) -> list[tuple[Replica, Any]]:
