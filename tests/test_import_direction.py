@@ -38,6 +38,8 @@ ALLOWED: dict[str, set[str]] = {
     "source_digest": set(),
     "storage_error": {"errors"},
     "worker_command": set(),
+    "atomic_directory": {"errors", "storage_error"},
+    "cache_directory": {"atomic_directory", "errors", "settings", "storage_error"},
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

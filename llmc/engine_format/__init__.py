@@ -1,13 +1,11 @@
 """The engine directory: what llmc writes and what the runtime reads, whole or not at all."""
 
-from llmc.engine_format.atomic_directory import AtomicDirectory
 from llmc.engine_format.manifest import FORMAT_VERSION, Manifest, ModelRecord, PassRecord, TargetRecord
 from llmc.engine_format.reader import EngineDirectory, read_engine
 from llmc.engine_format.writer import EngineWriter
 
 __all__ = [
     "FORMAT_VERSION",
-    "AtomicDirectory",
     "EngineDirectory",
     "EngineWriter",
     "Manifest",

@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmc.engine_format.atomic_directory import TEMPORARY_SUFFIX
+from llmc.atomic_directory import TEMPORARY_SUFFIX
 from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_hashes
 from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord, Manifest, TargetRecord, read_manifest
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header

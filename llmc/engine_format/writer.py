@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from llmc.engine_format.atomic_directory import AtomicDirectory
+from llmc.atomic_directory import AtomicDirectory
 from llmc.engine_format.chunk_hash import ChunkHasher
 from llmc.engine_format.manifest import (
     MANIFEST_NAME,

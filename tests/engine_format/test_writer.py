@@ -9,8 +9,9 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,8 +21,9 @@ import pytest
 import safetensors.torch
 import torch
 
-from llmc.engine_format import AtomicDirectory, EngineWriter, chunk_hash, read_engine
-from llmc.engine_format.atomic_directory import exchange_by_renaming
+from llmc import atomic_directory
+from llmc.atomic_directory import AtomicDirectory, exchange_by_renaming
+from llmc.engine_format import EngineWriter, chunk_hash, read_engine
 from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
 from llmc.errors import EngineFormatError
 from llmc.mapped_file import HUGE_PAGE_BYTES
@@ -155,6 +157,107 @@ def test_directories_can_be_swapped_without_the_system_call(tmp_path: Path) -> N
     exchange_by_renaming(new, old)
     assert names(old) == [new.name] and names(new) == [old.name]
     assert names(tmp_path) == [new.name, old.name]
+
+
+@pytest.mark.parametrize("has_system_call", [True, False])
+@pytest.mark.parametrize("replaces", [False, True])
+def test_of_two_builders_to_one_output_the_last_wins_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, replaces: bool, has_system_call: bool
+) -> None:
+    """Each has looked at the destination, and both rename at once; neither fails, and nothing else is left."""
+    path = tmp_path / "e.llmc"
+    if replaces:
+        write_tiny_engine(path, model=tiny_model(seed=9))
+    if not has_system_call:
+        monkeypatch.setattr(atomic_directory, "_exchange_at_once", lambda new, old: False)
+    both_are_ready = threading.Barrier(2)
+    have_waited: set[int] = set()
+    rename = Path.rename
+
+    def held(self: Path, target: Path) -> Path:
+        if threading.get_ident() not in have_waited:
+            have_waited.add(threading.get_ident())
+            both_are_ready.wait(60)
+        return rename(self, target)
+
+    monkeypatch.setattr(Path, "rename", held)
+    errors = in_threads(*(lambda seed=seed: write_tiny_engine(path, model=tiny_model(seed=seed)) for seed in (0, 1)))
+    monkeypatch.undo()
+    assert errors == []
+    assert contents(path) in [contents(write_tiny_engine(tmp_path / str(s), model=tiny_model(seed=s))) for s in (0, 1)]
+    assert names(tmp_path) == ["0", "1", "e.llmc"]
+
+
+def test_a_builder_that_comes_between_two_renames_is_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where directories cannot be swapped at once there is nothing at the destination for a moment."""
+    path = write_tiny_engine(tmp_path / "e.llmc", model=tiny_model(seed=9))
+    monkeypatch.setattr(atomic_directory, "_exchange_at_once", lambda new, old: False)
+    rename = Path.rename
+    others: Iterator[Callable[[], Path]] = iter([lambda: write_tiny_engine(path, model=tiny_model(seed=1))])
+
+    def interrupted(self: Path, target: Path) -> Path:
+        moved = rename(self, target)
+        if self == path:
+            for build in others:
+                build()
+        return moved
+
+    monkeypatch.setattr(Path, "rename", interrupted)
+    write_tiny_engine(path, model=tiny_model(seed=0))
+    monkeypatch.undo()
+    assert contents(path) == contents(write_tiny_engine(tmp_path / "0", model=tiny_model(seed=0)))
+    assert names(tmp_path) == ["0", "e.llmc"]
+
+
+def test_processes_that_write_one_engine_again_and_again(tmp_path: Path) -> None:
+    script = """
+        import sys
+        from pathlib import Path
+        from llmc.engine_format import read_engine
+        from llmc.engine_format.copy import copy_engine
+        source, path = Path(sys.argv[1]), Path(sys.argv[2])
+        manifest = read_engine(source).manifest
+        print("ready", flush=True)
+        sys.stdin.readline()
+        for _ in range(30):
+            copy_engine(source, manifest, path)
+    """
+    sources = [write_tiny_engine(tmp_path / f"{seed}.llmc", model=tiny_model(seed=seed)) for seed in (0, 1)]
+    path = tmp_path / "e.llmc"
+    writers = [
+        subprocess.Popen(
+            [sys.executable, "-c", textwrap.dedent(script), str(source), str(path)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for source in sources
+    ]
+    for writer in writers:
+        assert writer.stdout is not None and writer.stdout.readline() == "ready\n"
+    said = in_threads(*(lambda writer=writer: writer.communicate("go\n", timeout=120) for writer in writers))
+    assert said == [] and [writer.returncode for writer in writers] == [0, 0]
+    assert contents(path) in [contents(source) for source in sources]
+    assert names(tmp_path) == ["0.llmc", "1.llmc", "e.llmc"]
+
+
+def in_threads(*calls: Callable[[], object]) -> list[BaseException]:
+    """What the calls raise, all made at once."""
+    raised: list[BaseException] = []
+
+    def run(call: Callable[[], object]) -> None:
+        try:
+            call()
+        except BaseException as error:
+            raised.append(error)
+
+    threads = [threading.Thread(target=run, args=(call,)) for call in calls]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return raised
 
 
 def test_what_is_no_engine_is_never_replaced(tmp_path: Path) -> None:

@@ -13,8 +13,8 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
+from llmc.atomic_directory import AtomicDirectory
 from llmc.codegen.triton.compile import compile_program
-from llmc.engine_format import AtomicDirectory
 from llmc.engine_format.reader import PROGRAM_NAME, read_program
 from llmc.errors import LlmcError
 from llmc.program_json import program_to_json

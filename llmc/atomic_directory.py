@@ -12,6 +12,7 @@ import fcntl
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 
@@ -58,17 +59,18 @@ class AtomicDirectory:
             self._lock = None
 
     def commit(self) -> None:
-        """Put everything on disk, then rename; a directory that stood there before is replaced in the same instant."""
-        self._check_destination()
+        """Put everything on disk, then rename; a directory that stood there before is replaced in the same instant.
+
+        Of several that commit to one destination the last one wins, whole.
+        """
         try:
             for folder, _, names in os.walk(self.path):
                 for name in names:
                     _sync(Path(folder, name))
                 _sync(Path(folder))
-            if self.destination.exists():
-                _exchange(self.path, self.destination)
-            else:
-                self.path.rename(self.destination)
+            self._check_destination()
+            while not _put(self.path, self.destination):
+                self._check_destination()  # Somebody else's has appeared there, or is gone.
             _sync(self.destination.parent)
         except OSError as error:
             raise storage_error(error, self.destination) from None
@@ -137,6 +139,23 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+def _put(new: Path, destination: Path) -> bool:
+    """Move a directory to a place that is free, empty or another directory's; False if that changed meanwhile."""
+    try:
+        new.rename(destination)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    try:
+        _exchange(new, destination)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+
+
 def _exchange(new: Path, old: Path) -> None:
     """Swap two directories in one system call where the kernel and the file system can, in renames elsewhere."""
     if not _exchange_at_once(new, old):
@@ -159,5 +178,11 @@ def exchange_by_renaming(new: Path, old: Path) -> None:
     """Swap two directories in three renames; between the first two there is nothing at `old`."""
     aside = new.with_name(f"{new.name.removesuffix(TEMPORARY_SUFFIX)}.old{TEMPORARY_SUFFIX}")
     old.rename(aside)
-    new.rename(old)
+    try:
+        new.rename(old)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(old)
+        shutil.rmtree(aside, ignore_errors=True)  # It is still there if somebody else has taken its place.
+        raise
     aside.rename(new)
