@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import os
 import shutil
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from pathlib import Path
 from types import TracebackType
 
 from llmc.errors import EngineFormatError
+from llmc.file_lock import try_lock
 from llmc.storage_error import storage_error
 
 TEMPORARY_SUFFIX = ".llmc-tmp"
@@ -92,7 +92,7 @@ class AtomicDirectory:
 def remove_abandoned(destination: Path) -> None:
     """Delete temporary directories for this destination whose process is gone."""
     for path in destination.parent.glob(f".{_escaped(destination.name)}.*{TEMPORARY_SUFFIX}"):
-        lock = _locked(path)
+        lock = try_lock(path)
         if lock is not None:
             shutil.rmtree(path, ignore_errors=True)
             os.close(lock)
@@ -106,7 +106,7 @@ def _locked_directory(destination: Path) -> tuple[Path, int | None]:
     for _ in range(16):
         path = destination.parent / f".{destination.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
         path.mkdir()
-        lock = _locked(path)
+        lock = try_lock(path)
         if lock is not None and path.exists():
             return path, lock
     path.mkdir(exist_ok=True)
@@ -115,20 +115,6 @@ def _locked_directory(destination: Path) -> tuple[Path, int | None]:
 
 def _escaped(name: str) -> str:
     return "".join(f"[{c}]" if c in "*?[" else c for c in name)
-
-
-def _locked(path: Path) -> int | None:
-    """A descriptor that holds the directory's lock until it is closed; None if another process holds it."""
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError:
-        return None
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
 
 
 def _sync(path: Path) -> None:

@@ -1,34 +1,35 @@
 """Engines of model directories, built once and found again by what they were built from.
 
 The key covers everything that could change the engine's bytes: the model's files, the target as resolved on this
-machine, the options, and llmc's own code. What is found is never stale; what is not needed any more may be deleted.
+machine, the options, llmc's own code and the packages that trace and compile. What is found is never stale; what is
+not needed any more may be deleted.
 """
 
 from __future__ import annotations
 
-import fcntl
+import hashlib
 import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import asdict
 from hashlib import sha256
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 import llmc
+from llmc.cache import CacheKind, open_cache
 from llmc.engine_format.manifest import is_engine
-from llmc.errors import CheckpointError, OptionError
+from llmc.errors import CheckpointError
 from llmc.options import BuildKeywords, parse_options
-from llmc.settings import settings
 from llmc.source_digest import source_digest
 from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
     from llmc.compiler import Progress
 
-_READ_BYTES = 8 << 20
 _BUILDING_ROOMS = ("graph", "ops", "passes", "codegen", "engine_format")
+_BUILDING_PACKAGES = ("torch", "transformers", "triton")
 _MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".model", ".txt"}
 
 
@@ -46,20 +47,14 @@ def find_or_build_engine(
             at=directory,
             fix="give an engine that llmc build has written, or a Hugging Face directory",
         )
-    root = settings().cache_dir / "engines"
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OptionError(
-            f"the engine cache cannot be made: {error.strerror}", at=root, fix="set LLMC_CACHE_DIR to another place"
-        ) from None
-    path = root / f"{directory.resolve().name}-{engine_key(directory, target, options)[:20]}.llmc"
-    with _locked(path.with_suffix(".lock")):
-        if not is_engine(path):
-            from llmc.compiler import build  # Here because it imports torch, which a found engine does without.
 
-            build(directory, path, target=target, progress=progress, **options)
-    return path
+    def make(path: Path) -> None:
+        from llmc.compiler import build  # Here because it imports torch, which a found engine does without.
+
+        build(directory, path, target=target, progress=progress, **options)
+
+    name = f"{directory.resolve().name}-{engine_key(directory, target, options)[:20]}.llmc"
+    return open_cache(CacheKind.ENGINES).find_or_make(name, is_engine, make)
 
 
 def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
@@ -70,34 +65,34 @@ def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
     parts = {
         "llmc": [llmc.__version__, source_digest(_BUILDING_ROOMS)],
         "model": {file.name: _remembered_digest(file) for file in files},
-        "target": json.loads(json.dumps(asdict(resolve_target(target)), default=str, sort_keys=True)),
+        "packages": {name: _version(name) for name in _BUILDING_PACKAGES},
+        "target": asdict(resolve_target(target)),
         "options": parsed.model_dump(mode="json"),
         # A file that is not there is for the build to refuse.
         "calibration": _remembered_digest(calibration) if calibration is not None and calibration.is_file() else None,
     }
-    return sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
+    # A set, such as a target's features, has another order in every process.
+    return sha256(json.dumps(parts, sort_keys=True, default=sorted).encode()).hexdigest()
+
+
+def _version(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def _remembered_digest(file: Path) -> str:
     """A file's digest. Reading gigabytes takes seconds, so it is kept beside the engines until the file changes."""
     status = file.stat()
     identity = f"{file.resolve()}\n{status.st_size}\n{status.st_mtime_ns}\n{status.st_ino}\n{status.st_dev}"
-    memo = settings().cache_dir / "digests" / sha256(identity.encode()).hexdigest()
-    if memo.is_file() and len(found := memo.read_text(encoding="ascii")) == 64:
+    name = sha256(identity.encode()).hexdigest()
+    memos = open_cache(CacheKind.DIGESTS)
+    found = memos.read_text(name)
+    if found is not None and len(found) == 64:
         return found
-    digest = sha256()
     with file.open("rb") as data:
-        while piece := data.read(_READ_BYTES):
-            digest.update(piece)
-    memo.parent.mkdir(parents=True, exist_ok=True)
-    temporary = memo.with_suffix(f".{os.getpid()}")
-    temporary.write_text(digest.hexdigest(), encoding="ascii")
-    temporary.replace(memo)
-    return digest.hexdigest()
-
-
-@contextmanager
-def _locked(path: Path) -> Iterator[None]:
-    with path.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+        digest = hashlib.file_digest(data, "sha256").hexdigest()
+    with suppress(OSError):  # A full disk costs reading the file again.
+        memos.write_text(name, digest)
+    return digest

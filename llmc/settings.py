@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -19,11 +20,12 @@ BISECT_PREFIX = "LLMC_BISECT_"
 class Settings:
     """What the environment says.
 
-    cache_dir (LLMC_CACHE_DIR): compiled kernels, captured graphs and tuning results. debug (LLMC_DEBUG=1): tracebacks
-    for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available processor. dump (LLMC_DUMP): where
-    the graph after every pass is written as text; None for nowhere. api_key (LLMC_API_KEY): of `llmc serve` and of the
-    clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE=0 turns it off): whether captured graphs are kept
-    and found again.
+    cache_dir (LLMC_CACHE_DIR): engines of model directories, compiled kernels and captured graphs. cache_bytes
+    (LLMC_CACHE_SIZE, such as 20GiB): how much of them is kept; None is the default of llmc/cache/contents.py. debug
+    (LLMC_DEBUG=1): tracebacks for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available
+    processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
+    (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE=0 turns
+    it off): whether captured graphs are kept and found again.
     """
 
     cache_dir: Path
@@ -32,6 +34,7 @@ class Settings:
     dump: Path | None = None
     api_key: str | None = field(default=None, repr=False)
     capture_cache: bool = True
+    cache_bytes: int | None = None
 
 
 @cache
@@ -45,6 +48,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
     known = {
         "LLMC_API_KEY",
         "LLMC_CACHE_DIR",
+        "LLMC_CACHE_SIZE",
         "LLMC_CAPTURE_CACHE",
         "LLMC_DEBUG",
         "LLMC_DUMP",
@@ -74,6 +78,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         Path(dump).expanduser() if dump else None,
         environ.get("LLMC_API_KEY") or None,
         environ.get("LLMC_CAPTURE_CACHE") != "0",
+        _cache_bytes(environ.get("LLMC_CACHE_SIZE", "")),
     )
 
 
@@ -83,3 +88,18 @@ def _cache_dir(environ: Mapping[str, str]) -> Path:
         return Path(chosen).expanduser()
     home = environ.get("XDG_CACHE_HOME", "")
     return (Path(home) if home else Path("~/.cache").expanduser()) / "llmc"
+
+
+def _cache_bytes(size: str) -> int | None:
+    """A size such as 20GiB, 500 MiB or 1000000 in bytes; None for an empty one."""
+    if not size:
+        return None
+    found = re.fullmatch(r"([0-9]{1,15}) ?([KMGT]i?B?|B)?", size, re.IGNORECASE | re.ASCII)
+    if found is None:
+        raise OptionError(
+            f"LLMC_CACHE_SIZE cannot be {size!r}",
+            at=f"LLMC_CACHE_SIZE={size}",
+            fix="give a size such as 20GiB or 500MiB, or unset it",
+        )
+    unit = (found[2] or "B")[0].upper()
+    return int(found[1]) << 10 * "BKMGT".index(unit)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -11,6 +11,8 @@ import pytest
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
+from llmc.cache import CacheKind, open_cache
+from llmc.settings import settings
 
 if TYPE_CHECKING:
     from tests.family_captures import FamilyCaptures
@@ -57,6 +59,19 @@ def draft_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("draft") / "draft.llmc"
     build(DRAFT, path, max_model_len=256)
     return path
+
+
+@pytest.fixture
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """A cache without engines for this process and those it starts; compiled kernels and captures are shared."""
+    root = tmp_path / "cache"
+    root.mkdir(mode=0o700)
+    for kind in ("kernels", "captures", "triton"):
+        (root / kind).symlink_to(open_cache(CacheKind(kind)).path)
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(root))
+    settings.cache_clear()
+    yield root
+    settings.cache_clear()
 
 
 @pytest.fixture

@@ -10,7 +10,10 @@ import pytest
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
 FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"} | {
+    "atomic_directory",
+    "cache",
     "cache_format",
+    "file_lock",
     "keywords",
     "library",
     "mapped_file",
@@ -34,12 +37,13 @@ ALLOWED: dict[str, set[str]] = {
     "typed_json": {"errors"},
     "grid": {"errors"},
     "library": set(),
-    "mapped_file": set(),
+    "mapped_file": {"file_lock"},
     "source_digest": set(),
     "storage_error": {"errors"},
     "worker_command": set(),
-    "atomic_directory": {"errors", "storage_error"},
-    "cache_directory": {"atomic_directory", "errors", "settings", "storage_error"},
+    "atomic_directory": {"errors", "file_lock", "storage_error"},
+    "cache": {"atomic_directory", "errors", "file_lock", "settings"},
+    "file_lock": set(),
     "program_json": {"errors", "program", "typed_json"},
     "graph": FOUNDATION,
     "ops": FOUNDATION | {"graph"},

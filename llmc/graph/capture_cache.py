@@ -14,7 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-import tempfile
+from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from llmc.cache import CacheKind, open_cache
 from llmc.errors import CheckpointError, EngineFormatError
 from llmc.graph.capture_text import captured_graph, captured_text
 from llmc.graph.checkpoint import SafetensorsSource, read_json
@@ -38,8 +39,8 @@ _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"
 
 
-def capture_entry(directory: Path, options: BuildOptions) -> Path | None:
-    """Where the capture of a directory is or will be; None if it is not to be kept, or not by this process."""
+def capture_entry(directory: Path, options: BuildOptions) -> str | None:
+    """The name of a directory's capture in the cache; None if it is not to be kept, or not by this process."""
     spec = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
     if not settings().capture_cache or spec is None or spec.origin is None:
         return None
@@ -63,24 +64,25 @@ def capture_entry(directory: Path, options: BuildOptions) -> Path | None:
         "environment": sorted(each for each in os.environ.items() if each[0].startswith(_ENVIRONMENT)),
     }
     digest = sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()
-    return settings().cache_dir / "captures" / f"{digest[:32]}.txt"
+    return f"{digest[:32]}.txt"
 
 
-def find_capture(entry: Path) -> ModelGraph | None:
+def find_capture(entry: str) -> ModelGraph | None:
     """The graph that an entry holds, but for its model's name; None if there is none that is whole and up to date."""
+    cache = open_cache(CacheKind.CAPTURES)
     try:
-        digest, _, rest = entry.read_text(encoding="utf-8").partition("\n")
+        digest, _, rest = (cache.read_text(entry) or "").partition("\n")
         sources, _, text = rest.partition("\n")
         if digest != sha256(rest.encode()).hexdigest():
             return None
         if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in json.loads(sources)):
             return None
-        return captured_graph(text, entry)
+        return captured_graph(text, cache.path / entry)
     except (OSError, ValueError, EngineFormatError):
         return None
 
 
-def keep_capture(entry: Path, graph: ModelGraph) -> None:
+def keep_capture(entry: str, graph: ModelGraph) -> None:
     """Keep a graph that was captured just now; one that cannot be written as text, and a full disk, are passed over."""
     text = captured_text(graph)
     if text is None:
@@ -88,13 +90,8 @@ def keep_capture(entry: Path, graph: ModelGraph) -> None:
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
     files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
     rest = json.dumps([_stamp(Path(file)) for file in files]) + "\n" + text
-    try:
-        entry.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=entry.parent, delete=False) as file:
-            file.write(sha256(rest.encode()).hexdigest() + "\n" + rest)
-        Path(file.name).replace(entry)
-    except OSError:
-        return
+    with suppress(OSError):
+        open_cache(CacheKind.CAPTURES).write_text(entry, sha256(rest.encode()).hexdigest() + "\n" + rest)
 
 
 def _text(file: Path) -> str | None:

@@ -10,13 +10,13 @@ from dataclasses import dataclass, replace
 from importlib import metadata
 from pathlib import Path
 
+from llmc.cache import CacheKind, open_cache
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
 from llmc.program import Program
 from llmc.program_json import program_from_json
 from llmc.runtime.device import Device
-from llmc.settings import settings
 from llmc.targets import match_device
 from llmc.worker_command import worker_command, worker_environment
 
@@ -44,14 +44,21 @@ def binaries_for(engine: EngineDirectory, device: Device, tell: Callable[[str], 
     if arch is not None:
         return DeviceBinaries(chosen.program, arch, engine.path)
     arch = f"sm_{device.capability[0]}{device.capability[1]}"
-    directory = settings().cache_dir / "engines" / cache_key(engine, chosen.program, arch)
-    if not (directory / COMPILED_PROGRAM).exists():
+
+    def make(directory: Path) -> None:
         archs = ", ".join(sorted({a for each in engine.programs for a in carried_archs(each.program)})) or "none"
         count = len(chosen.program.launched_kernels())
         tell(f"the engine carries kernels for {archs}; compiling its {count} kernels for {arch}, once")
         _compile(engine.path, chosen.file, device, directory)
+
+    name = cache_key(engine, chosen.program, arch)
+    directory = open_cache(CacheKind.DEVICE_KERNELS).find_or_make(name, _has_program, make)
     path = directory / COMPILED_PROGRAM
     return DeviceBinaries(program_from_json(path.read_text(encoding="utf-8"), path), arch, directory)
+
+
+def _has_program(directory: Path) -> bool:
+    return (directory / COMPILED_PROGRAM).exists()
 
 
 def program_for(engine: EngineDirectory, device: Device) -> TargetProgram:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -19,7 +22,6 @@ from llmc.engine_cache import engine_key, find_or_build_engine
 from llmc.errors import CheckpointError, ModelFailureError, RequestError
 from llmc.runtime.completion import Completion
 from llmc.runtime.engine import Engine
-from llmc.settings import Settings
 from tests.tiny_models import tiny_checkpoint
 
 MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-6m"
@@ -150,21 +152,11 @@ def test_not_a_number_stays_in_its_request(tmp_path: Path) -> None:
         assert caught.value.at == "prompt 4"
 
 
-@pytest.fixture
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An engine cache of its own; the compiled kernels stay where they are."""
-    import llmc.engine_cache
-
-    found = Settings(tmp_path / "cache", False, None)
-    monkeypatch.setattr(llmc.engine_cache, "settings", lambda: found)
-    return tmp_path / "cache"
-
-
-def test_llm_generates_chats_and_finds_its_engine_again(cache: Path) -> None:
+def test_llm_generates_chats_and_finds_its_engine_again(own_cache: Path) -> None:
     params = SamplingParams(max_tokens=8)
     with LLM(MODEL, chat_template="plain", max_model_len=128) as model:
         built = model.engine.path
-        assert built.is_relative_to(cache)
+        assert built.is_relative_to(own_cache)
         stamp = (built / "manifest.json").stat().st_mtime_ns
         one, other = model.generate(["ROMEO:", "KING"], params)
         assert "".join(piece.text for piece in model.stream("ROMEO:", params)) == one.text
@@ -184,7 +176,7 @@ def test_llm_generates_chats_and_finds_its_engine_again(cache: Path) -> None:
         assert model.generate("ROMEO:", params) == [one]
 
 
-def test_the_key_follows_everything_that_makes_an_engine(cache: Path, tmp_path: Path) -> None:
+def test_the_key_follows_everything_that_makes_an_engine(own_cache: Path, tmp_path: Path) -> None:
     model = tmp_path / "model"
     tiny_checkpoint("llama", model)
     key = engine_key(model, "cpu", {})
@@ -202,3 +194,21 @@ def test_the_key_follows_everything_that_makes_an_engine(cache: Path, tmp_path: 
     assert key != engine_key(model, "cpu", {})
     with pytest.raises(CheckpointError, match="neither an engine nor a model directory"):
         find_or_build_engine(tmp_path)
+
+
+def test_the_key_is_the_same_in_every_process(own_cache: Path, tmp_path: Path) -> None:
+    """Whatever order sets have there."""
+    model = tiny_checkpoint("llama", tmp_path / "model")
+    code = "import sys; from pathlib import Path; from llmc.engine_cache import engine_key as key\n"
+    code += "print(*(key(Path(sys.argv[1]), target, {}) for target in ('cpu', 'cpu-portable', 'h100,a100')))"
+    keys = {
+        subprocess.run(
+            [sys.executable, "-c", code, str(model)],
+            env={**os.environ, "PYTHONHASHSEED": str(seed)},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in range(3)
+    }
+    assert len(keys) == 1 and len(set(keys.pop().split())) == 3

@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 import torch
 
+from llmc.cache import directory
 from llmc.errors import EngineFormatError
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_text import captured_graph, captured_text
@@ -24,6 +25,7 @@ from llmc.graph.weights import Constant
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
+from llmc.settings import read_settings
 from tests.end_to_end.test_engine_bytes import digests
 from tests.family_captures import FamilyCaptures
 from tests.tiny_models import tiny_checkpoint
@@ -94,23 +96,26 @@ def test_a_process_with_transformers_leaves_the_cache_alone(tmp_path: Path) -> N
 def test_a_damaged_or_outdated_entry_is_not_found(
     tmp_path: Path, captured_family: FamilyCaptures, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    graph, entry = captured_family("llama").captured.graph, tmp_path / "captures" / "entry.txt"
+    monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
+    monkeypatch.setattr(directory, "settings", lambda: read_settings(os.environ))
+    graph, name = captured_family("llama").captured.graph, "entry.txt"
     source = tmp_path / "modeling.py"
     source.write_text("", encoding="utf-8")
     monkeypatch.setattr("transformers.__file__", str(source))
-    assert find_capture(entry) is None
-    keep_capture(entry, graph)
-    found = find_capture(entry)
+    assert find_capture(name) is None
+    keep_capture(name, graph)
+    found = find_capture(name)
     assert found is not None and render(found) == render(graph)
-    assert [file.name for file in entry.parent.iterdir()] == [entry.name]
+    entry = tmp_path / "cache" / "captures" / name
+    assert list(entry.parent.iterdir()) == [entry]
     source.write_text("patched = True", encoding="utf-8")
-    assert find_capture(entry) is None
-    keep_capture(entry, graph)
-    assert find_capture(entry) is not None
+    assert find_capture(name) is None
+    keep_capture(name, graph)
+    assert find_capture(name) is not None
     whole = entry.read_bytes()
     for broken in (whole[:-100], whole.replace(b"aten.mul.Tensor", b"aten.add.Tensor", 1), b"", b"\xff"):
         entry.write_bytes(broken)
-        assert find_capture(entry) is None
+        assert find_capture(name) is None
 
 
 # Builds, and says which entry it used, whether transformers was needed, and the entries of other dtypes and configs.
@@ -122,7 +127,7 @@ from llmc.graph.capture_cache import capture_entry
 from llmc.options import BuildOptions
 model, output, changed = map(Path, sys.argv[1:])
 places = [(model, "auto"), (model, "bfloat16"), (changed, "auto")]
-entries = [capture_entry(place, BuildOptions(dtype=dtype)).name for place, dtype in places]
+entries = [capture_entry(place, BuildOptions(dtype=dtype)) for place, dtype in places]
 llmc.build(model, output, target="reference")
 print(json.dumps([entries, "transformers" in sys.modules]))
 """

@@ -1,28 +1,22 @@
 """Compile the hand-written kernels once per instruction set, compiler and source text, into a shared cache.
 
-They are in two parts, so that the first build for a machine compiles only what its engine calls. An entry is a folder
-that is built under a temporary name and renamed into place, so concurrent builders are safe and an interrupted one
-leaves nothing that is used; its files' hashes are checked whenever it is used. Builders take turns, for each keeps all
-processors busy, and the next one mostly finds what it wants.
+They are in two parts, so that the first build for a machine compiles only what its engine calls. An entry's files are
+checked by their hashes whenever it is used. Builders take turns, for each keeps all processors busy, and the next one
+mostly finds what it wants.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import os
-import shutil
-import tempfile
-from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
 from enum import Enum
 from pathlib import Path
 
+from llmc.atomic_directory import AtomicDirectory
+from llmc.cache import CacheKind, open_cache
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
-from llmc.errors import ToolchainError
-from llmc.settings import settings
 from llmc.targets import CpuTarget
 
 # Hidden: two instruction sets' libraries in one process must not share the inline functions that both define.
@@ -90,59 +84,17 @@ def link_flags() -> tuple[str, ...]:
 
 
 def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
-    root = (settings().cache_dir if cache_dir is None else cache_dir) / "kernels"
     toolchain = find_toolchain()
-    entry = root / f"{target.name}-{part.value}-{_key(target, toolchain)}"
-    if _is_whole(entry):
-        return entry
     # Before our turn: it takes one of its own.
     beside = () if part is Part.PLAIN else (kernel_archive(target, cache_dir),)
-    try:
-        root.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise _unwritable(root, error) from error
-    with _turn(root):
-        if not _is_whole(entry):
-            _build(target, toolchain, part, beside, entry)
-    return entry
 
+    def make(entry: Path) -> None:
+        with AtomicDirectory(entry, lambda broken: True) as directory:
+            _compile(target, toolchain, _sources(part), beside, directory.path)
+            directory.commit()
 
-def _build(target: CpuTarget, toolchain: Toolchain, part: Part, beside: tuple[Path, ...], entry: Path) -> None:
-    try:
-        build = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=entry.parent))
-    except OSError as error:
-        raise _unwritable(entry.parent, error) from error
-    try:
-        _compile(target, toolchain, _sources(part), beside, build)
-        _publish(build, entry)
-    finally:
-        shutil.rmtree(build, ignore_errors=True)
-
-
-@contextmanager
-def _turn(root: Path) -> Iterator[None]:
-    """Wait until no other builder, in this process or another, is at work in `root`.
-
-    Nothing depends on it: where the file system knows no locks, both build.
-    """
-    try:
-        folder = os.open(root, os.O_RDONLY | os.O_DIRECTORY)
-    except OSError as error:
-        raise _unwritable(root, error) from error
-    try:
-        with suppress(OSError):
-            fcntl.flock(folder, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(folder)
-
-
-def _unwritable(root: Path, error: OSError) -> ToolchainError:
-    return ToolchainError(
-        f"the kernel cache cannot be written: {error.strerror}",
-        at=root,
-        fix="set LLMC_CACHE_DIR to a folder that you can write to",
-    )
+    name = f"{target.name}-{part.value}-{_key(target, toolchain)}"
+    return open_cache(CacheKind.KERNELS, cache_dir).find_or_make(name, _is_whole, make, turn="compile")
 
 
 def _key(target: CpuTarget, toolchain: Toolchain) -> str:
@@ -190,25 +142,6 @@ def _compile(
         compiled.unlink()
     hashes = {name: _sha256(build / name) for name in (_ARCHIVE, _SHARED)}
     (build / _HASHES).write_text(json.dumps(hashes), encoding="utf-8")
-
-
-def _publish(build: Path, entry: Path) -> None:
-    """Rename `build` to `entry`; another builder's whole entry is as good, a broken one is moved out of the way."""
-    if _renamed(build.rename, entry) or _is_whole(entry):
-        return
-    broken = build.with_name(build.name + "-broken")
-    _renamed(entry.rename, broken)
-    shutil.rmtree(broken, ignore_errors=True)
-    if not _renamed(build.rename, entry) and not _is_whole(entry):
-        raise ToolchainError("the kernel cache entry cannot be replaced", at=entry, fix="delete it")
-
-
-def _renamed(rename: Callable[[Path], object], to: Path) -> bool:
-    try:
-        rename(to)
-    except OSError:
-        return False
-    return True
 
 
 def _is_whole(entry: Path) -> bool:

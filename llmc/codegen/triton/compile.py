@@ -15,9 +15,9 @@ from queue import SimpleQueue
 from types import TracebackType
 from typing import Any
 
+from llmc.cache import CacheKind, open_cache
 from llmc.errors import LoweringError, ToolchainError
 from llmc.program import DeviceBinary, DeviceKernel, Program
-from llmc.settings import settings
 from llmc.targets import GpuTarget
 from llmc.worker_command import worker_command, worker_environment
 
@@ -87,7 +87,9 @@ class Workers:
     """Processes that compile kernels; each starts with importing torch and Triton, so keep them for many kernels."""
 
     def __init__(self, count: int) -> None:
-        self._processes = [_start_worker() for _ in range(count)]
+        self._cache = open_cache(CacheKind.TRITON)
+        self._cache.check_all()
+        self._processes = [_start_worker(self._cache.path) for _ in range(count)]
         self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -107,6 +109,7 @@ class Workers:
             process.stdin.close()
             process.wait()
             process.stdout.close()
+        self._cache.tidy()
 
     def compile_all(
         self, jobs: Sequence[tuple[DeviceKernel, GpuTarget]], directory: Path, folder: str = "kernels"
@@ -195,8 +198,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _start_worker() -> subprocess.Popen[str]:
-    cache = settings().cache_dir / "triton"
+def _start_worker(cache: Path) -> subprocess.Popen[str]:
     environment = {name: value for name, value in worker_environment().items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.

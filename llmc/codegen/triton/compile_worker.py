@@ -11,6 +11,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import os
 import re
 import subprocess
 import sys
@@ -20,11 +21,12 @@ from typing import Any
 
 def main() -> None:
     """Serve requests until standard input ends. What kernels' modules print goes to standard error."""
+    others = os.umask(0o077)  # Of Triton's cache nothing is for others; of an engine everything may be.
     importlib.import_module("llmc.ops")  # The kernels' modules name the ops that they compute.
     answers, sys.stdout = sys.stdout, sys.stderr
     for line in sys.stdin:
         try:
-            answer = compile_request(json.loads(line))
+            answer = compile_request(json.loads(line), 0o666 & ~others)
         except Exception as error:
             # Triton raises many types for source that it cannot compile; the asking process raises ours.
             answer = {"error": f"{type(error).__name__}: {error}{_causes(error)}"}
@@ -37,8 +39,8 @@ def _causes(error: BaseException) -> str:
     return "" if cause is None else f"\ncaused by {type(cause).__name__}: {cause}{_causes(cause)}"
 
 
-def compile_request(request: dict[str, Any]) -> dict[str, Any]:
-    """Compile one kernel, write its binary and its assembly, say what it needs."""
+def compile_request(request: dict[str, Any], mode: int) -> dict[str, Any]:
+    """Compile one kernel, write its binary, with that mode, and its assembly, say what it needs."""
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
@@ -56,6 +58,7 @@ def compile_request(request: dict[str, Any]) -> dict[str, Any]:
     binary_kind, assembly_kind = ("cubin", "ptx") if is_cuda else ("hsaco", "amdgcn")
     binary = Path(f"{request['output']}.{binary_kind}")
     binary.write_bytes(compiled.asm[binary_kind])
+    binary.chmod(mode)
     assembly = Path(f"{request['output']}.{assembly_kind}")
     assembly.write_text(compiled.asm[assembly_kind], encoding="utf-8")
     metadata = compiled.metadata

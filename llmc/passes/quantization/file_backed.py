@@ -12,6 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmc.cache import make_private
 from llmc.settings import settings
 from llmc.storage_error import storage_error
 
@@ -41,7 +42,7 @@ def file_backed(tensor: Tensor) -> Tensor:
 
 
 def _pages(directory: Path, nbytes: int) -> mmap.mmap:
-    directory.mkdir(parents=True, exist_ok=True)
+    make_private(directory)
     with tempfile.TemporaryFile(dir=directory) as file:
         # Writing to a page that finds no block on the disk would kill the process.
         os.posix_fallocate(file.fileno(), 0, nbytes)

@@ -1,0 +1,128 @@
+"""What is in the cache, how it is kept within its bound, and how what killed processes have left is removed."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from llmc.atomic_directory import TEMPORARY_SUFFIX
+from llmc.file_lock import is_at, is_locked, try_lock
+
+DEFAULT_BYTES = 50 << 30
+LOCK_SUFFIX = ".lock"
+# Whoever has found an entry may not have opened it yet.
+_JUST_USED_SECONDS = 60.0
+
+
+class CacheKind(Enum):
+    """A folder of the cache, by name."""
+
+    ENGINES = "engines"
+    CAPTURES = "captures"
+    KERNELS = "kernels"
+    DEVICE_KERNELS = "device-kernels"
+    TRITON = "triton"
+    DIGESTS = "digests"
+
+    @property
+    def holds(self) -> str:
+        """What is in it, for people."""
+        return _HOLDS[self]
+
+
+_HOLDS = {
+    CacheKind.ENGINES: "engines of model directories",
+    CacheKind.CAPTURES: "captured graphs",
+    CacheKind.KERNELS: "compiled C++ kernels",
+    CacheKind.DEVICE_KERNELS: "engines' kernels for other GPUs",
+    CacheKind.TRITON: "compiled Triton kernels",
+    CacheKind.DIGESTS: "digests of model files",
+}
+
+
+@dataclass(frozen=True)
+class CacheEntry:
+    """A file or directory of the cache. used: when last, in seconds since 1970."""
+
+    kind: CacheKind
+    path: Path
+    nbytes: int
+    used: float
+
+
+def cache_entries(root: Path) -> list[CacheEntry]:
+    """All entries of all kinds, in the order of kinds and names."""
+    return [entry for kind in CacheKind for path in entry_paths(root / kind.value) for entry in _described(kind, path)]
+
+
+def entry_paths(folder: Path) -> list[Path]:
+    """The entries in the folder of a kind, by name; what is hidden is none."""
+    try:
+        return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+    except OSError:
+        return []
+
+
+def trim_cache(root: Path, limit: int | None) -> None:
+    """Remove the entries used longest ago until all together take at most `limit` bytes.
+
+    limit: None is 50 GiB, but at most half of the room that the cache and the disk's free space make up. What is in use
+    stays, and so does what was used within the last minute.
+    """
+    entries = sorted(cache_entries(root), key=lambda entry: entry.used)
+    total = sum(entry.nbytes for entry in entries)
+    if limit is None:
+        limit = min(DEFAULT_BYTES, (total + shutil.disk_usage(root).free) // 2)
+    for entry in entries:
+        if total <= limit or time.time() - entry.used < _JUST_USED_SECONDS:
+            return
+        if remove_entry(entry.path):
+            total -= entry.nbytes
+
+
+def remove_entry(path: Path) -> bool:
+    """Remove an entry, at once under its name; False if it is in use, or cannot be removed, and stays."""
+    with suppress(FileNotFoundError):  # Another process has removed it.
+        if any(is_locked(each) for each in (path, *path.rglob("*"))):
+            return not path.exists()
+        aside = path.with_name(f".{path.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}")
+        try:
+            path.rename(aside)
+        except PermissionError:
+            return False
+        _remove(aside)
+    return True
+
+
+def sweep(folder: Path) -> None:
+    """Remove the unfinished entries and the locks in a folder whose processes have ended."""
+    for path in folder.glob(".*"):
+        descriptor = try_lock(path) if path.name.endswith((TEMPORARY_SUFFIX, LOCK_SUFFIX)) else None
+        if descriptor is not None:
+            if is_at(descriptor, path):
+                _remove(path)
+            os.close(descriptor)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+def _described(kind: CacheKind, path: Path) -> Iterator[CacheEntry]:
+    """Nothing for an entry that has just gone. A file was used when it was read, a directory when a file in it was."""
+    with suppress(OSError):
+        status = path.lstat()
+        inside = [each.lstat() for each in path.rglob("*")] if stat.S_ISDIR(status.st_mode) else []
+        files = [each for each in (status, *inside) if stat.S_ISREG(each.st_mode)]
+        used = max([status.st_mtime, *(each.st_atime for each in files)])
+        yield CacheEntry(kind, path, sum(each.st_size for each in files), used)

@@ -1,0 +1,55 @@
+"""What is taken from the cache, which holds code: nothing that another user owns, or that others may write."""
+
+from __future__ import annotations
+
+import os
+import stat
+from contextlib import suppress
+from pathlib import Path
+
+from llmc.errors import OptionError
+
+ELSEWHERE = "set LLMC_CACHE_DIR to a folder of your own that you may write to"
+_OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
+
+
+def make_private(folder: Path) -> None:
+    """Make a folder that only this user may enter; one that is there must be this user's. Raises OptionError."""
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        folder.mkdir(mode=0o700, exist_ok=True)
+        reason = _distrust(folder.stat())
+    except OSError as error:
+        raise OptionError(f"the cache cannot be made: {error.strerror}", at=folder, fix=ELSEWHERE) from None
+    if reason is not None:
+        raise OptionError(
+            f"the cache {reason}, so what is in it cannot be trusted",
+            at=folder,
+            fix=f"{ELSEWHERE}; or remove it; or, if nobody else has written to it: chmod -R go-w {folder}",
+        )
+
+
+def distrust(path: Path) -> str | None:
+    """Why a file or directory with all that is in it is not to be used; None if it may be, or is not there."""
+    with suppress(FileNotFoundError):
+        status = path.lstat()
+        inside = path.rglob("*") if stat.S_ISDIR(status.st_mode) else ()
+        return _distrust(status) or next((reason for each in inside if (reason := _distrust(each.lstat()))), None)
+    return None
+
+
+def close_to_others(path: Path) -> None:
+    """Take the right to write from everybody else: a umask may have given it to the group."""
+    for each in (path, *path.rglob("*")):
+        mode = each.lstat().st_mode
+        if mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(mode):
+            each.chmod(stat.S_IMODE(mode) & ~_OTHERS_MAY_WRITE)
+
+
+def _distrust(status: os.stat_result) -> str | None:
+    """Why what has that owner and mode is not to be used. Who is root can write everything anyway."""
+    if status.st_uid not in (os.geteuid(), 0):
+        return f"belongs to another user (uid {status.st_uid})"
+    if status.st_mode & _OTHERS_MAY_WRITE and not stat.S_ISLNK(status.st_mode):
+        return f"may be written by others (mode {stat.S_IMODE(status.st_mode):o})"
+    return None
