@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from llmc.runtime.async_engine import AsyncEngine
     from llmc.runtime.engine import Engine, load
     from llmc.runtime.generation_request import GenerationRequest
-    from llmc.runtime.grammar import Grammar
+    from llmc.runtime.grammar import Grammar, GrammarKind
     from llmc.runtime.sampling_params import SamplingParams
 
 __version__ = "0.1.0"
@@ -28,6 +28,7 @@ __all__ = [
     "Engine",
     "GenerationRequest",
     "Grammar",
+    "GrammarKind",
     "LlmcError",
     "SamplingParams",
     "build",
@@ -41,6 +42,7 @@ _HOMES = {
     "AsyncEngine": "llmc.runtime.async_engine",
     "GenerationRequest": "llmc.runtime.generation_request",
     "Grammar": "llmc.runtime.grammar",
+    "GrammarKind": "llmc.runtime.grammar",
     "build": "llmc.compiler",
     "compile": "llmc.compiler",
     "Engine": "llmc.runtime.engine",
@@ -55,3 +57,7 @@ def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'llmc' has no attribute {name!r}")
     return getattr(importlib.import_module(_HOMES[name]), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*__all__, "__version__", "__doc__"])

@@ -8,54 +8,46 @@ import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import partial
 from queue import Empty, SimpleQueue
+from types import TracebackType
+from typing import Unpack, cast
+from uuid import uuid4
 
 from llmc.errors import RequestError, UnavailableError
+from llmc.keywords import shows_keywords
+from llmc.runtime.async_client import Client, choice_news, view
+from llmc.runtime.conversation import Conversation, is_conversation
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
-from llmc.runtime.generation import Generation
-from llmc.runtime.generation_job import GenerationJob, SampledJob
-from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.generation_job import SampledJob
+from llmc.runtime.generation_request import GenerationRequest, Priority
 from llmc.runtime.output_cache import CachedAnswer
 from llmc.runtime.output_stream import ChoiceNews, News, OutputStream, news_of_results
+from llmc.runtime.prompts import Prompt
+from llmc.runtime.prompts import token_ids as ids_of
 from llmc.runtime.request import Request
 from llmc.runtime.request_output import RequestOutput, RequestTimes
+from llmc.runtime.sampling_keywords import SamplingKeywords, chosen_params, sampling_defaults
+from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_plan import StepPlan
 
 _RECENT_STEPS = 512
 
 
-@dataclass(eq=False)
-class _Client:
-    """A request in flight, as the loop's thread knows it. told: tokens of each choice that the client has heard of."""
-
-    request: GenerationRequest
-    job: GenerationJob
-    stream: OutputStream
-    arrived: float
-    told: list[int]
-    ended: list[bool]
-    streams: bool
-    first_token: float | None = None
-    told_prompt: bool = False
-    times: RequestTimes | None = None
-
-
 class AsyncEngine:
-    """Serves many clients from one engine, which it owns from now on: nobody else may use it.
+    """Serves many clients from one engine, its own from now on: who else generates with it gets a RequestError.
 
-    Its thread starts with it; `close` stops the thread and closes the engine.
+    Its thread starts with it; `close`, or the end of `async with`, stops the thread and closes the engine.
     """
 
     def __init__(self, engine: Engine) -> None:
         self._engine = engine
-        self._loop = engine.loop
+        self._loop = engine.shared_loop.claim()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
-        self._clients: dict[str, _Client] = {}
-        self._owners: dict[Request, _Client] = {}
-        self._searching: set[_Client] = set()
+        self._clients: dict[str, Client] = {}
+        self._owners: dict[Request, Client] = {}
+        self._searching: set[Client] = set()
         self._outbox: dict[asyncio.AbstractEventLoop, list[tuple[OutputStream, News]]] = {}
         self._steps = self._prompt_tokens = self._generation_tokens = 0
         self._finished: Counter[str] = Counter()
@@ -72,18 +64,50 @@ class AsyncEngine:
 
     @property
     def engine(self) -> Engine:
-        """For its info, limits and tokenizer; its generating methods are not to be called."""
+        """For its info, limits and tokenizer."""
         return self._engine
 
-    async def generate(self, request: GenerationRequest) -> AsyncGenerator[RequestOutput, None]:
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    async def generate(
+        self,
+        prompt: GenerationRequest | Prompt | Conversation,
+        params: SamplingParams | None = None,
+        *,
+        request_id: str | None = None,
+        priority: Priority = Priority.FREE,
+        deadline_seconds: float | None = None,
+        tenant: str | None = None,
+        streams: bool = True,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> AsyncGenerator[RequestOutput, None]:
         """Outputs as they come; the last has finished=True. Leaving the iteration early aborts the request.
 
-        Raises RequestError for a request that this engine cannot serve (before anything is computed),
-        ModelFailureError if its logits are not finite, UnavailableError when the engine is draining, closed or dead.
+        prompt: a text, token ids, a dict with either as in Engine.generate, or messages, which the model's chat
+        template renders. params, or its fields as keywords: how to continue it. The others as in GenerationRequest;
+        request_id: default one that nobody else has. Or a whole GenerationRequest, and nothing else. Raises
+        RequestError for a request that this engine cannot serve (before anything is computed), ModelFailureError if
+        its logits are not finite, UnavailableError when the engine is draining, closed or dead.
         """
         if self._draining:
             raise _unavailable()
         arrived = time.monotonic()
+        if isinstance(prompt, GenerationRequest):
+            request = prompt
+            if params is not None or sampling:
+                raise RequestError(
+                    "sampling parameters came beside a GenerationRequest, which has its own",
+                    fix="put them into the request, or give the prompt alone",
+                )
+        else:
+            request = GenerationRequest(
+                prompt_token_ids=await asyncio.to_thread(self._token_ids, prompt),
+                params=chosen_params(params, sampling),
+                request_id=uuid4().hex if request_id is None else request_id,
+                priority=priority,
+                deadline_seconds=deadline_seconds,
+                tenant=tenant,
+                streams=streams,
+            )
         params = request.params
         intake = self._engine.intake
         prompt_tokens = len(request.prompt_token_ids)
@@ -107,7 +131,7 @@ class AsyncEngine:
         job = intake.job(request, arrived=arrived, new_mask=new_mask)
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
-        client = _Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)
+        client = Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)
         # A command that is put after the thread has looked for the last time would wait forever.
         with self._lock:
             if self._closed:
@@ -160,7 +184,7 @@ class AsyncEngine:
     def requests(self) -> list[RequestView]:
         """The requests in flight, in order of arrival; from any thread."""
         now = time.monotonic()
-        return [_view(client, now) for client in list(self._clients.values())]
+        return [view(client, now) for client in list(self._clients.values())]
 
     def is_healthy(self, stall_seconds: float = 30.0) -> bool:
         """Whether the loop's thread lives and no step has been going on for longer than that."""
@@ -183,8 +207,26 @@ class AsyncEngine:
         self._draining = True
         self._commands.put(self._stop)
         self._thread.join()
+        self._engine.shared_loop.unclaim()
         self._engine.close()
         self._grammar_threads.shutdown(wait=False, cancel_futures=True)
+
+    async def __aenter__(self) -> AsyncEngine:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await asyncio.to_thread(self.close)
+
+    def __repr__(self) -> str:
+        scheduler = self._loop.scheduler
+        return f"<AsyncEngine of {self._engine!r}: {scheduler.running} running, {scheduler.waiting} waiting>"
+
+    def _token_ids(self, prompt: Prompt | Conversation) -> tuple[int, ...]:
+        if is_conversation(prompt):
+            return tuple(self._engine.conversations.token_ids(prompt))
+        return tuple(ids_of(cast(Prompt, prompt), self._engine.tokenizer))
 
     def _run(self) -> None:
         try:
@@ -229,7 +271,7 @@ class AsyncEngine:
         except Empty:
             return
 
-    def _add(self, client: _Client) -> None:
+    def _add(self, client: Client) -> None:
         request_id = client.request.request_id
         if request_id in self._clients:
             self._post(client, error=RequestError(f"a request {request_id!r} is in flight", at="request_id"))
@@ -264,11 +306,11 @@ class AsyncEngine:
         assert isinstance(client.job, SampledJob)
         # The first choice starts the others: all of them have news then.
         choices = client.job.choices if not client.told_prompt else (request,)
-        news = tuple(found for choice in choices if (found := _choice_news(client, choice)) is not None)
+        news = tuple(found for choice in choices if (found := choice_news(client, choice)) is not None)
         if news:
             self._post(client, news, now)
 
-    def _finish(self, client: _Client, now: float) -> None:
+    def _finish(self, client: Client, now: float) -> None:
         """Take a request out of the loop and tell its client."""
         del self._clients[client.request.request_id]
         self._searching.discard(client)
@@ -283,7 +325,7 @@ class AsyncEngine:
             gone = UnavailableError("the engine's loop has died", fix="restart the server, and read its log")
             self._post(client, error=job.error or gone)
         elif isinstance(job, SampledJob) and client.streams:
-            news = tuple(found for choice in job.choices if (found := _choice_news(client, choice)) is not None)
+            news = tuple(found for choice in job.choices if (found := choice_news(client, choice)) is not None)
             self._finished[news[-1].finish_reason or "stop"] += 1
             self._post(client, news, now, finished=True)
         else:
@@ -297,7 +339,7 @@ class AsyncEngine:
 
     def _post(
         self,
-        client: _Client,
+        client: Client,
         choices: tuple[ChoiceNews, ...] = (),
         now: float | None = None,
         *,
@@ -343,40 +385,3 @@ def _unavailable() -> UnavailableError:
 def _deliver(news: list[tuple[OutputStream, News]]) -> None:
     for stream, each in news:
         stream.put(each)
-
-
-def _choice_news(client: _Client, choice: Request) -> ChoiceNews | None:
-    """What the choice has gained since its client was told; None for nothing."""
-    assert isinstance(choice, Generation)
-    index = choice.index
-    told, length = client.told[index], len(choice.tokens)
-    if client.ended[index] or (told == length and not choice.finished):
-        return None
-    client.told[index], client.ended[index] = length, choice.finished
-    logprobs = None
-    if choice.logprobs is not None:
-        logprobs = tuple(choice.logprobs[told - choice.prompt_tokens :])
-    return ChoiceNews(
-        index,
-        tuple(choice.tokens[told:]),
-        None if choice.text is None else choice.text.read(),
-        logprobs,
-        choice.finish_reason,
-        choice.stop_reason,
-        choice.cumulative_logprob if choice.finished else None,
-    )
-
-
-def _view(client: _Client, now: float) -> RequestView:
-    sequences = client.job.sequences
-    blocks = sum(len(sequence.blocks) for sequence in sequences)
-    return RequestView(
-        request_id=client.request.request_id,
-        priority=client.request.priority,
-        state="running" if blocks else "waiting",
-        seconds=now - client.arrived,
-        prompt_tokens=client.job.prompt_tokens,
-        computed_tokens=max((sequence.computed for sequence in sequences), default=0),
-        output_tokens=sum(max(0, len(s.tokens) - client.job.prompt_tokens) for s in sequences),
-        blocks=blocks,
-    )

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING, Any, Unpack, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -14,23 +14,26 @@ import numpy.typing as npt
 from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, read_engine
 from llmc.engine_format.copy import copy_engine
 from llmc.engine_format.path_argument import path_argument
-from llmc.errors import OptionError, RequestError
+from llmc.errors import OptionError, RequestError, UnavailableError
+from llmc.keywords import shows_keywords
 from llmc.program import Limits
-from llmc.runtime.completion import Choice, Completion, Piece
+from llmc.runtime.completer import Completer
+from llmc.runtime.completion import Completion, Piece
+from llmc.runtime.conversation import Conversation, ConversationPrompts, conversations
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.executors.opening import ExecutorName, open_or_explain
-from llmc.runtime.generation import Generation, Scoring
-from llmc.runtime.generation_job import ChoiceResult, GenerationJob
-from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.generation import Scoring
 from llmc.runtime.grammar_compiler import GrammarCompiler
 from llmc.runtime.intake import Intake
-from llmc.runtime.output_cache import CachedAnswer, OutputCache
-from llmc.runtime.output_text import OutputText
-from llmc.runtime.prompts import Prompt, Prompts, check_ids, check_length, is_single, token_sequences
+from llmc.runtime.output_cache import OutputCache
+from llmc.runtime.progress import Progress
+from llmc.runtime.prompts import Prompt, Prompts, as_list, check_ids, check_length, token_sequences
 from llmc.runtime.prompts import token_ids as ids_of
+from llmc.runtime.sampling_keywords import SamplingKeywords, chosen_params, params_of_each, sampling_defaults
 from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.shared_loop import SharedLoop
 from llmc.runtime.step_loop import StepLoop
 from llmc.runtime.threads import thread_count
 from llmc.runtime.tokenizer import Tokenizer
@@ -95,7 +98,8 @@ def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
 class Engine:
     """A loaded engine; made by `llmc.load` or `llmc.compile`. Close it, or use it as a context manager.
 
-    For one thread at a time. Requests that run together share steps; a request's tokens do not depend on the others.
+    For any number of threads. Requests that run together share steps, also those of different threads and streams; a
+    request's tokens do not depend on the others.
     """
 
     def __init__(
@@ -110,9 +114,10 @@ class Engine:
     ) -> None:
         self._directory = directory
         self._executor = executor
-        self._open_loop: StepLoop | None = loop
+        self._shared = SharedLoop(loop, executor.error if isinstance(executor, AbsentExecutor) else None)
         self._owned = owned
         self._tokenizer = Tokenizer(directory.path)
+        self._conversations = ConversationPrompts(directory.path, self._tokenizer)
         self._intake = Intake(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
         )
@@ -120,6 +125,7 @@ class Engine:
             self._tokenizer.path, directory.manifest.model.vocab_size, directory.manifest.model.eos_token_ids
         )
         self._output_cache = OutputCache(output_cache_bytes) if output_cache_bytes else None
+        self._completer = Completer(self._shared, self._intake, self._grammars, self._tokenizer, self._output_cache)
 
     @property
     def path(self) -> Path:
@@ -147,10 +153,19 @@ class Engine:
         return self._tokenizer
 
     @property
+    def conversations(self) -> ConversationPrompts:
+        """Makes prompts of conversations."""
+        return self._conversations
+
+    @property
     def loop(self) -> StepLoop:
-        """The loop, for who drives it step by step. Raises RequestError when the engine is closed, TargetError when
-        this machine cannot run it."""
-        return self._loop
+        """What the requests of all threads are stepped in. To be looked at; `shared_loop` steps it."""
+        return self._shared.loop
+
+    @property
+    def shared_loop(self) -> SharedLoop:
+        """For who serves requests. It raises TargetError where this machine cannot run the engine."""
+        return self._shared
 
     @property
     def intake(self) -> Intake:
@@ -179,54 +194,87 @@ class Engine:
         check_ids("token_ids", ids, self.info.vocab_size)
         return self._tokenizer.decode(ids)
 
+    @shows_keywords(SamplingKeywords, sampling_defaults())
     def generate(
-        self, prompts: Prompts, params: SamplingParams | Sequence[SamplingParams] | None = None
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress = False,
+        **sampling: Unpack[SamplingKeywords],
     ) -> list[Completion]:
-        """Continue one prompt or several (texts or lists of token ids), all in the same steps.
+        """Continue one prompt or several, all in the same steps. Returns one completion a prompt, in order.
 
-        params: for all prompts, or one each; default greedy. Returns one completion a prompt, in order. Raises
-        RequestError for a prompt or parameter that this engine cannot serve, before anything is computed.
+        prompts: texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids"; one, or any iterable of them.
+        params: for all prompts, or one each; default greedy. Or give its fields as keywords: max_tokens=5.
+        progress: True for a bar on standard error, or a function that is told how many prompts are done, and of how
+        many. Raises RequestError for a prompt or parameter that this engine cannot serve, before anything is computed,
+        and UnavailableError if the engine is closed meanwhile.
         """
         sequences = token_sequences(prompts, self._tokenizer)
-        each = self._params_for(sequences, params)
-        requests = [
-            GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i))
-            for i, (s, p) in enumerate(zip(sequences, each, strict=True))
-        ]
-        cache = self._output_cache
-        cached = [None if cache is None else cache.get(request) for request in requests]
-        jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
-        self._run([job for job in jobs if job is not None])
-        completions = []
-        for index, (request, answer, job) in enumerate(zip(requests, cached, jobs, strict=True)):
-            if answer is None:
-                assert job is not None
-                answer = _answer(job, f"prompt {index}")
-                if cache is not None:
-                    cache.put(request, answer)
-            choices = tuple(self.choice(result, request.params) for result in answer.results)
-            found = len(request.prompt_token_ids) if job is None else job.first.cached_tokens
-            completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
-        return completions
+        return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress)
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Generator[Piece, None, None]:
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> Generator[Piece, None, None]:
         """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
 
         For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
         refuses. Stopping early frees the request.
         """
-        tokens = ids_of(prompt, self._tokenizer)
-        (params,) = self._params_for([tokens], params)
-        if params.sampled_choices() > 1:
-            raise RequestError(
-                f"a stream has one choice, and {params.sampled_choices()} are asked for",
-                at="params",
-                fix="use generate, or the asyncio engine, whose streams have several",
+        return self._completer.stream(ids_of(prompt, self._tokenizer), chosen_params(params, sampling))
+
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def chat(
+        self,
+        messages: Conversation | Iterable[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: Progress = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[Completion]:
+        """Answer one conversation or several: lists of {"role": ..., "content": ...}, as OpenAI has them.
+
+        tools: as OpenAI has them, for the template to tell the model. chat_template: a template's text, a Jinja file,
+        or the name of a built-in one, `plain` or `chatml`; default the model's. continue_final_message: go on with the
+        last message instead of answering it. chat_template_kwargs: other variables of the template. The rest as in
+        `generate`.
+        """
+        prompts = [
+            self._conversations.token_ids(
+                each,
+                tools=tools,
+                chat_template=chat_template,
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
             )
-        job = self._job(0, GenerationRequest(prompt_token_ids=tuple(tokens), params=params, request_id="0"))
-        (request,) = job.sequences
-        assert isinstance(request, Generation), "beam search has more than one beam"
-        return self._pieces(request, request.text or self._intake.output_text(params))
+            for each in conversations(messages)
+        ]
+        return self._completer.complete(prompts, params_of_each(len(prompts), params, sampling), progress)
+
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Generator[Piece, None, None]:
+        """Answer one conversation piece by piece. Arguments as in `chat`."""
+        tokens = self._conversations.token_ids(
+            messages, tools=tools, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs
+        )
+        return self._completer.stream(tokens, chosen_params(params, sampling))
 
     @overload
     def logits(self, tokens: Sequence[int]) -> Logits: ...
@@ -234,20 +282,15 @@ class Engine:
     def logits(self, tokens: Sequence[Sequence[int]]) -> list[Logits]: ...
     def logits(self, tokens: Sequence[int] | Sequence[Sequence[int]]) -> Logits | list[Logits]:
         """The logits after each token: [tokens, vocabulary], fp32, for one sequence; a list of them for several."""
-        sequences = token_sequences(tokens, self._tokenizer)
+        given, is_one = as_list(tokens)
+        sequences = [ids_of(each, self._tokenizer) for each in given]
         for index, sequence in enumerate(sequences):
             check_length(f"prompt {index}", sequence, self.limits.max_model_len, "")
             check_ids(f"prompt {index}", sequence, self.info.vocab_size)
         requests = [Scoring(sequence, self.info.vocab_size) for sequence in sequences]
-        loop = self._loop
-        try:
-            for request in requests:
-                loop.add(request)
-            loop.run(requests)
-        finally:
-            for request in requests:
-                loop.remove(request)
-        return requests[0].logits if is_single(tokens) else [request.logits for request in requests]
+        with self._shared.serving(requests, lambda: requests) as until:
+            until(lambda: all(request.finished for request in requests))
+        return requests[0].logits if is_one else [request.logits for request in requests]
 
     def report(self) -> Path:
         """Where the engine's page is: one HTML file with passes, graphs, kernels, roofline and memory. Raises
@@ -272,11 +315,14 @@ class Engine:
         return copy_engine(self._directory.path, self._directory.manifest, path_argument("path", path))
 
     def close(self) -> None:
-        """Stop the threads, free the memory, delete a temporary engine directory."""
-        if self._open_loop is not None:
-            self._open_loop = None
+        """Stop the threads, free the memory, delete a temporary engine directory.
+
+        What other threads have in flight ends with an UnavailableError. Raises RequestError if an AsyncEngine has it.
+        """
+        if self._shared.close(self._closed):
             self._executor.close()
             self._grammars.close()
+            self._conversations.close()
             if self._owned is not None:
                 self._owned.cleanup()
 
@@ -288,98 +334,12 @@ class Engine:
     ) -> None:
         self.close()
 
-    @property
-    def _loop(self) -> StepLoop:
-        if isinstance(self._executor, AbsentExecutor):
-            raise self._executor.error
-        if self._open_loop is None:
-            raise RequestError("the engine is closed", at=self.path, fix="load it again")
-        return self._open_loop
-
-    def _params_for(
-        self, prompts: Sequence[Sequence[int]], params: SamplingParams | Sequence[SamplingParams] | None
-    ) -> list[SamplingParams]:
-        if params is None or isinstance(params, SamplingParams):
-            return [params or SamplingParams()] * len(prompts)
-        if not isinstance(params, Sequence):
-            raise _no_params(params)
-        if len(params) != len(prompts):
-            raise RequestError(
-                f"{len(prompts)} prompts came with {len(params)} sampling parameters",
-                fix="give one SamplingParams for all prompts, or one for each",
-            )
-        for each in params:
-            if not isinstance(each, SamplingParams):
-                raise _no_params(each)
-        return list(params)
-
-    def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
-        where = f"prompt {index}"
-        self._intake.check(where, request.prompt_token_ids, request.params)
-        grammar = request.params.grammar
-        new_mask = None if grammar is None else self._grammars.compile(grammar)
-        return self._intake.job(request, new_mask=new_mask, where=where)
-
-    def _run(self, jobs: Sequence[GenerationJob]) -> None:
-        loop = self._loop
-        try:
-            for job in jobs:
-                loop.add(job.first)
-            while not all(job.finished for job in jobs):
-                loop.step()
-        finally:
-            for job in jobs:
-                for sequence in job.sequences:
-                    loop.remove(sequence)
-
-    def choice(self, result: ChoiceResult, params: SamplingParams) -> Choice:
-        """A finished choice with its text."""
-        text = result.text
-        if text is None:
-            text = self._tokenizer.decode(result.token_ids, skip_special_tokens=params.skip_special_tokens)
-        return Choice(
-            text,
-            result.token_ids,
-            result.finish_reason,
-            result.stop_reason,
-            result.logprobs,
-            result.cumulative_logprob,
+    def __repr__(self) -> str:
+        manifest = self.manifest
+        return (
+            f"<Engine {manifest.model.name} ({manifest.model.dtype}) for {manifest.target.name}: "
+            f"sequences of {self.limits.max_model_len} tokens, {self.limits.max_sequences} at a time>"
         )
 
-    def _pieces(self, request: Generation, text: OutputText) -> Generator[Piece, None, None]:
-        loop, told, decoded = self._loop, 0, 0
-        loop.add(request)
-        try:
-            is_last = False
-            while not is_last:
-                if not request.finished:  # The steps of other callers may have brought it to its end.
-                    self._loop.step()
-                if request.error is not None:
-                    raise request.error
-                is_last, output = request.finished, request.output
-                if text is not request.text:
-                    for token in output[decoded:]:
-                        text.add(token)
-                    decoded = len(output)
-                    if is_last:
-                        text.finish()
-                piece = text.read()
-                if piece or is_last or not self._tokenizer.exists:
-                    yield Piece(piece, output[told:], len(output), request.finish_reason if is_last else None)
-                    told = len(output)
-        finally:
-            loop.remove(request)
-
-
-def _answer(job: GenerationJob, where: str) -> CachedAnswer:
-    """What a finished job gives. Raises its error."""
-    if job.error is not None:
-        raise type(job.error)(job.error.problem, at=where, fix=job.error.fix)
-    return CachedAnswer(tuple(job.results()), job.prompt_logprobs)
-
-
-def _no_params(value: object) -> RequestError:
-    return RequestError(
-        f"{value!r:.80} ({type(value).__name__}) is not a SamplingParams",
-        fix="give llmc.SamplingParams(name=value, ...)",
-    )
+    def _closed(self) -> RequestError:
+        return UnavailableError("the engine is closed", at=self.path, fix="load it again")

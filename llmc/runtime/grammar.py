@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
+import difflib
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
+from typing import Any
+
+from llmc.errors import RequestError
 
 
 class GrammarKind(Enum):
@@ -30,7 +36,12 @@ class Preamble:
     closing: str | int
 
 
-@dataclass(frozen=True)
+# As vLLM's structured outputs are called.
+_ALIASES = {"json": GrammarKind.JSON_SCHEMA, "grammar": GrammarKind.EBNF}
+_DATA = {GrammarKind.JSON_SCHEMA: Mapping, GrammarKind.CHOICE: Sequence}
+
+
+@dataclass(frozen=True, init=False)
 class Grammar:
     """A constraint for SamplingParams(grammar=...). It is compiled when the request is submitted.
 
@@ -38,5 +49,51 @@ class Grammar:
     """
 
     kind: GrammarKind
-    source: str = ""
-    preamble: Preamble | None = None
+    source: str
+    preamble: Preamble | None
+
+    def __init__(
+        self,
+        kind: GrammarKind | str,
+        source: str | Mapping[str, Any] | Sequence[str] = "",
+        preamble: Preamble | None = None,
+    ) -> None:
+        """kind: a GrammarKind or its value, such as "regex"; "json" is a schema and "grammar" is EBNF.
+
+        source: text; of a schema also the schema as a dict, of a choice also the list of texts. "json" without a source
+        is any JSON object. Raises RequestError.
+        """
+        found = _kind(kind)
+        if found is GrammarKind.JSON_SCHEMA and kind == "json" and isinstance(source, str) and not source:
+            found = GrammarKind.JSON_OBJECT
+        object.__setattr__(self, "kind", found)
+        object.__setattr__(self, "source", source if isinstance(source, str) else _text(found, source))
+        object.__setattr__(self, "preamble", preamble)
+
+
+def _kind(given: GrammarKind | str) -> GrammarKind:
+    if isinstance(given, GrammarKind):
+        return given
+    known = {kind.value: kind for kind in GrammarKind} | _ALIASES
+    if isinstance(given, str) and given in known:
+        return known[given]
+    near = difflib.get_close_matches(str(given), known, n=1)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    raise RequestError(
+        f"a grammar's kind cannot be {given!r:.80} ({type(given).__name__})",
+        at="grammar",
+        fix=f"{hint}give a llmc.GrammarKind, or one of {', '.join(known)}",
+    )
+
+
+def _text(kind: GrammarKind, source: object) -> str:
+    if kind in _DATA and isinstance(source, _DATA[kind]) and not isinstance(source, bytes):
+        try:
+            return json.dumps(source)
+        except (TypeError, ValueError, RecursionError):
+            pass  # As wrong as any other.
+    raise RequestError(
+        f"the source of a {kind.value} grammar cannot be {source!r:.80} ({type(source).__name__})",
+        at="grammar",
+        fix="give its text; of a JSON schema also a dict, of a choice also a list of texts",
+    )

@@ -3,35 +3,49 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
 
 from llmc.errors import RequestError
 from llmc.runtime.tokenizer import Tokenizer
 
-Prompt = str | Sequence[int]
-Prompts = Prompt | Sequence[str] | Sequence[Sequence[int]]
+
+class PromptDict(TypedDict, total=False):
+    """A prompt as vLLM has it. Where there are ids, they count, and the text is only said to be theirs."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | PromptDict
+Prompts = Prompt | Iterable[str] | Iterable[Sequence[int]] | Iterable[PromptDict]
+_FIX = 'give a text, a list of int, {"prompt": text} or {"prompt_token_ids": ids}, or several of these'
 
 
 def token_sequences(prompts: Prompts, tokenizer: Tokenizer) -> list[list[int]]:
-    """Token ids of one prompt or several, each a text or a sequence of ids. Raises RequestError for anything else."""
-    return [token_ids(prompt, tokenizer) for prompt in _as_list(prompts)]
+    """Token ids of one prompt or several, none for an empty list. Raises RequestError for what is no prompt."""
+    given, is_one = as_list(prompts)
+    return [] if is_one and given == [[]] else [token_ids(prompt, tokenizer) for prompt in given]
+
+
+def as_list(prompts: Prompts) -> tuple[list[Any], bool]:
+    """The prompts, and whether they were given as one instead of a list. An empty list is one without tokens."""
+    given = _plain(prompts)
+    if isinstance(given, str | Mapping):
+        return [given], True
+    items = _items(given)  # Once: an iterator gives each item only once.
+    is_one = not any(isinstance(item, str | Iterable) or item is None for item in items)
+    return ([items] if is_one else items), is_one
 
 
 def token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
-    """Token ids of one prompt, a text or a sequence of ids. Raises RequestError for anything else."""
-    if isinstance(prompt, str):
-        return tokenizer.encode(prompt)
-    _require_iterable(prompt)
-    return [_token_id(item) for item in prompt]
-
-
-def is_single(prompts: Prompts) -> bool:
-    """Whether this is one prompt: a text, or a sequence of numbers."""
-    if isinstance(prompts, str):
-        return True
-    _require_iterable(prompts)
-    return not any(isinstance(item, str | Iterable) for item in prompts)
+    """Token ids of one prompt. Raises RequestError for anything else."""
+    given = _plain(prompt)
+    if isinstance(given, str):
+        return tokenizer.encode(given)
+    if isinstance(given, Mapping):
+        return token_ids(_content(given), tokenizer)
+    return [_token_id(item) for item in _items(given)]
 
 
 def check_length(where: str, tokens: Sequence[int], limit: int, purpose: str) -> None:
@@ -61,8 +75,33 @@ def check_ids(where: str, ids: Iterable[int], vocab_size: int) -> None:
             )
 
 
-def _as_list(prompts: Prompts) -> list[Any]:
-    return [prompts] if is_single(prompts) else list(prompts)
+def _content(prompt: Mapping[str, Any]) -> Any:
+    """What a dict has as its prompt."""
+    unknown = [key for key in prompt if key not in PromptDict.__annotations__]
+    if unknown:
+        is_message = "role" in prompt and "content" in prompt
+        raise RequestError(
+            f"a prompt has no {unknown[0]!r}: {dict(prompt)!r:.80}",
+            fix="give messages to chat(messages)" if is_message else _FIX,
+        )
+    for key, kind in (("prompt_token_ids", Iterable), ("prompt", str)):
+        value = prompt.get(key)
+        if value is not None:
+            if not isinstance(value, kind) or (kind is Iterable and isinstance(value, str | bytes | Mapping)):
+                raise RequestError(f"{key} cannot be {value!r:.80} ({type(value).__name__})", at=key, fix=_FIX)
+            return value
+    raise RequestError(f"a prompt has neither text nor ids: {dict(prompt)!r:.80}", fix=_FIX)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as lists, whose items say what they are."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(f"a prompt cannot be {value!r:.80} ({type(value).__name__})", fix=_FIX)
+    return [_plain(item) for item in value]
 
 
 def _token_id(item: Any) -> int:
@@ -72,14 +111,5 @@ def _token_id(item: Any) -> int:
         return operator.index(item)
     except TypeError:
         raise RequestError(
-            f"a token id must be a whole number, not {item!r} ({type(item).__name__})",
-            fix="give a text, a list of int, or a list of either",
+            f"a token id must be a whole number, not {item!r:.80} ({type(item).__name__})", fix=_FIX
         ) from None
-
-
-def _require_iterable(value: Any) -> None:
-    if not isinstance(value, Iterable) or isinstance(value, bytes):
-        raise RequestError(
-            f"a prompt cannot be {value!r:.80} ({type(value).__name__})",
-            fix="give a text, a list of int, or a list of either",
-        )

@@ -148,6 +148,12 @@ class Scheduler:
         if request.finished:
             self.remove(request)
 
+    def preempt_all(self) -> None:
+        """Take every block back. The plan that was made last is not to be computed then."""
+        for request in [*self._decoding.requests(), *self._prefilling, *self._parked]:
+            if request.is_seated:
+                self._preempt(request)
+
     def expired(self) -> list[Request]:
         """Requests whose deadline has passed since the last call; they are still in the queue."""
         return [r for r in self._deadlines.passed(self._clock()) if not r.finished] if self._deadlines else []

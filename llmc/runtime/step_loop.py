@@ -24,6 +24,9 @@ class StepLoop:
 
     def __init__(self, executor: Executor, limits: Limits, blocks: int, max_step_tokens: int | None = None) -> None:
         self._executor = executor
+        self._limits = limits
+        self._max_step_tokens = max_step_tokens
+        self._is_computing = False
         # Asked once: looking at an object's methods takes longer than the scheduler.
         self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
         self._inputs = StepInputs(limits)
@@ -59,10 +62,27 @@ class StepLoop:
             return plan
         step = self._inputs.fill(plan)
         begin = time.perf_counter()
+        self._is_computing = True
         if plan.copies:
             self._executor.copy_blocks(plan.copies)
         chooser = self._chooser
         results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
+        self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler))
         return plan
+
+    def recover(self) -> bool:
+        """After a step that has raised: take all blocks back, so that what was in it is computed again.
+
+        False if it broke off elsewhere than in the executor, perhaps between choosing tokens and giving them out: then
+        the loop and its requests are lost.
+        """
+        is_whole, self._is_computing = self._is_computing, False
+        if is_whole:
+            self.scheduler.preempt_all()
+        return is_whole
+
+    def renewed(self) -> StepLoop:
+        """Another loop of the same executor, with no requests and no cached blocks."""
+        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens)

@@ -199,7 +199,7 @@ def test_a_closed_engine_says_so(path: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("prompts", "params", "problem"),
     [
-        ([], None, "the prompt is empty"),
+        ([[]], None, "the prompt is empty"),
         ([[1], []], None, "the prompt is empty"),
         ([1] * 40, None, "the prompt has 40 tokens, this engine takes at most 39 and one token of output"),
         ([1, 97], None, "token id 97 is out of range: the model has ids 0 to 96"),

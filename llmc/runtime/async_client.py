@@ -1,0 +1,67 @@
+"""A request in flight, as the loop's thread of the asyncio engine knows it, and what its client is told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.runtime.engine_stats import RequestView
+from llmc.runtime.generation import Generation
+from llmc.runtime.generation_job import GenerationJob
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.output_stream import ChoiceNews, OutputStream
+from llmc.runtime.request import Request
+from llmc.runtime.request_output import RequestTimes
+
+
+@dataclass(eq=False)
+class Client:
+    """told: how many tokens of each choice the client has heard of; ended: of which choices the end."""
+
+    request: GenerationRequest
+    job: GenerationJob
+    stream: OutputStream
+    arrived: float
+    told: list[int]
+    ended: list[bool]
+    streams: bool
+    first_token: float | None = None
+    told_prompt: bool = False
+    times: RequestTimes | None = None
+
+
+def choice_news(client: Client, choice: Request) -> ChoiceNews | None:
+    """What the choice has gained since its client was told; None for nothing."""
+    assert isinstance(choice, Generation)
+    index = choice.index
+    told, length = client.told[index], len(choice.tokens)
+    if client.ended[index] or (told == length and not choice.finished):
+        return None
+    client.told[index], client.ended[index] = length, choice.finished
+    logprobs = None
+    if choice.logprobs is not None:
+        logprobs = tuple(choice.logprobs[told - choice.prompt_tokens :])
+    return ChoiceNews(
+        index,
+        tuple(choice.tokens[told:]),
+        None if choice.text is None else choice.text.read(),
+        logprobs,
+        choice.finish_reason,
+        choice.stop_reason,
+        choice.cumulative_logprob if choice.finished else None,
+    )
+
+
+def view(client: Client, now: float) -> RequestView:
+    """For who looks at what is in flight."""
+    sequences = client.job.sequences
+    blocks = sum(len(sequence.blocks) for sequence in sequences)
+    return RequestView(
+        request_id=client.request.request_id,
+        priority=client.request.priority,
+        state="running" if blocks else "waiting",
+        seconds=now - client.arrived,
+        prompt_tokens=client.job.prompt_tokens,
+        computed_tokens=max((sequence.computed for sequence in sequences), default=0),
+        output_tokens=sum(max(0, len(s.tokens) - client.job.prompt_tokens) for s in sequences),
+        blocks=blocks,
+    )

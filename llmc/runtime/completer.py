@@ -1,0 +1,117 @@
+"""Serve callers that wait for their answers: prompts in, completions or the pieces of a stream out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Generator, Sequence
+from dataclasses import dataclass
+
+from llmc.errors import RequestError
+from llmc.runtime.completion import Choice, Completion, Piece
+from llmc.runtime.generation import Generation
+from llmc.runtime.generation_job import ChoiceResult, GenerationJob
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.grammar_compiler import GrammarCompiler
+from llmc.runtime.intake import Intake
+from llmc.runtime.output_cache import CachedAnswer, OutputCache
+from llmc.runtime.piece_stream import pieces
+from llmc.runtime.progress import Progress, Told, telling
+from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.shared_loop import SharedLoop
+from llmc.runtime.tokenizer import Tokenizer
+
+# How often those who want to know of progress are told.
+_PROGRESS_SECONDS = 0.1
+
+
+@dataclass(frozen=True)
+class Completer:
+    """The parts of an engine that a request meets. For any thread."""
+
+    loop: SharedLoop
+    intake: Intake
+    grammars: GrammarCompiler
+    tokenizer: Tokenizer
+    cache: OutputCache | None
+
+    def complete(
+        self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], progress: Progress
+    ) -> list[Completion]:
+        """One completion a prompt, in order. Raises RequestError before anything is computed, or what befalls one."""
+        requests = [
+            GenerationRequest(prompt_token_ids=tuple(s), params=p, request_id=str(i))
+            for i, (s, p) in enumerate(zip(prompts, params, strict=True))
+        ]
+        cached = [None if self.cache is None else self.cache.get(request) for request in requests]
+        jobs = [None if a else self._job(i, r) for i, (r, a) in enumerate(zip(requests, cached, strict=True))]
+        with telling(progress, len(jobs)) as told:
+            self._run([job for job in jobs if job is not None], told)
+        completions = []
+        for index, (request, answer, job) in enumerate(zip(requests, cached, jobs, strict=True)):
+            if answer is None:
+                assert job is not None
+                answer = _answer(job, f"prompt {index}")
+                if self.cache is not None:
+                    self.cache.put(request, answer)
+            choices = tuple(self._choice(result, request.params) for result in answer.results)
+            found = len(request.prompt_token_ids) if job is None else job.first.cached_tokens
+            completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
+        return completions
+
+    def stream(self, prompt: Sequence[int], params: SamplingParams) -> Generator[Piece, None, None]:
+        """Pieces as they come. Raises RequestError at once for what cannot be served."""
+        if params.sampled_choices() > 1:
+            raise RequestError(
+                f"a stream has one choice, and {params.sampled_choices()} are asked for",
+                at="params",
+                fix="use generate, or the asyncio engine, whose streams have several",
+            )
+        job = self._job(0, GenerationRequest(prompt_token_ids=tuple(prompt), params=params, request_id="0"))
+        (request,) = job.sequences
+        assert isinstance(request, Generation), "beam search has more than one beam"
+        return pieces(self.loop, request, self.intake.output_text(params), has_text=self.tokenizer.exists)
+
+    def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
+        where = f"prompt {index}"
+        self.intake.check(where, request.prompt_token_ids, request.params)
+        grammar = request.params.grammar
+        new_mask = None if grammar is None else self.grammars.compile(grammar)
+        return self.intake.job(request, new_mask=new_mask, where=where)
+
+    def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
+        first = [job.first for job in jobs]
+        with self.loop.serving(first, lambda: [sequence for job in jobs for sequence in job.sequences]) as until:
+            if told is None:
+                until(lambda: all(job.finished for job in jobs))
+                return
+            done = -1
+            while done < len(jobs):
+                later = time.monotonic() + _PROGRESS_SECONDS
+
+                def is_time(later: float = later) -> bool:
+                    return time.monotonic() > later or all(job.finished for job in jobs)
+
+                until(is_time)
+                if done != (done := sum(job.finished for job in jobs)):
+                    told(done, len(jobs))
+
+    def _choice(self, result: ChoiceResult, params: SamplingParams) -> Choice:
+        """A finished choice with its text."""
+        text = result.text
+        if text is None:
+            text = self.tokenizer.decode(result.token_ids, skip_special_tokens=params.skip_special_tokens)
+        return Choice(
+            text,
+            result.token_ids,
+            result.finish_reason,
+            result.stop_reason,
+            result.logprobs,
+            result.cumulative_logprob,
+        )
+
+
+def _answer(job: GenerationJob, where: str) -> CachedAnswer:
+    """What a finished job gives. Raises its error."""
+    if job.error is not None:
+        raise type(job.error)(job.error.problem, at=where, fix=job.error.fix)
+    return CachedAnswer(tuple(job.results()), job.prompt_logprobs)

@@ -1,0 +1,101 @@
+"""Conversations as prompts: messages rendered by the model's chat template, or by another, and tokenized."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from functools import cached_property
+from pathlib import Path
+from typing import Any, TypeGuard
+
+from llmc.errors import RequestError
+from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer, engine_template, named_template, special_tokens
+from llmc.runtime.tokenizer import Tokenizer
+
+Message = Mapping[str, Any]
+Conversation = Sequence[Message]
+
+
+class ConversationPrompts:
+    """Renders for one engine; its template and the renderer's processes are there from the first use on."""
+
+    def __init__(self, engine: Path, tokenizer: Tokenizer) -> None:
+        self._engine = engine
+        self._tokenizer = tokenizer
+        self._renderer = TemplateRenderer()
+
+    def token_ids(
+        self,
+        messages: Conversation,
+        *,
+        chat_template: str | None = None,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+    ) -> list[int]:
+        """The conversation as tokens; the template writes the special tokens itself. Raises RequestError.
+
+        chat_template: a template's text, a Jinja file, or the name of a built-in one; default the model's. The others
+        as in Engine.chat.
+        """
+        if not is_conversation(messages):
+            raise RequestError(
+                f"a conversation is a list of messages, not {messages!r:.80}",
+                at="messages",
+                fix='give [{"role": "user", "content": "..."}], or a list of such lists',
+            )
+        for name, value in (("messages", messages), ("tools", tools), ("chat_template_kwargs", chat_template_kwargs)):
+            _check_json(name, value)
+        text = self._renderer.render(
+            self._template(chat_template),
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt and not continue_final_message,
+            continue_final_message=continue_final_message,
+            extra=chat_template_kwargs,
+        )
+        return self._tokenizer.encode(text, add_special_tokens=False)
+
+    def close(self) -> None:
+        """End the renderer's processes."""
+        self._renderer.close()
+
+    def _template(self, given: str | None) -> ChatTemplate:
+        if given is None:
+            if self._own_template is None:
+                raise RequestError(
+                    "the model came without a chat template",
+                    at=self._engine,
+                    fix='give one: chat(messages, chat_template="plain"), or use generate',
+                )
+            return self._own_template
+        if "{%" in given or "{{" in given:
+            return ChatTemplate(given, special_tokens(self._engine))
+        return named_template(given, self._engine)
+
+    @cached_property
+    def _own_template(self) -> ChatTemplate | None:
+        return engine_template(self._engine)
+
+
+def is_conversation(messages: object) -> TypeGuard[Conversation]:
+    """Whether these are messages: a list of mappings with a role, at least one."""
+    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
+        return False
+    return bool(messages) and all(isinstance(each, Mapping) and "role" in each for each in messages)
+
+
+def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
+    """One conversation or several as a list of them, which need not be right."""
+    if isinstance(messages, str | bytes | Mapping) or not isinstance(messages, Iterable):
+        return [messages]
+    given = list(messages)
+    return [given] if any(isinstance(each, Mapping) for each in given) else given
+
+
+def _check_json(name: str, value: object) -> None:
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise RequestError(f"{name} cannot be written as JSON: {error}", at=name, fix="give plain values") from None

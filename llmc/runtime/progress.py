@@ -1,0 +1,33 @@
+"""How far a long call has come: a bar in the terminal, or a function of the caller's."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+Told = Callable[[int, int], None]
+# True: a bar on standard error. A function: is called with how many are done, and of how many.
+Progress = bool | Told
+
+
+@contextmanager
+def telling(progress: Progress, total: int) -> Iterator[Told | None]:
+    """Gives the function to be told, or None for nobody; a bar is shown until the end."""
+    if progress is False:
+        yield None
+    elif progress is True:
+        with _bar(total) as told:
+            yield told
+    else:
+        yield progress
+
+
+@contextmanager
+def _bar(total: int) -> Iterator[Told]:
+    from rich import progress as bars
+    from rich.console import Console
+
+    columns = (bars.BarColumn(), bars.MofNCompleteColumn(), bars.TimeElapsedColumn(), bars.TimeRemainingColumn())
+    with bars.Progress(bars.TextColumn("prompts"), *columns, console=Console(stderr=True)) as shown:
+        task = shown.add_task("prompts", total=total)
+        yield lambda done, _: shown.update(task, completed=done)

@@ -1,0 +1,96 @@
+"""The fields of SamplingParams as keywords of what generates: `generate(prompt, max_tokens=5)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import MISSING, fields
+from typing import Any, TypedDict
+
+from llmc.errors import RequestError
+from llmc.runtime.grammar import Grammar
+from llmc.runtime.sampling_params import SamplingParams
+
+
+class SamplingKeywords(TypedDict, total=False):
+    """For type checkers and editors; what each means stands in SamplingParams."""
+
+    max_tokens: int
+    min_tokens: int
+    temperature: float
+    top_k: int | None
+    top_p: float
+    min_p: float
+    repetition_penalty: float
+    presence_penalty: float
+    frequency_penalty: float
+    logit_bias: Mapping[int, float]
+    seed: int | None
+    stop: tuple[str, ...] | str
+    stop_token_ids: tuple[int, ...]
+    ignore_eos: bool
+    include_stop_str_in_output: bool
+    skip_special_tokens: bool
+    n: int
+    best_of: int | None
+    logprobs: int | None
+    prompt_logprobs: int | None
+    beam_width: int | None
+    length_penalty: float
+    early_stopping: bool
+    grammar: Grammar | None
+
+
+def sampling_defaults() -> dict[str, Any]:
+    """Each parameter's default, by name."""
+    return {f.name: f.default if f.default_factory is MISSING else f.default_factory() for f in fields(SamplingParams)}
+
+
+def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> SamplingParams:
+    """What the caller wants: params, or those that the keywords make; the defaults without either.
+
+    Raises RequestError for both, for a params that is none, and for what SamplingParams refuses.
+    """
+    if params is None:
+        return SamplingParams(**keywords)
+    if not isinstance(params, SamplingParams):
+        raise _no_params(params)
+    if keywords:
+        raise _given_twice(keywords)
+    return params
+
+
+def params_of_each(
+    count: int, params: SamplingParams | Sequence[SamplingParams] | None, keywords: SamplingKeywords
+) -> list[SamplingParams]:
+    """The same for `count` prompts, which may have one params each."""
+    if params is None or isinstance(params, SamplingParams):
+        return [chosen_params(params, keywords)] * count
+    if not isinstance(params, Sequence):
+        raise _no_params(params)
+    if keywords:
+        raise _given_twice(keywords)
+    if len(params) != count:
+        raise RequestError(
+            f"{count} prompts came with {len(params)} sampling parameters",
+            fix="give one SamplingParams for all prompts, or one for each",
+        )
+    for each in params:
+        if not isinstance(each, SamplingParams):
+            raise _no_params(each)
+    return list(params)
+
+
+def _given_twice(keywords: SamplingKeywords) -> RequestError:
+    name, value = next(iter(keywords.items()))
+    return RequestError(
+        f"{name}={value!r:.80} came beside a SamplingParams, which has a {name} of its own",
+        at=name,
+        fix=f"give one of them; dataclasses.replace(params, {name}={value!r:.80}) makes another SamplingParams",
+    )
+
+
+def _no_params(value: object) -> RequestError:
+    return RequestError(
+        f"{value!r:.80} ({type(value).__name__}) is not a SamplingParams",
+        fix="give llmc.SamplingParams(name=value, ...), or the values as keywords: max_tokens=5",
+    )
