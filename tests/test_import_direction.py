@@ -58,6 +58,7 @@ ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuner"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
+ALLOWED["engine_argument"] = {*ALLOWED}
 ALLOWED["llm"] = {*ALLOWED}
 ALLOWED["__init__"] = {*ALLOWED}
 ALLOWED["__main__"] = {"cli"}

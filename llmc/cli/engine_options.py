@@ -9,8 +9,6 @@ from typing import Annotated, Any, ClassVar
 from typer import Option
 
 from llmc.cli.completion import complete_schemes, complete_targets
-from llmc.cli.option_group import changed_options
-from llmc.errors import OptionError
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -19,7 +17,9 @@ class EngineOptions:
 
     panel: ClassVar[str] = "If MODEL is a model directory: how its engine is built"
 
-    target: Annotated[str, Option(help="see `llmc targets`", autocompletion=complete_targets)] = "cpu"
+    target: Annotated[
+        str | None, Option(help="see `llmc targets`; cpu unless given", autocompletion=complete_targets)
+    ] = None
     dtype: Annotated[str, Option(help="of weights and activations, as for `llmc build`")] = "auto"
     kv_cache_dtype: Annotated[str, Option(help="of the KV cache")] = "auto"
     quantize: Annotated[
@@ -33,21 +33,22 @@ class EngineOptions:
         limits: of a step, by the names of BuildOptions; None is the default. Raises OptionError for options that an
         engine which is built already cannot follow, and LlmcError.
         """
+        from llmc.engine_argument import check_follows, engine_of
         from llmc.engine_format.manifest import is_engine
         from llmc.options import parse_options
         from llmc.targets import resolve_target
 
         if is_engine(path):
-            self._refuse_for_engine(path)
+            check_follows(path, self.target, self._values())
             return path
         from llmc.cli.stage_bars import StageBars
-        from llmc.engine_cache import find_or_build_engine
 
         values = {**self._values(), **{name: value for name, value in limits.items() if value is not None}}
         parse_options(values)
-        resolve_target(self.target)
+        if self.target is not None:
+            resolve_target(self.target)
         with StageBars() as shown:
-            return find_or_build_engine(path, target=self.target, progress=shown, **values)
+            return engine_of(path, target=self.target, progress=shown, **values)
 
     def _values(self) -> dict[str, Any]:
         """By the names of BuildOptions."""
@@ -57,12 +58,3 @@ class EngineOptions:
             "quantize": ",".join(self.quantize or ()),
             "calibration": None if self.calibration is None else str(self.calibration),
         }
-
-    def _refuse_for_engine(self, path: Path) -> None:
-        changed = changed_options(self)
-        if changed:
-            raise OptionError(
-                "this is an engine, which is built already: how cannot be chosen any more",
-                at=f"{' '.join(changed)} with {path}",
-                fix="leave the options out, or name the model directory",
-            )

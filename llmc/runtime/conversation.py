@@ -48,7 +48,7 @@ class ConversationPrompts:
         for name, value in (("messages", messages), ("tools", tools), ("chat_template_kwargs", chat_template_kwargs)):
             _check_json(name, value)
         text = self._renderer.render(
-            self._template(chat_template),
+            self.template(chat_template),
             messages,
             tools=tools,
             add_generation_prompt=add_generation_prompt and not continue_final_message,
@@ -57,11 +57,8 @@ class ConversationPrompts:
         )
         return self._tokenizer.encode(text, add_special_tokens=False)
 
-    def close(self) -> None:
-        """End the renderer's processes."""
-        self._renderer.close()
-
-    def _template(self, given: str | None) -> ChatTemplate:
+    def template(self, given: str | None) -> ChatTemplate:
+        """The template that is meant. Raises RequestError if the model has none, OptionError for none of that name."""
         if given is None:
             if self._own_template is None:
                 raise RequestError(
@@ -73,6 +70,10 @@ class ConversationPrompts:
         if "{%" in given or "{{" in given:
             return ChatTemplate(given, special_tokens(self._engine))
         return named_template(given, self._engine)
+
+    def close(self) -> None:
+        """End the renderer's processes."""
+        self._renderer.close()
 
     @cached_property
     def _own_template(self) -> ChatTemplate | None:

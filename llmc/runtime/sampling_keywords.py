@@ -8,6 +8,7 @@ from typing import Any, TypedDict
 
 from llmc.errors import RequestError
 from llmc.runtime.grammar import Grammar
+from llmc.runtime.logits_processor import LogitsProcessor
 from llmc.runtime.sampling_params import SamplingParams
 
 
@@ -20,10 +21,19 @@ class SamplingKeywords(TypedDict, total=False):
     top_k: int | None
     top_p: float
     min_p: float
+    typical_p: float
     repetition_penalty: float
     presence_penalty: float
     frequency_penalty: float
+    dry_multiplier: float
+    dry_base: float
+    dry_allowed_length: int
+    dry_sequence_breakers: Sequence[str]
+    dry_penalty_last_n: int | None
     logit_bias: Mapping[int, float]
+    bad_words: Sequence[str]
+    allowed_token_ids: Sequence[int] | None
+    logits_processors: Sequence[LogitsProcessor]
     seed: int | None
     stop: tuple[str, ...] | str
     stop_token_ids: tuple[int, ...]

@@ -127,6 +127,7 @@ def write_tiny_engine(
     limits: Limits = LIMITS,
     eos: tuple[int, ...] = (),
     with_tokenizer: bool = False,
+    chat_template: str | None = None,
 ) -> Path:
     """Write the engine; with_tokenizer takes the shipped model's, whose vocabulary is 4096."""
     model = model or tiny_model(vocab=4096 if with_tokenizer else VOCAB)
@@ -137,6 +138,8 @@ def write_tiny_engine(
         writer.write_weights([(slot, partial(model.weights.__getitem__, slot.name)) for slot in program.weights])
         if with_tokenizer:
             writer.copy_file("tokenizer/tokenizer.json", TOKENIZER)
+        if chat_template is not None:
+            writer.write_text("tokenizer/chat_template.jinja", chat_template)
         writer.finish(tiny_manifest(model, limits, eos))
     return path
 

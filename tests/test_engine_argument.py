@@ -1,0 +1,64 @@
+"""An engine that is given where a model may be: options that it was not built with are refused, others agree."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc.cli.engine_options import EngineOptions
+from llmc.engine_argument import engine_of
+from llmc.engine_format.manifest import read_manifest
+from llmc.errors import OptionError, TargetError
+from llmc.llm import LLM
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"target": "cpu", "dtype": "bfloat16", "kv_dtype": "bfloat16", "max_model_len": 256, "block_size": 16},
+        {"target": "auto", "dtype": "auto", "kv_cache": "auto", "quantize": (), "check_passes": False},
+        {"max_batch_tokens": 512, "calibration": None},
+    ],
+)
+def test_an_engine_that_is_as_wished_is_taken(draft_engine: Path, options: dict[str, Any]) -> None:
+    assert read_manifest(draft_engine).model.dtype == "bfloat16"
+    assert engine_of(draft_engine, **options) == draft_engine
+
+
+@pytest.mark.parametrize(
+    ("options", "problem", "fix"),
+    [
+        ({"target": "h100"}, "built without target='h100': it is for cpu-", "--target h100"),
+        (
+            {"dtype": "float32"},
+            "built without dtype='float32': it is for cpu-.* in bfloat16, not quant",
+            "--dtype float32",
+        ),
+        ({"kv_dtype": "float32"}, "without kv_dtype='float32'", "--kv-dtype float32"),
+        ({"quantize": "int4,lm_head=int8"}, "without quantize='int4,lm_head=int8'", "--quantize int4,lm_head=int8"),
+        ({"max_model_len": 512}, "without max_model_len=512", "--max-model-len 512"),
+        ({"strict": True}, "without strict=True", "--strict -o"),
+        ({"enable_lora": True}, "unknown build option 'enable_lora'", "known options"),
+        ({"dtype": "float31"}, "build option 'dtype' cannot be 'float31'", "llmc build --help"),
+    ],
+)
+def test_an_engine_that_is_not_as_wished_is_refused(
+    draft_engine: Path, options: dict[str, Any], problem: str, fix: str
+) -> None:
+    for take in (engine_of, LLM):
+        with pytest.raises(OptionError, match=problem) as caught:
+            take(draft_engine, **options)
+        assert caught.value.fix is not None and fix in caught.value.fix
+
+
+def test_the_command_line_refuses_the_same(draft_engine: Path) -> None:
+    assert EngineOptions().engine(draft_engine) == draft_engine
+    assert EngineOptions(target="cpu").engine(draft_engine, max_sequences=3) == draft_engine
+    for options in (EngineOptions(target="h100"), EngineOptions(dtype="float32"), EngineOptions(quantize=["int4"])):
+        with pytest.raises(OptionError, match="the engine was built without"):
+            options.engine(draft_engine)
+    with pytest.raises(TargetError, match="unknown target 'h10'"):
+        EngineOptions(target="h10").engine(draft_engine)
