@@ -20,7 +20,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $(STAMP)
 
 demo: $(STAMP)
-	$(BIN)/llmc build examples/models/bard-6m --target cpu -o $(DEMO)
+	$(BIN)/llmc build examples/models/bard-6m --target cpu -o $(DEMO) --force
 	$(BIN)/llmc run $(DEMO) --prompt "KING RICHARD:" --max-tokens 90 --temperature 0.7 --top-k 20 --seed 5
 
 test: $(STAMP)

@@ -1,4 +1,4 @@
-"""What a run says: throughput, latencies as mean, median and p99, goodput, prefix hits; as a table and JSON."""
+"""What a run says: throughput, latencies as mean, median and p99, goodput, prefix hits; also as JSON."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-from rich.table import Table
 
 from llmc.bench.client import RequestRecord
 from llmc.errors import OptionError
@@ -114,33 +112,6 @@ def parse_goals(texts: Sequence[str]) -> dict[str, float]:
                 f"the goal {text!r} cannot be read", at="--goodput", fix="give ttft:MS, tpot:MS or e2el:MS (repeatable)"
             )
     return goals
-
-
-def summary_table(summary: Summary, title: str) -> Table:
-    """Throughput above, latencies below."""
-    table = Table(title=title, title_justify="left")
-    for column in ("", "mean", "median", "p99"):
-        table.add_column(column, justify="left" if not column else "right")
-    for name, text in LATENCIES.items():
-        found = summary.latencies.get(name)
-        if found is not None:
-            table.add_row(f"{text} ({name.upper()})", *(f"{ms:.2f} ms" for ms in vars(found).values()))
-    table.add_section()
-    requests = f"{summary.completed} in {summary.duration:.1f} s"
-    table.add_row("requests", requests, f"{summary.request_throughput:.2f}/s", _failed(summary))
-    table.add_row("output tokens", f"{summary.output_tokens}", f"{summary.output_throughput:.1f}/s", "")
-    table.add_row(
-        "all tokens", f"{summary.prompt_tokens + summary.output_tokens}", f"{summary.total_throughput:.1f}/s", ""
-    )
-    if summary.goodput is not None:
-        table.add_row("within the goals", "", f"{summary.goodput:.2f}/s", "")
-    if summary.prefix_hit_rate is not None:
-        table.add_row("prompt tokens from the prefix cache", "", f"{summary.prefix_hit_rate:.1%}", "")
-    return table
-
-
-def _failed(summary: Summary) -> str:
-    return f"[red]{summary.failed} failed[/]" if summary.failed else ""
 
 
 def _meets(record: RequestRecord, goals: Mapping[str, float]) -> bool:

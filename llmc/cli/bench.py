@@ -11,9 +11,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
+from llmc.cli.bench_table import summary_table
 from llmc.cli.help_text import GroupHelp, VerbHelp
+from llmc.cli.output_file import check_output, write_output
+from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.errors import LlmcError, OptionError
 from llmc.settings import settings
 
@@ -61,11 +63,13 @@ def bench_serve(
     from llmc.bench.load import Arrival, run_load
     from llmc.bench.plot import plot_run, require_plot_extra
     from llmc.bench.prompts import PromptShape, make_requests
-    from llmc.bench.summary import parse_goals, summarize, summary_table
+    from llmc.bench.summary import parse_goals, summarize
 
     shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
     arrival = Arrival(concurrency=max_concurrency, rate=request_rate, burstiness=burstiness, seed=seed)
     goals = parse_goals(goodput or [])
+    check_output(json_file)
+    check_output(plot)
     if plot is not None:
         require_plot_extra()
     server, max_model_len = asyncio.run(find_server(base_url, model, api_key or settings().api_key))
@@ -84,8 +88,7 @@ def bench_serve(
     summary = summarize(records, duration, goals)
     users = f"{max_concurrency} users" if max_concurrency else "no limit on users"
     rate = f"{request_rate:g} requests/s" if request_rate else "sent at once"
-    console = Console()
-    console.print(summary_table(summary, f"{server.model} at {server.base_url}: {users}, {rate}"))
+    standard_output().print(summary_table(summary, f"{server.model} at {server.base_url}: {users}, {rate}"))
     settings_json = {"arrival": vars(arrival), "shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
     _write(json_file, {**summary.to_json(), **settings_json, "requests": [_record_json(r) for r in records]})
     if plot is not None:
@@ -113,6 +116,7 @@ def bench_throughput(
     from llmc.runtime.sampling_params import SamplingParams
 
     shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
+    check_output(json_file)
     with load(engine, threads=threads) as opened:
         _check_fits(shape, opened.limits.max_model_len)
         requests = make_requests(shape, num_prompts, opened.info.vocab_size, seed)
@@ -129,12 +133,12 @@ def bench_throughput(
         "output_tokens_per_second": output / seconds,
         "total_tokens_per_second": (prompt + output) / seconds,
     }
-    table = Table(title=f"{engine.name}: {num_prompts} prompts at once", title_justify="left", show_header=False)
+    table = facts(f"{engine.name}: {num_prompts} prompts at once", right=True)
     table.add_row("time", f"{seconds:.2f} s")
     table.add_row("requests", f"{num_prompts / seconds:.2f}/s")
     table.add_row("output tokens", f"{output / seconds:.1f}/s")
     table.add_row("all tokens", f"{(prompt + output) / seconds:.1f}/s")
-    Console().print(table)
+    standard_output().print(table)
     _write(json_file, {**figures, "shape": vars(shape), "num_prompts": num_prompts, "seed": seed})
 
 
@@ -157,6 +161,7 @@ def bench_latency(
     from llmc.runtime.sampling_params import SamplingParams
 
     shape = PromptShape(input_len=input_len, output_len=output_len)
+    check_output(json_file)
     seconds: list[float] = []
     with load(engine, threads=threads) as opened, _progress("batches", warmup + iterations) as advance:
         _check_fits(shape, opened.limits.max_model_len)
@@ -170,12 +175,12 @@ def bench_latency(
                 seconds.append(time.perf_counter() - start)
             advance()
     found = latency(seconds)
-    table = Table(title=f"{engine.name}: batches of {batch_size}", title_justify="left", show_header=False)
+    table = facts(f"{engine.name}: batches of {batch_size}", right=True)
     table.add_row("mean", f"{found.mean:.1f} ms")
     for share in (0.1, 0.5, 0.9, 0.99):
         table.add_row(f"p{share * 100:g}", f"{1e3 * quantile(seconds, share):.1f} ms")
     table.add_row("a token", f"{found.mean / output_len:.2f} ms")
-    Console().print(table)
+    standard_output().print(table)
     _write(json_file, {**vars(found), "seconds": seconds, "shape": vars(shape), "batch_size": batch_size})
 
 
@@ -189,6 +194,7 @@ def bench_startup(
     from llmc.bench.startup import first_token_seconds, server_seconds
     from llmc.bench.summary import latency
 
+    check_output(json_file)
     measured: dict[str, list[float]] = {"process to first token": [], "process to first answer of a server": []}
     with _progress("starts", 2 * iterations) as advance:
         for _ in range(iterations):
@@ -196,12 +202,11 @@ def bench_startup(
             advance()
             measured["process to first answer of a server"].append(server_seconds(engine))
             advance()
-    table = Table(title=f"{engine.name}: start", title_justify="left")
-    for column in ("", "median", "worst"):
-        table.add_column(column, justify="left" if not column else "right")
+    columns = (Column("", wraps=True), Column("median", right=True), Column("worst", right=True))
+    table = FittingTable(f"{engine.name}: start", columns)
     for name, seconds in measured.items():
         table.add_row(name, f"{latency(seconds).median / 1e3:.2f} s", f"{max(seconds):.2f} s")
-    Console().print(table)
+    standard_output().print(table)
     _write(json_file, measured)
 
 
@@ -255,10 +260,5 @@ def _record_json(record: RequestRecord) -> dict[str, Any]:
 
 
 def _write(path: Path | None, figures: dict[str, Any]) -> None:
-    if path is None:
-        return
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"the figures cannot be written: {error}", at=path, fix="name another file") from None
+    if path is not None:
+        write_output(path, json.dumps(figures, indent=1) + "\n")

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+import shlex
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -10,16 +12,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
 from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.stage_bars import StageBars
+from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes, in_seconds
-from llmc.options import BuildOptions
+from llmc.errors import OptionError
+from llmc.options import BuildOptions, parse_options
 from llmc.runtime.threads import thread_count
-from llmc.targets import CpuTarget, GpuTarget, missing_features
+from llmc.targets import CpuTarget, GpuTarget, missing_features, resolve_target
 
 if TYPE_CHECKING:
     from llmc.build_report import BuildReport
@@ -29,11 +33,15 @@ _DEFAULTS = BuildOptions()
 
 def build(
     model: Annotated[Path, typer.Argument(help="Hugging Face directory: config.json and safetensors")],
-    output: Annotated[Path, typer.Option("--output", "-o", help="engine directory to write")],
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="engine directory to write; default: MODEL-TARGET.llmc, in this directory"),
+    ] = None,
     target: Annotated[
         str,
         typer.Option(help="see `llmc targets`; cpu means this machine, auto its GPU", autocompletion=complete_targets),
     ] = "cpu",
+    force: Annotated[bool, typer.Option("--force", "-f", help="replace an engine without asking")] = False,
     *,
     chosen: ModelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
@@ -54,8 +62,6 @@ def build(
 ) -> None:
     """Compile a model into an engine directory that runs without the model's source."""
     with _collector_paused():
-        from llmc.compiler import build as build_engine
-
         options: dict[str, Any] = {
             **chosen.values(),
             "max_model_len": max_model_len,
@@ -70,15 +76,41 @@ def build(
         # Only what was asked for has to fit a GPU's memory.
         if max_sequences is not None:
             options["max_sequences"] = max_sequences
+        parse_options(options)
+        named = resolve_target(target).name
+        path = output or default_output(model, named)
+        ask_before_replacing(path, force)
+        if output is None:
+            Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
+        from llmc.compiler import build as build_engine
+
         added = chosen.added_passes()
         with StageBars() as shown:
-            report = build_engine(model, output, target=target, passes=added, progress=shown, **options)
-    console = Console()
+            report = build_engine(model, path, target=target, passes=added, progress=shown, **options)
+    console = standard_output()
     console.print(passes_table(report))
     console.print(kernels_table(report))
     if report.quantized:
         console.print(quantization_table(report.quantized))
     console.print(summary_table(report))
+    if output is None:
+        console.print(f"run it: llmc run {shlex.quote(str(path))} --prompt …", soft_wrap=True, markup=False)
+
+
+def default_output(model: Path, target: str) -> Path:
+    """In the current directory, after the model and the name of what it is built for."""
+    return Path(f"{model.resolve().name}-{target.replace(',', '-')}.llmc")
+
+
+def ask_before_replacing(path: Path, force: bool) -> None:
+    """Raise OptionError if an engine stands there that nobody said may be replaced."""
+    from llmc.engine_format.manifest import is_engine
+
+    if force or not is_engine(path):
+        return
+    if sys.stdin.isatty() and sys.stderr.isatty() and typer.confirm(f"{path} is an engine: replace it?", err=True):
+        return
+    raise OptionError("an engine stands there already", at=path, fix="replace it with --force, or name another: -o")
 
 
 @contextmanager
@@ -92,14 +124,19 @@ def _collector_paused() -> Iterator[None]:
         gc.enable()
 
 
-def passes_table(report: BuildReport) -> Table:
+def passes_table(report: BuildReport) -> FittingTable:
     """Each pass that rewrote or refused something."""
-    table = Table(title="passes", title_justify="left")
-    for column in ("pass", "rewrites", "refused", "nodes", "time"):
-        table.add_column(column, justify="left" if column == "pass" else "right")
+    columns = (
+        Column("pass"),
+        Column("rewrites", right=True),
+        Column("refused", right=True),
+        Column("nodes", rank=2, right=True),
+        Column("time", rank=1, right=True),
+    )
+    table = FittingTable("passes", columns)
     for record in report.passes:
         if record.rewrites or record.refusals:
-            refused = f"[yellow]{len(record.refusals)}[/]" if record.refusals else "0"
+            refused = Text(str(len(record.refusals)), style="yellow" if record.refusals else "")
             nodes = f"{record.nodes_before} → {record.nodes_after}"
             table.add_row(record.name, str(len(record.rewrites)), refused, nodes, in_seconds(record.seconds))
     table.add_section()
@@ -108,31 +145,29 @@ def passes_table(report: BuildReport) -> Table:
     return table
 
 
-def kernels_table(report: BuildReport) -> Table:
+def kernels_table(report: BuildReport) -> FittingTable:
     """Which kernels a step launches, and how often."""
-    table = Table(title=f"kernels: {report.kernels.total()} launches a decode step", title_justify="left")
-    table.add_column("kernel")
-    table.add_column("launches", justify="right")
+    title = f"kernels: {report.kernels.total()} launches a decode step"
+    columns = (Column("kernel"), Column("launches", right=True))
     if not report.binaries:
+        table = FittingTable(title, columns)
         for name, count in sorted(report.kernels.items()):
             table.add_row(name, str(count))
         return table
-    for column in ("registers", "spills", "shared memory"):
-        table.add_column(column, justify="right")
+    of_binaries = (("registers", 2), ("spills", 1), ("shared memory", 3))
+    table = FittingTable(title, (*columns, *(Column(name, rank, right=True) for name, rank in of_binaries)))
     for name, binaries in report.binaries.items():
         found = list(binaries.values())
         registers, spills = max(b.registers for b in found), max(b.spill_bytes for b in found)
         shared = max(b.shared_bytes for b in found)
-        spilled = f"[yellow]{in_bytes(spills)}[/]" if spills else "0"
+        spilled = Text(in_bytes(spills), style="yellow") if spills else "0"
         table.add_row(name, str(report.kernels[name] or "other steps"), str(registers), spilled, in_bytes(shared))
     return table
 
 
-def summary_table(report: BuildReport) -> Table:
+def summary_table(report: BuildReport) -> FittingTable:
     """Sizes, times and the predicted decode step."""
-    table = Table(title=f"{report.path} for {report.target.name}", title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column(justify="right")
+    table = facts(f"{report.path} for {report.target.name}", right=True)
     table.add_row("engine", in_bytes(report.engine_bytes))
     table.add_row("weights", in_bytes(report.weight_bytes))
     share = report.arena_bytes / report.unplanned_bytes if report.unplanned_bytes else 1.0

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol
@@ -13,11 +12,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Protocol
 import typer
 from rich.console import Console
 
+from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
+from llmc.cli.engine_options import EngineOptions
 from llmc.errors import LlmcError, OptionError, RequestError
 
 if TYPE_CHECKING:
-    from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
-    from llmc.runtime.engine import Engine
     from llmc.runtime.sampling_params import SamplingParams
 
 COMMANDS = {
@@ -47,35 +46,35 @@ class Answerer(Protocol):
 
 
 def chat(
-    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    model: Annotated[Path, typer.Argument(help="engine directory, or a model directory that is built (once) for it")],
     system: Annotated[str | None, typer.Option(help="system message")] = None,
-    chat_template: Annotated[
-        str | None, typer.Option(help="a Jinja file, `plain` or `chatml`; default: the model's, else plain")
-    ] = None,
+    chat_template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 512,
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
     top_p: Annotated[float, typer.Option(help="sample from the smallest set with this probability")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="of the sampling")] = None,
     threads: Annotated[int | None, typer.Option(help="default: every core that this process may use")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="of a model directory's engine: longest conversation, in tokens")
+    ] = None,
+    *,
+    built: EngineOptions,
 ) -> None:
     """Talk with a model. /help lists what else can be typed."""
-    from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
+    settings: dict[str, float | int] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    if seed is not None:
+        settings["seed"] = seed
+    sampling(settings, max_tokens, ())
+    check_template(chat_template)
+    path = built.engine(model, max_model_len=max_model_len)
     from llmc.runtime.engine import load
 
     console = Console(highlight=False)
-    with ExitStack() as stack:
-        opened = stack.enter_context(load(engine, threads=threads))
-        renderer = TemplateRenderer(workers=1)
-        stack.callback(renderer.close)
-        template = engine_template(engine) if chat_template is None else named_template(chat_template, engine)
-        if template is None:
+    with load(path, threads=threads) as opened, conversation_prompt(path, opened, chat_template) as prompt:
+        if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
-            template = named_template("plain", engine)
-        settings: dict[str, float | int] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
-        if seed is not None:
-            settings["seed"] = seed
         console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")
-        talk(Conversation(EngineAnswerer(opened, template, renderer), settings, system), console)
+        talk(Conversation(EngineAnswerer(prompt), settings, system), console)
 
 
 @dataclass
@@ -95,34 +94,24 @@ class Conversation:
 class EngineAnswerer:
     """Answers with an engine in this process."""
 
-    def __init__(self, engine: Engine, template: ChatTemplate, renderer: TemplateRenderer) -> None:
-        self._engine = engine
-        self._template = template
-        self._renderer = renderer
+    def __init__(self, prompt: ConversationPrompt) -> None:
+        self._prompt = prompt
+        self._engine = prompt.engine
 
     def answer(self, messages: list[dict[str, str]], settings: dict[str, float | int]) -> Iterator[str]:
-        ids = self._ids(messages)
+        ids = self._prompt.token_ids(messages)
         room = self._engine.limits.max_model_len - len(ids)
         if room < 1:
             raise RequestError(
                 f"the conversation has {len(ids)} tokens, the model takes {self._engine.limits.max_model_len}",
                 fix="start anew with /clear, or take back turns with /undo",
             )
-        params = sampling(settings, room, stop=self._stops())
+        params = sampling(settings, room, stop=self._prompt.stops())
         for piece in self._engine.stream(ids, params):
             yield piece.text
 
     def count(self, messages: list[dict[str, str]]) -> tuple[int, int]:
-        return len(self._ids(messages)), self._engine.limits.max_model_len
-
-    def _ids(self, messages: list[dict[str, str]]) -> list[int]:
-        return self._engine.tokenizer.encode(self._renderer.render(self._template, messages), add_special_tokens=False)
-
-    def _stops(self) -> tuple[str, ...]:
-        """A plain transcript has no end token: the user's next line ends the answer."""
-        from llmc.runtime.chat_template import BUILT_IN
-
-        return ("\nUser:",) if self._template.source == BUILT_IN["plain"] else ()
+        return len(self._prompt.token_ids(messages)), self._engine.limits.max_model_len
 
 
 def sampling(settings: dict[str, float | int], room: int, stop: tuple[str, ...]) -> SamplingParams:

@@ -4,24 +4,23 @@ from __future__ import annotations
 
 from collections import defaultdict
 
-from rich.table import Table
-
+from llmc.cli.table import Column, FittingTable
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.graph.predict_device import StepPrediction
 from llmc.program import Launch, Program
 from llmc.targets import GpuTarget
 
 
-def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -> Table:
+def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -> FittingTable:
     """A row for each kernel. found: a step of the program on the target."""
     title = (
         f"{found.step} on {target.name}, predicted and not measured: {in_seconds(found.seconds)} in {found.launches} "
         f"launches, {in_bytes(found.bytes_moved)} ({found.bandwidth_share:.0%} of {target.bandwidth / 1e12:.2f} TB/s), "
         f"{found.flops / 1e12:.3g} TFLOP ({found.peak_share:.0%} of the matrix peak)"
     )
-    table = Table(title=title, title_justify="left")
-    for column in ("kernel", "for", "threads", "registers", "spills", "shared", "bytes", "predicted"):
-        table.add_column(column, justify="left" if column in ("kernel", "for") else "right", overflow="fold")
+    figures = (("threads", 6), ("registers", 2), ("spills", 1), ("shared", 3), ("bytes", 4), ("predicted", 0))
+    columns = (Column("kernel"), Column("for", rank=5), *(Column(name, rank, right=True) for name, rank in figures))
+    table = FittingTable(title, columns)
     launched = {launch.kernel for launch in program.launches}
     for kernel in program.kernels:
         seconds = found.kernel_seconds.get(kernel.name)
@@ -35,11 +34,16 @@ def device_kernels(program: Program, target: GpuTarget, found: StepPrediction) -
     return table
 
 
-def candidates(program: Program, target: GpuTarget) -> Table:
+def candidates(program: Program, target: GpuTarget) -> FittingTable:
     """Each choice among ways to compute one node, alike ones once: predicted times, the chosen one first."""
-    table = Table(title=f"choices for {target.name}; `llmc tune` measures them", title_justify="left")
-    for column in ("for", "rows", "chosen", "predicted", "others"):
-        table.add_column(column, justify="right" if column == "predicted" else "left", overflow="fold")
+    columns = (
+        Column("for", rank=3, wraps=True),
+        Column("rows", rank=1),
+        Column("chosen"),
+        Column("predicted", right=True),
+        Column("others", rank=2, wraps=True),
+    )
+    table = FittingTable(f"choices for {target.name}; `llmc tune` measures them", columns)
     sites: dict[tuple[int, int], list[Launch]] = defaultdict(list)
     for alternative in program.alternatives:
         sites[alternative.first, alternative.last].append(_leader(alternative.launches))

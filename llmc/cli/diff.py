@@ -4,19 +4,18 @@ from __future__ import annotations
 
 import json as json_text
 import math
-import sys
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from llmc.cli.doing import doing
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
+from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
 
@@ -55,7 +54,7 @@ def diff(
     if json:
         print(json_text.dumps(model_json(found), indent=1, ensure_ascii=False))
     else:
-        print_model(wide_console(), str(model), found, nodes)
+        print_model(standard_output(), str(model), found, nodes)
     if found.error is not None:
         raise found.error
     if found.first_over is not None:
@@ -94,11 +93,6 @@ def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: b
         )
 
 
-def wide_console() -> Console:
-    """Standard output; in a file or pipe, tables may be wider than a terminal."""
-    return Console(highlight=False, emoji=False, width=None if sys.stdout.isatty() else 140)
-
-
 def parse_range(passes: str | None) -> tuple[str | None, str | None]:
     """The ends of A..B, A.., ..B, or A for one pass."""
     if passes is None:
@@ -110,11 +104,10 @@ def parse_range(passes: str | None) -> tuple[str | None, str | None]:
 def print_model(console: Console, name: str, found: ModelDifference, nodes: bool) -> None:
     """A row a pass; with nodes, under each the rewrites that changed a bit; then the verdict."""
     dtype = str(found.dtype).removeprefix("torch.")
-    table = Table(
-        title=f"{name}, {dtype}, on {len(found.tokens)} tokens", title_justify="left", box=None, padding=(0, 1, 0, 0)
-    )
-    for column in ("", "pass", "numerics", "n", "max |Δ|", "mean |Δ|", "relative", "allowed", "top-1"):
-        table.add_column(column, justify="left" if column in ("", "pass", "numerics") else "right", no_wrap=True)
+    ranks = (("n", 5), ("max |Δ|", 3), ("mean |Δ|", 4), ("relative", 0), ("allowed", 1), ("top-1", 2))
+    named = (Column(""), Column("pass"), Column("numerics", rank=6))
+    columns = (*named, *(Column(name, rank, right=True) for name, rank in ranks))
+    table = FittingTable(f"{name}, {dtype}, on {len(found.tokens)} tokens", columns)
     for each in found.passes:
         *figures, top1 = _cells(each.difference)
         cells = (each.name, each.numerics, str(each.count), *figures, f"{each.budget:.0e}", top1)
@@ -219,18 +212,17 @@ def _diff_engines(first: Path, second: Path, sample: Sample, json: bool) -> None
     if json:
         print(json_text.dumps(engine_json(found), indent=1, ensure_ascii=False))
     else:
-        print_engines(wide_console(), first, second, found)
+        print_engines(standard_output(), first, second, found)
 
 
 def print_engines(console: Console, first: Path, second: Path, found: EngineDifference) -> None:
     """What differs, a table a section, and the logits."""
     for section, group in groupby(found.changes, key=lambda c: c.section):
         changes = list(group)
-        table = Table(title=f"{section}: {len(changes)} differ", title_justify="left")
-        for column in (section, str(first), str(second)):
-            table.add_column(column, overflow="fold")
+        columns = (Column(section), Column(str(first), wraps=True), Column(str(second), wraps=True))
+        table = FittingTable(f"{section}: {len(changes)} differ", columns)
         for each in changes:
-            table.add_row(*(Text(x or "none") for x in (each.name, each.first, each.second)))
+            table.add_row(*(x or "none" for x in (each.name, each.first, each.second)))
         console.print(table)
     if not found.changes:
         console.print("the same model, target, options, passes, graphs, kernels, weights and sizes")

@@ -7,8 +7,9 @@ import platform
 from importlib import metadata
 
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
+from llmc.cli.table import facts, standard_output
 from llmc.errors import ToolchainError
 from llmc.settings import settings
 from llmc.targets import host_target
@@ -21,9 +22,7 @@ def env() -> None:
     from llmc.codegen.cpp.probes import read_bandwidth
     from llmc.codegen.cpp.toolchain import find_toolchain
 
-    table = Table(show_header=False, title="environment", title_justify="left")
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts("environment")
     table.add_row("python", f"{platform.python_version()} ({platform.machine()})")
     for name in PACKAGES:
         table.add_row(name, installed_version(name))
@@ -37,8 +36,8 @@ def env() -> None:
         with Console(stderr=True).status("measuring read bandwidth"):
             table.add_row("read bandwidth", f"{read_bandwidth(target, threads) / 1e9:.1f} GB/s, {threads} threads")
     except ToolchainError as error:
-        table.add_row("compiler", f"[red]{error.problem}[/]")
-    Console().print(table)
+        table.add_row("compiler", Text(error.problem, style="red"))
+    standard_output().print(table)
 
 
 def installed_version(package: str) -> str:

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from llmc.cli.quantization import quantization_table
+from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def inspect(
     from llmc.engine_format import read_engine
 
     directory = read_engine(engine, check_machine=False)
-    console = Console()
+    console = standard_output()
     console.print(overview(directory))
     if directory.program.launches:
         console.print(kernel_costs(directory, context))
@@ -53,12 +53,10 @@ def print_quantization(console: Console, directory: EngineDirectory) -> None:
     console.print(quantization_table(found) if found else "no weight is quantized")
 
 
-def overview(directory: EngineDirectory) -> Table:
+def overview(directory: EngineDirectory) -> FittingTable:
     """Model, target, limits and memory."""
     manifest, limits = directory.manifest, directory.manifest.limits
-    table = Table(title=str(directory.path), title_justify="left", show_header=False)
-    table.add_column(style="bold")
-    table.add_column()
+    table = facts(str(directory.path))
     model = manifest.model
     table.add_row("model", f"{model.name} ({model.family}), {model.parameters / 1e6:.1f} M parameters, {model.dtype}")
     table.add_row("vocabulary", str(model.vocab_size))
@@ -78,7 +76,7 @@ def overview(directory: EngineDirectory) -> Table:
     return table
 
 
-def kernel_costs(directory: EngineDirectory, context: int) -> Table:
+def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
     """Launches, bytes and operations of each kernel in a decode step of one request."""
     from llmc.graph.cost_expression import evaluate_expression
 
@@ -91,9 +89,9 @@ def kernel_costs(directory: EngineDirectory, context: int) -> Table:
         total[0] += 1
         total[1] += evaluate_expression(launch.bytes_moved, step)
         total[2] += evaluate_expression(launch.flops, step)
-    table = Table(title=f"kernels of a decode step, one request at context {context}", title_justify="left")
-    for column in ("kernel", "launches", "bytes", "share", "FLOPs"):
-        table.add_column(column, justify="left" if column == "kernel" else "right")
+    figures = (("launches", 1), ("bytes", 0), ("share", 2), ("FLOPs", 3))
+    columns = (Column("kernel"), *(Column(name, rank, right=True) for name, rank in figures))
+    table = FittingTable(f"kernels of a decode step, one request at context {context}", columns)
     whole = sum(total[1] for total in totals.values())
     for name, (count, moved, flops) in sorted(totals.items(), key=lambda item: -item[1][1]):
         table.add_row(name, str(count), in_bytes(moved), f"{moved / whole:.1%}", f"{flops:.3g}")
@@ -130,11 +128,10 @@ def print_launches(console: Console, launches: tuple[Launch, ...]) -> None:
         console.print("  ".join(p for p in parts if p), markup=False, highlight=False, soft_wrap=True)
 
 
-def weight_list(directory: EngineDirectory) -> Table:
+def weight_list(directory: EngineDirectory) -> FittingTable:
     """Every weight: shape, layout, bytes."""
-    table = Table(title="weights", title_justify="left")
-    for column in ("name", "shape", "dtype", "layout", "bytes"):
-        table.add_column(column, overflow="fold")
+    columns = (Column("name"), Column("shape"), Column("dtype", 2), Column("layout", 3), Column("bytes", 1, right=True))
+    table = FittingTable("weights", columns)
     for slot in directory.program.weights:
         shape = " × ".join(map(str, slot.shape))
         table.add_row(slot.name, shape, slot.dtype, slot.layout.value, in_bytes(slot.nbytes))

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.options import parse_options
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def passes(
     markdown: Annotated[bool, typer.Option("--markdown", help="docs/passes.md: what each pass says of itself")] = False,
 ) -> None:
     """List the passes in order; with a model, what each rewrote and refused."""
-    console = Console()
+    console = standard_output()
     if markdown:
         from llmc.passes.catalog import passes_page
 
@@ -52,9 +52,14 @@ def passes(
     if graph:
         print(render(result.graph), end="")
         return
-    table = Table(title=f"passes on {model}", title_justify="left")
-    for column in ("pass", "numerics", "rewrites", "refused", "nodes"):
-        table.add_column(column, justify="left" if column in ("pass", "numerics") else "right")
+    columns = (
+        Column("pass"),
+        Column("numerics", rank=2),
+        Column("rewrites", right=True),
+        Column("refused", right=True),
+        Column("nodes", rank=1, right=True),
+    )
+    table = FittingTable(f"passes on {model}", columns)
     for record in result.records:
         counts = (str(len(record.rewrites)), str(len(record.refusals)))
         table.add_row(record.name, record.numerics, *counts, f"{record.nodes_before} → {record.nodes_after}")
@@ -68,13 +73,17 @@ def passes(
                 console.print(f"    {refusal.source}", markup=False, highlight=False)
 
 
-def pass_list(passes: Sequence[Pass]) -> Table:
+def pass_list(passes: Sequence[Pass]) -> FittingTable:
     """Name, numerics class and first docstring line of each pass, in order."""
     from llmc.passes.catalog import docstring
 
-    table = Table(title="passes, in order", title_justify="left")
-    for column in ("pass", "numerics", "leaves", "what it does"):
-        table.add_column(column)
+    columns = (
+        Column("pass"),
+        Column("numerics", rank=2),
+        Column("leaves", rank=3),
+        Column("what it does", 1, wraps=True),
+    )
+    table = FittingTable("passes, in order", columns)
     for each in passes:
         table.add_row(
             each.name,

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from llmc.cli.output_file import check_output, write_output
+from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.cli.units import in_bytes, in_seconds
-from llmc.errors import OptionError
 
 if TYPE_CHECKING:
     from llmc.debug.profile import StepProfile
@@ -37,6 +37,8 @@ def profile(
     from llmc.engine_format import read_engine
     from llmc.typed_json import to_json
 
+    check_output(trace)
+    check_output(json_file)
     program = read_engine(engine, check_weights=False).program
     longest = min(program.limits.max_batch_tokens, program.limits.max_model_len)
     workload = Workload(
@@ -47,7 +49,7 @@ def profile(
     )
     with Console(stderr=True).status("measuring") as status:
         result = profile_engine(engine, workload, threads, lambda line: status.update(line))
-    console = Console()
+    console = standard_output()
     for step in result.steps:
         console.print(step_table(step, program.launches))
     if trace is not None:
@@ -60,15 +62,7 @@ def profile(
 
 def write_json(path: Path, content: Any) -> None:
     """Raises OptionError where the file cannot be written."""
-    write_text(path, json.dumps(content, ensure_ascii=False) + "\n")
-
-
-def write_text(path: Path, content: str) -> None:
-    """Raises OptionError where the file cannot be written."""
-    try:
-        path.write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(f"cannot write the file: {error.strerror}", at=path, fix="name another place") from None
+    write_output(path, json.dumps(content, ensure_ascii=False) + "\n")
 
 
 @dataclass
@@ -92,7 +86,7 @@ class _Total:
         )
 
 
-def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> Table:
+def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     """Kernels of a step, the one that takes longest first."""
     from llmc.debug.profile import kernel_class
     from llmc.graph.cost_expression import evaluate_expression
@@ -109,10 +103,9 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> Table:
             total.bytes += moved
             total.flops += flops
     title = f"{step.name}: {in_seconds(step.seconds)} measured (±{step.spread / 2:.0%}, median of {step.repeats})"
-    table = Table(title=title, title_justify="left", caption=machine_line(step), caption_justify="left")
-    table.add_column("kernel", overflow="fold")
-    for column in ("n", "measured", "share", "predicted", "ratio", "GB/s", "GFLOP/s"):
-        table.add_column(column, justify="right", no_wrap=True)
+    figures = (("n", 4), ("measured", 0), ("share", 3), ("predicted", 1), ("ratio", 2), ("GB/s", 5), ("GFLOP/s", 6))
+    columns = (Column("kernel"), *(Column(name, rank, right=True) for name, rank in figures))
+    table = FittingTable(title, columns, caption=machine_line(step))
     for name, total in sorted(totals.items(), key=lambda item: -item[1].measured):
         table.add_row(name.removeprefix("llmc_"), *total.cells(every.measured))
     table.add_section()

@@ -5,23 +5,24 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from rich.table import Table
+from llmc.cli.table import Column, FittingTable
 
 if TYPE_CHECKING:
     from llmc.quantized_weight import QuantizedWeight
 
 
-def quantization_table(weights: Sequence[QuantizedWeight]) -> Table:
+def quantization_table(weights: Sequence[QuantizedWeight]) -> FittingTable:
     """Scheme, bits and error of each weight; reasons where mixed precision chose."""
-    table = Table(title=f"quantized weights: {mean_bits(weights):.3f} bits on average", title_justify="left")
-    table.add_column("weight", overflow="fold")
-    table.add_column("scheme")
-    table.add_column("bits", justify="right")
     on_output = any(weight.is_output_error for weight in weights)
-    table.add_column("output error" if on_output else "weight error", justify="right")
     has_reasons = any(weight.reason for weight in weights)
-    if has_reasons:
-        table.add_column("why")
+    columns = (
+        Column("weight"),
+        Column("scheme", rank=2),
+        Column("bits", right=True),
+        Column("output error" if on_output else "weight error", rank=1, right=True),
+        *((Column("why", rank=3, wraps=True),) if has_reasons else ()),
+    )
+    table = FittingTable(f"quantized weights: {mean_bits(weights):.3f} bits on average", columns)
     for weight in weights:
         kind = "" if weight.is_output_error == on_output else " (weight)"
         error = "as stored" if weight.error is None else f"{weight.error:.2%}{kind}"

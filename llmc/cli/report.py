@@ -8,8 +8,10 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from llmc.cli.output_file import check_output, write_output
+from llmc.cli.table import standard_output
 from llmc.cli.units import in_bytes
-from llmc.errors import OptionError, ToolchainError
+from llmc.errors import ToolchainError
 from llmc.targets import CpuTarget, missing_features, resolve_target
 
 if TYPE_CHECKING:
@@ -35,6 +37,8 @@ def report(
     from llmc.debug.report.page import report_page
     from llmc.engine_format import read_engine
 
+    path = engine.with_name(f"{engine.name.removesuffix('.llmc')}-report.html") if output is None else output
+    check_output(path)
     directory = read_engine(engine, check_weights=False, check_machine=False)
     measured = None if profile is None else read_profile(profile)
     if measured is not None and profile is not None:
@@ -43,14 +47,8 @@ def report(
     rates = machine_rates(directory, threads)
     contents = read_contents(directory.path, directory.manifest, directory.program)
     page = report_page(contents, rates, measured, quality)
-    path = engine.with_name(f"{engine.name.removesuffix('.llmc')}-report.html") if output is None else output
-    try:
-        path.write_text(page, encoding="utf-8")
-    except OSError as error:
-        raise OptionError(
-            f"cannot write the page: {error.strerror}", at=path, fix="name another place: -o FILE"
-        ) from None
-    Console().print(f"{path} ({in_bytes(len(page.encode()))}): open it in a browser", highlight=False, soft_wrap=True)
+    write_output(path, page)
+    standard_output().print(f"{path} ({in_bytes(len(page.encode()))}): open it in a browser", soft_wrap=True)
 
 
 def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | None:

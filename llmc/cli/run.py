@@ -1,61 +1,65 @@
-"""`llmc run`: text from an engine."""
+"""`llmc run`: text from an engine, or from a model directory whose engine is built first."""
 
 from __future__ import annotations
 
+import json as json_text
 import sys
 import time
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
 
+from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
+from llmc.cli.engine_options import EngineOptions
+from llmc.cli.sampling_options import SamplingOptions
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
+    from llmc.runtime.completion import Completion
     from llmc.runtime.engine import Engine
     from llmc.runtime.sampling_params import SamplingParams
 
 
 def run(
-    engine: Annotated[Path, typer.Argument(help="engine directory")],
+    model: Annotated[Path, typer.Argument(help="engine directory, or a model directory that is built (once) for it")],
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="text to continue (repeatable)")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="a file whose text is the prompt")] = None,
-    max_tokens: Annotated[int, typer.Option(help="tokens to generate")] = 128,
-    temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.0,
-    top_k: Annotated[int | None, typer.Option(help="sample from the k likeliest")] = None,
-    top_p: Annotated[float, typer.Option(help="sample from the smallest set with this probability")] = 1.0,
-    min_p: Annotated[float, typer.Option(help="drop tokens below this share of the likeliest's probability")] = 0.0,
-    repetition_penalty: Annotated[float, typer.Option(help="divides the logits of tokens seen before")] = 1.0,
-    presence_penalty: Annotated[float, typer.Option(help="taken once from tokens generated before")] = 0.0,
-    frequency_penalty: Annotated[float, typer.Option(help="taken per occurrence from tokens generated before")] = 0.0,
-    seed: Annotated[int | None, typer.Option(help="of the sampling")] = None,
-    stop: Annotated[list[str] | None, typer.Option(help="end before this text (repeatable)")] = None,
-    ignore_eos: Annotated[bool, typer.Option("--ignore-eos", help="go on after the end-of-text token")] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="prompts are messages, answered by the model's chat template")
+    ] = False,
+    system: Annotated[str | None, typer.Option(help="system message, with --chat")] = None,
+    chat_template: Annotated[str | None, typer.Option(help=f"{TEMPLATE_HELP}; with --chat")] = None,
+    json: Annotated[bool, typer.Option("--json", help="print each completion as a JSON object on a line")] = False,
     threads: Annotated[int | None, typer.Option(help="default: every core that this process may use")] = None,
+    max_model_len: Annotated[
+        int | None, typer.Option(help="of a model directory's engine: longest prompt and output, in tokens")
+    ] = None,
+    *,
+    sampling: SamplingOptions,
+    built: EngineOptions,
 ) -> None:
-    """Continue one or several prompts."""
-    from llmc.runtime.engine import load
-    from llmc.runtime.sampling_params import SamplingParams
-
+    """Continue one or several prompts, or with --chat answer them. Text is printed as it comes."""
+    params = sampling.params()
+    if not chat and (system is not None or chat_template is not None):
+        at = "--system" if system is not None else "--chat-template"
+        raise OptionError(f"{at} is about conversations", at=at, fix="add --chat")
+    check_template(chat_template)
     prompts = read_prompts(prompt, prompt_file)
-    params = SamplingParams(
-        max_tokens=max_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        repetition_penalty=repetition_penalty,
-        presence_penalty=presence_penalty,
-        frequency_penalty=frequency_penalty,
-        seed=seed,
-        stop=tuple(stop or ()),
-        ignore_eos=ignore_eos,
-    )
+    path = built.engine(model, max_model_len=max_model_len)
+    from llmc.runtime.engine import load
+
     start = time.perf_counter()
-    with load(engine, threads=threads) as opened:
+    with load(path, threads=threads) as engine:
         loaded = time.perf_counter()
-        tokens = stream_one(opened, prompts[0], params) if len(prompts) == 1 else print_all(opened, prompts, params)
+        if chat:
+            with conversation_prompt(path, engine, chat_template) as conversation:
+                tokens = answer(engine, conversation, prompts, system, params, json)
+        else:
+            tokens = complete(engine, prompts, params, json)
         seconds = time.perf_counter() - loaded
     Console(stderr=True).print(
         f"[dim]loaded in {loaded - start:.2f} s; {tokens} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tok/s)[/]"
@@ -76,11 +80,38 @@ def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:
     raise OptionError("no prompt was given", at="llmc run", fix='give one: --prompt "Once upon a time"')
 
 
-def stream_one(engine: Engine, prompt: str, params: SamplingParams) -> int:
-    """Print the prompt and its continuation as it comes; returns the tokens generated."""
+def complete(engine: Engine, prompts: list[str], params: SamplingParams, json: bool) -> int:
+    """Print each prompt with its continuation, a single one as it comes; returns the tokens generated."""
+    if len(prompts) == 1 and not json:
+        return stream_one(engine, prompts[0], prompts[0], params)
+    return print_all(engine.generate(prompts, params), prompts, prompts, json)
+
+
+def answer(
+    engine: Engine,
+    conversation: ConversationPrompt,
+    prompts: list[str],
+    system: str | None,
+    params: SamplingParams,
+    json: bool,
+) -> int:
+    """Print the answer to each message, a single one as it comes; returns the tokens generated."""
+    if conversation.is_plain:
+        Console(stderr=True).print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
+    before = [] if system is None else [{"role": "system", "content": system}]
+    ids = [conversation.token_ids([*before, {"role": "user", "content": each}]) for each in prompts]
+    stops = conversation.stops()
+    params = replace(params, stop=(*params.stop, *stops))
+    if len(prompts) == 1 and not json:
+        return stream_one(engine, ids[0], "", params)
+    return print_all(engine.generate(ids, params), prompts, [""] * len(ids), json)
+
+
+def stream_one(engine: Engine, prompt: str | list[int], shown: str, params: SamplingParams) -> int:
+    """Print what is shown of the prompt, and the text as it comes; returns the tokens generated."""
     tokens = 0
     pieces = engine.stream(prompt, params)
-    sys.stdout.write(prompt)
+    sys.stdout.write(shown)
     for piece in pieces:
         sys.stdout.write(piece.text)
         sys.stdout.flush()
@@ -89,9 +120,24 @@ def stream_one(engine: Engine, prompt: str, params: SamplingParams) -> int:
     return tokens
 
 
-def print_all(engine: Engine, prompts: list[str], params: SamplingParams) -> int:
-    """Generate for all prompts in one batch, print each; returns the tokens generated."""
-    completions = engine.generate(prompts, params)
-    for prompt, completion in zip(prompts, completions, strict=True):
-        sys.stdout.write(f"{prompt}{completion.text}\n\n")
+def print_all(completions: Sequence[Completion], prompts: list[str], shown: list[str], json: bool) -> int:
+    """Print each completion, as text after what is shown of its prompt or as JSON; returns the tokens generated."""
+    for prompt, head, completion in zip(prompts, shown, completions, strict=True):
+        if json:
+            sys.stdout.write(json_text.dumps(completion_json(prompt, completion), ensure_ascii=False) + "\n")
+        else:
+            sys.stdout.write(f"{head}{completion.text}\n\n")
     return sum(len(completion.token_ids) for completion in completions)
+
+
+def completion_json(prompt: str, completion: Completion) -> dict[str, Any]:
+    """What a program wants to know of a completion."""
+    return {
+        "prompt": prompt,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.choices[0].stop_reason,
+        "token_ids": list(completion.token_ids),
+        "prompt_tokens": completion.prompt_tokens,
+        "cached_tokens": completion.cached_tokens,
+    }

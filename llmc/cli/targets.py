@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-from rich.console import Console
-from rich.table import Table
-
+from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.targets import CpuTarget, GpuTarget, device_target, host_target, known_targets, missing_features
 
 
 def targets() -> None:
     """List the targets that an engine can be built for."""
     here, device = host_target(), device_target()
-    table = Table(title=f"targets (cpu means {here.name} on this machine)", title_justify="left")
-    table.add_column("target", style="bold")
-    table.add_column("what it is")
-    table.add_column("runs here")
+    columns = (
+        Column("target", style="bold"),
+        Column("what it is", rank=1, wraps=True),
+        Column("runs here", wraps=True),
+    )
+    table = FittingTable(f"targets (cpu means {here.name} on this machine)", columns)
     for target in known_targets():
         missing = missing_features(target) if isinstance(target, CpuTarget) else ()
         runs = "yes" if not missing else "no: lacks " + ", ".join(missing)
         if isinstance(target, GpuTarget):
             runs = "yes" if device is not None and device.arch_name == target.arch_name else "no: builds only"
         table.add_row(target.name, target.summary, runs)
-    Console().print(table)
+    standard_output().print(table)

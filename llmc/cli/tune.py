@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
+from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.cli.units import in_seconds
 
 if TYPE_CHECKING:
@@ -26,14 +26,14 @@ def tune(
 
     console = Console(stderr=True)
     results = tune_engine(engine, engine if output is None else output, lambda line: console.print(line, markup=False))
-    Console().print(tuned_table(results))
+    standard_output().print(tuned_table(results))
 
 
-def tuned_table(results: tuple[Tuned, ...]) -> Table:
+def tuned_table(results: tuple[Tuned, ...]) -> FittingTable:
     """Time before and after, a kernel a row."""
-    table = Table(title="kernels, seconds a launch", title_justify="left")
-    for column in ("kernel", "chosen", "before", "after", "gain", "warps", "stages"):
-        table.add_column(column, justify="left" if column in ("kernel", "chosen") else "right", overflow="fold")
+    figures = (("before", 3), ("after", 2), ("gain", 1), ("warps", 4), ("stages", 5))
+    columns = (Column("kernel"), Column("chosen", rank=2), *(Column(name, rank, right=True) for name, rank in figures))
+    table = FittingTable("kernels, seconds a launch", columns)
     for r in results:
         gain = f"{r.before / r.after:.2f}x" if r.after < r.before else ""
         chosen = "" if r.what == r.kernel else r.what

@@ -14,6 +14,8 @@ def in_bytes(count: float) -> str:
 
 def in_seconds(seconds: float) -> str:
     """0.00123 → "1.23 ms"."""
+    if seconds < 1e-5:
+        return f"{seconds * 1e6:.1f} µs"
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"

@@ -7,9 +7,10 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
-from rich.table import Table
+from rich.text import Text
 
-from llmc.cli.profile import write_text
+from llmc.cli.output_file import check_output, write_output
+from llmc.cli.table import FittingTable, facts, standard_output
 from llmc.errors import LlmcError, OptionError
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ def verify(
     from llmc.debug.compare import compare, hf_logits
     from llmc.runtime.engine import load
 
+    check_output(json)
     if perplexity is not None:
         compare_perplexities(engine, against, perplexity, length, max_ratio, json)
         return
@@ -56,7 +58,7 @@ def verify(
         reference = hf_logits(against)
         with Console(stderr=True).status(f"comparing {len(batch)} sequences"):
             result = compare(opened.logits, reference, batch)
-    Console().print(comparison_table(result, allowed))
+    standard_output().print(comparison_table(result, allowed))
     if not result.relative_difference <= allowed:
         raise LlmcError(
             f"the engine's logits differ by {result.relative_difference:.2e} of their spread; {allowed:.0e} is allowed",
@@ -91,17 +93,15 @@ def compare_perplexities(
             theirs.add(reference(tokens), tokens)
         dtype = opened.info.dtype
     ratio = ours.value / theirs.value
-    table = Table(title=f"perplexity over {ours.tokens} tokens", title_justify="left", show_header=False)
-    table.add_column()
-    table.add_column(justify="right")
+    table = facts(f"perplexity over {ours.tokens} tokens", right=True)
     table.add_row("engine", f"{ours.value:.4f}")
     table.add_row(f"model, unquantized, {dtype}", f"{theirs.value:.4f}")
     table.add_row("ratio", f"{ratio:.4f}")
-    Console().print(table)
+    standard_output().print(table)
     if json is not None:
         manifest = read_engine(engine, check_weights=False).manifest
         found = measured_perplexity(manifest, text, longest, ours.tokens, ours.value, theirs.value)
-        write_text(json, perplexity_json(found))
+        write_output(json, perplexity_json(found))
     if max_ratio is not None and not ratio <= max_ratio:
         raise LlmcError(
             f"the engine's perplexity is {ratio:.4f} times the model's; {max_ratio} is allowed",
@@ -130,16 +130,18 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
     return pieces
 
 
-def comparison_table(result: Comparison, allowed: float) -> Table:
+def comparison_table(result: Comparison, allowed: float) -> FittingTable:
     """The figures, with a verdict."""
-    table = Table(title=f"engine against Hugging Face fp32, {result.tokens} tokens", title_justify="left")
-    table.add_column("measure")
-    table.add_column("value", justify="right")
-    verdict = "[green]ok[/]" if result.relative_difference <= allowed else "[bold red]too large[/]"
+    table = facts(f"engine against Hugging Face fp32, {result.tokens} tokens", right=True)
+    good = result.relative_difference <= allowed
+    verdict = Text(
+        f"{result.relative_difference:.2e}, {'ok' if good else 'too large'} (≤ {allowed:.0e})",
+        style="green" if good else "bold red",
+    )
     table.add_row("max |Δlogit|", f"{result.max_difference:.3e}")
     table.add_row("mean |Δlogit|", f"{result.mean_difference:.3e}")
     table.add_row("spread of the logits (σ)", f"{result.spread:.3f}")
-    table.add_row("max |Δlogit| / spread", f"{result.relative_difference:.2e} {verdict} (≤ {allowed:.0e})")
+    table.add_row("max |Δlogit| / spread", verdict)
     table.add_row("top-1 agreement", f"{result.top1_agreement:.2%}")
     table.add_row("perplexity, engine", f"{result.perplexity:.4f}")
     table.add_row("perplexity, model", f"{result.reference_perplexity:.4f}")

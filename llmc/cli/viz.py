@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.output_file import check_output, write_output
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
@@ -34,6 +35,7 @@ def viz(
         raise OptionError(f"{form!r} is no format", at=f"--format={form}", fix=f"formats: {', '.join(FORMATS)}")
     if form == "onnx" and output is None:
         raise OptionError("an ONNX model is not text", at="--format=onnx", fix="name a file: -o graph.onnx")
+    check_output(output)
     from llmc.debug.viz.stage_graph import stage_graph
     from llmc.engine_format.manifest import MANIFEST_NAME
 
@@ -44,10 +46,7 @@ def viz(
     if output is None:
         sys.stdout.write(content.decode())
         return
-    try:
-        output.write_bytes(content)
-    except OSError as error:
-        raise OptionError(f"cannot write the file: {error.strerror}", at=output, fix="name another place") from None
+    write_output(output, content)
 
 
 def rendered(stage: StageGraph, form: str, every_layer: bool) -> bytes:

@@ -108,6 +108,12 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
         # Three gathers of a row: 64 channels in bf16 read and written, and an index. Starting them is what takes time.
         gathered = [row[6:] for row in rows if row[0].startswith("gather_rows_kernel")]
         assert gathered == [["780 B", "6 µs"]]
+    monkeypatch.setenv("COLUMNS", "80")
+    narrow = command("inspect", engine.path)
+    assert max(map(len, narrow.out.splitlines())) <= 80
+    assert "left out at 80 columns: for, threads" in narrow.out
+    names = {kernel.name for each in engine.programs for kernel in each.program.launched_kernels()}
+    assert names <= set(narrow.out.split()), "a kernel's name was broken"
     prefill = command("inspect", engine.path, "--prefill", "2")
     assert "prefill of 2 tokens on" in " ".join(prefill.out.split())
 

@@ -1,0 +1,41 @@
+"""The table that `llmc bench serve` ends with."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from llmc.cli.table import Column, FittingTable
+
+if TYPE_CHECKING:
+    from llmc.bench.summary import Summary
+
+
+def summary_table(summary: Summary, title: str) -> FittingTable:
+    """Throughput above, latencies below."""
+    figures = (("mean", 1), ("median", 0), ("p99", 0))
+    columns = (Column("", wraps=True), *(Column(name, rank, right=True) for name, rank in figures))
+    table = FittingTable(title, columns)
+    from llmc.bench.summary import LATENCIES
+
+    for name, text in LATENCIES.items():
+        found = summary.latencies.get(name)
+        if found is not None:
+            table.add_row(f"{text} ({name.upper()})", *(f"{ms:.2f} ms" for ms in vars(found).values()))
+    table.add_section()
+    requests = f"{summary.completed} in {summary.duration:.1f} s"
+    table.add_row("requests", requests, f"{summary.request_throughput:.2f}/s", _failed(summary))
+    table.add_row("output tokens", f"{summary.output_tokens}", f"{summary.output_throughput:.1f}/s", "")
+    table.add_row(
+        "all tokens", f"{summary.prompt_tokens + summary.output_tokens}", f"{summary.total_throughput:.1f}/s", ""
+    )
+    if summary.goodput is not None:
+        table.add_row("within the goals", "", f"{summary.goodput:.2f}/s", "")
+    if summary.prefix_hit_rate is not None:
+        table.add_row("prompt tokens from the prefix cache", "", f"{summary.prefix_hit_rate:.1%}", "")
+    return table
+
+
+def _failed(summary: Summary) -> Text:
+    return Text(f"{summary.failed} failed" if summary.failed else "", style="red")

@@ -1,0 +1,34 @@
+"""Files that verbs write: whether they can be is asked before the work, and answered with the place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from pathlib import Path
+
+from llmc.errors import OptionError
+
+
+def check_output(path: Path | None) -> None:
+    """Raise OptionError if a file cannot be written there, without writing it. None is no file."""
+    if path is None:
+        return
+    if path.is_dir():
+        raise _cannot(path, errno.EISDIR)
+    folder = path.parent
+    if not folder.is_dir():
+        raise _cannot(path, errno.ENOTDIR if folder.exists() else errno.ENOENT)
+    if not os.access(path if path.exists() else folder, os.W_OK):
+        raise _cannot(path, errno.EACCES)
+
+
+def write_output(path: Path, content: str | bytes) -> None:
+    """Write the file. Raises OptionError where it cannot be."""
+    try:
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise _cannot(path, error.errno or errno.EIO) from None
+
+
+def _cannot(path: Path, code: int) -> OptionError:
+    return OptionError(f"cannot write the file: {os.strerror(code)}", at=path, fix="name another place")

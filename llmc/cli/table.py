@@ -1,0 +1,134 @@
+"""Tables that fit: on a narrow terminal columns are left out, the least important first, and no word is broken."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
+from rich.table import Table
+from rich.text import Text
+
+Cell = str | Text
+
+# Between two columns, and outside them: a border and a space on each side.
+_BETWEEN, _OUTSIDE = 3, 4
+# Text that takes several lines is not made narrower than this while another column can be left out.
+_LEAST_TEXT = 24
+# Of a file or a pipe, which is as wide as it has to be.
+_UNBOUNDED = 10_000
+
+
+@dataclass(frozen=True)
+class Column:
+    """rank: 0 always stays; of the others the highest is left out first, and of equal ones the rightmost.
+
+    wraps: text that may take several lines, broken between words.
+    """
+
+    name: str
+    rank: int = 0
+    right: bool = False
+    wraps: bool = False
+    style: str = ""
+
+
+@dataclass
+class FittingTable:
+    """Rows under columns, as wide as the console allows. Cells are plain text: a str is never read as markup."""
+
+    title: str
+    columns: Sequence[Column]
+    has_header: bool = True
+    caption: str | None = None
+    _rows: list[tuple[list[Text], str]] = field(default_factory=list)
+    _sections: set[int] = field(default_factory=set)
+
+    def add_row(self, *cells: Cell, style: str = "") -> None:
+        """A cell for each column."""
+        assert len(cells) == len(self.columns), (cells, self.columns)
+        self._rows.append(([cell if isinstance(cell, Text) else Text(cell) for cell in cells], style))
+
+    def add_section(self) -> None:
+        """A line under the rows so far."""
+        self._sections.add(len(self._rows) - 1)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        if self.title:
+            yield Text(self.title, style="italic")
+        kept = self._kept(options.max_width)
+        yield self._table(kept, options.max_width)
+        left_out = [each.name for i, each in enumerate(self.columns) if i not in kept]
+        if left_out:
+            yield Text(f"left out at {options.max_width} columns: {', '.join(left_out)}", style="dim italic")
+        if self.caption is not None:
+            yield Text(self.caption, style="dim italic")
+
+    def _kept(self, width: int) -> list[int]:
+        """The columns that are shown, as indices."""
+        kept = list(range(len(self.columns)))
+        while _total(self._narrowest(i) for i in kept) > width:
+            last = max(kept, key=lambda i: (self.columns[i].rank, i))
+            if self.columns[last].rank == 0:
+                break  # What stays is folded: there is nothing else to give up.
+            kept.remove(last)
+        return kept
+
+    def _table(self, kept: Sequence[int], width: int) -> Table:
+        table = Table(show_header=self.has_header)
+        for i, granted in zip(kept, self._widths(kept, width), strict=True):
+            each = self.columns[i]
+            table.add_column(each.name, style=each.style, width=granted, overflow="fold")
+            table.columns[-1].justify = "right" if each.right else "left"
+        for number, (cells, style) in enumerate(self._rows):
+            shown: list[RenderableType] = [cells[i] for i in kept]
+            table.add_row(*shown, style=style, end_section=number in self._sections)
+        return table
+
+    def _widths(self, kept: Sequence[int], width: int) -> list[int]:
+        """Each column's least, and to those of text what is left, in proportion to what each would take."""
+        granted = {i: self._narrowest(i) for i in kept}
+        more = {i: self._natural(i) - granted[i] for i in kept}
+        spare = width - _total(granted.values())
+        if spare < 0:
+            widest = max(kept, key=lambda i: granted[i])
+            granted[widest] = max(1, granted[widest] + spare)
+        share = min(1.0, max(0, spare) / max(1, sum(more.values())))
+        return [granted[i] + int(more[i] * share) for i in kept]
+
+    def _natural(self, column: int) -> int:
+        """Cells that the longest line takes."""
+        return max((text.cell_len for text in self._texts(column)), default=0)
+
+    def _narrowest(self, column: int) -> int:
+        """The least width at which no word is broken."""
+        natural = self._natural(column)
+        if not self.columns[column].wraps:
+            return natural
+        words = (Text(word).cell_len for text in self._texts(column) for word in text.plain.split())
+        return max(min(natural, _LEAST_TEXT), *words, 0)
+
+    def _texts(self, column: int) -> Iterable[Text]:
+        header = (Text(self.columns[column].name),) if self.has_header else ()
+        return (*header, *(cells[column] for cells, _ in self._rows))
+
+
+def facts(title: str, *rows: tuple[str, Cell], right: bool = False) -> FittingTable:
+    """A table of names and what they are. right: for values that are numbers."""
+    table = FittingTable(title, (Column("", style="bold"), Column("", wraps=True, right=right)), has_header=False)
+    for name, value in rows:
+        table.add_row(name, value)
+    return table
+
+
+def standard_output() -> Console:
+    """Standard output. A file or a pipe is as wide as its widest table, unless COLUMNS says otherwise."""
+    bounded = sys.stdout.isatty() or "COLUMNS" in os.environ
+    return Console(width=None if bounded else _UNBOUNDED, highlight=False, emoji=False)
+
+
+def _total(widths: Iterable[int]) -> int:
+    found = list(widths)
+    return sum(found) + _BETWEEN * (len(found) - 1) + _OUTSIDE
