@@ -35,7 +35,7 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         engine = Path(folder) / "engine.llmc"
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "LLMC_CACHE_DIR": str(Path(folder) / "cache")}
-        build = [sys.executable, "-m", "llmc", "build", str(arguments.model), "-o", str(engine)]
+        build = [sys.executable, "-m", "llmc", "build", str(arguments.model), "-o", str(engine), "--force"]
         run = [sys.executable, "-m", "llmc", "run", str(engine), "--prompt", "The king", "--max-tokens", "1"]
         record = {
             "cold build": [seconds(build, environment)],
