@@ -39,7 +39,7 @@ def test_viz_writes_where_it_is_told(draft_engine: Path, tmp_path: Path) -> None
 
 
 def test_a_page_that_cannot_be_written(draft_engine: Path, tmp_path: Path) -> None:
-    assert_user_error(llmc("report", draft_engine, "-o", tmp_path / "no" / "page.html"), "cannot write the page")
+    assert_user_error(llmc("report", draft_engine, "-o", tmp_path / "no" / "page.html"), "cannot write the file")
     assert_user_error(llmc("profile", draft_engine, "--prefill", "4096"), "prefill cannot be 4096")
 
 
