@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests run in so many processes, each file's tests in one of them, for what they share.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-slow lint format bench clean
+.PHONY: install demo test test-slow test-extras lint format bench clean
 
 install: $(STAMP)
 
@@ -28,6 +28,10 @@ test: $(STAMP)
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600
+
+# Asks the package index for llmc's dependencies, and takes as long as installing them.
+test-extras: $(STAMP)
+	$(BIN)/python -m pytest -m extras --timeout 3600
 
 lint: $(STAMP)
 	$(BIN)/ruff check .

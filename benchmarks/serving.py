@@ -39,9 +39,10 @@ from benchmarks.measure import Sample, alternate
 from benchmarks.random_checkpoint import write_checkpoint
 from benchmarks.serving_load import Lengths, chat_requests, prefix_requests, static_batches
 from benchmarks.turns import end, stop, turn
-from llmc.bench.client import RequestRecord, Server
+from llmc.bench.client import Server
 from llmc.bench.load import Arrival, run_load
 from llmc.bench.prompts import LoadRequest
+from llmc.bench.request_record import RequestRecord
 from llmc.codegen.cpp.probes import read_bandwidth
 from llmc.targets import host_target
 

@@ -12,10 +12,10 @@ import llmc
 from llmc import engine_format
 from llmc.codegen.triton.memory_fit import fitting_sequences
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
-from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelInfo
+from llmc.graph.step_shape import StepShape
 from llmc.options import BuildOptions
 from llmc.passes.report import PassRecord
 from llmc.passes.runner import PipelineResult

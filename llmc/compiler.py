@@ -33,16 +33,19 @@ from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
 from llmc.debug.coverage import CoverageObserver, check_complete
 from llmc.debug.dump import dumped
-from llmc.debug.explain import COVERAGE_NAME, PASSES_NAME, Explanation
+from llmc.debug.explain import Explanation
 from llmc.debug.explain_text import overview_lines
-from llmc.debug.graph_record import NODES_NAME, GraphRecord
+from llmc.debug.graph_record import GraphRecord
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineWriter
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import (
+    COVERAGE_NAME,
     EXPLANATION_NAME,
     GRAPH_NAME,
+    NODES_NAME,
+    PASSES_NAME,
     PROGRAM_NAME,
     PROGRAMS,
     QUANTIZATION_NAME,

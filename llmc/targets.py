@@ -240,8 +240,11 @@ class _Device:
 
 
 def _first_device() -> _Device | None:
-    """This machine's first GPU as torch sees it, None without one."""
-    import torch
+    """This machine's first GPU as torch sees it, None without one or without torch."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return None
 
     if not torch.cuda.is_available():
         return None

@@ -10,43 +10,8 @@ from typing import Any
 import aiohttp
 
 from llmc.bench.prompts import LoadRequest
+from llmc.bench.request_record import RequestRecord
 from llmc.errors import LlmcError, OptionError
-
-
-@dataclass
-class RequestRecord:
-    """What one request saw. Times in seconds of time.perf_counter(). pieces: when each piece of output came.
-
-    error: why it failed, None if it did not. cached_tokens: of the prompt, None where the server does not say.
-    """
-
-    sent: float
-    prompt_tokens: int
-    pieces: list[float] = field(default_factory=list)
-    output_tokens: int = 0
-    cached_tokens: int | None = None
-    ended: float = 0.0
-    error: str | None = None
-
-    @property
-    def first_token(self) -> float | None:
-        """Seconds to the first token."""
-        return self.pieces[0] - self.sent if self.pieces else None
-
-    @property
-    def per_token(self) -> float | None:
-        """Mean seconds of a token after the first."""
-        return (self.pieces[-1] - self.pieces[0]) / (self.output_tokens - 1) if self.output_tokens > 1 else None
-
-    @property
-    def gaps(self) -> list[float]:
-        """Seconds between one piece and the next."""
-        return [b - a for a, b in zip(self.pieces, self.pieces[1:], strict=False)]
-
-    @property
-    def total(self) -> float:
-        """Seconds from the request to its last piece."""
-        return self.ended - self.sent
 
 
 @dataclass(frozen=True)

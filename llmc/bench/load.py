@@ -10,8 +10,9 @@ from dataclasses import dataclass
 
 import aiohttp
 
-from llmc.bench.client import RequestRecord, Server, complete
+from llmc.bench.client import Server, complete
 from llmc.bench.prompts import LoadRequest
+from llmc.bench.request_record import RequestRecord
 from llmc.errors import OptionError
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
-from llmc.bench.client import RequestRecord
+from llmc.bench.request_record import RequestRecord
 from llmc.bench.summary import LATENCIES
 from llmc.errors import OptionError
 

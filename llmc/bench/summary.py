@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.bench.client import RequestRecord
+from llmc.bench.request_record import RequestRecord
 from llmc.errors import OptionError
 
 # The order of rows, and what each is.

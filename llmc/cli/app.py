@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 
 from llmc.cli.help_text import WIDTH, GroupHelp, VerbHelp
+from llmc.cli.missing_package import missing_package
 from llmc.cli.option_group import expand_groups
 from llmc.errors import LlmcError
 
@@ -87,10 +88,11 @@ def main() -> None:
     """Run the command line. LlmcError: exit code 2 and one clean message; its traceback with LLMC_DEBUG=1."""
     try:
         command_line(asked_verb())(standalone_mode=True)
-    except LlmcError as error:
-        if os.environ.get("LLMC_DEBUG") == "1":
+    except (LlmcError, ModuleNotFoundError) as error:
+        told = error if isinstance(error, LlmcError) else missing_package(error)
+        if told is None or os.environ.get("LLMC_DEBUG") == "1":
             raise
-        show_error(error)
+        show_error(told)
         sys.exit(USER_ERROR)
     except KeyboardInterrupt:
         Console(stderr=True).print("interrupted")

@@ -14,14 +14,15 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from llmc.cli.bench_table import summary_table
 from llmc.cli.help_text import GroupHelp, VerbHelp
+from llmc.cli.missing_package import require_extra
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.errors import LlmcError, OptionError
 from llmc.settings import settings
 
 if TYPE_CHECKING:
-    from llmc.bench.client import RequestRecord
     from llmc.bench.prompts import PromptShape
+    from llmc.bench.request_record import RequestRecord
 
 bench = typer.Typer(name="bench", cls=GroupHelp, help="Measure a server or an engine.", no_args_is_help=True)
 
@@ -195,6 +196,7 @@ def bench_startup(
     from llmc.bench.summary import latency
 
     check_output(json_file)
+    require_extra("serve", "llmc bench startup")
     measured: dict[str, list[float]] = {"process to first token": [], "process to first answer of a server": []}
     with _progress("starts", 2 * iterations) as advance:
         for _ in range(iterations):

@@ -189,8 +189,8 @@ def summary_table(report: BuildReport) -> FittingTable:
 def predicted_decode(report: BuildReport) -> str:
     """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
     from llmc.codegen.cpp.measured_rates import measured_rates
-    from llmc.graph.cost import StepShape
     from llmc.graph.predict import gpu_rates, predict_step
+    from llmc.graph.step_shape import StepShape
 
     moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
     if isinstance(report.target, GpuTarget):

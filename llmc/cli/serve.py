@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 
 from llmc.cli.engine_options import EngineOptions
+from llmc.cli.missing_package import require_extra
 from llmc.cli.server_options import AnswerOptions, CapacityOptions, ListeningOptions, serve_options
 from llmc.errors import OptionError
 
@@ -68,23 +69,9 @@ def serve(
     from llmc.runtime.server.early_end import end_on_sigterm
 
     end_on_sigterm()
-    require_serve_extra()
+    require_extra("serve", "llmc serve")
     options = serve_options(model, listening, answers, capacity)
     start(with_engine(options, built), data_parallel_size, routing)
-
-
-def require_serve_extra() -> None:
-    """Raise OptionError if the packages of the extra are missing."""
-    from importlib.util import find_spec
-
-    needed = ("fastapi", "uvicorn", "uvloop", "httptools", "jinja2", "prometheus_client", "aiohttp")
-    missing = [name for name in needed if not find_spec(name)]
-    if missing:
-        raise OptionError(
-            f"serving needs {', '.join(missing)}, which is not installed",
-            at="llmc serve",
-            fix="pip install 'llmc-compiler[serve]'",
-        )
 
 
 def with_engine(options: ServeOptions, built: EngineOptions) -> ServeOptions:

@@ -11,6 +11,7 @@ from typing import Any
 from llmc.debug.coverage import Coverage, CoverageObserver
 from llmc.debug.dump import dumped
 from llmc.engine_format import read_engine
+from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME
 from llmc.errors import EngineFormatError, LlmcError, OptionError
 from llmc.graph.capture import Captured
 from llmc.options import BuildOptions
@@ -20,9 +21,6 @@ from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
 from llmc.typed_json import REBUILD, from_json, to_json
-
-PASSES_NAME = "report/passes.json"
-COVERAGE_NAME = "report/coverage.json"
 
 
 @dataclass(frozen=True)

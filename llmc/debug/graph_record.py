@@ -8,14 +8,12 @@ from __future__ import annotations
 
 import json
 
+from llmc.engine_format.reader import GRAPHS
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.passes.report import PassRecord
-
-GRAPHS = "report/graphs"
-NODES_NAME = "report/nodes.json"
 
 
 class GraphRecord:

@@ -8,8 +8,8 @@ from pathlib import Path
 from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
-from llmc.graph.cost import StepShape
 from llmc.graph.predict import Rates
+from llmc.graph.step_shape import StepShape
 from llmc.program import Launch
 
 PROFILE_VERSION = 3

@@ -15,8 +15,8 @@ import numpy as np
 from llmc.debug.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
-from llmc.graph.cost import StepShape
 from llmc.graph.predict import Rates, gpu_rates, launch_costs, predict_launch
+from llmc.graph.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor

@@ -31,6 +31,11 @@ QUANTIZATION_NAME = "report/quantization.json"
 # The page of `llmc report`, and the text of `llmc explain`; an engine that a build did not write may have none.
 REPORT_NAME = "report/report.html"
 EXPLANATION_NAME = "report/explain.txt"
+# What the passes did, what they reached, the graphs that came out of them, and where each node comes from.
+PASSES_NAME = "report/passes.json"
+COVERAGE_NAME = "report/coverage.json"
+GRAPHS = "report/graphs"
+NODES_NAME = "report/nodes.json"
 REFERENCE_TARGET = "reference"
 
 

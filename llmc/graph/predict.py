@@ -21,8 +21,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 
-from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
+from llmc.graph.step_shape import StepShape
 from llmc.program import DeviceKernel, Launch, Program
 from llmc.targets import GpuTarget
 

@@ -8,9 +8,9 @@ import statistics
 import pytest
 
 from benchmarks.serving_load import Lengths, chat_requests, prefix_requests, static_batches
-from llmc.bench.client import RequestRecord
 from llmc.bench.load import Arrival
 from llmc.bench.prompts import PromptShape, make_requests
+from llmc.bench.request_record import RequestRecord
 from llmc.bench.summary import parse_goals, quantile, summarize
 from llmc.errors import OptionError
 

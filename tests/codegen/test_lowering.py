@@ -11,9 +11,9 @@ from torch import fx
 
 from llmc.codegen.lowering import Lowered, lower
 from llmc.errors import LlmcError, LoweringError
-from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.step_shape import StepShape
 from llmc.options import BuildOptions
 from llmc.program import Layout, RowCount, parse_operand
 from llmc.targets import host_target

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.graph.cost import StepShape
 from llmc.graph.predict import (
     KindRates,
     LaunchCost,
@@ -15,6 +14,7 @@ from llmc.graph.predict import (
     predict_launch,
     predict_step,
 )
+from llmc.graph.step_shape import StepShape
 from llmc.program import Affine, Launch, Limits, Origin, Program, RowCount, RowRange
 from tests.gpu_target import gpu_target
 

@@ -8,10 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmc.debug.explain import PASSES_NAME
-from llmc.debug.graph_record import GRAPHS, NODES_NAME
 from llmc.engine_format import Manifest
-from llmc.engine_format.reader import read_quantization
+from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, read_quantization
 from llmc.errors import EngineFormatError
 from llmc.program import Program
 from llmc.quantized_weight import QuantizedWeight

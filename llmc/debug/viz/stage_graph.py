@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from llmc.debug.graph_record import NODES_NAME, GraphRecord
 from llmc.debug.report.contents import read_graphs
 from llmc.engine_format import read_engine
 from llmc.engine_format.manifest import MANIFEST_NAME
+from llmc.engine_format.reader import NODES_NAME
 from llmc.errors import EngineFormatError, OptionError
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
@@ -81,6 +81,8 @@ def _run(
     from llmc.passes.runner import run_pipeline
 
     captured = capture(model, options)
+    from llmc.debug.graph_record import GraphRecord  # imports torch, which the graphs of an engine do without
+
     record = GraphRecord(captured.graph)
     data = ModelData(captured.source, captured.tokenizer)
     run_pipeline(captured.graph, passes or default(), options, dumped(captured.graph, record), data)

@@ -21,9 +21,9 @@ from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import REPORT_NAME
-from llmc.graph.cost import StepShape
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.predict import KindRates, Rates, Reach, launch_costs, predict_launch
+from llmc.graph.step_shape import StepShape
 from llmc.quantized_weight import QuantizedWeight
 from tests.tiny_models import tiny_checkpoint
 

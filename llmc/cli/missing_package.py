@@ -1,0 +1,54 @@
+"""What to install when a verb needs a package that this installation was made without."""
+
+from __future__ import annotations
+
+import sys
+from importlib.util import find_spec
+
+from llmc.errors import ToolchainError
+
+# Which extra of llmc-compiler brings a module; None is the package itself, installed without its dependencies.
+EXTRAS: dict[str, str | None] = {
+    "torch": None,
+    "transformers": "hf",
+    "triton": "gpu",
+    "cuda": "gpu",
+    "fastapi": "serve",
+    "starlette": "serve",
+    "uvicorn": "serve",
+    "uvloop": "serve",
+    "httptools": "serve",
+    "aiohttp": "serve",
+    "jinja2": "serve",
+    "prometheus_client": "serve",
+    "llguidance": "serve",
+    "yaml": "serve",
+    "ray": "ray",
+    "graphviz": "viz",
+    "onnx": "viz",
+    "onnxscript": "viz",
+    "matplotlib": "plot",
+}
+
+
+def require_extra(extra: str, at: str) -> None:
+    """Raise ToolchainError unless everything that an extra brings is there. at: what needs it."""
+    missing = [module for module, of in EXTRAS.items() if of == extra and find_spec(module) is None]
+    if missing:
+        verb = "is" if len(missing) == 1 else "are"
+        raise ToolchainError(
+            f"this needs {', '.join(missing)}, which {verb} not installed",
+            at=at,
+            fix=f"pip install 'llmc-compiler[{extra}]'",
+        )
+
+
+def missing_package(error: ModuleNotFoundError) -> ToolchainError | None:
+    """What to tell the user; None for a module that no package of llmc's brings, whose absence is a mistake in llmc."""
+    module = (error.name or "").partition(".")[0]
+    if module not in EXTRAS:
+        return None
+    extra = EXTRAS[module]
+    verb = " ".join(["llmc", *sys.argv[1:2]])
+    fix = f"pip install {module}" if extra is None else f"pip install 'llmc-compiler[{extra}]'"
+    return ToolchainError(f"this needs the package {module}, which is not installed", at=verb, fix=fix)

@@ -1,0 +1,30 @@
+"""How large a step is: what cost expressions are evaluated for. Needs no torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The numbers of one step: tokens, logit rows, requests, cached positions read and query-key pairs scored."""
+
+    tokens: int
+    logit_rows: int
+    requests: int
+    context: int
+    pairs: int
+
+    @staticmethod
+    def decode(requests: int, context: int) -> StepShape:
+        """One token for each request, each with `context` cached positions."""
+        return StepShape(requests, requests, requests, requests * context, requests * context)
+
+    @staticmethod
+    def prefill(tokens: int) -> StepShape:
+        """The whole prompt of one request, which wants the last token's logits."""
+        return StepShape(tokens, 1, 1, tokens, tokens * (tokens + 1) // 2)
+
+    def values(self) -> dict[str, float]:
+        """By symbol, for `evaluate_expression`."""
+        return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "C": self.context, "A": self.pairs}
