@@ -9,7 +9,7 @@ from rich.console import Console
 
 
 class StageBars:
-    """One progress bar a stage; a stage without a known total pulses."""
+    """One progress bar a stage; a stage without a known total pulses. Nothing is shown until the first begins."""
 
     def __init__(self) -> None:
         self._bars = bars.Progress(
@@ -22,17 +22,20 @@ class StageBars:
         self._task: bars.TaskID | None = None
 
     def __enter__(self) -> StageBars:
-        self._bars.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
+        if self._task is None:
+            return
         if kind is None:
             self._finish()
         self._bars.stop()
 
     def stage(self, name: str, total: int | None) -> None:
+        if self._task is None:
+            self._bars.start()
         self._finish()
         self._task = self._bars.add_task(name, total=total)
 
