@@ -57,9 +57,10 @@ class CacheEntry:
     used: float
 
 
-def cache_entries(root: Path) -> list[CacheEntry]:
-    """All entries of all kinds, in the order of kinds and names."""
-    return [entry for kind in CacheKind for path in entry_paths(root / kind.value) for entry in _described(kind, path)]
+def cache_entries(root: Path, *kinds: CacheKind) -> list[CacheEntry]:
+    """All entries of these kinds, or of all, in the order of kinds and names."""
+    places = [(kind, path) for kind in kinds or CacheKind for path in entry_paths(root / kind.value)]
+    return [entry for kind, path in places for entry in _described(kind, path)]
 
 
 def entry_paths(folder: Path) -> list[Path]:
@@ -70,16 +71,24 @@ def entry_paths(folder: Path) -> list[Path]:
         return []
 
 
-def trim_cache(root: Path, limit: int | None) -> None:
-    """Remove the entries used longest ago until all together take at most `limit` bytes.
+def cache_limit(root: Path, total: int, chosen: int | None) -> int:
+    """How many bytes all entries may take together. total: that they take now. chosen: by the user, who decides.
 
-    limit: None is 50 GiB, but at most half of the room that the cache and the disk's free space make up. What is in use
-    stays, and so does what was used within the last minute.
+    Without, it is 50 GiB, but at most half of the room that the cache and the disk's free space make up.
+    """
+    if chosen is not None or not root.exists():
+        return DEFAULT_BYTES if chosen is None else chosen
+    return min(DEFAULT_BYTES, (total + shutil.disk_usage(root).free) // 2)
+
+
+def trim_cache(root: Path, chosen: int | None) -> None:
+    """Remove the entries used longest ago until all together are within the limit.
+
+    What is in use stays, and so does what was used within the last minute.
     """
     entries = sorted(cache_entries(root), key=lambda entry: entry.used)
     total = sum(entry.nbytes for entry in entries)
-    if limit is None:
-        limit = min(DEFAULT_BYTES, (total + shutil.disk_usage(root).free) // 2)
+    limit = cache_limit(root, total, chosen)
     for entry in entries:
         if total <= limit or time.time() - entry.used < _JUST_USED_SECONDS:
             return

@@ -12,7 +12,16 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from llmc.atomic_directory import TEMPORARY_SUFFIX
-from llmc.cache.contents import LOCK_SUFFIX, CacheKind, entry_paths, sweep, trim_cache
+from llmc.cache.contents import (
+    LOCK_SUFFIX,
+    CacheEntry,
+    CacheKind,
+    cache_entries,
+    entry_paths,
+    remove_entry,
+    sweep,
+    trim_cache,
+)
 from llmc.cache.trust import ELSEWHERE, close_to_others, distrust, make_private
 from llmc.errors import OptionError
 from llmc.file_lock import is_at, wait_for_lock
@@ -106,6 +115,15 @@ class CacheDirectory:
         """The same for every entry: for a folder that another program reads."""
         for path in entry_paths(self.path):
             self.check(path)
+
+    def clear(self) -> tuple[list[CacheEntry], list[CacheEntry]]:
+        """Remove all entries, and what killed processes have left; what was removed, and what is in use and stays."""
+        sweep(self.path)
+        removed: list[CacheEntry] = []
+        left: list[CacheEntry] = []
+        for entry in cache_entries(self._root, self._kind):
+            (removed if remove_entry(entry.path) else left).append(entry)
+        return removed, left
 
     def tidy(self) -> None:
         """Remove what killed processes have left, and of what all kinds hold beyond the bound what was used longest

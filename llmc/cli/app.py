@@ -25,7 +25,7 @@ PANELS = {
     "See what the passes do": ("passes", "explain", "diff", "bisect"),
 }
 # Of these a verb is a file with commands of its own.
-GROUPS = {"bench": "Build and run"}
+GROUPS = {"bench": "Build and run", "cache": "Build and run"}
 
 
 def command_line(verb: str | None = None) -> typer.Typer:

@@ -19,3 +19,12 @@ def in_seconds(seconds: float) -> str:
     if seconds < 1e-3:
         return f"{seconds * 1e6:.0f} µs"
     return f"{seconds * 1e3:.2f} ms" if seconds < 1 else f"{seconds:.2f} s"
+
+
+def ago(seconds: float) -> str:
+    """7300 → "2 hours ago"."""
+    for unit, length in (("day", 86400.0), ("hour", 3600.0), ("minute", 60.0)):
+        if seconds >= length:
+            count = int(seconds / length)
+            return f"{count} {unit}{'s' if count > 1 else ''} ago"
+    return "just now"

@@ -1,0 +1,102 @@
+"""`llmc cache`: what is kept between runs, how big it is and when it was last used; `llmc cache clear` removes it."""
+
+from __future__ import annotations
+
+import json
+import time
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from llmc.cache import CacheEntry, CacheKind, cache_entries, cache_limit, open_cache
+from llmc.cli.help_text import GroupHelp, VerbHelp
+from llmc.cli.units import ago, in_bytes
+from llmc.settings import settings
+
+cache = typer.Typer(name="cache", cls=GroupHelp)
+
+Json = Annotated[bool, typer.Option("--json", help="everything as JSON")]
+
+
+@cache.callback(invoke_without_command=True)
+def show(
+    context: typer.Context,
+    entries: Annotated[bool, typer.Option("--entries", help="each entry, the one used last first")] = False,
+    as_json: Json = False,
+) -> None:
+    """Show what is kept between runs: engines of model directories, compiled kernels, captured graphs.
+
+    LLMC_CACHE_DIR says where, LLMC_CACHE_SIZE how much; what was used longest ago goes first.
+    """
+    if context.invoked_subcommand is not None:
+        return
+    root = settings().cache_dir
+    found = cache_entries(root)
+    total = sum(entry.nbytes for entry in found)
+    limit = cache_limit(root, total, settings().cache_bytes)
+    if as_json:
+        content = {"directory": str(root), "bytes": total, "limit_bytes": limit, "entries": [*map(_record, found)]}
+        print(json.dumps(content, indent=1))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"{root}: {in_bytes(total)} of at most {in_bytes(limit)}", markup=False)
+    if found:
+        Console().print(_entry_table(found) if entries else _kind_table(found))
+
+
+@cache.command("clear", cls=VerbHelp)
+def clear(
+    kind: Annotated[CacheKind | None, typer.Argument(help="default: all")] = None,
+    as_json: Json = False,
+) -> None:
+    """Remove what is kept, but for what is in use; it is made again when it is needed."""
+    removed: list[CacheEntry] = []
+    left: list[CacheEntry] = []
+    for each in CacheKind if kind is None else (kind,):
+        if (settings().cache_dir / each.value).exists():
+            gone, stays = open_cache(each).clear()
+            removed += gone
+            left += stays
+    if as_json:
+        print(json.dumps({"removed": [*map(_record, removed)], "in_use": [*map(_record, left)]}, indent=1))
+        return
+    console = Console(soft_wrap=True, highlight=False)
+    console.print(f"removed {_count(removed)}, {in_bytes(sum(entry.nbytes for entry in removed))}")
+    for entry in left:
+        console.print(f"in use, not removed: {entry.path}", markup=False)
+
+
+def _kind_table(found: list[CacheEntry]) -> Table:
+    table = Table("kind")
+    for column in ("entries", "size", "last used"):
+        table.add_column(column, justify="right")
+    table.add_column("what")
+    for kind in CacheKind:
+        of_kind = [entry for entry in found if entry.kind is kind]
+        if of_kind:
+            size, used = sum(entry.nbytes for entry in of_kind), max(entry.used for entry in of_kind)
+            table.add_row(kind.value, str(len(of_kind)), in_bytes(size), ago(time.time() - used), kind.holds)
+    return table
+
+
+def _entry_table(found: list[CacheEntry]) -> Table:
+    """Names may be folded, but only they."""
+    table = Table("kind")
+    table.add_column("name", overflow="fold", ratio=1)
+    for column in ("size", "last used"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for entry in sorted(found, key=lambda entry: -entry.used):
+        table.add_row(entry.kind.value, entry.path.name, in_bytes(entry.nbytes), ago(time.time() - entry.used))
+    return table
+
+
+def _count(entries: list[CacheEntry]) -> str:
+    return f"{len(entries)} {'entry' if len(entries) == 1 else 'entries'}"
+
+
+def _record(entry: CacheEntry) -> dict[str, Any]:
+    used = datetime.fromtimestamp(entry.used, UTC).isoformat(timespec="seconds")
+    return {"kind": entry.kind.value, "name": entry.path.name, "bytes": entry.nbytes, "used": used}
