@@ -50,6 +50,11 @@ class BuildReport:
     quantized: tuple[QuantizedWeight, ...]
     kv_bytes: int
 
+    def __repr__(self) -> str:
+        rewrites = sum(len(record.rewrites) for record in self.passes)
+        seconds = sum(self.seconds.values())
+        return f"<BuildReport of {self.path} for {self.target.name}: {rewrites} rewrites, {seconds:.1f} s>"
+
 
 def build_report(
     path: Path,

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from inspect import Parameter, Signature, signature
-from typing import Any, ParamSpec, TypeVar
+from typing import Any, ForwardRef, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 R = TypeVar("R")
+C = TypeVar("C", bound=type)
 
 
 def shows_keywords(keywords: type, defaults: Mapping[str, Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
@@ -26,7 +27,19 @@ def expanded(function: Callable[..., Any], keywords: type, defaults: Mapping[str
     shown = signature(function)
     own = [p for p in shown.parameters.values() if p.kind is not Parameter.VAR_KEYWORD]
     more = [
-        Parameter(name, Parameter.KEYWORD_ONLY, default=defaults[name], annotation=annotation)
-        for name, annotation in keywords.__annotations__.items()
+        Parameter(
+            name,
+            Parameter.KEYWORD_ONLY,
+            default=defaults[name],
+            annotation=kind.__forward_arg__ if isinstance(kind, ForwardRef) else kind,
+        )
+        for name, kind in keywords.__annotations__.items()
     ]
     return shown.replace(parameters=[*own, *more])
+
+
+def shows_fields(cls: C) -> C:
+    """A decorator for a dataclass whose `__new__` takes anything: its signature is that of its `__init__`."""
+    parameters = list(signature(cls.__init__).parameters.values())[1:]  # type: ignore[misc]
+    cls.__signature__ = Signature(parameters)  # type: ignore[attr-defined]
+    return cls

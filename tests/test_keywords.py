@@ -47,6 +47,10 @@ def test_what_generates_names_every_sampling_parameter(owner: type, name: str) -
     assert not any(p.kind is Parameter.VAR_KEYWORD for p in shown.values())
 
 
+def test_the_sampling_parameters_show_their_fields() -> None:
+    assert list(signature(SamplingParams).parameters) == [field.name for field in fields(SamplingParams)]
+
+
 def test_parameters_are_given_once() -> None:
     params = SamplingParams(max_tokens=3)
     assert chosen_params(None, {"max_tokens": 3}) == chosen_params(params, {}) == params
@@ -55,6 +59,8 @@ def test_parameters_are_given_once() -> None:
         with pytest.raises(RequestError, match="max_tokens=5 came beside a SamplingParams") as caught:
             params_of_each(2, given, {"max_tokens": 5})
         assert caught.value.fix is not None and "dataclasses.replace(params, max_tokens=5)" in caught.value.fix
+    with pytest.raises(RequestError, match="sampling_params is not how a SamplingParams is given"):
+        params_of_each(1, None, {"sampling_params": params})  # type: ignore[typeddict-unknown-key]
     with pytest.raises(RequestError, match="unknown sampling parameter 'max_token'"):
         params_of_each(1, None, {"max_token": 5})  # type: ignore[typeddict-unknown-key]
 

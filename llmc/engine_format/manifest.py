@@ -88,6 +88,9 @@ class Manifest:
     passes: tuple[PassRecord, ...]
     files: dict[str, FileRecord] = field(default_factory=dict)
 
+    def __repr__(self) -> str:
+        return f"<Manifest of {self.model.name} for {self.target.name}: {len(self.files)} files>"
+
 
 def manifest_text(manifest: Manifest) -> str:
     """The text of manifest.json, which ends in a digest of its own content."""

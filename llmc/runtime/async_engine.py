@@ -9,16 +9,18 @@ from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
 from contextlib import suppress
 from functools import partial
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from types import TracebackType
 from typing import Unpack, cast
 from uuid import uuid4
 
+from llmc.engine_format.path_argument import path_argument
 from llmc.errors import RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.runtime.async_client import Client, choice_news, view
 from llmc.runtime.conversation import Conversation, is_conversation
-from llmc.runtime.engine import Engine
+from llmc.runtime.engine import Engine, load
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
 from llmc.runtime.generation_job import SampledJob
 from llmc.runtime.generation_request import GenerationRequest, Priority
@@ -38,11 +40,12 @@ _RECENT_STEPS = 512
 class AsyncEngine:
     """Serves many clients from one engine, its own from now on: who else generates with it gets a RequestError.
 
-    Its thread starts with it; `close`, or the end of `async with`, stops the thread and closes the engine.
+    engine: or the directory of one, which is loaded. Its thread starts with it; `close`, or the end of `async with`,
+    stops the thread and closes the engine.
     """
 
-    def __init__(self, engine: Engine) -> None:
-        self._engine = engine
+    def __init__(self, engine: Engine | str | Path) -> None:
+        self._engine = engine = engine if isinstance(engine, Engine) else load(path_argument("engine", engine))
         self._loop = engine.shared_loop.claim()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._clients: dict[str, Client] = {}

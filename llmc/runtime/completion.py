@@ -6,6 +6,9 @@ from dataclasses import dataclass, field
 
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 
+# Characters of a text that are worth a look.
+_SHOWN = 60
+
 
 @dataclass(frozen=True)
 class Choice:
@@ -23,6 +26,11 @@ class Choice:
     stop_reason: str | int | None = None
     logprobs: tuple[TokenLogprobs, ...] | None = None
     cumulative_logprob: float | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Choice(text={_beginning(self.text)}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason!r})"
+        )
 
 
 @dataclass(frozen=True)
@@ -53,6 +61,10 @@ class Completion:
         """The first choice's."""
         return self.choices[0].finish_reason
 
+    def __repr__(self) -> str:
+        first = repr(self.choices[0]).removeprefix("Choice(")[:-1]
+        return f"Completion({first}, choices={len(self.choices)}, prompt_tokens={self.prompt_tokens})"
+
 
 @dataclass(frozen=True)
 class Piece:
@@ -65,3 +77,7 @@ class Piece:
     token_ids: tuple[int, ...]
     tokens: int
     finish_reason: FinishReason | None
+
+
+def _beginning(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

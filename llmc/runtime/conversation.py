@@ -8,6 +8,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeGuard
 
+from llmc.engine_format.path_argument import path_argument
 from llmc.errors import RequestError
 from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer, engine_template, named_template, special_tokens
 from llmc.runtime.tokenizer import Tokenizer
@@ -45,8 +46,12 @@ class ConversationPrompts:
                 at="messages",
                 fix='give [{"role": "user", "content": "..."}], or a list of such lists',
             )
-        for name, value in (("messages", messages), ("tools", tools), ("chat_template_kwargs", chat_template_kwargs)):
-            _check_json(name, value)
+        for name, value, is_right in (
+            ("messages", messages, True),
+            ("tools", tools, tools is None or _are_mappings(tools)),
+            ("chat_template_kwargs", chat_template_kwargs, isinstance(chat_template_kwargs, Mapping | None)),
+        ):
+            _check_json(name, value, is_right)
         text = self._renderer.render(
             self.template(chat_template),
             messages,
@@ -67,9 +72,9 @@ class ConversationPrompts:
                     fix='give one: chat(messages, chat_template="plain"), or use generate',
                 )
             return self._own_template
-        if "{%" in given or "{{" in given:
+        if isinstance(given, str) and ("{%" in given or "{{" in given):
             return ChatTemplate(given, special_tokens(self._engine))
-        return named_template(given, self._engine)
+        return named_template(str(path_argument("chat_template", given)), self._engine)
 
     def close(self) -> None:
         """End the renderer's processes."""
@@ -82,9 +87,7 @@ class ConversationPrompts:
 
 def is_conversation(messages: object) -> TypeGuard[Conversation]:
     """Whether these are messages: a list of mappings with a role, at least one."""
-    if not isinstance(messages, Sequence) or isinstance(messages, str | bytes):
-        return False
-    return bool(messages) and all(isinstance(each, Mapping) and "role" in each for each in messages)
+    return _are_mappings(messages) and bool(messages) and all("role" in each for each in messages)
 
 
 def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
@@ -95,7 +98,16 @@ def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:
     return [given] if any(isinstance(each, Mapping) for each in given) else given
 
 
-def _check_json(name: str, value: object) -> None:
+def _are_mappings(values: object) -> TypeGuard[Sequence[Mapping[str, Any]]]:
+    return isinstance(values, Sequence) and all(isinstance(each, Mapping) for each in values)
+
+
+def _check_json(name: str, value: object, is_right: bool) -> None:
+    """Raise RequestError if that is not so, or if the value could not be sent to the renderer's process."""
+    if not is_right:
+        raise RequestError(
+            f"{name} cannot be {value!r:.80} ({type(value).__name__})", at=name, fix="give it as OpenAI's API has it"
+        )
     try:
         json.dumps(value)
     except (TypeError, ValueError, RecursionError) as error:

@@ -33,3 +33,6 @@ class GenerationRequest:
     deadline_seconds: float | None = None
     tenant: str | None = None
     streams: bool = True
+
+    def __repr__(self) -> str:
+        return f"GenerationRequest({self.request_id!r}, prompt of {len(self.prompt_token_ids)} tokens, {self.params!r})"

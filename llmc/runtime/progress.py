@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from llmc.errors import RequestError
+
 Told = Callable[[int, int], None]
 # True: a bar on standard error. A function: is called with how many are done, and of how many.
 Progress = bool | Told
@@ -18,8 +20,14 @@ def telling(progress: Progress, total: int) -> Iterator[Told | None]:
     elif progress is True:
         with _bar(total) as told:
             yield told
-    else:
+    elif callable(progress):
         yield progress
+    else:
+        raise RequestError(
+            f"progress cannot be {progress!r:.80} ({type(progress).__name__})",
+            at="progress",
+            fix="give True for a bar, or a function of (done, total)",
+        )
 
 
 @contextmanager

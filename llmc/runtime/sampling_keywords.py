@@ -61,6 +61,9 @@ def chosen_params(params: SamplingParams | None, keywords: SamplingKeywords) -> 
     Raises RequestError for both, for a params that is none, and for what SamplingParams refuses.
     """
     if params is None:
+        for name, value in keywords.items():
+            if isinstance(value, SamplingParams):
+                raise RequestError(f"{name} is not how a SamplingParams is given", at=name, fix=f"write params={name}")
         return SamplingParams(**keywords)
     if not isinstance(params, SamplingParams):
         raise _no_params(params)

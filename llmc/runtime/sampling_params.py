@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from llmc.errors import RequestError
+from llmc.keywords import shows_fields
 from llmc.runtime.grammar import Grammar
 from llmc.runtime.logits_processor import LogitsProcessor, argument_count
 
@@ -16,7 +17,8 @@ from llmc.runtime.logits_processor import LogitsProcessor, argument_count
 DRY_BREAKERS = ("\n", ":", '"', "*")
 
 
-@dataclass(frozen=True, kw_only=True)
+@shows_fields
+@dataclass(frozen=True, kw_only=True, repr=False)
 class SamplingParams:
     """Each value is checked; one out of range, or a name that does not exist, is a RequestError.
 
@@ -95,7 +97,7 @@ class SamplingParams:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 fix = f"did you mean {near[0]!r}?" if near else f"known parameters: {', '.join(known)}"
-                raise RequestError(f"unknown sampling parameter {name!r}", at=f"{name}={value!r}", fix=fix)
+                raise RequestError(f"unknown sampling parameter {name!r}", at=f"{name}={value!r:.80}", fix=fix)
         return super().__new__(cls)
 
     def __post_init__(self) -> None:
@@ -119,6 +121,13 @@ class SamplingParams:
         self._check_stop()
         self._check_bias()
         self._check_edits()
+
+    def __repr__(self) -> str:
+        """What is not as it is by default."""
+        default = SamplingParams()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
+        return f"SamplingParams({', '.join(changed)})"
 
     def sampled_choices(self) -> int:
         """How many sequences are generated at a time: best_of or n, or the beams."""

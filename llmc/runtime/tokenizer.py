@@ -23,6 +23,9 @@ class Tokenizer:
         self._path = engine / "tokenizer" / "tokenizer.json"
         self._containing: dict[str, frozenset[int]] = {}
 
+    def __repr__(self) -> str:
+        return f"<Tokenizer {self._path}{'' if self.exists else ', which does not exist'}>"
+
     @cached_property
     def exists(self) -> bool:
         """Whether the engine has a tokenizer."""
@@ -36,7 +39,12 @@ class Tokenizer:
                 at=self._path,
                 fix="give token ids (a list of int), or rebuild from a model directory with a tokenizer.json",
             )
-        ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        try:
+            ids: list[int] = self._fast.encode(text, add_special_tokens=add_special_tokens).ids
+        except TypeError:
+            raise RequestError(
+                f"the text cannot be written as UTF-8: {text!r:.80}", fix="leave out surrogates such as '\\ud800'"
+            ) from None
         return ids
 
     def decode(self, ids: Sequence[int], *, skip_special_tokens: bool = True) -> str:

@@ -16,6 +16,7 @@ import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.llm import LLM
 from llmc.runtime.async_engine import AsyncEngine
+from llmc.runtime.completion import Choice
 from llmc.runtime.engine import Engine, load
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.grammar import Grammar, GrammarKind
@@ -89,6 +90,7 @@ def test_no_prompts_are_no_completions(engine: Engine) -> None:
         (TALK, "a prompt has no 'role'"),
         ([[["A"]]], r"a token id must be a whole number, not \['A'\]"),
         ([["A"]], "a token id must be a whole number, not 'A'"),
+        ("\ud800", "the text cannot be written as UTF-8"),
         ([1, "A"], r"a prompt cannot be 1 \(int\)"),
         (None, r"a prompt cannot be None"),
     ],
@@ -131,6 +133,10 @@ def test_a_conversation_is_rendered_and_answered(engine: Engine) -> None:
         ([{"role": "user", "content": b"x"}], {}, "messages cannot be written as JSON"),
         (TALK, {"chat_template_kwargs": {"x": object()}}, "chat_template_kwargs cannot be written as JSON"),
         (TALK, {"chat_template": None}, "without a chat template"),
+        (TALK, {"chat_template": 5}, "chat_template cannot be 5"),
+        (TALK, {"chat_template_kwargs": 5}, r"chat_template_kwargs cannot be 5 \(int\)"),
+        (TALK, {"tools": "x"}, r"tools cannot be 'x' \(str\)"),
+        (TALK, {"progress": None}, "progress cannot be None"),
         (TALK, {"chat_template": "plane"}, "the chat template cannot be read"),
         (TALK, {"chat_template": "{{ raise_exception('no') }}"}, "the chat template fails: no"),
     ],
@@ -215,6 +221,29 @@ def test_a_wrong_grammar_is_refused(given: tuple[Any, ...], problem: str) -> Non
         Grammar(*given)
     assert caught.value.fix
     assert given[0] != "jsn" or "did you mean 'json'" in caught.value.fix
+
+
+def test_what_users_see_says_in_one_line_what_it_is(engine: Engine) -> None:
+    params = SamplingParams(max_tokens=3, stop="x")
+    (completion,) = engine.generate("A king", params)
+    text = repr(completion.text)
+    shown: list[tuple[object, str]] = [
+        (engine, "<Engine tiny (float32) for reference: sequences of 40 tokens, 4 at a time>"),
+        (LLM(engine), f"<LLM on {engine!r}>"),
+        (params, "SamplingParams(max_tokens=3, stop=('x',))"),
+        (SamplingParams(), "SamplingParams()"),
+        (completion.choices[0], f"Choice(text={text}, 3 tokens, finish_reason='length')"),
+        (completion, f"Completion(text={text}, 3 tokens, finish_reason='length', choices=1, prompt_tokens=2)"),
+        (engine.tokenizer, f"<Tokenizer {engine.path / 'tokenizer' / 'tokenizer.json'}>"),
+        (
+            GenerationRequest(prompt_token_ids=(1, 2), params=params, request_id="a"),
+            f"GenerationRequest('a', prompt of 2 tokens, {params!r})",
+        ),
+    ]
+    assert [repr(each) for each, _ in shown] == [text for _, text in shown]
+    assert repr(engine.manifest) == "<Manifest of tiny for reference: 4 files>"
+    long = Choice("x" * 1000, tuple(range(1000)), "stop")
+    assert len(repr(long)) < 120 and "\n" not in repr(Choice("a\nb", (1,), "stop"))
 
 
 def test_a_loaded_engine_is_used_as_it_was_loaded(engine: Engine) -> None:
