@@ -32,6 +32,7 @@ class BuildReport:
     decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
     without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
     for a CPU. program: what a step runs. quantized: what was done to each weight. kv_bytes: of the KV cache, a token.
+    warnings: what its user may not expect, a line each.
     """
 
     path: Path
@@ -49,6 +50,7 @@ class BuildReport:
     seconds: dict[str, float]
     quantized: tuple[QuantizedWeight, ...]
     kv_bytes: int
+    warnings: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         rewrites = sum(len(record.rewrites) for record in self.passes)
@@ -63,6 +65,7 @@ def build_report(
     program: Program,
     manifest: Manifest,
     seconds: dict[str, float],
+    warnings: tuple[str, ...],
 ) -> BuildReport:
     """The report of a finished build. manifest: as written, with its files."""
     return BuildReport(
@@ -81,6 +84,7 @@ def build_report(
         seconds=seconds,
         quantized=result.graph.quantized,
         kv_bytes=manifest.memory["kv_per_token"],
+        warnings=warnings,
     )
 
 

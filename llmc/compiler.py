@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import time
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, field
@@ -51,13 +52,15 @@ from llmc.engine_format.reader import (
     QUANTIZATION_NAME,
     REPORT_NAME,
 )
-from llmc.errors import CheckpointError, OptionError
+from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.graph.model_graph import ModelGraph, ModelInfo
+from llmc.graph.finite_weights import FiniteWeights
+from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.graph.weights import WeightSource, evaluate
+from llmc.graph.stored_dtype import stored_dtype
+from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
 from llmc.keywords import shows_keywords
 from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options
 from llmc.passes.model_data import ModelData
@@ -179,6 +182,8 @@ def _build(
     if isinstance(target, GpuTarget):
         require_triton()
     check_quantization(target, options)
+    options, notes = without_half(model, target, options)
+    finite = FiniteWeights()
     with (
         EngineWriter(output) as writer,
         BackgroundCompiler(target, options) as compiler,
@@ -186,7 +191,6 @@ def _build(
     ):
         with stages("capture"):
             captured = capture(model, options)
-            check_model_dtype(target, options, captured.graph.info)
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
@@ -203,7 +207,8 @@ def _build(
         with stages("weights", sum(slot.nbytes for slot in weights)):
             source = captured.source
             makers = [
-                partial(packed, slot, recipe, source) for slot, recipe in zip(weights, engine.recipes, strict=True)
+                partial(packed, slot, recipe, source, finite)
+                for slot, recipe in zip(weights, engine.recipes, strict=True)
             ]
             writer.write_weights(list(zip(weights, makers, strict=True)), progress=stages.advance)
         with stages("report"):
@@ -220,7 +225,10 @@ def _build(
                 writer.write_bytes(library_name(library), library)
         with stages("finish"):
             manifest = writer.finish(manifest)
-    return build_report(output, target, result, engine.program, manifest, stages.seconds)
+    notes += captured.notes + finite.notes()
+    for note in notes:
+        warnings.warn(note, BuildWarning, stacklevel=4)
+    return build_report(output, target, result, engine.program, manifest, stages.seconds, notes)
 
 
 def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
@@ -244,14 +252,16 @@ def check_dtypes(target: Target, options: BuildOptions) -> None:
             )
 
 
-def check_model_dtype(target: Target, options: BuildOptions, info: ModelInfo) -> None:
-    """Raise CheckpointError for a model whose own dtype was asked for, and which the target does not compute in."""
-    if options.dtype == "auto" and info.dtype is torch.float16 and not isinstance(target, GpuTarget):
-        raise CheckpointError(
-            f"the model is float16, which engines for {target.name} do not compute in",
-            at=info.name,
-            fix="choose dtype=float32 (keeps every bit) or dtype=bfloat16 (half the memory), or build for a GPU",
-        )
+def without_half(model: Model, target: Target, options: BuildOptions) -> tuple[BuildOptions, tuple[str, ...]]:
+    """The options with bfloat16 in the place of a model's own float16 where the target does not compute in that, and
+    what a build should say of it."""
+    if options.dtype != "auto" or isinstance(target, GpuTarget) or stored_dtype(model) is not torch.float16:
+        return options, ()
+    note = (
+        f"the model is float16, which engines for {target.name} do not compute in: it is built as bfloat16, which "
+        "rounds its weights; dtype=float32 keeps every bit"
+    )
+    return options.model_copy(update={"dtype": "bfloat16"}), (note,)
 
 
 def check_quantization(target: Target, options: BuildOptions) -> None:
@@ -358,12 +368,22 @@ def binary_count(engine: LoweredEngine, target: Target) -> int | None:
     return sum(len(program.launched_kernels()) for program in engine.programs.values())
 
 
-def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource) -> Tensor:
+def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights) -> Tensor:
     """One weight in kernel layout; the checkpoint's tensors are read now and dropped after."""
+
+    def value(part: Recipe) -> Tensor:
+        return finite.look(stored_names(part), evaluate(part, source))
+
     if isinstance(recipe, CodesRecipe):
-        zeros = None if recipe.zeros is None else evaluate(recipe.zeros, source)
-        codes, scales = evaluate(recipe.codes, source), evaluate(recipe.scales, source)
-        return pack_codes(codes, scales, zeros, recipe.format, slot.layout)
+        zeros = None if recipe.zeros is None else value(recipe.zeros)
+        return pack_codes(value(recipe.codes), value(recipe.scales), zeros, recipe.format, slot.layout)
+    tensor = value(recipe)
+    if tuple(tensor.shape) != slot.shape:
+        raise PassError(
+            f"weight {slot.name} is {list(tensor.shape)}, where the graph has {list(slot.shape)}",
+            at=", ".join(stored_names(recipe)),
+            fix="the pass that made its recipe has to give its placeholder that shape",
+        )
     if slot.layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
-        return code_rows(evaluate(recipe, source), slot.layout)
-    return pack(evaluate(recipe, source), slot.layout, TORCH_DTYPES[slot.dtype])
+        return code_rows(tensor, slot.layout)
+    return pack(tensor, slot.layout, TORCH_DTYPES[slot.dtype])

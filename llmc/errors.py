@@ -24,6 +24,10 @@ class LlmcError(Exception):
         super().__init__("\n".join(lines))
 
 
+class BuildWarning(UserWarning):
+    """What a build did that its user may not expect, or found in the model; the engine is built all the same."""
+
+
 class OptionError(LlmcError):
     """A build or run option that does not exist, or whose value is out of range."""
 

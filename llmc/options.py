@@ -15,6 +15,17 @@ from llmc.errors import OptionError
 from llmc.schemes import Quantization, parse_quantization
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
+# What else a dtype may be called, here and on the command line.
+DtypeSpelling = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "float", "half", "f32", "f16"]
+_SPELLINGS = {
+    "fp32": "float32",
+    "f32": "float32",
+    "float": "float32",
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "f16": "float16",
+    "half": "float16",
+}
 # What the pipeline promises and a user may give up by name; attention, norms and the layout are not among them.
 Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows", "quantized"]
 
@@ -22,7 +33,8 @@ Contract = Literal["rope", "linear", "pointwise", "paged_attention", "logit_rows
 class BuildOptions(BaseModel):
     """How to build an engine.
 
-    dtype: of weights and activations; auto keeps the checkpoint's; float16 is for GPUs.
+    dtype: of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16 checkpoint
+    is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
     kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/cache_format.py).
     quantize: schemes of weights and activations (llmc/schemes.py): one for all, then PATTERN=SCHEME for some modules;
     a text is split at commas. calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
@@ -57,6 +69,13 @@ class BuildOptions(BaseModel):
     check_passes: bool = False
     strict: bool = False
 
+    @field_validator("dtype", "kv_dtype", mode="before")
+    @classmethod
+    def _spelled_out(cls, value: Any) -> Any:
+        """torch.float16 is told by how it prints: this file knows no torch."""
+        name = str(value).removeprefix("torch.").lower()
+        return _SPELLINGS.get(name, name)
+
     @field_validator("quantize", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
@@ -89,8 +108,8 @@ class BuildOptions(BaseModel):
 class BuildKeywords(TypedDict, total=False):
     """The fields of BuildOptions as keywords, for type checkers and editors, in the forms in which they are taken."""
 
-    dtype: Dtype
-    kv_dtype: Dtype
+    dtype: DtypeSpelling
+    kv_dtype: DtypeSpelling
     kv_cache: str
     quantize: str | Sequence[str]
     calibration: str | PathLike[str] | None

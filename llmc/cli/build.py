@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import shlex
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,13 +15,14 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cli.build_warnings import show_warning
 from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes, in_seconds
-from llmc.errors import OptionError
+from llmc.errors import BuildWarning, OptionError
 from llmc.options import BuildOptions, parse_options
 from llmc.runtime.threads import thread_count
 from llmc.targets import CpuTarget, GpuTarget, missing_features, resolve_target
@@ -85,7 +87,8 @@ def build(
         from llmc.compiler import build as build_engine
 
         added = chosen.added_passes()
-        with StageBars() as shown:
+        with StageBars() as shown, warnings.catch_warnings():
+            warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.
             report = build_engine(model, path, target=target, passes=added, progress=shown, **options)
     console = standard_output()
     console.print(passes_table(report))
@@ -93,6 +96,8 @@ def build(
     if report.quantized:
         console.print(quantization_table(report.quantized))
     console.print(summary_table(report))
+    for warning in report.warnings:
+        show_warning(warning)
     if output is None:
         console.print(f"run it: llmc run {shlex.quote(str(path))} --prompt …", soft_wrap=True, markup=False)
 

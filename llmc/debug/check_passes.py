@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from llmc.errors import PassError
+from llmc.errors import LlmcError, PassError
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
@@ -46,7 +46,7 @@ class PassChecker:
         """Raise PassError if the pass changed the logits by more than its numerics class allows."""
         if not record.rewrites:
             return
-        logits = run_tokens(graph, self._source, self._tokens)
+        logits = self._run(record, graph)
         difference = relative_difference(logits, self._logits)
         budget = record.budget or BUDGETS[Numerics(record.numerics), graph.info.dtype]
         self.differences[record.name] = difference
@@ -61,6 +61,18 @@ class PassChecker:
                 fix=f"build with disable_passes=({record.name!r},), and report the model; "
                 "stop_after between these numbers finds the rewrite",
             )
+
+    def _run(self, record: PassRecord, graph: ModelGraph) -> Tensor:
+        try:
+            return run_tokens(graph, self._source, self._tokens)
+        except (LlmcError, MemoryError):
+            raise
+        except Exception as error:  # An op may raise anything for inputs that a pass has broken.
+            raise PassError(
+                f"the graph does not run after pass {record.name}: {' '.join(str(error).split())[:300]}",
+                at=f"rewrites #{record.rewrites[0].number} to #{record.rewrites[-1].number}",
+                fix=f"build with disable_passes=({record.name!r},); LLMC_DEBUG=1 shows the traceback",
+            ) from error
 
 
 def relative_difference(logits: Tensor, reference: Tensor) -> float:

@@ -31,10 +31,12 @@ TOKENIZER_FILES = (
 
 @dataclass(frozen=True)
 class Captured:
-    """graph: at stage captured. source: where its Stored recipes read. tokenizer_files: to be copied to the engine."""
+    """graph: at stage captured. source: where its Stored recipes read. notes: what a build should say of the model.
+    tokenizer_files: to be copied to the engine."""
 
     graph: ModelGraph
     source: WeightSource
+    notes: tuple[str, ...] = ()
     tokenizer_files: tuple[Path, ...] = ()
 
     @property

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from hashlib import sha256
 from importlib.util import find_spec
@@ -67,29 +68,32 @@ def capture_entry(directory: Path, options: BuildOptions) -> str | None:
     return f"{digest[:32]}.txt"
 
 
-def find_capture(entry: str) -> ModelGraph | None:
-    """The graph that an entry holds, but for its model's name; None if there is none that is whole and up to date."""
+def find_capture(entry: str) -> tuple[ModelGraph, tuple[str, ...]] | None:
+    """The graph that an entry holds, but for its model's name, and what a build should say of it; None if there is none
+    that is whole and up to date."""
     cache = open_cache(CacheKind.CAPTURES)
     try:
         digest, _, rest = (cache.read_text(entry) or "").partition("\n")
-        sources, _, text = rest.partition("\n")
+        known, _, text = rest.partition("\n")
         if digest != sha256(rest.encode()).hexdigest():
             return None
-        if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in json.loads(sources)):
+        sources, notes = json.loads(known)
+        if any(_stamp(Path(path)) != [path, *stamp] for path, *stamp in sources):
             return None
-        return captured_graph(text, cache.path / entry)
+        return captured_graph(text, cache.path / entry), tuple(notes)
     except (OSError, ValueError, EngineFormatError):
         return None
 
 
-def keep_capture(entry: str, graph: ModelGraph) -> None:
-    """Keep a graph that was captured just now; one that cannot be written as text, and a full disk, are passed over."""
+def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> None:
+    """Keep a graph that was captured just now, with what a build should say of it; one that cannot be written as text,
+    and a full disk, are passed over."""
     text = captured_text(graph)
     if text is None:
         return
     modules = [module for name, module in sys.modules.items() if name.partition(".")[0] == _PACKAGE]
     files = sorted({file for module in modules if isinstance(file := getattr(module, "__file__", None), str)})
-    rest = json.dumps([_stamp(Path(file)) for file in files]) + "\n" + text
+    rest = json.dumps([[_stamp(Path(file)) for file in files], list(notes)]) + "\n" + text
     with suppress(OSError):
         open_cache(CacheKind.CAPTURES).write_text(entry, sha256(rest.encode()).hexdigest() + "\n" + rest)
 

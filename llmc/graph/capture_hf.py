@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,45 +29,73 @@ from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.quantization_config import is_quantized
 from llmc.graph.quantized_checkpoint import QuantizedSource
+from llmc.graph.text_half import left_out, text_names
 from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
 
+HFCapture = tuple[ModelGraph, WeightSource, tuple[str, ...]]
 
-def capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
+
+def capture_directory(directory: Path, options: BuildOptions) -> HFCapture:
     """Capture a directory with config.json and safetensors weights; reads headers, never weight data.
 
-    A graph that was captured from the same before is read from the cache (graph/capture_cache.py).
+    With what a build should say of it. A graph that was captured from the same before is read from the cache
+    (graph/capture_cache.py).
     """
     check_directory(directory)
     entry = capture_entry(directory, options)
     kept = None if entry is None else find_capture(entry)
     if kept is not None:
-        kept.info = replace(kept.info, name=directory.resolve().name)
-        return kept, SafetensorsSource(directory)
-    graph, source = _capture_directory(directory, options)
+        graph, notes = kept
+        graph.info = replace(graph.info, name=directory.resolve().name)
+        return graph, SafetensorsSource(directory), notes
+    read = read_directory(directory, options)
+    graph = _capture(read.model, read.recipes, read.info)
     if entry is not None:
-        keep_capture(entry, graph)
-    return graph, source
+        keep_capture(entry, graph, read.notes)
+    return graph, read.source, read.notes
 
 
-def _capture_directory(directory: Path, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
-    config, model_class = load_config(directory)
-    check_rope(config, directory / "config.json")
-    quantized = is_quantized(read_json(directory / "config.json"))
+@dataclass(frozen=True)
+class ReadModel:
+    """A model without its weights, and where they are. recipes: by the model's names. notes: for a build to say."""
+
+    model: Any
+    recipes: dict[str, Recipe]
+    info: ModelInfo
+    source: SafetensorsSource | QuantizedSource
+    notes: tuple[str, ...]
+
+
+def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
+    """Read config.json and the weights' headers, and make the model of them. Raises CheckpointError, CaptureError."""
+    file = directory / "config.json"
+    loaded = load_config(directory)
+    config, whole = loaded.config, loaded.whole
+    with valid_values(config.model_type, file):
+        check_rope(config, file)
+    quantized = is_quantized(read_json(file))
     source = QuantizedSource(directory) if quantized else SafetensorsSource(directory)
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
-    config._attn_implementation = hf_hooks.implementation_for(model_class)
-    with torch.device("meta"), valid_values(config.model_type, directory / "config.json"):
-        model = model_class._from_config(config, dtype=dtype)
-    _compute_buffers(model)
-    recipes = stored_recipes(model, source)
-    make_parameters_fake(model)
-    info = model_info(directory.resolve().name, config, generation_defaults(directory), dtype)
-    return _capture(model.eval(), recipes, info), source
+    if whole is not None and whole.tie_word_embeddings and "lm_head.weight" not in text_names(source.names()):
+        config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
+    config._attn_implementation = hf_hooks.implementation_for(loaded.model_class)
+    with torch.device("meta"), valid_values(config.model_type, file):
+        model = loaded.model_class._from_config(config, dtype=dtype)
+    recipes, unread = stored_recipes(model, source, text_half=whole is not None)
+    with valid_values(config.model_type, file):
+        _compute_buffers(model)
+        make_parameters_fake(model)
+        # Of a multimodal model's two configs the outer one knows the tokens.
+        outer = {} if whole is None else {key: getattr(whole, key, None) for key in ("bos_token_id", "eos_token_id")}
+        generation = {**outer, **generation_defaults(directory)}
+        info, ids = model_info(directory.resolve().name, config, generation, dtype)
+    notes = (() if whole is None else (left_out(whole),)) + unread + ids
+    return ReadModel(model.eval(), recipes, info, source, notes)
 
 
-def capture_pretrained(model: Any, options: BuildOptions) -> tuple[ModelGraph, WeightSource]:
+def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
     """Capture a transformers causal LM that is in memory, which is left as it was."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise CaptureError(
@@ -82,8 +110,8 @@ def capture_pretrained(model: Any, options: BuildOptions) -> tuple[ModelGraph, W
     fake.config._attn_implementation = hf_hooks.implementation_for(type(model))
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     generation = model.generation_config.to_dict() if getattr(model, "generation_config", None) is not None else {}
-    info = model_info(Path(name).name, model.config, generation, dtype)
-    return _capture(fake, recipes, info), MemorySource(dict(model.named_parameters()))
+    info, notes = model_info(Path(name).name, model.config, generation, dtype)
+    return _capture(fake, recipes, info), MemorySource(dict(model.named_parameters())), notes
 
 
 class LogitsOnly(nn.Module):

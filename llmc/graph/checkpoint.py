@@ -124,6 +124,8 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
     entries: dict[str, TensorEntry] = {}
     for shard in sorted(set(weight_map.values())):
         file = directory / shard
+        if not shard.isprintable() or not file.name:
+            raise CheckpointError(f"the shard index names no file: {shard!r:.80}", at=index, fix=_DOWNLOAD_AGAIN)
         if not file.resolve().is_relative_to(directory.resolve()) and "/" in shard:
             raise CheckpointError(f"the shard index names a file outside its directory: {shard!r}", at=index)
         if not file.is_file():
@@ -156,7 +158,7 @@ def _read_header(file: Path) -> dict[str, TensorEntry]:
         raise CheckpointError(f"cannot read it: {error.strerror}", at=file, fix="check its permissions") from None
     try:
         header = json.loads(raw, object_pairs_hook=_unique_keys)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise CheckpointError(f"corrupt header: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
     if not isinstance(header, dict):
         raise CheckpointError("corrupt header: not a JSON object", at=file, fix=_DOWNLOAD_AGAIN)
@@ -225,7 +227,7 @@ def read_json(file: Path) -> dict[str, Any]:
     """A JSON object from a file of the model directory; raises CheckpointError if it is not one."""
     try:
         value = json.loads(file.read_text(encoding="utf-8"))
-    except (ValueError, OSError) as error:
+    except (ValueError, OSError, RecursionError) as error:
         raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix=_DOWNLOAD_AGAIN) from None
     if not isinstance(value, dict):
         raise CheckpointError(f"holds a JSON {type(value).__name__}, not an object", at=file, fix=_DOWNLOAD_AGAIN)

@@ -84,6 +84,8 @@ def fake_value(node: fx.Node, mode: FakeTensorMode) -> Any:
 
 def describe(value: Any) -> str:
     """A value for a message: a tensor as float32[T, 64], anything else as it prints."""
+    if isinstance(value, tuple | list):
+        return f"({', '.join(map(describe, value))})"
     if isinstance(value, torch.Tensor):
         return f"{torch_name(value.dtype)}{[*map(str, value.shape)]}".replace("'", "")
     return repr(value)

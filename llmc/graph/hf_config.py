@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,22 @@ from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.checkpoint import read_json
 from llmc.graph.dtype_names import NAMED_DTYPES, torch_name
 from llmc.graph.model_graph import ModelInfo
+from llmc.graph.text_half import text_config
 from llmc.options import BuildOptions
+
+_MOST_LAYERS = 4096
+# What transformers and torch raise for values that make no model.
+_RAISED = (
+    ArithmeticError,
+    AssertionError,
+    AttributeError,
+    LookupError,
+    MemoryError,
+    OSError,
+    RuntimeError,
+    TypeError,
+    ValueError,
+)
 
 
 def check_directory(directory: Path) -> None:
@@ -45,7 +61,17 @@ def check_directory(directory: Path) -> None:
     )
 
 
-def load_config(directory: Path) -> tuple[Any, Any]:
+@dataclass(frozen=True)
+class LoadedConfig:
+    """config: of the model that is built, of `model_class`. whole: of the checkpoint, where that is more than its text
+    half, which `config` then is."""
+
+    config: Any
+    model_class: Any
+    whole: Any | None = None
+
+
+def load_config(directory: Path) -> LoadedConfig:
     """The transformers config and causal-LM class of a directory.
 
     Raises CheckpointError for an architecture that transformers does not know or that needs the model's own code,
@@ -74,19 +100,30 @@ def load_config(directory: Path) -> tuple[Any, Any]:
             at=file,
             fix="upgrade transformers, or pass the model as an nn.Module to llmc.compile",
         )
-    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(model_type)
-    if class_name is None:
-        raise _not_a_decoder(model_type, "has no causal language model in transformers", file)
-    model_class = getattr(transformers, class_name)
     with valid_values(model_type, file):
-        config = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
+        whole = CONFIG_MAPPING[model_type].from_pretrained(directory, local_files_only=True)
+        text = text_config(whole, file)
+    config = whole if text is None else text
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if class_name is None:
+        half = "" if text is None else f"is multimodal, and its text half, {config.model_type!r}, "
+        raise _not_a_decoder(model_type, f"{half}has no causal language model in transformers", file)
     # Weights are read as codes by graph/quantized_checkpoint.py; the model is captured as if they were none.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    # A vision-language checkpoint's decoder takes the text part of the config, as in AutoModelForCausalLM.
-    if model_class.config_class is config.sub_configs.get("text_config"):
-        config = config.get_text_config()
-    return config, model_class
+    check_layers(config, file)
+    return LoadedConfig(config, getattr(transformers, class_name), None if text is None else whole)
+
+
+def check_layers(config: Any, at: str | Path) -> None:
+    """Raise CheckpointError for a number of layers that no model has."""
+    layers = getattr(config, "num_hidden_layers", None)
+    if layers is not None and (type(layers) is not int or not 1 <= layers <= _MOST_LAYERS):
+        raise CheckpointError(
+            f"num_hidden_layers is {layers!r:.40}, where a model has 1 to {_MOST_LAYERS} layers",
+            at=at,
+            fix="correct the value in config.json",
+        )
 
 
 def check_rope(config: Any, at: str | Path) -> None:
@@ -110,15 +147,20 @@ def valid_values(model_type: str, file: Path) -> Iterator[None]:
     """Turn what transformers raises for a value in config.json into a CheckpointError that quotes it."""
     from huggingface_hub.errors import StrictDataclassError
 
-    raised = (ArithmeticError, AttributeError, LookupError, OSError, RuntimeError, TypeError, ValueError)
     try:
         yield
-    except (*raised, StrictDataclassError) as error:
+    except (*_RAISED, StrictDataclassError) as error:
         raise CheckpointError(
-            f"config.json does not make a {model_type} model: {' '.join(str(error).split())}",
+            f"config.json does not make a {model_type} model: {_told(error)}",
             at=file,
             fix="correct the value in config.json",
         ) from error
+
+
+def _told(error: BaseException) -> str:
+    """What an error says in one line, in the words of config.json."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return "pad_token_id is not in the vocabulary" if "adding_idx must be within" in text else text
 
 
 def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = None) -> torch.dtype:
@@ -134,26 +176,53 @@ def resolve_dtype(options: BuildOptions, stored: torch.dtype, at: Path | None = 
     return stored
 
 
-def model_info(name: str, config: Any, generation: dict[str, Any], dtype: torch.dtype) -> ModelInfo:
-    """What the engine must know beside the graph. generation: generation_config.json, which goes before the config."""
+def model_info(
+    name: str, config: Any, generation: Mapping[str, Any], dtype: torch.dtype
+) -> tuple[ModelInfo, tuple[str, ...]]:
+    """What the engine must know beside the graph, and what a build should say of it.
+
+    generation: generation_config.json, which goes before the config. Raises CheckpointError for what is no number.
+    """
+    vocab_size = _whole_number("vocab_size", config.vocab_size)
+    notes: list[str] = []
 
     def token_ids(key: str) -> tuple[int, ...]:
         value = generation.get(key)
         value = getattr(config, key, None) if value is None else value
         if value is None:
             return ()
-        return tuple(value) if isinstance(value, list | tuple) else (int(value),)
+        ids = tuple(_whole_number(key, each) for each in (value if isinstance(value, list | tuple) else (value,)))
+        beyond = [each for each in ids if not 0 <= each < vocab_size]
+        if beyond:
+            notes.append(f"{key} {beyond[0]} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
+        return tuple(each for each in ids if each not in beyond)
 
     limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
-    return ModelInfo(
+    limit = next((limit for limit in limits if limit is not None), None)
+    if limit is not None and _whole_number("max_position_embeddings", limit) < 1:
+        raise CheckpointError(
+            f"max_position_embeddings is {limit}", at="config.json", fix="correct it: the longest sequence, in tokens"
+        )
+    info = ModelInfo(
         name=name,
         family=config.model_type,
-        vocab_size=config.vocab_size,
-        max_positions=next((limit for limit in limits if limit is not None), None),
+        vocab_size=vocab_size,
+        max_positions=limit,
         dtype=dtype,
         bos_token_id=next(iter(token_ids("bos_token_id")), None),
         eos_token_ids=token_ids("eos_token_id"),
     )
+    return info, tuple(notes)
+
+
+def _whole_number(key: str, value: Any) -> int:
+    if type(value) is not int:
+        raise CheckpointError(
+            f"{key} is {value!r:.60}, not a whole number",
+            at="config.json or generation_config.json",
+            fix="correct the value, or remove it where the model has none",
+        )
+    return value
 
 
 def generation_defaults(directory: Path) -> dict[str, Any]:

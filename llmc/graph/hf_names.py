@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -9,29 +11,35 @@ from torch import Tensor
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource
 from llmc.graph.quantized_checkpoint import QuantizedSource
+from llmc.graph.text_half import text_names
 from llmc.graph.weights import Recipe, Stored
 
 
-def stored_recipes(model: Any, source: SafetensorsSource | QuantizedSource) -> dict[str, Recipe]:
-    """A Stored recipe for every parameter and saved buffer, by its name in the model; tied ones get equal recipes.
+def stored_recipes(
+    model: Any, source: SafetensorsSource | QuantizedSource, *, text_half: bool = False
+) -> tuple[dict[str, Recipe], tuple[str, ...]]:
+    """A Stored recipe for every parameter and saved buffer, by its name in the model; tied ones get equal recipes. And
+    what a build should say of tensors that nothing reads.
 
-    Raises CheckpointError that names tensors which the checkpoint lacks, or whose shape or type does not fit.
+    text_half: of a multimodal checkpoint, whose other halves are passed over.
+    Raises CheckpointError that names tensors which the checkpoint lacks, or whose shape or type does not fit, and for a
+    checkpoint most of which nothing reads.
     """
     tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
     groups: dict[int, list[str]] = {}
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
 
-    available = {name: name for name in source.names()}
+    available = text_names(source.names()) if text_half else {name: name for name in source.names()}
     found = _match(groups, available, model.base_model_prefix)
-    if len(found) < len(groups):
+    if len(found) < len(groups) and not text_half:
         # Renames are looked at only where names do not fit as they are: most checkpoints do.
-        found = _match(groups, _renamed(model, source.names()) | available, model.base_model_prefix)
+        available = _renamed(model, source.names()) | available
+        found = _match(groups, available, model.base_model_prefix)
     missing = [group[0] for key, group in groups.items() if key not in found]
     if missing:
         raise CheckpointError(
-            f"the checkpoint lacks {len(missing)} of the model's {len(groups)} tensors: {', '.join(missing[:4])}"
-            + (", …" if len(missing) > 4 else ""),
+            f"the checkpoint lacks {len(missing)} of the model's {len(groups)} tensors: {_named(missing)}",
             at=source.directory,
             fix="check that config.json belongs to these weights and that all shards are there",
         )
@@ -40,7 +48,38 @@ def stored_recipes(model: Any, source: SafetensorsSource | QuantizedSource) -> d
         tensor = tensors[group[0]]
         source.check(found[key], tuple(tensor.shape), floating=tensor.is_floating_point())
         recipes.update((name, Stored(found[key], tensor.dtype)) for name in group)
-    return recipes
+    unread = _unread(model, available, tensors.keys(), set(found.values()))
+    if len(unread) > len(found):
+        raise CheckpointError(
+            f"the model reads {len(found)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",
+            at=source.directory,
+            fix="check that config.json belongs to these weights: num_hidden_layers, for one",
+        )
+    notes = (f"{len(unread)} tensors of the checkpoint are not used: {_named(unread)}",) if unread else ()
+    return recipes, notes
+
+
+# Buffers that older versions of transformers saved, and that a model computes by itself.
+_COMPUTED = (
+    r"rotary_emb\.(inv_freq|cos_cached|sin_cached)$",
+    r"\.masked_bias$",
+    r"attn\.bias$",
+    r"attention\.bias$",
+    r"position_ids$",
+)
+
+
+def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used: set[str]) -> list[str]:
+    """Stored tensors that nothing reads, but for those that say nothing: copies of tied ones, and computed buffers."""
+    prefix = f"{model.base_model_prefix}."
+    tied = {alias for name in known for alias in (name, name.removeprefix(prefix), prefix + name)}
+    ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
+    unread = {stored for name, stored in available.items() if name not in tied} - used
+    return sorted(name for name in unread if not any(re.search(pattern, name) for pattern in ignored))
+
+
+def _named(names: Sequence[str]) -> str:
+    return ", ".join(names[:4]) + (", …" if len(names) > 4 else "")
 
 
 def _match(groups: dict[int, list[str]], available: dict[str, str], base_prefix: str) -> dict[int, str]:

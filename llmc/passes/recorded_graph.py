@@ -56,10 +56,11 @@ class RecordedGraph(fx.Graph):
             if self._source is not None:
                 node.meta["stack_trace"] = self._source
             if op == "call_function":
-                node.meta["val"] = self._fake_values().of(node)
+                node.meta["val"] = self.fake_values().of(node)
         return node
 
-    def _fake_values(self) -> FakeValues:
+    def fake_values(self) -> FakeValues:
+        """What the graph's ops make of fake inputs, remembered."""
         if self._values is None:
             self._values = FakeValues(fake_mode(self))
         return self._values

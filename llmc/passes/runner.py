@@ -26,6 +26,7 @@ from llmc.passes.recorded_graph import recorded_copy
 from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
+from llmc.passes.shape_check import ShapeCheck
 from llmc.passes.shapes import same_value
 
 # A pattern pass whose output matches its own pattern would never end; no pass nests deeper than this.
@@ -74,6 +75,7 @@ def run_pipeline(
         if before_rewrite is not None:
             before_rewrite(name, record, result)
 
+    check_shapes = ShapeCheck(nodes)
     log = RewriteLog(nodes, options.stop_after, announce)
     records: list[PassRecord] = []
     was_cut = False
@@ -97,6 +99,7 @@ def run_pipeline(
         also = (each.stage or stage, stage) if is_partial else ()
         try:
             verify(result, also=also, allow_fallback=options.allow_fallback)
+            check_shapes()
         except PassError as error:
             raise _of_pass(each, error, options) from error
         seconds = time.perf_counter() - started

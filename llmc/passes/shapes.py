@@ -27,7 +27,9 @@ def same_size(first: Any, second: Any) -> bool:
 
 
 def same_value(first: Any, second: Any) -> bool:
-    """Whether two fake values are tensors of one shape and dtype, or the same size."""
+    """Whether two fake values are tensors of one shape and dtype, the same size, or tuples of such."""
+    if isinstance(first, tuple | list) and isinstance(second, tuple | list):
+        return len(first) == len(second) and all(same_value(a, b) for a, b in zip(first, second, strict=True))
     if isinstance(first, int | SymInt) and isinstance(second, int | SymInt):
         return same_size(first, second)
     return (

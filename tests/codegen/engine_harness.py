@@ -15,6 +15,7 @@ from llmc.codegen.lowering import Lowered
 from llmc.compiler import packed
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
+from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import WeightSource
 from llmc.program import Program
 from llmc.targets import CpuTarget
@@ -136,7 +137,7 @@ def run_engine(
 def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:
     """Each weight as the kernels read it."""
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = [packed(slot, recipe, source) for slot, recipe in pairs]
+    weights = [packed(slot, recipe, source, FiniteWeights()) for slot, recipe in pairs]
     for slot, weight in zip(lowered.program.weights, weights, strict=True):
         assert weight.nbytes == slot.nbytes
     return weights

@@ -11,6 +11,7 @@ import torch
 from llmc.codegen.triton.lowering import lower_device
 from llmc.compiler import packed
 from llmc.errors import ModelFailureError
+from llmc.graph.finite_weights import FiniteWeights
 from llmc.options import BuildOptions
 from llmc.program import Launch, Program, Wanted
 from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
@@ -75,7 +76,7 @@ def interpreted(directory: Path, is_capped: bool) -> Recorded:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = {s.name: packed(s, r, source) for s, r in pairs}
+    weights = {s.name: packed(s, r, source, FiniteWeights()) for s, r in pairs}
     return Recorded(lowered.program, directory, weights, BLOCKS)
 
 

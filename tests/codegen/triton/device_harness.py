@@ -12,6 +12,7 @@ from torch import Tensor
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.compiler import packed
 from llmc.graph.execute import Chunk
+from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import WeightSource
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.step import Step
@@ -42,7 +43,7 @@ def interpreter(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = {slot.name: packed(slot, recipe, source) for slot, recipe in pairs}
+    weights = {slot.name: packed(slot, recipe, source, FiniteWeights()) for slot, recipe in pairs}
     return TritonInterpreterExecutor(lowered.program, directory, weights, blocks)
 
 

@@ -1,0 +1,37 @@
+"""What a build warns of, as the command line shows it: one line on standard error."""
+
+from __future__ import annotations
+
+import warnings
+from typing import TextIO
+
+from rich.console import Console
+from rich.text import Text
+
+from llmc.errors import BuildWarning
+
+
+def show_warning(problem: str) -> None:
+    """One line, however long."""
+    console = Console(stderr=True, soft_wrap=True, highlight=False)
+    console.print(Text.assemble(("warning: ", "bold yellow"), problem))
+
+
+def show_build_warnings_plainly() -> None:
+    """Have Python show them so, too, where a verb builds a model on its way; other warnings stay as they are."""
+    usual = warnings.showwarning
+
+    def show(
+        message: Warning | str,
+        category: type[Warning],
+        filename: str,
+        lineno: int,
+        file: TextIO | None = None,
+        line: str | None = None,
+    ) -> None:
+        if issubclass(category, BuildWarning):
+            show_warning(str(message))
+        else:
+            usual(message, category, filename, lineno, file, line)
+
+    warnings.showwarning = show

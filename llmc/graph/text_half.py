@@ -1,0 +1,54 @@
+"""The text half of a multimodal checkpoint: its config, and its weights under the names of the text model.
+
+A config with a text_config (Gemma 3, Mistral 3, Llava) is built as what transformers' causal mapping makes of that: its
+decoder reads tokens alone. Everything else in the checkpoint (towers, projectors) is left out, and a line says so.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from llmc.errors import CaptureError
+
+# As checkpoints write it before and after transformers 4.52: language_model.model.layers, model.language_model.layers.
+_TEXT_PART = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?:model\.)?(?=[^.]+\.)")
+_TEXT_HEAD = re.compile(r"^(?:model\.)?(?:language_model|text_model)\.(?=lm_head\.)")
+# Their decoders see all of a prompt at once, which no causal model is.
+_NOT_CAUSAL = frozenset({"paligemma"})
+
+
+def text_config(config: Any, at: object) -> Any | None:
+    """The config of the text half; None if the model has no other. Raises CaptureError for one that is not causal."""
+    text = config.get_text_config(decoder=True)
+    if text is config:
+        return None
+    if config.model_type in _NOT_CAUSAL:
+        raise CaptureError(
+            f"the text half of {config.model_type!r} attends to a whole prompt at once",
+            at=str(at),
+            fix="llmc compiles causal decoders, in which a token sees those before it",
+        )
+    return text
+
+
+def text_names(names: Iterable[str]) -> dict[str, str]:
+    """Stored names by what the text model calls them; those of other parts are left out."""
+    found: dict[str, str] = {}
+    for name in names:
+        if _TEXT_HEAD.match(name):
+            found[_TEXT_HEAD.sub("", name)] = name
+        elif _TEXT_PART.match(name):
+            found[_TEXT_PART.sub("model.", name)] = name
+        elif name.startswith(("lm_head.", "model.layers.", "model.embed_tokens.", "model.norm.")):
+            found[name] = name
+    return found
+
+
+def left_out(config: Any) -> str:
+    """The line that a build says."""
+    parts = [key.removesuffix("_config") for key in ("vision_config", "audio_config") if hasattr(config, key)]
+    inputs = {"vision": "images", "audio": "sound"}
+    what = " and ".join(inputs[part] for part in parts) or "everything but text"
+    return f"{config.model_type} is multimodal: its text half is built, {what} {'is' if not parts else 'are'} left out"
