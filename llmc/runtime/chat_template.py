@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import json
 import threading
+import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmc.errors import EngineFormatError, OptionError, RequestError
-from llmc.runtime.worker_process import WorkerError, WorkerProcess
+from llmc.errors import EngineFormatError, OptionError, RequestError, UnavailableError
+from llmc.runtime.worker_process import START_SECONDS, WorkerError, WorkerProcess
 
 WORKER = "llmc.runtime.chat_template_worker"
 SECONDS = 1.5
+PATIENCE_SECONDS = 30.0
 MEMORY_BYTES = 256 << 20
 OUTPUT_BYTES = 8 << 20
+# With less time left a template that has waited is not begun.
+_SHORTEST_RUN = 0.05
 
 # For models that came without a template; named on the command line by the key.
 BUILT_IN: Mapping[str, str] = {
@@ -82,21 +87,34 @@ def special_tokens(engine: Path) -> dict[str, str]:
 class TemplateRenderer:
     """Workers that render templates, at most `workers` at once; made on first use, and again after one was killed.
 
-    seconds: from the question to the answer. memory_bytes: of a worker's address space beyond Python's own.
+    seconds: that a template may run. patience_seconds: from a request's arrival until its prompt, with what it waits
+    for a worker. memory_bytes: of a worker's address space beyond Python's own. niceness: how far the workers stand
+    back behind other processes, 0 to 19.
     """
 
-    def __init__(self, *, workers: int = 2, seconds: float = SECONDS, memory_bytes: int = MEMORY_BYTES) -> None:
+    def __init__(
+        self,
+        *,
+        workers: int = 2,
+        seconds: float = SECONDS,
+        patience_seconds: float = PATIENCE_SECONDS,
+        memory_bytes: int = MEMORY_BYTES,
+        niceness: int = 0,
+    ) -> None:
         self._seconds = seconds
+        self._patience_seconds = patience_seconds
         self._memory_bytes = memory_bytes
+        self._niceness = niceness
         self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
         self._lock = threading.Lock()
         self._free = threading.BoundedSemaphore(workers)
         self._closed = False
 
     def warm(self) -> None:
         """Start a worker now, so that the first chat does not wait for it."""
-        with self._free:
-            self._put_back(self._worker())
+        with self._free, suppress(RequestError):  # Whoever needs one is told.
+            self._put_back(self._worker(START_SECONDS))
 
     def render(
         self,
@@ -107,12 +125,15 @@ class TemplateRenderer:
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
         extra: Mapping[str, Any] | None = None,
+        arrived: float | None = None,
     ) -> str:
         """The prompt. Raises RequestError for a template that fails, takes too long or too much memory.
 
         continue_final_message: the prompt ends inside the last message, for the model to go on with it. extra: other
-        variables of the template.
+        variables of the template. arrived: when the request did, on the clock of time.monotonic; default now. Raises
+        UnavailableError if others have kept the workers busy for all of its time.
         """
+        deadline = (time.monotonic() if arrived is None else arrived) + self._patience_seconds
         variables = {
             **template.special_tokens,
             "messages": list(messages),
@@ -122,17 +143,7 @@ class TemplateRenderer:
             **(extra or {}),
         }
         question = {"template": template.source, "variables": variables, "continue": continue_final_message}
-        with self._free:
-            worker = self._worker()
-            try:
-                answer = worker.ask(question, self._seconds)
-            except WorkerError as error:
-                worker.kill()
-                raise _failure(str(error)) from None
-            except BaseException:
-                worker.kill()
-                raise
-            self._put_back(worker)
+        answer = self._answer(question, deadline)
         if "error" in answer:
             raise RequestError(
                 f"the chat template fails: {answer['error']}",
@@ -143,21 +154,55 @@ class TemplateRenderer:
         return prompt
 
     def close(self) -> None:
-        """End the workers."""
+        """End the workers; a template that is being rendered is an error then."""
         with self._lock:
             self._closed = True
-            idle, self._idle = self._idle, []
-        for worker in idle:
+            workers = [*self._idle, *self._busy]
+            self._idle.clear()
+        for worker in workers:
             worker.kill()
 
-    def _worker(self) -> WorkerProcess:
+    def _answer(self, question: object, deadline: float) -> dict[str, Any]:
+        if not self._free.acquire(blocking=False):
+            if not self._free.acquire(timeout=max(0.0, deadline - time.monotonic())):
+                raise _busy()
+            if deadline - time.monotonic() < min(self._seconds, _SHORTEST_RUN):
+                self._free.release()
+                raise _busy()
+        try:
+            worker = self._worker(max(0.0, deadline - time.monotonic()))
+            with self._lock:
+                self._busy.add(worker)
+                if self._closed:
+                    worker.kill()
+            try:
+                answer = worker.ask(question, max(0.0, min(self._seconds, deadline - time.monotonic())))
+            except WorkerError as error:
+                worker.kill()
+                raise _failure(str(error)) from None
+            except BaseException:
+                worker.kill()
+                raise
+            finally:
+                with self._lock:
+                    self._busy.discard(worker)
+            self._put_back(worker)
+        finally:
+            self._free.release()
+        return answer
+
+    def _worker(self, seconds: float) -> WorkerProcess:
+        """An idle one, or a new one if it starts within so many seconds."""
         with self._lock:
             if self._idle:
                 return self._idle.pop()
+        limits = (self._memory_bytes, OUTPUT_BYTES, self._niceness)
         try:
-            return WorkerProcess(WORKER, (str(self._memory_bytes), str(OUTPUT_BYTES)))
+            return WorkerProcess(WORKER, tuple(map(str, limits)), start_seconds=seconds)
         except WorkerError as error:
-            raise _failure(str(error)) from None
+            raise UnavailableError(
+                f"what renders chat templates is not ready: {error}", at="messages", fix="try again later"
+            ) from None
 
     def _put_back(self, worker: WorkerProcess) -> None:
         with self._lock:
@@ -165,6 +210,10 @@ class TemplateRenderer:
                 self._idle.append(worker)
                 return
         worker.kill()
+
+
+def _busy() -> UnavailableError:
+    return UnavailableError("too many chat templates are being rendered", at="messages", fix="try again later")
 
 
 def _failure(reason: str) -> RequestError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import resource
 import sys
 from datetime import datetime
@@ -14,8 +15,9 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Arguments: bytes of memory beyond what Python takes, and of the longest prompt."""
-    memory_bytes, output_bytes = map(int, sys.argv[1:])
+    """Arguments: bytes of memory beyond what Python takes, bytes of the longest prompt, and the niceness."""
+    memory_bytes, output_bytes, niceness = map(int, sys.argv[1:])
+    os.nice(niceness)
     environment = template_environment()
     limit_resources(memory_bytes)
     print(json.dumps({"ready": True}), flush=True)

@@ -15,7 +15,7 @@ from typing import IO, Any
 
 from llmc.worker_command import minimal_environment, worker_command
 
-_START_SECONDS = 60.0
+START_SECONDS = 60.0
 
 
 class WorkerError(Exception):
@@ -28,7 +28,7 @@ class WorkerProcess:
     It imports nothing from the current directory, and none of this process's secrets are in its environment.
     """
 
-    def __init__(self, module: str, arguments: Sequence[str]) -> None:
+    def __init__(self, module: str, arguments: Sequence[str], start_seconds: float = START_SECONDS) -> None:
         self._process = subprocess.Popen(
             worker_command(module, *arguments),
             env=minimal_environment(),
@@ -41,7 +41,7 @@ class WorkerProcess:
         self._input: IO[bytes] = self._process.stdin
         self._output = self._process.stdout
         try:
-            self._read(_START_SECONDS, "its process did not start")
+            self._read(start_seconds, "its process did not start in time")
         except WorkerError:
             self.kill()
             raise
@@ -53,7 +53,7 @@ class WorkerProcess:
             self._input.flush()
         except OSError:
             raise WorkerError("its process ended") from None
-        return self._read(seconds, f"it did not finish within {seconds:g} seconds")
+        return self._read(seconds, f"it did not finish within {seconds:.2g} seconds")
 
     def kill(self) -> None:
         """End the process and its children at once; a thread that waits for its answer gets a WorkerError."""

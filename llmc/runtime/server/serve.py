@@ -18,7 +18,7 @@ from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
+from llmc.runtime.chat_template import engine_template, named_template
 from llmc.runtime.engine import load
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.header_limit import limited_headers
@@ -26,6 +26,7 @@ from llmc.runtime.server.host_check import hosts_of
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.listener import address_of, listen
 from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
@@ -86,7 +87,10 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
             at=options.engine,
             fix="rebuild the engine with a larger max_model_len, or serve the model directory",
         )
-    renderer = TemplateRenderer()
+    renderer = RenderQueue.of_engine()
+    request_renderer = RenderQueue.of_requests() if options.trust_request_chat_template else None
+    if request_renderer is not None:
+        threading.Thread(target=request_renderer.warm, daemon=True).start()
     if template is not None:
         threading.Thread(target=renderer.warm, daemon=True).start()
     if engine.tokenizer.exists:
@@ -104,7 +108,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         metrics=RequestMetrics(registry, names[0]),
         lifecycle=Lifecycle(),
         seeds=None if options.seed is None else random.Random(options.seed),
-        trust_templates=options.trust_request_chat_template,
+        request_renderer=request_renderer,
         max_waiting=options.max_waiting,
         stall_seconds=options.stall_seconds,
         warns_of_unknown=options.unknown_fields == "warn",
@@ -113,7 +117,9 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
 
 def close_model(model: ServedModel) -> None:
     """Stop the loop and free everything; a loop that is stuck in a step ends with the process."""
-    model.renderer.close()
+    for renderer in (model.renderer, model.request_renderer):
+        if renderer is not None:
+            renderer.close()
     closing = threading.Thread(target=model.engine.close, daemon=True)
     closing.start()
     closing.join(_CLOSE_SECONDS)

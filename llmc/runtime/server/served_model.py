@@ -13,10 +13,11 @@ from typing import Any
 from fastapi.routing import APIRoute
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
+from llmc.runtime.chat_template import ChatTemplate
 from llmc.runtime.prompts import check_ids
 from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
+from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
 from llmc.runtime.server.sampling import SamplingDefaults
 from llmc.runtime.server.thinking import ThinkTags
@@ -34,7 +35,8 @@ class ServedModel:
     """names: what requests may call the model, the first is how it calls itself. template: None if it has none.
 
     think_tags: what the model thinks comes between; None for a model that does not. max_model_len: tokens of prompt
-    and output together. trust_templates: whether requests may bring a chat template. max_waiting: sequences that may
+    and output together. request_renderer: of templates that requests
+    bring, None if they may not. max_waiting: sequences that may
     wait before new requests get 429; None is no limit. stall_seconds: a step that takes longer makes the server
     unhealthy. warns_of_unknown: unknown fields of requests are left out with a warning.
     """
@@ -46,12 +48,12 @@ class ServedModel:
     template: ChatTemplate | None
     tool_form: ToolForm
     think_tags: ThinkTags | None
-    renderer: TemplateRenderer
+    renderer: RenderQueue
     texts: TokenTexts
     metrics: RequestMetrics
     lifecycle: Lifecycle
     seeds: random.Random | None = None
-    trust_templates: bool = False
+    request_renderer: RenderQueue | None = None
     max_waiting: int | None = None
     stall_seconds: float = 30.0
     warns_of_unknown: bool = False
@@ -121,7 +123,7 @@ class ServedModel:
         extra: dict[str, Any] | None,
     ) -> str:
         """The prompt of chat messages. template: one that the request brought, else the model's."""
-        if template is not None and not self.trust_templates:
+        if template is not None and self.request_renderer is None:
             raise bad_request(
                 "this server takes no chat templates from requests; it was started without "
                 "--trust-request-chat-template",
@@ -138,9 +140,9 @@ class ServedModel:
                 "continue_final_message and add_generation_prompt exclude each other", "continue_final_message"
             )
         chosen = self.template if template is None else ChatTemplate(template, self._special_tokens())
-        assert chosen is not None
-        return await asyncio.to_thread(
-            self.renderer.render,
+        renderer = self.renderer if template is None else self.request_renderer
+        assert chosen is not None and renderer is not None
+        return await renderer.render(
             chosen,
             messages,
             tools=tools,

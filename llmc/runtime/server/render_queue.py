@@ -1,0 +1,90 @@
+"""Renders chat templates for asyncio, in threads of their own, with a bound on how many wait."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Any
+
+from llmc.errors import UnavailableError
+from llmc.runtime.chat_template import SECONDS, ChatTemplate, TemplateRenderer
+
+_WORKERS = 2
+
+
+class RenderQueue:
+    """A renderer and who waits for it. most_waiting: with more, the next gets UnavailableError at once.
+
+    Its threads are no others': while they wait for a slow template, everything else goes on.
+    """
+
+    def __init__(self, renderer: TemplateRenderer, threads: int, most_waiting: int) -> None:
+        self._renderer = renderer
+        self._threads = ThreadPoolExecutor(threads, "llmc-template")
+        self._most = threads + most_waiting
+        self._pending = 0
+        self._lock = threading.Lock()
+
+    @staticmethod
+    def of_engine() -> RenderQueue:
+        """For the template that the engine came with, or that the server was started with."""
+        return RenderQueue(TemplateRenderer(workers=_WORKERS), _WORKERS, most_waiting=4096)
+
+    @staticmethod
+    def of_requests() -> RenderQueue:
+        """For templates that requests bring: they stand back behind all else, and a queue of them is short."""
+        renderer = TemplateRenderer(workers=_WORKERS, patience_seconds=SECONDS, niceness=19)
+        return RenderQueue(renderer, _WORKERS, most_waiting=16)
+
+    @property
+    def pending(self) -> int:
+        """Those that are being rendered, and those that wait."""
+        return self._pending
+
+    def warm(self) -> None:
+        """Start a worker now, so that the first chat does not wait for it."""
+        self._renderer.warm()
+
+    async def render(
+        self,
+        template: ChatTemplate,
+        messages: Sequence[Mapping[str, Any]],
+        *,
+        tools: Sequence[Mapping[str, Any]] | None,
+        add_generation_prompt: bool,
+        continue_final_message: bool,
+        extra: Mapping[str, Any] | None,
+    ) -> str:
+        """See TemplateRenderer; the request has arrived now. Raises what it raises, and UnavailableError when full."""
+        render = partial(
+            self._renderer.render,
+            template,
+            messages,
+            tools=tools,
+            add_generation_prompt=add_generation_prompt,
+            continue_final_message=continue_final_message,
+            extra=extra,
+            arrived=time.monotonic(),
+        )
+        with self._lock:
+            if self._pending >= self._most:
+                raise UnavailableError(
+                    f"{self._pending} chat templates wait to be rendered", at="messages", fix="try again later"
+                )
+            self._pending += 1
+        rendered = self._threads.submit(render)
+        rendered.add_done_callback(self._done)
+        return await asyncio.wrap_future(rendered)
+
+    def close(self) -> None:
+        """End the workers; who waits for them gets an error."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self._renderer.close()
+
+    def _done(self, rendered: Future[str]) -> None:
+        with self._lock:
+            self._pending -= 1
