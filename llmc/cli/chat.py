@@ -14,6 +14,7 @@ from rich.console import Console
 
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
+from llmc.cli.sampling_options import TokenOptions
 from llmc.errors import LlmcError, OptionError, RequestError
 
 if TYPE_CHECKING:
@@ -36,7 +37,7 @@ COMMANDS = {
 class Answerer(Protocol):
     """What answers a conversation."""
 
-    def answer(self, messages: list[dict[str, str]], settings: dict[str, float | int]) -> Iterator[str]:
+    def answer(self, messages: list[dict[str, str]], settings: dict[str, Any]) -> Iterator[str]:
         """Pieces of the next message."""
         ...
 
@@ -58,10 +59,11 @@ def chat(
         int | None, typer.Option(help="of a model directory's engine: longest conversation, in tokens")
     ] = None,
     *,
+    tokens: TokenOptions,
     built: EngineOptions,
 ) -> None:
     """Talk with a model. /help lists what else can be typed."""
-    settings: dict[str, float | int] = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p}
+    settings = {"max_tokens": max_tokens, "temperature": temperature, "top_p": top_p, **tokens.values()}
     if seed is not None:
         settings["seed"] = seed
     sampling(settings, max_tokens, ())
@@ -82,7 +84,7 @@ class Conversation:
     """Who answers, with which sampling settings, and what was said."""
 
     answerer: Answerer
-    settings: dict[str, float | int]
+    settings: dict[str, Any]
     system: str | None = None
     turns: list[dict[str, str]] = field(default_factory=list)
 
@@ -98,7 +100,7 @@ class EngineAnswerer:
         self._prompt = prompt
         self._engine = prompt.engine
 
-    def answer(self, messages: list[dict[str, str]], settings: dict[str, float | int]) -> Iterator[str]:
+    def answer(self, messages: list[dict[str, str]], settings: dict[str, Any]) -> Iterator[str]:
         ids = self._prompt.token_ids(messages)
         room = self._engine.limits.max_model_len - len(ids)
         if room < 1:
@@ -114,7 +116,7 @@ class EngineAnswerer:
         return len(self._prompt.token_ids(messages)), self._engine.limits.max_model_len
 
 
-def sampling(settings: dict[str, float | int], room: int, stop: tuple[str, ...]) -> SamplingParams:
+def sampling(settings: dict[str, Any], room: int, stop: tuple[str, ...]) -> SamplingParams:
     """Sampling parameters of the settings, within the room that is left."""
     from llmc.runtime.sampling_params import SamplingParams
 
@@ -198,7 +200,7 @@ def _command(line: str, conversation: Conversation, console: Console) -> None:
         raise OptionError(f"unknown command {name}", fix="/help lists them")
 
 
-def _set(words: list[str], settings: dict[str, float | int], console: Console) -> None:
+def _set(words: list[str], settings: dict[str, Any], console: Console) -> None:
     if len(words) == 2:
         try:
             changed = {**settings, words[0]: int(words[1]) if words[1].lstrip("-").isdigit() else float(words[1])}
