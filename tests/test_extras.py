@@ -64,7 +64,7 @@ USES = (
     Use("bench startup ENGINE --iterations 1", ("serve",)),
     # There is no server: it is asked for, and does not answer.
     Use("bench serve --base-url http://127.0.0.1:9", ("serve",), fails_with="no server answers"),
-    Use("bench serve --base-url http://127.0.0.1:9 --plot OUT.png", ("plot", "serve"), fails_with="no server answers"),
+    Use("bench serve --base-url http://127.0.0.1:9 --plot OUT.png", ("serve", "plot"), fails_with="no server answers"),
     Use("serve ENGINE --port 99999", ("serve",), fails_with="0 to 65535"),
     Use("verify ENGINE --against MODEL --length 8 --sequences 1", ("torch", "hf")),
     Use("verify ENGINE --against MODEL --length 8 --perplexity TEXT", ("torch", "hf")),
