@@ -45,13 +45,15 @@ class Use:
     def verb(self) -> tuple[str, ...]:
         """One word, or two of a group."""
         words = tuple(self.words.split())
-        return words[:2] if words[0] == "bench" else words[:1]
+        return words[:2] if words[0] in ("bench", "cache") else words[:1]
 
 
 SMALL = "--input-len 4 --output-len 4"
 USES = (
     Use("targets"),
     Use("env"),
+    Use("cache"),
+    Use("cache clear"),
     Use("inspect ENGINE --launches --weights --quantization"),
     Use("run ENGINE -p hi --max-tokens 3"),
     Use("run ENGINE -p hi --max-tokens 3 --grammar choice:a|b", ("serve",)),
@@ -143,6 +145,8 @@ def test_a_verb_works_or_names_what_to_install(
     paths = {"ENGINE": draft_engine, "MODEL": MODEL, "TEXT": TEXT}
     words = [str(paths.get(word, word)).replace("OUT", str(tmp_path / "out")) for word in use.words.split()]
     variables = {name: value for name, value in os.environ.items() if not name.startswith(("LLMC_", "PYTHON"))}
+    if use.verb[0] == "cache":
+        variables["LLMC_CACHE_DIR"] = str(tmp_path / "cache")  # Not the one whose kernels the others share.
     done = subprocess.run(
         [str(python.with_name("llmc")), *words],
         cwd=tmp_path,

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.table import Table
 
 from llmc.cache import CacheEntry, CacheKind, cache_entries, cache_limit, open_cache
 from llmc.cli.help_text import GroupHelp, VerbHelp
+from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.cli.units import ago, in_bytes
 from llmc.settings import settings
 
@@ -44,7 +44,7 @@ def show(
     console = Console(soft_wrap=True, highlight=False)
     console.print(f"{root}: {in_bytes(total)} of at most {in_bytes(limit)}", markup=False)
     if found:
-        Console().print(_entry_table(found) if entries else _kind_table(found))
+        standard_output().print(_entry_table(found) if entries else _kind_table(found))
 
 
 @cache.command("clear", cls=VerbHelp)
@@ -69,11 +69,10 @@ def clear(
         console.print(f"in use, not removed: {entry.path}", markup=False)
 
 
-def _kind_table(found: list[CacheEntry]) -> Table:
-    table = Table("kind")
-    for column in ("entries", "size", "last used"):
-        table.add_column(column, justify="right")
-    table.add_column("what")
+def _kind_table(found: list[CacheEntry]) -> FittingTable:
+    figures = (("entries", 2), ("size", 0), ("last used", 1))
+    counted = (Column(name, rank, right=True) for name, rank in figures)
+    table = FittingTable("", (Column("kind"), *counted, Column("what", rank=3, wraps=True)))
     for kind in CacheKind:
         of_kind = [entry for entry in found if entry.kind is kind]
         if of_kind:
@@ -82,12 +81,10 @@ def _kind_table(found: list[CacheEntry]) -> Table:
     return table
 
 
-def _entry_table(found: list[CacheEntry]) -> Table:
+def _entry_table(found: list[CacheEntry]) -> FittingTable:
     """Names may be folded, but only they."""
-    table = Table("kind")
-    table.add_column("name", overflow="fold", ratio=1)
-    for column in ("size", "last used"):
-        table.add_column(column, justify="right", no_wrap=True)
+    columns = (Column("kind", rank=2), Column("name"), Column("size", right=True), Column("last used", 1, right=True))
+    table = FittingTable("", columns)
     for entry in sorted(found, key=lambda entry: -entry.used):
         table.add_row(entry.kind.value, entry.path.name, in_bytes(entry.nbytes), ago(time.time() - entry.used))
     return table
