@@ -80,7 +80,7 @@ USES = (
     Use("bisect MODEL --length 4 --tolerance 1 -o OUT.bisect", ("torch", "hf"), fails_with="good"),
     Use("viz ENGINE --format dot -o OUT.dot"),
     Use("viz ENGINE --format json -o OUT.json"),
-    Use("viz ENGINE --format onnx -o OUT.onnx", ("torch", "viz")),
+    Use("viz ENGINE --format onnx -o OUT.onnx", ("viz", "torch")),
     Use("viz MODEL --format mermaid -o OUT.mmd", ("torch", "hf")),
     Use("build MODEL -o OUT.llmc", ("torch", "hf")),
     Use("build MODEL -o OUT.gpu.llmc --target h100", ("torch", "gpu", "hf")),
@@ -148,7 +148,7 @@ def test_a_verb_works_or_names_what_to_install(
     if use.verb[0] == "cache":
         variables["LLMC_CACHE_DIR"] = str(tmp_path / "cache")  # Not the one whose kernels the others share.
     done = subprocess.run(
-        [str(python.with_name("llmc")), *words],
+        [str(python), "-m", "llmc", *words],
         cwd=tmp_path,
         env=variables,
         stdin=subprocess.DEVNULL,
