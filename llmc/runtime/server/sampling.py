@@ -79,6 +79,9 @@ def sampling_params(
         "presence_penalty": fields.presence_penalty or 0.0,
         "frequency_penalty": fields.frequency_penalty or 0.0,
         "repetition_penalty": _first(fields.repetition_penalty, defaults.repetition_penalty),
+        "bad_words": tuple(fields.bad_words or ()),
+        "allowed_token_ids": fields.allowed_token_ids,
+        **_dry(fields),
     }
     if fields.use_beam_search:
         if grammar is not None:
@@ -91,6 +94,7 @@ def sampling_params(
         top_p=_first(fields.top_p, defaults.top_p),
         top_k=defaults.top_k if fields.top_k is None else (fields.top_k if fields.top_k > 0 else None),
         min_p=_first(fields.min_p, defaults.min_p),
+        typical_p=_first(fields.typical_p, 1.0),
         seed=seed if fields.seed is None else fields.seed,
         grammar=grammar,
     )
@@ -171,6 +175,15 @@ def _bias(bias: dict[str, float] | None) -> dict[int, float]:
         return {int(token): value for token, value in bias.items()}
     except ValueError:
         raise bad_request("the keys of logit_bias are token ids, as texts", "logit_bias") from None
+
+
+def _dry(fields: SamplingFields) -> dict[str, Any]:
+    """What the request says of DRY; llama.cpp's -1 looks at all tokens."""
+    names = ("dry_multiplier", "dry_base", "dry_allowed_length", "dry_sequence_breakers", "dry_penalty_last_n")
+    found = {name: value for name in names if (value := getattr(fields, name)) is not None}
+    if found.get("dry_penalty_last_n") == -1:
+        del found["dry_penalty_last_n"]
+    return found
 
 
 def _temperature(value: float) -> float:

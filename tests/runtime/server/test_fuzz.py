@@ -27,7 +27,9 @@ FIELDS = (
     "presence_penalty", "frequency_penalty", "repetition_penalty", "logit_bias", "response_format", "tools",
     "tool_choice", "min_tokens", "stop_token_ids", "ignore_eos", "skip_special_tokens", "use_beam_search",
     "length_penalty", "priority", "cache_salt", "deadline_seconds", "structured_outputs", "guided_json", "guided_regex",
-    "guided_choice", "guided_grammar", "chat_template", "chat_template_kwargs", "user", "model", "suffix", "unknown",
+    "guided_choice", "guided_grammar", "bad_words", "allowed_token_ids", "typical_p", "dry_multiplier",
+    "dry_sequence_breakers", "truncate_prompt_tokens", "reasoning_effort", "prediction", "functions",
+    "chat_template", "chat_template_kwargs", "user", "model", "suffix", "unknown",
 )  # fmt: skip
 
 

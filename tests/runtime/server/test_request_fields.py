@@ -50,6 +50,27 @@ def test_an_echo_shows_the_prompt_as_it_was_cut(client: httpx.Client) -> None:
     assert not text.startswith("When") and " rain" in text
 
 
+def test_banned_words_and_allowed_tokens(client: httpx.Client) -> None:
+    text = complete(client, prompt=WORDS, **GREEDY)["choices"][0]["text"]
+    word = text.split()[0]
+    without = complete(client, prompt=WORDS, bad_words=[word], **GREEDY)["choices"][0]["text"]
+    assert word in text and word not in without.split()
+    allowed = ids_of(client, " to be or not")[1:]
+    answer = complete(client, prompt=WORDS, allowed_token_ids=allowed, return_token_ids=True, **GREEDY)
+    assert set(answer["choices"][0]["token_ids"]) <= set(allowed)
+    assert_refused(client.post("/v1/completions", json={"prompt": WORDS, "allowed_token_ids": [10**7]}))
+
+
+def test_dry_and_typical_sampling(client: httpx.Client) -> None:
+    looped = complete(client, prompt="so so so so so so", temperature=0, max_tokens=24)["choices"][0]["text"]
+    dry = {"dry_multiplier": 5.0, "dry_base": 2.0, "dry_allowed_length": 1, "dry_penalty_last_n": -1}
+    free = complete(client, prompt="so so so so so so", temperature=0, max_tokens=24, **dry)["choices"][0]["text"]
+    assert len(set(free.split())) > len(set(looped.split()))
+    sampled = {"prompt": WORDS, "seed": 3, "max_tokens": 24, "temperature": 1.5}
+    assert complete(client, **sampled)["choices"] != complete(client, **sampled, typical_p=0.1)["choices"]
+    assert "typical_p" in assert_refused(client.post("/v1/completions", json={"prompt": WORDS, "typical_p": 0}))
+
+
 def test_tokens_as_ids(client: httpx.Client) -> None:
     ids = complete(client, prompt=WORDS, return_token_ids=True, **GREEDY)["choices"][0]["token_ids"]
     asked = {"return_tokens_as_token_ids": True, **GREEDY}

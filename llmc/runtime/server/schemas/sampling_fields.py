@@ -11,6 +11,7 @@ from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, S
 MAX_CHOICES = 128
 MAX_TOP_LOGPROBS = 20
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
+ShortText = Annotated[str, Field(min_length=1, max_length=200)]
 Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
@@ -46,7 +47,15 @@ class SamplingFields(BaseModel):
 
     top_k: int | None = Field(default=None, ge=-1, le=2**31)
     min_p: float | None = Field(default=None, ge=0.0, le=1.0)
+    typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
     repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
+    dry_multiplier: float | None = Field(default=None, ge=0.0, le=100.0)
+    dry_base: float | None = Field(default=None, ge=1.0, le=100.0)
+    dry_allowed_length: int | None = Field(default=None, ge=1, le=1000)
+    dry_penalty_last_n: int | None = Field(default=None, ge=-1, le=2**31)
+    dry_sequence_breakers: list[ShortText] | None = Field(default=None, max_length=64)
+    bad_words: list[ShortText] | None = Field(default=None, max_length=1024)
+    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
     min_tokens: int = Field(default=0, ge=0, le=2**31)
     stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
     include_stop_str_in_output: bool = False
