@@ -85,6 +85,10 @@ class CapacityOptions:
         bool, Option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse common beginnings")
     ] = True
     output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
+    response_store_bytes: Annotated[
+        int, Option(help="of what /v1/responses keeps for previous_response_id; 0 keeps none")
+    ] = 64 << 20
+    response_store_seconds: Annotated[float, Option(help="how long it is kept")] = 86_400.0
     threads: Annotated[int | None, Option(help="of a step; default: every core, shared by the replicas")] = None
     max_waiting: Annotated[int | None, Option(help="with more waiting, new requests get 429")] = None
     stall_seconds: Annotated[float, Option(help="a longer step makes /health answer 503")] = 30.0

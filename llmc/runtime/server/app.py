@@ -23,6 +23,7 @@ from llmc.runtime.server.request_metrics import CountAnswers
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
 from llmc.runtime.server.routes.page import page_routes
+from llmc.runtime.server.routes.responses import response_routes
 from llmc.runtime.server.routes.status import status_routes
 from llmc.runtime.server.routes.tokens import token_routes
 from llmc.runtime.server.served_model import ServedModel
@@ -60,6 +61,7 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
     for routes in (
         completion_routes(model),
         chat_routes(model),
+        response_routes(model),
         token_routes(model),
         status_routes(model, registry, view),
         page_routes(),

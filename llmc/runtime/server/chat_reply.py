@@ -13,6 +13,7 @@ from llmc.runtime.server.chat_deltas import ChatDeltas, joined_message
 from llmc.runtime.server.completion_reply import ranked, usage_json
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.token_logprobs import logprob_json
 
 Json = dict[str, Any]
 
@@ -119,7 +120,10 @@ class ChatReply:
             found.insert(0, {"role": "assistant", "content": self._echoed})
             choice.begun = True
         choice.deltas += found
-        logprobs = [self._logprob(entry) for entry in delta.logprobs or ()]
+        logprobs = [
+            logprob_json(self._model.texts, entry, self._body.top_logprobs or 0, self._text)
+            for entry in delta.logprobs or ()
+        ]
         choice.logprobs += logprobs
         choice.tokens += delta.token_ids
         choice.stop_reason = delta.stop_reason
@@ -137,16 +141,6 @@ class ChatReply:
             if self._body.return_token_ids:
                 entries[-1]["token_ids"] = list(delta.token_ids)
         return entries
-
-    def _logprob(self, entry: TokenLogprobs) -> Json:
-        shown = entry.top[: self._body.top_logprobs or 0]
-        return {
-            **self._token(entry.token_id, entry.logprob),
-            "top_logprobs": [self._token(token, logprob) for token, logprob in shown],
-        }
-
-    def _token(self, token: int, logprob: float) -> Json:
-        return {"token": self._text(token), "logprob": logprob, "bytes": list(self._model.texts.utf8(token))}
 
     def _frame(self, kind: str) -> Json:
         name = self._body.model or self._model.name

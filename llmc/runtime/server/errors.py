@@ -142,8 +142,9 @@ def described(errors: Any) -> tuple[str, str | None]:
     field = place[0] if place else None
     if field is None:
         return first["msg"], None
-    if first["type"] == TEXT_ONLY:
-        return first["msg"], field
+    plain = next((e for e in of_field if e["type"] == TEXT_ONLY), None)
+    if plain is not None:
+        return plain["msg"], field
     if first["type"] == "extra_forbidden":
         if len(place) == 1 and field in REFUSED:
             return f"{field} is not supported: {REFUSED[field]}", field

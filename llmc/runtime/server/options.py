@@ -17,19 +17,20 @@ class ServeOptions:
     """engine: an engine directory. uds: a Unix socket to listen on, instead of host and port.
 
     served_model_name: what requests call the model; default the directory's name. max_model_len, max_num_seqs,
-    max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share
-    of the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead.
-    enable_prefix_caching: reuse the keys and values of prompts with a common beginning. output_cache_bytes: of the
-    cache of finished deterministic outputs, 0 for none. chat_template: a file, or a name of BUILT_IN; default the
-    model's. tool_call_parser: how the model writes tool calls; default what its template says. reasoning_parser: the
-    tags of what it thinks: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the
-    model's sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which serves them
-    without and says so. max_waiting: requests that may wait before others get
-    429. stall_seconds: a step that takes longer makes /health answer 503. drain_seconds: for requests in flight after
-    SIGTERM. allowed_hosts: names that the server answers to, beside its own. proxy_headers: take who asks from a
-    proxy's X-Forwarded-For; forwarded_allow_ips: the proxies that are believed, addresses and networks with commas
-    between them, or `*`. metrics_without_key: /metrics needs no key. behind_router: only a router of llmc's own
-    reaches this server, and says whose the requests are.
+    max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
+    the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
+    reuse the keys and values of prompts with a common beginning. output_cache_bytes: of the cache of finished
+    deterministic outputs, 0 for none. response_store_bytes: of what /v1/responses keeps, 0 for nothing;
+    response_store_seconds: how long. chat_template: a file, or a name of BUILT_IN; default the model's.
+    tool_call_parser: how the model writes tool calls; default what its template says. reasoning_parser: the tags of
+    what it thinks: `auto` by its template, `none`, a name or both tags. generation_config: `auto` takes the model's
+    sampling defaults, `llmc` OpenAI's. unknown_fields: of requests: `error`, or `warn`, which serves them without and
+    says so. max_waiting: requests that may wait before others get 429. stall_seconds: a step that takes longer makes
+    /health answer 503. drain_seconds: for requests in flight after SIGTERM. allowed_hosts: names that the server
+    answers to, beside its own. proxy_headers: take who asks from a proxy's X-Forwarded-For; forwarded_allow_ips: the
+    proxies that are believed, addresses and networks with commas between them, or `*`. metrics_without_key: /metrics
+    needs no key. behind_router: only a router of llmc's own reaches this server, and says whose the requests are;
+    replica_index: which of its replicas this is.
     """
 
     engine: Path
@@ -45,6 +46,8 @@ class ServeOptions:
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
     output_cache_bytes: int = 0
+    response_store_bytes: int = 64 << 20
+    response_store_seconds: float = 86_400.0
     threads: int | None = None
     seed: int | None = None
     chat_template: str | None = None
@@ -64,6 +67,7 @@ class ServeOptions:
     drain_seconds: float = 30.0
     uvicorn_log_level: str = "warning"
     behind_router: bool = False
+    replica_index: int = 0
 
     def __post_init__(self) -> None:
         self._check("port", 0 <= self.port <= 65535, "0 to 65535; 0 takes a free one")
@@ -71,6 +75,8 @@ class ServeOptions:
         self._check("drain_seconds", self.drain_seconds >= 0, "0 or more")
         self._check("stall_seconds", self.stall_seconds > 0, "more than 0")
         self._check("output_cache_bytes", self.output_cache_bytes >= 0, "0 or more")
+        self._check("response_store_bytes", self.response_store_bytes >= 0, "0 or more")
+        self._check("response_store_seconds", self.response_store_seconds > 0, "more than 0")
         share = self.gpu_memory_utilization
         self._check("gpu_memory_utilization", share is None or 0 < share <= 1, "a share from above 0 to 1")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):

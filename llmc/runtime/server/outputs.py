@@ -96,10 +96,17 @@ class EventStream(Response):
     The first event is awaited before anything is sent, so that a refused request still gets its status.
     """
 
+    ending = b"data: [DONE]\n\n"
+
     def __init__(self, events: AsyncGenerator[Event, None]) -> None:
         super().__init__(media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         del self.headers["content-length"]
         self._events = events
+
+    def encode(self, event: Event) -> bytes:
+        """An event as it is sent."""
+        data = json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace")
+        return b"data: " + data + b"\n\n"
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
@@ -116,18 +123,14 @@ class EventStream(Response):
             await answer_to(scope, error).response()(scope, receive, send)
             return
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await send(_body(_event(first)))
+        await send(_body(self.encode(first)))
         try:
             async for event in self._events:
-                await send(_body(_event(event)))
+                await send(_body(self.encode(event)))
         except (ApiError, LlmcError) as error:
             await send(_body(error_events(answer_to(scope, error)), more=False))
         else:
-            await send(_body(b"data: [DONE]\n\n", more=False))
-
-
-def _event(event: Event) -> bytes:
-    return b"data: " + json.dumps(event, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "replace") + b"\n\n"
+            await send(_body(self.ending, more=False))
 
 
 def _body(data: bytes, more: bool = True) -> dict[str, Any]:

@@ -28,6 +28,7 @@ from llmc.runtime.server.listener import address_of, listen
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
+from llmc.runtime.server.responses.store import ResponseStore
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import think_tags
@@ -107,6 +108,9 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         texts=TokenTexts(engine.tokenizer),
         metrics=RequestMetrics(registry, names[0]),
         lifecycle=Lifecycle(),
+        responses=ResponseStore(
+            options.response_store_bytes, options.response_store_seconds, replica=options.replica_index
+        ),
         seeds=None if options.seed is None else random.Random(options.seed),
         request_renderer=request_renderer,
         max_waiting=options.max_waiting,

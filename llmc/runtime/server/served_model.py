@@ -19,6 +19,7 @@ from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.request_metrics import RequestMetrics
+from llmc.runtime.server.responses.store import ResponseStore
 from llmc.runtime.server.sampling import SamplingDefaults
 from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
@@ -52,6 +53,7 @@ class ServedModel:
     texts: TokenTexts
     metrics: RequestMetrics
     lifecycle: Lifecycle
+    responses: ResponseStore
     seeds: random.Random | None = None
     request_renderer: RenderQueue | None = None
     max_waiting: int | None = None

@@ -12,7 +12,7 @@ import pytest
 from tests.runtime.server.test_completions import events
 
 USER = [{"role": "user", "content": "Good morrow"}]
-WEATHER = {
+WEATHER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "weather",
@@ -28,7 +28,7 @@ WEATHER = {
         },
     },
 }
-TIME = {
+TIME: dict[str, Any] = {
     "type": "function",
     "function": {"name": "time", "parameters": {"type": "object", "additionalProperties": False}},
 }

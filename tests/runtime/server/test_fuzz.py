@@ -29,7 +29,8 @@ FIELDS = (
     "length_penalty", "priority", "cache_salt", "deadline_seconds", "structured_outputs", "guided_json", "guided_regex",
     "guided_choice", "guided_grammar", "bad_words", "allowed_token_ids", "typical_p", "dry_multiplier",
     "dry_sequence_breakers", "truncate_prompt_tokens", "reasoning_effort", "prediction", "functions",
-    "chat_template", "chat_template_kwargs", "user", "model", "suffix", "unknown",
+    "input", "instructions", "max_output_tokens", "previous_response_id", "text", "reasoning", "include", "truncation",
+    "metadata", "store", "chat_template", "chat_template_kwargs", "user", "model", "suffix", "unknown",
 )  # fmt: skip
 
 
@@ -39,6 +40,7 @@ def fuzzed(generator: random.Random) -> tuple[str, Any]:
         (
             ("/v1/completions", COMPLETION),
             ("/v1/chat/completions", CHAT),
+            ("/v1/responses", {"input": "hi", "max_output_tokens": 3}),
             ("/tokenize", {"prompt": "a"}),
             ("/detokenize", {"tokens": [1]}),
         )

@@ -67,6 +67,27 @@ def test_load_is_spread(pair: LiveServer) -> None:
         eventually(lambda: metric(client, "llmc:num_requests_running") == 0)
 
 
+def test_a_response_is_found_where_it_was_made(pair: LiveServer) -> None:
+    """Its id names the replica; when both are idle, other requests go to the first one."""
+    body = {"input": "Good morrow", "max_output_tokens": 4, "temperature": 0}
+    with pair.client() as client:
+
+        def routed() -> list[int]:
+            return [replica["routed"] for replica in client.get("/live").json()["replicas"]]
+
+        made = client.post("/v1/responses", json=body).json()
+        assert client.get(f"/v1/responses/{made['id']}").json() == made
+        again = client.post("/v1/responses", json={**body, "previous_response_id": made["id"]}).json()
+        assert again["usage"]["input_tokens"] > made["usage"]["input_tokens"]
+        assert made["id"][:7] == again["id"][:7] in ("resp_00", "resp_01")
+        of_second, before = f"resp_01{'0' * 32}", routed()
+        assert client.get(f"/v1/responses/{of_second}").status_code == 404
+        assert client.get(f"/v1/responses/{of_second}/input_items").status_code == 404
+        assert client.delete(f"/v1/responses/{of_second}").status_code == 404
+        assert client.post("/v1/responses", json={**body, "previous_response_id": of_second}).status_code == 400
+        assert routed() == [before[0], before[1] + 4]
+
+
 def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
     with pair.client() as client:
         victim = workers(pair)[0]

@@ -61,6 +61,7 @@ def test_digests_are_of_beginnings() -> None:
         ({"prompt": [1, 2]}, "\0[1, 2]"),
         ({"prompt": ["a", "b"]}, "\0a"),
         ({"messages": [{"role": "user"}]}, '\0[null, [{"role": "user"}]]'),
+        ({"input": "a", "instructions": "b"}, '\0[null, ["b", "a"]]'),
         ({"tokens": [1]}, None),
         ([1], None),
         ("{", None),

@@ -22,12 +22,14 @@ from llmc.runtime.server.connection import ClientLeft, while_connected
 from llmc.runtime.server.errors import ApiError, error_events
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.replicas.replica import Replica
-from llmc.runtime.server.replicas.routing import Candidate, Router, prompt_of
+from llmc.runtime.server.replicas.routing import Candidate, Router, previous_response_of, prompt_of
 from llmc.runtime.server.request_id import REQUEST_ID_HEADER, request_id
+from llmc.runtime.server.responses.store import replica_of
 
 _log = logging.getLogger("llmc.server")
 _EVENT_END = b"\n\n"
-_PASSED_ON = ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize")
+_PASSED_ON = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
+_RESPONSE = "/v1/responses/{response_id}"
 _ASKED_OF_ANY = ("/v1/models", "/version")
 # Of the connection, not of the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
@@ -46,6 +48,11 @@ def proxy_routes(replicas: Sequence[Replica], router: Router, lifecycle: Lifecyc
         routes.add_api_route(path, passed_on, methods=["POST"], response_model=None)
     for path in (*_ASKED_OF_ANY, "/v1/models/{name:path}"):
         routes.add_api_route(path, passed_on, methods=["GET"], response_model=None)
+
+    # Of the replica that has it.
+    routes.add_api_route(_RESPONSE, passed_on, methods=["GET", "DELETE"], response_model=None)
+    routes.add_api_route(f"{_RESPONSE}/input_items", passed_on, methods=["GET"], response_model=None)
+    routes.add_api_route(f"{_RESPONSE}/cancel", passed_on, methods=["POST"], response_model=None)
 
     @routes.get("/health", response_model=None)
     async def health() -> Response:
@@ -92,6 +99,7 @@ class PassedOn(Response):
 
     async def _pass_on(self, scope: Scope, receive: Receive, send: Send) -> None:
         prompt = prompt_of(self._body) if self._request.method == "POST" else None
+        owner = replica_of(self._request.path_params.get("response_id") or previous_response_of(self._body) or "")
         tried: set[int] = set()
         while True:
             left = [r for r in self._replicas if r.healthy and r.index not in tried]
@@ -99,6 +107,8 @@ class PassedOn(Response):
                 answer = ApiError(503, "no replica is healthy; try again later", retry_after=1).response()
                 await answer(scope, receive, send)
                 return
+            # Another one can only say that the response is not there.
+            left = [r for r in left if r.index == owner] or left
             chosen = self._router.choose([Candidate(r.index, r.in_flight) for r in left], prompt)
             tried.add(chosen)
             replica = next(r for r in left if r.index == chosen)

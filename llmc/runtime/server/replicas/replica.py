@@ -47,6 +47,7 @@ class Replica:
             allowed_hosts=(),
             proxy_headers=False,
             behind_router=True,
+            replica_index=index,
         )
         self._lost = lost
         self._process: asyncio.subprocess.Process | None = None

@@ -77,8 +77,20 @@ def prefix_digests(prompt: str) -> list[bytes]:
     return digests
 
 
+def previous_response_of(body: bytes) -> str | None:
+    """The stored response that a request of /v1/responses goes on from, which one replica has; None for none."""
+    if b"previous_response_id" not in body:
+        return None
+    try:
+        content: Any = json.loads(body)
+    except (ValueError, RecursionError):
+        return None
+    found = content.get("previous_response_id") if isinstance(content, dict) else None
+    return found if isinstance(found, str) else None
+
+
 def prompt_of(body: bytes) -> str | None:
-    """What the prefix of a request is judged by: its salt, then its prompt or its messages. None if it has neither."""
+    """What the prefix of a request is judged by: its salt, then its prompt, messages or input; None without them."""
     try:
         content: Any = json.loads(body)
     except (ValueError, RecursionError):
@@ -89,7 +101,8 @@ def prompt_of(body: bytes) -> str | None:
     if isinstance(prompt, list) and prompt and isinstance(prompt[0], list | str):
         prompt = prompt[0]
     if prompt is None:
-        prompt = [content.get("tools"), content.get("messages")] if content.get("messages") else None
+        turns = content.get("messages") or (content.get("input") and [content.get("instructions"), content["input"]])
+        prompt = [content.get("tools"), turns] if turns else None
     if prompt is None:
         return None
     text = prompt if isinstance(prompt, str) else json.dumps(prompt)

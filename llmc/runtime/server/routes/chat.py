@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Any
 
@@ -11,14 +11,14 @@ from fastapi import APIRouter, Request
 from starlette.responses import Response
 
 from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.server.answer_plan import AnswerPlan, answer_plan
+from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
+from llmc.runtime.server.chat_generation import asked_tokens, generation_request
 from llmc.runtime.server.chat_prompt import chat_prompt, template_variables, template_warnings
 from llmc.runtime.server.chat_reply import ChatReply
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
 from llmc.runtime.server.prompt_truncation import longest_text, truncated
-from llmc.runtime.server.sampling import priority_of, sampling_params
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.served_model import ServedModel
@@ -60,41 +60,6 @@ def chat_routes(model: ServedModel) -> APIRouter:
         return await answer(request, whole(model, reply, asked))
 
     return router
-
-
-def asked_tokens(body: ChatRequest) -> int | None:
-    """How many tokens of output the request asks for, by the newer of the two names."""
-    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-
-
-def generation_request(
-    model: ServedModel, body: ChatRequest, ids: Sequence[int], plan: AnswerPlan, identity: str, tenant: str | None
-) -> GenerationRequest:
-    """What the engine is asked."""
-    asked = asked_tokens(body)
-    if asked == 0:
-        raise bad_request("max_tokens is at least 1", "max_tokens")
-    if body.top_logprobs is not None and not body.logprobs:
-        raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
-    params = sampling_params(
-        body,
-        model.defaults,
-        max_tokens=model.output_limit(asked, len(ids), "max_tokens"),
-        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
-        prompt_logprobs=body.prompt_logprobs,
-        grammar=plan.grammar,
-        skip_special_tokens=False if plan.keeps_special else None,
-        seed=model.next_seed(),
-    )
-    return GenerationRequest(
-        prompt_token_ids=tuple(ids),
-        params=params,
-        request_id=identity,
-        priority=priority_of(body),
-        deadline_seconds=body.deadline_seconds,
-        tenant=tenant,
-        streams=bool(body.stream),
-    )
 
 
 async def chunks(

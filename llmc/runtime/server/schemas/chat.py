@@ -6,8 +6,9 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from llmc.runtime.server.schemas.sampling_fields import MAX_TOP_LOGPROBS, SamplingFields
+from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.text_parts import Content, refuse_audio, text_of
+from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS
 
 MAX_MESSAGES = 10_000
 MAX_TOOLS = 128

@@ -6,7 +6,8 @@ from typing import Annotated
 
 from pydantic import Field
 
-from llmc.runtime.server.schemas.sampling_fields import MAX_CHOICES, MAX_TOP_LOGPROBS, SamplingFields, TokenId
+from llmc.runtime.server.schemas.sampling_fields import MAX_CHOICES, SamplingFields
+from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenId
 
 MAX_PROMPTS = 1024
 # Of all prompts together: the event loop makes each of them, and 1024 hold up others for at most 0.1 s at a time.

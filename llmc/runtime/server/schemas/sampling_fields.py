@@ -1,19 +1,15 @@
-"""The fields that completions and chat share: how tokens are chosen, and vLLM's additions to OpenAI's."""
+"""The fields that completions and chat share beside how tokens are chosen."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, StructuredOutputs
+from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
 
 MAX_CHOICES = 128
-MAX_TOP_LOGPROBS = 20
-StopString = Annotated[str, Field(min_length=1, max_length=1000)]
-ShortText = Annotated[str, Field(min_length=1, max_length=200)]
-Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
-TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
 class StreamOptions(BaseModel):
@@ -26,43 +22,15 @@ class StreamOptions(BaseModel):
     include_obfuscation: bool = False
 
 
-class SamplingFields(BaseModel):
-    """None means the server's default, which the model's generation_config.json sets where it does."""
+class SamplingFields(TokenFields):
+    """Choices, their length and form, and what is told of them."""
 
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
-
-    model: str | None = Field(default=None, max_length=1000)
     max_tokens: int | None = Field(default=None, ge=0, le=2**31)
     n: int | None = Field(default=1, ge=1, le=MAX_CHOICES)
-    temperature: float | None = Field(default=None, ge=0.0, le=2.0, allow_inf_nan=False)
-    top_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    stop: StopString | Annotated[list[StopString], Field(max_length=16)] | None = None
-    seed: int | None = Field(default=None, ge=0, lt=2**63)
-    presence_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    frequency_penalty: float | None = Field(default=None, ge=-2.0, le=2.0)
-    logit_bias: dict[str, Bias] | None = Field(default=None, max_length=1024)
     stream: bool | None = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
 
-    top_k: int | None = Field(default=None, ge=-1, le=2**31)
-    min_p: float | None = Field(default=None, ge=0.0, le=1.0)
-    typical_p: float | None = Field(default=None, gt=0.0, le=1.0)
-    repetition_penalty: float | None = Field(default=None, ge=0.01, le=100.0)
-    dry_multiplier: float | None = Field(default=None, ge=0.0, le=100.0)
-    dry_base: float | None = Field(default=None, ge=1.0, le=100.0)
-    dry_allowed_length: int | None = Field(default=None, ge=1, le=1000)
-    dry_penalty_last_n: int | None = Field(default=None, ge=-1, le=2**31)
-    dry_sequence_breakers: list[ShortText] | None = Field(default=None, max_length=64)
-    bad_words: list[ShortText] | None = Field(default=None, max_length=1024)
-    allowed_token_ids: list[TokenId] | None = Field(default=None, min_length=1)
-    min_tokens: int = Field(default=0, ge=0, le=2**31)
-    stop_token_ids: list[TokenId] | None = Field(default=None, max_length=128)
-    include_stop_str_in_output: bool = False
-    ignore_eos: bool = False
-    skip_special_tokens: bool = True
-    # Of no effect: fast tokenizers' decoders put no spaces between special tokens.
-    spaces_between_special_tokens: bool = True
     truncate_prompt_tokens: int | None = Field(default=None, ge=-1, le=2**31)
     truncation_side: Literal["left", "right"] | None = None
     return_tokens_as_token_ids: bool | None = None
@@ -70,34 +38,8 @@ class SamplingFields(BaseModel):
     use_beam_search: bool = False
     length_penalty: float = Field(default=1.0, ge=-100.0, le=100.0)
     prompt_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
-    priority: int = Field(default=0, ge=-(2**31), lt=2**31)
-    deadline_seconds: float | None = Field(default=None, gt=0.0, le=86_400.0)
-    cache_salt: str | None = Field(default=None, min_length=1, max_length=256)
-    request_id: str | None = Field(default=None, max_length=128)
     structured_outputs: StructuredOutputs | None = None
     guided_json: JsonSchema | None = None
     guided_regex: str | None = None
     guided_choice: list[str] | None = Field(default=None, min_length=1, max_length=10_000)
     guided_grammar: str | None = None
-
-    service_tier: str | None = None
-
-    # Who asks and how OpenAI or vLLM account for it, which changes no answer.
-    user: str | None = None
-    metadata: dict[str, Any] | None = None
-    safety_identifier: str | None = None
-    session_id: str | None = None
-    prompt_cache_key: str | None = None
-    prompt_cache_retention: str | None = None
-    prompt_cache_options: dict[str, Any] | None = None
-
-    # Ignored, which the answer says.
-    thinking_token_budget: int | None = None
-    stream_interval: int | None = None
-    repetition_detection: dict[str, Any] | None = None
-    watermarking: bool | None = None
-    vllm_xargs: dict[str, Any] | None = None
-
-    def stop_strings(self) -> tuple[str, ...]:
-        """`stop` as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())

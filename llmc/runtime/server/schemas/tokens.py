@@ -7,7 +7,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field
 
 from llmc.runtime.server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Message, Tool
-from llmc.runtime.server.schemas.sampling_fields import TokenId
+from llmc.runtime.server.schemas.token_fields import TokenId
 
 
 class TokenizeRequest(BaseModel):

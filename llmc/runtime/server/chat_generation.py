@@ -1,0 +1,53 @@
+"""What the engine is asked for a chat request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.server.answer_plan import AnswerPlan
+from llmc.runtime.server.errors import bad_request
+from llmc.runtime.server.sampling import priority_of, sampling_params
+from llmc.runtime.server.schemas.chat import ChatRequest
+from llmc.runtime.server.served_model import ServedModel
+
+
+def asked_tokens(body: ChatRequest) -> int | None:
+    """How many tokens of output the request asks for, by the newer of the two names."""
+    return body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+
+
+def generation_request(
+    model: ServedModel,
+    body: ChatRequest,
+    ids: Sequence[int],
+    plan: AnswerPlan,
+    identity: str,
+    tenant: str | None,
+    limit_field: str = "max_tokens",
+) -> GenerationRequest:
+    """tenant: with whom it shares cached prefixes. limit_field: what the request calls its limit of tokens."""
+    asked = asked_tokens(body)
+    if asked == 0:
+        raise bad_request("max_tokens is at least 1", "max_tokens")
+    if body.top_logprobs is not None and not body.logprobs:
+        raise bad_request("top_logprobs needs logprobs=true", "top_logprobs")
+    params = sampling_params(
+        body,
+        model.defaults,
+        max_tokens=model.output_limit(asked, len(ids), limit_field),
+        logprobs=(body.top_logprobs or 0) if body.logprobs else None,
+        prompt_logprobs=body.prompt_logprobs,
+        grammar=plan.grammar,
+        skip_special_tokens=False if plan.keeps_special else None,
+        seed=model.next_seed(),
+    )
+    return GenerationRequest(
+        prompt_token_ids=tuple(ids),
+        params=params,
+        request_id=identity,
+        priority=priority_of(body),
+        deadline_seconds=body.deadline_seconds,
+        tenant=tenant,
+        streams=bool(body.stream),
+    )

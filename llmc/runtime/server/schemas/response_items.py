@@ -1,0 +1,95 @@
+"""The items that POST /v1/responses takes as input: messages, function calls with their outputs, reasoning."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic_core import PydanticCustomError
+
+from llmc.runtime.server.schemas.text_parts import TEXT_ONLY, Content, text_of
+
+MAX_ITEMS = 10_000
+
+
+class MessageItem(BaseModel):
+    """A turn, as the client writes it, or as it was in an earlier response's output."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["message"] = "message"
+    role: Literal["system", "developer", "user", "assistant"]
+    content: Content
+
+    def text(self) -> str:
+        """The content as one text."""
+        return text_of(self.content)
+
+
+class FunctionCallItem(BaseModel):
+    """A call that the assistant made. arguments: JSON text."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call"]
+    call_id: str
+    name: str = Field(max_length=64)
+    arguments: str = "{}"
+
+
+class FunctionCallOutputItem(BaseModel):
+    """What the function returned to the call of that id."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function_call_output"]
+    call_id: str
+    output: Content
+
+
+class ReasoningText(BaseModel):
+    """Text of a reasoning item or of its summary."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    text: str
+
+
+class ReasoningItem(BaseModel):
+    """What the assistant thought before the items that follow."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["reasoning"]
+    content: list[ReasoningText] | None = None
+    summary: list[ReasoningText] = Field(default_factory=list)
+
+    def text(self) -> str:
+        """The thoughts, or else their summary."""
+        return "".join(part.text for part in self.content or self.summary)
+
+
+def _kind(item: Any) -> Any:
+    return item.get("type", "message") if isinstance(item, dict) else getattr(item, "type", "message")
+
+
+def _known(item: Any) -> Any:
+    kind = _kind(item)
+    if isinstance(kind, str) and kind not in ("message", "function_call", "function_call_output", "reasoning"):
+        raise PydanticCustomError(
+            TEXT_ONLY,
+            "input items of type {type} are not taken: give messages, function_call, function_call_output, reasoning",
+            {"type": f"{kind:.60}"},
+        )
+    return item
+
+
+InputItem = Annotated[
+    Annotated[MessageItem, Tag("message")]
+    | Annotated[FunctionCallItem, Tag("function_call")]
+    | Annotated[FunctionCallOutputItem, Tag("function_call_output")]
+    | Annotated[ReasoningItem, Tag("reasoning")],
+    Discriminator(_kind),
+    BeforeValidator(_known),
+]
+InputItems = Annotated[list[InputItem], Field(min_length=1, max_length=MAX_ITEMS)]

@@ -1,0 +1,128 @@
+"""The body of POST /v1/responses."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic_core import PydanticCustomError
+
+from llmc.runtime.server.schemas.chat import MAX_TOOLS, FunctionName
+from llmc.runtime.server.schemas.response_items import InputItems
+from llmc.runtime.server.schemas.structured import JsonObjectFormat, TextFormat
+from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
+from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
+
+
+def functions_only(tools: Any) -> Any:
+    """Raise for a tool that the server would have to run."""
+    for tool in tools if isinstance(tools, list) else ():
+        kind = tool.get("type") if isinstance(tool, dict) else None
+        if isinstance(kind, str) and kind != "function":
+            raise PydanticCustomError(
+                TEXT_ONLY,
+                "tools of type {type} are not run here: give functions, which the client runs",
+                {"type": f"{kind:.60}"},
+            )
+    return tools
+
+
+class FunctionTool(BaseModel):
+    """A function that the model may call. parameters: a JSON schema of its arguments."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    name: FunctionName
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class NamedChoice(BaseModel):
+    """A function by name: the one that has to be called, or one of those that may be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["function"]
+    name: str
+
+
+class AllowedTools(BaseModel):
+    """Only these of the tools may be called, or one of them has to be."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["allowed_tools"]
+    mode: Literal["auto", "required"]
+    tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
+
+
+class SchemaTextFormat(BaseModel):
+    """JSON that a schema allows."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: Literal["json_schema"]
+    name: str = Field(default="schema", max_length=64)
+    description: str | None = None
+    json_schema: dict[str, Any] | bool = Field(alias="schema")
+    strict: bool | None = None
+
+
+class TextConfig(BaseModel):
+    """The form of the output's text."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    format: Annotated[TextFormat | JsonObjectFormat | SchemaTextFormat, Field(discriminator="type")] | None = None
+    verbosity: str | None = None
+
+
+class ReasoningConfig(BaseModel):
+    """effort: for templates that look at it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    effort: str | None = Field(default=None, max_length=64)
+    summary: str | None = None
+    generate_summary: str | None = None
+
+
+class ResponseStreamOptions(BaseModel):
+    """Of no effect: events are not padded."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    include_obfuscation: bool | None = None
+
+
+class ResponsesRequest(TokenFields):
+    """input: a text, or items. previous_response_id: a stored response whose conversation goes on."""
+
+    input: str | InputItems
+    instructions: str | None = None
+    previous_response_id: str | None = Field(default=None, max_length=128)
+    store: bool | None = True
+    max_output_tokens: int | None = Field(default=None, ge=1, le=2**31)
+    tools: Annotated[list[FunctionTool], BeforeValidator(functions_only)] | None = Field(
+        default=None, max_length=MAX_TOOLS
+    )
+    tool_choice: Literal["none", "auto", "required"] | NamedChoice | AllowedTools | None = None
+    parallel_tool_calls: bool | None = True
+    text: TextConfig | None = None
+    reasoning: ReasoningConfig | None = None
+    include: list[str] | None = Field(default=None, max_length=32)
+    top_logprobs: int | None = Field(default=None, ge=0, le=MAX_TOP_LOGPROBS)
+    truncation: Literal["auto", "disabled"] | None = None
+    stream: bool | None = False
+    stream_options: ResponseStreamOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    background: bool | None = None
+    metadata: dict[str, str] | None = Field(default=None, max_length=64)
+
+    # Ignored, which the answer says.
+    max_tool_calls: int | None = None
+    moderation: dict[str, Any] | None = None
+    background_options: dict[str, Any] | None = None
+    context_management: list[dict[str, Any]] | None = None

@@ -1,0 +1,24 @@
+"""A token's log-probabilities as chat and responses give them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmc.runtime.request_output import TokenLogprobs
+from llmc.runtime.server.token_texts import TokenTexts
+
+Json = dict[str, Any]
+
+
+def logprob_json(texts: TokenTexts, entry: TokenLogprobs, top: int, text: Callable[[int], str] | None = None) -> Json:
+    """The token, and the `top` likeliest in its place. text: how a token is shown, default its text."""
+    shown = text or texts.text
+
+    def token(identity: int, logprob: float) -> Json:
+        return {"token": shown(identity), "logprob": logprob, "bytes": list(texts.utf8(identity))}
+
+    return {
+        **token(entry.token_id, entry.logprob),
+        "top_logprobs": [token(identity, logprob) for identity, logprob in entry.top[:top]],
+    }
