@@ -215,7 +215,7 @@ def _build(
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
             manifest = manifest_of(captured.graph.info, target, options, engine.program, result.records)
-            writer.write_text(REPORT_NAME, report_page(read_contents(writer.path, manifest, engine.program)))
+            writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, engine.program)))
         if isinstance(engine, Lowered):
             with stages("compile"):
                 try:

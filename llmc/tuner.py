@@ -7,7 +7,6 @@ grid as they are. Each is measured in the launches of a real step.
 
 from __future__ import annotations
 
-import shutil
 import statistics
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -114,7 +113,7 @@ def copy_kernels(engine: EngineDirectory, program: Program, scratch: Path) -> No
     files |= {binary.file for kernel in program.kernels for binary in kernel.binaries.values()}
     for file in sorted(files):
         (scratch / file).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(engine.path / file, scratch / file)
+        (scratch / file).write_bytes(engine.files.read(file))
 
 
 def compile_alternatives(program: Program, target: GpuTarget, scratch: Path) -> tuple[Program, tuple[Alternative, ...]]:

@@ -49,7 +49,7 @@ def print_quantization(console: Console, directory: EngineDirectory) -> None:
     """What the build's report says of each quantized weight."""
     from llmc.engine_format.reader import read_quantization
 
-    found = read_quantization(directory.path)
+    found = read_quantization(directory.files)
     console.print(quantization_table(found) if found else "no weight is quantized")
 
 

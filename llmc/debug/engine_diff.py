@@ -127,7 +127,7 @@ def _quantized(engine: EngineDirectory) -> dict[str, str]:
     return {
         w.module: f"{w.scheme}, {w.bits:.3f} bits"
         + ("" if w.error is None else f", {w.error:.2%} error of the {'output' if w.is_output_error else 'weight'}")
-        for w in read_quantization(engine.path)
+        for w in read_quantization(engine.files)
     }
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -91,8 +90,8 @@ def explain_model(
 
 def explain_engine(engine: Path) -> Explanation:
     """What the engine's own report says. Raises EngineFormatError if it has none, or one that cannot be read."""
-    read_engine(engine, check_weights=False, check_machine=False)
-    content = {"passes": _timed(_read(engine / PASSES_NAME)), "coverage": _read(engine / COVERAGE_NAME)}
+    files = read_engine(engine, check_weights=False, check_machine=False).files
+    content = {"passes": _timed(files.json(PASSES_NAME)), "coverage": files.json(COVERAGE_NAME)}
     report = from_json(_Report, content, "report")
     return Explanation(report.passes, report.coverage)
 
@@ -115,15 +114,6 @@ def history(explanation: Explanation, node: str) -> NodeHistory:
             fix="node names: llmc passes MODEL --stop-after N --graph, or report/graphs/*.txt of an engine",
         )
     return NodeHistory(made, used, about)
-
-
-def _read(path: Path) -> Any:
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineFormatError(f"the report cannot be read: {error.strerror}", at=path, fix=REBUILD) from None
-    except (ValueError, RecursionError) as error:
-        raise EngineFormatError(f"the report is not JSON: {error}", at=path, fix=REBUILD) from None
 
 
 def _timed(records: Any) -> Any:

@@ -1,16 +1,20 @@
 """The engine directory: what llmc writes and what the runtime reads, whole or not at all."""
 
+from llmc.engine_format.engine_files import EngineFiles
 from llmc.engine_format.manifest import FORMAT_VERSION, Manifest, ModelRecord, PassRecord, TargetRecord
-from llmc.engine_format.reader import EngineDirectory, read_engine
+from llmc.engine_format.reader import EngineDirectory, engine_files, read_engine, start_engine
 from llmc.engine_format.writer import EngineWriter
 
 __all__ = [
     "FORMAT_VERSION",
     "EngineDirectory",
+    "EngineFiles",
     "EngineWriter",
     "Manifest",
     "ModelRecord",
     "PassRecord",
     "TargetRecord",
+    "engine_files",
     "read_engine",
+    "start_engine",
 ]

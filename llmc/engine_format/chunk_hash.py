@@ -1,16 +1,37 @@
-"""SHA-256 of a file in chunks, so that a file is hashed while it is written and checked by several threads at once."""
+"""Hashes of a file in chunks, so that a file is hashed while it is written and checked by several threads at once.
+
+Two kinds. SHA-256 is what names an engine's content: nobody can make another file with the same. XXH3 finds every
+damage that is no intent, at the speed of memory, and so in the time in which an engine starts: SHA-256 takes 0.7 s for
+a gigabyte on one core, XXH3 0.04 s (Zen 4).
+"""
 
 from __future__ import annotations
 
 import hashlib
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+
+import xxhash
 
 from llmc.engine_format.manifest import FileRecord
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import Bytes, mapped_file
 
 CHUNK_BYTES = 64 << 20
+
+
+class ChunkDigest:
+    """Both digests of one chunk."""
+
+    def __init__(self) -> None:
+        self._sha256, self._xxh3 = hashlib.sha256(), xxhash.xxh3_64()
+
+    def update(self, data: memoryview) -> None:
+        """Take the next bytes of the chunk."""
+        self._sha256.update(data)
+        self._xxh3.update(data)
+
+    def hexdigests(self) -> tuple[str, str]:
+        """SHA-256 and XXH3."""
+        return self._sha256.hexdigest(), self._xxh3.hexdigest()
 
 
 class ChunkHasher:
@@ -18,14 +39,14 @@ class ChunkHasher:
 
     def __init__(self) -> None:
         self._bytes = 0
-        self._chunks: list[hashlib._Hash] = []
+        self._chunks: list[ChunkDigest] = []
 
     def update(self, data: memoryview) -> None:
         """Take the next bytes of the file."""
         for chunk, piece in self.pieces(data):
             chunk.update(piece)
 
-    def pieces(self, data: memoryview) -> list[tuple[hashlib._Hash, memoryview]]:
+    def pieces(self, data: memoryview) -> list[tuple[ChunkDigest, memoryview]]:
         """The next bytes, piece by piece, each with the digest of its chunk, which is still to be updated with it.
 
         All of them before `pieces` is asked again; different chunks' in any order or at once.
@@ -34,7 +55,7 @@ class ChunkHasher:
         while data:
             filled = self._bytes % CHUNK_BYTES
             if not filled:
-                self._chunks.append(hashlib.sha256())
+                self._chunks.append(ChunkDigest())
             piece, data = data[: CHUNK_BYTES - filled], data[CHUNK_BYTES - filled :]
             found.append((self._chunks[-1], piece))
             self._bytes += len(piece)
@@ -42,24 +63,38 @@ class ChunkHasher:
 
     def record(self) -> FileRecord:
         """Size and digests of all bytes so far; nothing may follow."""
-        return FileRecord(self._bytes, tuple(chunk.hexdigest() for chunk in self._chunks))
+        digests = [chunk.hexdigests() for chunk in self._chunks]
+        return FileRecord(self._bytes, tuple(s for s, _ in digests), tuple(x for _, x in digests))
 
 
-def check_hashes(files: dict[Path, FileRecord], threads: int) -> None:
-    """Raise EngineFormatError for the first file whose bytes are not those of its record; sizes must fit already."""
-    chunks = [(path, i, digest) for path, record in files.items() for i, digest in enumerate(record.sha256)]
-    mapped = {path: mapped_file(path) for path, _, _ in chunks}
-    with ThreadPoolExecutor(threads) as pool:
-        seen = list(pool.map(lambda chunk: _chunk_digest(mapped[chunk[0]], chunk[1]), chunks))
-    for (path, index, digest), found in zip(chunks, seen, strict=True):
-        if found != digest:
-            raise EngineFormatError(
-                f"the file is corrupt: bytes from {index * CHUNK_BYTES} on have SHA-256 {found[:16]}…, "
-                f"the manifest says {digest[:16]}…",
-                at=path,
-                fix="copy the engine again, or rebuild it with `llmc build`",
-            )
+def check_sha256(content: memoryview, record: FileRecord, at: Path) -> None:
+    """Raise EngineFormatError for the first chunk of a file's content that has another SHA-256 than its record says."""
+    for index, digest in enumerate(record.sha256):
+        check_chunk_sha256(content, index, digest, at)
 
 
-def _chunk_digest(content: Bytes, index: int) -> str:
-    return hashlib.sha256(content[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES].data).hexdigest()
+def check_chunk_sha256(content: memoryview, index: int, digest: str, at: Path) -> None:
+    """The same of one chunk."""
+    found = hashlib.sha256(_chunk(content, index)).hexdigest()
+    if found != digest:
+        raise _corrupt("SHA-256", index, found, digest, at)
+
+
+def check_chunk_xxh3(content: memoryview, index: int, digest: str, at: Path) -> None:
+    """Raise EngineFormatError if a chunk of a file's content has another XXH3 than `digest`."""
+    found = xxhash.xxh3_64_hexdigest(_chunk(content, index))
+    if found != digest:
+        raise _corrupt("XXH3", index, found, digest, at)
+
+
+def _chunk(content: memoryview, index: int) -> memoryview:
+    return content[index * CHUNK_BYTES : (index + 1) * CHUNK_BYTES]
+
+
+def _corrupt(kind: str, index: int, found: str, digest: str, at: Path) -> EngineFormatError:
+    return EngineFormatError(
+        f"the file is corrupt: bytes from {index * CHUNK_BYTES} on have {kind} {found[:16]}…, "
+        f"the manifest says {digest[:16]}…",
+        at=at,
+        fix="copy the engine again, or rebuild it with `llmc build`",
+    )

@@ -10,12 +10,14 @@ from typing import Any
 
 from llmc.errors import EngineFormatError
 from llmc.program import Limits
+from llmc.regular_file import read_regular
 from llmc.targets import CpuTarget, Target
 from llmc.typed_json import REBUILD, from_json, to_json
 
 FORMAT = "llmc-engine"
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 MANIFEST_NAME = "manifest.json"
+_MOST_BYTES = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -54,10 +56,11 @@ class TargetRecord:
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file of the engine: its size in bytes, and the SHA-256 of each consecutive CHUNK_BYTES of it."""
+    """A file of the engine: its size in bytes, and the SHA-256 and XXH3 of each consecutive CHUNK_BYTES of it."""
 
     bytes: int
     sha256: tuple[str, ...]
+    xxh3: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ def read_manifest(engine: Path) -> Manifest:
         raise EngineFormatError(
             f"the engine was written in format {version}, this llmc reads format {FORMAT_VERSION}",
             at=path,
-            fix="rebuild it: llmc build MODEL -o ENGINE",
+            fix=f"rebuild it: llmc build MODEL -o {engine}",
         )
     digest = content.pop("manifest_sha256", None)
     if digest != content_digest({"format": FORMAT, "format_version": version, **content}):
@@ -143,7 +146,7 @@ def check_file_name(name: str, at: Path) -> None:
 
 def _read_object(path: Path) -> dict[str, Any]:
     try:
-        content = json.loads(path.read_text(encoding="utf-8"))
+        content = json.loads(read_regular(path, _MOST_BYTES).decode())
     except OSError as error:
         raise EngineFormatError(f"cannot read the manifest: {error.strerror}", at=path, fix=REBUILD) from None
     except (ValueError, RecursionError) as error:

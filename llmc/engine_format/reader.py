@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-import json
-import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.atomic_directory import TEMPORARY_SUFFIX
-from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_hashes
-from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord, Manifest, TargetRecord, read_manifest
+from llmc.engine_format.engine_files import EngineFiles
+from llmc.engine_format.manifest import MANIFEST_NAME, Manifest, TargetRecord, read_manifest
+from llmc.engine_format.program_check import check_program
+from llmc.engine_format.weight_check import WeightCheck
+from llmc.engine_format.weight_check import check_weights as compare_weights
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
+from llmc.mapped_file import Bytes
 from llmc.program import Program
 from llmc.program_json import program_from_json
 from llmc.quantized_weight import QuantizedWeight
@@ -45,12 +47,21 @@ class EngineDirectory:
     program.weights lies, in the same order. programs: of an engine for several GPUs, by the file and the target's name,
     of which `program` is the first."""
 
-    path: Path
+    files: EngineFiles
     manifest: Manifest
     program: Program
     executable: Path
     tensors: tuple[StoredTensor, ...]
     programs: tuple[TargetProgram, ...] = ()
+
+    @property
+    def path(self) -> Path:
+        """The directory."""
+        return self.files.path
+
+    def weight_file(self, stored: StoredTensor) -> Bytes:
+        """The bytes of the file that a tensor lies in."""
+        return self.files.mapped(str(stored.path.relative_to(self.path)))
 
 
 @dataclass(frozen=True)
@@ -65,44 +76,71 @@ class TargetProgram:
 def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool = True) -> EngineDirectory:
     """Check an engine directory and describe it; nothing of it is executed.
 
-    check_weights: compare the weights' hashes too (their sizes always are). check_machine: refuse an engine that this
+    check_weights: compare the weights' SHA-256 too (their sizes always are). check_machine: refuse an engine that this
     machine cannot run; False is for looking only. Raises EngineFormatError for a directory that is not a whole,
     unchanged engine of this format version, TargetError if this machine lacks instructions.
     """
+    files, manifest = _open(path)
+    directory = _describe(files, manifest, check_machine=check_machine)
+    if check_weights:
+        compare_weights(files)
+    return directory
+
+
+def start_engine(path: Path) -> tuple[EngineDirectory, WeightCheck]:
+    """As `read_engine` for any machine, but with the weights compared meanwhile and afterwards, by XXH3: see
+    WeightCheck."""
+    files, manifest = _open(path)
+    for name in files.below("weights"):
+        files.check(name)
+    check = WeightCheck(files)
+    try:
+        return _describe(files, manifest, check_machine=False), check
+    except BaseException:
+        check.cancel()
+        raise
+
+
+def engine_files(path: Path) -> EngineFiles:
+    """The files of an engine, each of which is checked when it is read. Raises EngineFormatError."""
+    return _open(path)[0]
+
+
+def _open(path: Path) -> tuple[EngineFiles, Manifest]:
     try:
         check_directory(path)
         manifest = read_manifest(path)
-        check_files(path, manifest, check_weights)
-        executable = path / check_required(path, manifest)
-        programs = read_programs(path, manifest)
-        program = programs[0].program
-        for each in programs:
-            check_agreement(path, manifest, each)
-        tensors = find_weights(path, manifest, program)
     except OSError as error:
         raise EngineFormatError(
             f"cannot read the engine: {error.strerror}",
             at=error.filename or path,
             fix="check the path, its permissions and the disk",
         ) from None
+    return EngineFiles(path, manifest.files), manifest
+
+
+def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) -> EngineDirectory:
+    path = files.path
+    for name in files.records:
+        files.check(name)
+    executable = path / check_required(path, manifest)
+    programs = read_programs(files, manifest)
+    for each in programs:
+        check_agreement(path, manifest, each)
+        check_program(each.program, path / each.file)
+    program = programs[0].program
+    tensors = find_weights(files, program)
     if check_machine:
         check_target(path, manifest.target)
-    return EngineDirectory(path, manifest, program, executable, tensors, programs)
+    return EngineDirectory(files, manifest, program, executable, tensors, programs)
 
 
-def read_quantization(engine: Path) -> tuple[QuantizedWeight, ...]:
+def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
     """What quantization did to each weight of an engine, finished or about to be; empty for one without. Raises
     EngineFormatError."""
-    path = engine / QUANTIZATION_NAME
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if QUANTIZATION_NAME not in files:
         return ()
-    except OSError as error:
-        raise EngineFormatError(f"cannot read it: {error.strerror}", at=path, fix=REBUILD) from None
-    except ValueError as error:
-        raise EngineFormatError(f"it is no JSON: {error}", at=path, fix=REBUILD) from None
-    return from_json(tuple[QuantizedWeight, ...], content, str(path))
+    return from_json(tuple[QuantizedWeight, ...], files.json(QUANTIZATION_NAME), str(files.path / QUANTIZATION_NAME))
 
 
 def check_directory(path: Path) -> None:
@@ -122,36 +160,6 @@ def check_directory(path: Path) -> None:
             at=path,
             fix=build if (path / "config.json").exists() else fix,
         )
-
-
-def check_files(path: Path, manifest: Manifest, check_weights: bool) -> None:
-    """Every file of the manifest: there, of its size, and with its hashes."""
-    for name, record in manifest.files.items():
-        file = path / name
-        if not file.is_file():
-            raise EngineFormatError(
-                f"the engine's file {name} is missing", at=file, fix="copy the whole engine again, or rebuild it"
-            )
-        size = file.stat().st_size
-        if size != record.bytes:
-            kind = "truncated" if size < record.bytes else "too long"
-            raise EngineFormatError(
-                f"the file is {kind}: it has {size} bytes, the manifest says {record.bytes}",
-                at=file,
-                fix="copy the whole engine again, or rebuild it",
-            )
-        if len(record.sha256) != -(-record.bytes // CHUNK_BYTES):
-            raise EngineFormatError(
-                f"{len(record.sha256)} hashes are listed for {name} of {record.bytes} bytes",
-                at=path / MANIFEST_NAME,
-                fix=REBUILD,
-            )
-    checked: dict[Path, FileRecord] = {
-        path / name: record
-        for name, record in manifest.files.items()
-        if check_weights or not name.startswith("weights/")
-    }
-    check_hashes(checked, threads=len(os.sched_getaffinity(0)))
 
 
 def check_required(path: Path, manifest: Manifest) -> str:
@@ -175,27 +183,18 @@ def check_required(path: Path, manifest: Manifest) -> str:
     return executables[0]
 
 
-def read_program(path: Path) -> Program:
-    """Parse program.json. Raises EngineFormatError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise EngineFormatError(f"the program is not text: {error}", at=path, fix=REBUILD) from None
-    return program_from_json(text, path)
-
-
-def read_programs(path: Path, manifest: Manifest) -> tuple[TargetProgram, ...]:
+def read_programs(files: EngineFiles, manifest: Manifest) -> tuple[TargetProgram, ...]:
     """The program, or one for each GPU that the engine was built for; they have the same weights."""
     names = manifest.target.name.split(",") if is_gpu_target(manifest.target.name) else [manifest.target.name]
-    files = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
-    for file in files:
-        if file not in manifest.files:
-            raise EngineFormatError(f"the manifest lists no {file}", at=path / MANIFEST_NAME, fix=REBUILD)
-    found = [TargetProgram(n, f, read_program(path / f)) for n, f in zip(names, files, strict=True)]
+    places = [PROGRAM_NAME, *(f"{PROGRAMS}/{name}.json" for name in names[1:])]
+    found = [
+        TargetProgram(name, place, program_from_json(files.text(place), files.path / place))
+        for name, place in zip(names, places, strict=True)
+    ]
     for other in found[1:]:
         if other.program.weights != found[0].program.weights:
             raise EngineFormatError(
-                f"{other.file} has other weights than {PROGRAM_NAME}", at=path / other.file, fix=REBUILD
+                f"{other.file} has other weights than {PROGRAM_NAME}", at=files.path / other.file, fix=REBUILD
             )
     return tuple(found)
 
@@ -219,15 +218,14 @@ def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) ->
                 )
 
 
-def find_weights(path: Path, manifest: Manifest, program: Program) -> tuple[StoredTensor, ...]:
+def find_weights(files: EngineFiles, program: Program) -> tuple[StoredTensor, ...]:
     """Where each weight of the program lies; missing or unfitting ones raise EngineFormatError."""
     stored: dict[str, StoredTensor] = {}
-    for name in manifest.files:
-        if name.startswith("weights/"):
-            stored.update(read_header(path / name))
+    for name in files.below("weights"):
+        stored.update(read_header(files.mapped(name).data, files.path / name))
     for slot in program.weights:
         if slot.name not in stored:
-            raise EngineFormatError(f"no weight file holds {slot.name!r}", at=path / "weights", fix=REBUILD)
+            raise EngineFormatError(f"no weight file holds {slot.name!r}", at=files.path / "weights", fix=REBUILD)
         check_slot(slot, stored[slot.name])
     return tuple(stored[slot.name] for slot in program.weights)
 

@@ -63,18 +63,16 @@ def header(slots: Sequence[WeightSlot]) -> tuple[bytes, tuple[int, ...]]:
     return len(text).to_bytes(8, "little") + text, tuple(gaps)
 
 
-def read_header(path: Path) -> dict[str, StoredTensor]:
+def read_header(file: memoryview, path: Path) -> dict[str, StoredTensor]:
     """The tensors of a safetensors file by name, after checking that they lie within it. Raises EngineFormatError."""
-    with path.open("rb") as file:
-        size = path.stat().st_size
-        length = int.from_bytes(file.read(8), "little")
-        if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
-            raise EngineFormatError(
-                f"the header claims {length} bytes, the file has {size}", at=path, fix="copy or rebuild the engine"
-            )
-        text = file.read(length)
+    size = len(file)
+    length = int.from_bytes(file[:8], "little")
+    if size < 8 or length > min(size - 8, _MAX_HEADER_BYTES):
+        raise EngineFormatError(
+            f"the header claims {length} bytes, the file has {size}", at=path, fix="copy or rebuild the engine"
+        )
     try:
-        entries = json.loads(text)
+        entries = json.loads(bytes(file[8 : 8 + length]))
         return {name: _parse_entry(path, entry, 8 + length, size) for name, entry in entries.items()}
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
         raise EngineFormatError(f"the header is not that of safetensors: {error}", at=path, fix=REBUILD) from None

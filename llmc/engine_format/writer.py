@@ -16,6 +16,7 @@ import numpy.typing as npt
 
 from llmc.atomic_directory import AtomicDirectory
 from llmc.engine_format.chunk_hash import ChunkHasher
+from llmc.engine_format.engine_files import EngineFiles
 from llmc.engine_format.manifest import (
     MANIFEST_NAME,
     FileRecord,
@@ -28,6 +29,7 @@ from llmc.engine_format.weight_file import header, plan_shards
 from llmc.errors import EngineFormatError
 from llmc.mapped_file import HUGE_PAGE_BYTES
 from llmc.program import WeightSlot
+from llmc.regular_file import open_regular
 from llmc.storage_error import storage_error
 
 if TYPE_CHECKING:
@@ -60,6 +62,11 @@ class EngineWriter:
         """The temporary directory, for tools that write files themselves; `add_file` then records each."""
         return self._directory.path
 
+    @property
+    def files(self) -> EngineFiles:
+        """What has been written so far."""
+        return EngineFiles(self.path, dict(self._files))
+
     def __enter__(self) -> EngineWriter:
         return self
 
@@ -82,14 +89,14 @@ class EngineWriter:
     def copy_file(self, name: str, source: Path) -> None:
         """A copy of a file from elsewhere."""
         try:
-            content = source.open("rb")
+            content = open_regular(source)
         except OSError as error:
             raise EngineFormatError(
                 f"cannot read a file that belongs into the engine: {error.strerror}",
                 at=source,
                 fix="check that the file exists and may be read",
             ) from None
-        with content, _HashedFile(self._new_path(name), source.stat().st_size, self._pool) as file:
+        with content, _HashedFile(self._new_path(name), os.fstat(content.fileno()).st_size, self._pool) as file:
             while piece := content.read(_COPY_BYTES):
                 file.write(memoryview(piece))
         self._files[name] = file.record()

@@ -6,7 +6,6 @@ its memory and no files to write; one that does not answer in time is killed wit
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from llmc.errors import EngineFormatError, OptionError, RequestError, UnavailableError
+from llmc.engine_format import EngineFiles
+from llmc.errors import OptionError, RequestError, UnavailableError
 from llmc.runtime.worker_process import START_SECONDS, WorkerError, WorkerProcess
 
 WORKER = "llmc.runtime.chat_template_worker"
@@ -52,15 +52,15 @@ class ChatTemplate:
         return "tools" in self.source
 
 
-def engine_template(engine: Path) -> ChatTemplate | None:
+def engine_template(engine: EngineFiles) -> ChatTemplate | None:
     """The template that came with the model (chat_template.jinja, else tokenizer_config.json), or None."""
     config = _tokenizer_config(engine)
-    file = engine / "tokenizer" / "chat_template.jinja"
-    source = file.read_text(encoding="utf-8") if file.is_file() else _default_of(config.get("chat_template"))
+    file = "tokenizer/chat_template.jinja"
+    source = engine.text(file) if file in engine else _default_of(config.get("chat_template"))
     return None if source is None else ChatTemplate(source, special_tokens(engine))
 
 
-def named_template(name: str, engine: Path) -> ChatTemplate:
+def named_template(name: str, engine: EngineFiles) -> ChatTemplate:
     """A template of BUILT_IN, or of a file. Raises OptionError if there is neither."""
     if name in BUILT_IN:
         return ChatTemplate(BUILT_IN[name], special_tokens(engine))
@@ -74,7 +74,7 @@ def named_template(name: str, engine: Path) -> ChatTemplate:
         ) from None
 
 
-def special_tokens(engine: Path) -> dict[str, str]:
+def special_tokens(engine: EngineFiles) -> dict[str, str]:
     """The tokens that tokenizer_config.json names, such as bos_token, as text."""
     found: dict[str, str] = {}
     for name, value in _tokenizer_config(engine).items():
@@ -235,12 +235,7 @@ def _default_of(value: Any) -> str | None:
     return None
 
 
-def _tokenizer_config(engine: Path) -> dict[str, Any]:
-    file = engine / "tokenizer" / "tokenizer_config.json"
-    if not file.is_file():
-        return {}
-    try:
-        config = json.loads(file.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise EngineFormatError(f"the file is not JSON: {error}", at=file, fix="rebuild the engine") from None
+def _tokenizer_config(engine: EngineFiles) -> dict[str, Any]:
+    file = "tokenizer/tokenizer_config.json"
+    config = engine.json(file) if file in engine else {}
     return config if isinstance(config, dict) else {}

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
-from pathlib import Path
 from typing import Any, TypeGuard
 
+from llmc.engine_format import EngineFiles
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import RequestError
 from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer, engine_template, named_template, special_tokens
@@ -20,7 +20,7 @@ Conversation = Sequence[Message]
 class ConversationPrompts:
     """Renders for one engine; its template and the renderer's processes are there from the first use on."""
 
-    def __init__(self, engine: Path, tokenizer: Tokenizer) -> None:
+    def __init__(self, engine: EngineFiles, tokenizer: Tokenizer) -> None:
         self._engine = engine
         self._tokenizer = tokenizer
         self._renderer = TemplateRenderer()
@@ -68,7 +68,7 @@ class ConversationPrompts:
             if self._own_template is None:
                 raise RequestError(
                     "the model came without a chat template",
-                    at=self._engine,
+                    at=self._engine.path,
                     fix='give one: chat(messages, chat_template="plain"), or use generate',
                 )
             return self._own_template

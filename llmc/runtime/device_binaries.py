@@ -103,7 +103,7 @@ def cache_key(engine: EngineDirectory, program: Program, arch: str) -> str:
     plain = tuple(replace(kernel, binaries={}) for kernel in program.kernels)
     digest.update(repr(replace(program, kernels=plain)).encode())
     for source in sorted({kernel.source for kernel in program.kernels if not kernel.is_library}):
-        digest.update((engine.path / source).read_bytes())
+        digest.update(engine.files.read(source))
     return f"{arch}-{digest.hexdigest()[:32]}"
 
 

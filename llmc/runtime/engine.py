@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, read_engine
+from llmc.engine_format import EngineDirectory, EngineFiles, Manifest, ModelRecord, read_engine, start_engine
 from llmc.engine_format.copy import copy_engine
 from llmc.engine_format.path_argument import path_argument
+from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import OptionError, RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.program import Limits
@@ -70,20 +71,27 @@ def load(
     GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for.
     prefix_cache: keep the blocks of finished requests for those that begin alike.
     output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). check_weights:
-    compare the weights' hashes. owned: a temporary directory to delete when the engine is closed. Raises
+    compare the weights' hashes, beside the start: if they are corrupt, EngineFormatError is raised before the first
+    token or logit leaves. owned: a temporary directory to delete when the engine is closed. Raises
     EngineFormatError, TargetError, OptionError.
     """
-    directory = read_engine(path_argument("path", path), check_weights=check_weights, check_machine=False)
+    place, check = path_argument("path", path), None
+    if check_weights:
+        directory, check = start_engine(place)
+    else:
+        directory = read_engine(place, check_weights=False, check_machine=False)
     limits = directory.program.limits
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
     is_temporary = owned is not None
     opened, blocks = open_or_explain(
-        directory, executor, kv_cache_bytes, kv_memory, thread_count(threads), is_temporary
+        directory, executor, kv_cache_bytes, kv_memory, thread_count(threads), is_temporary, check
     )
     loop = StepLoop(opened, limits, blocks, max_step_tokens)
-    return Engine(directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes)
+    return Engine(
+        directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
+    )
 
 
 def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
@@ -111,13 +119,15 @@ class Engine:
         *,
         prefix_cache: bool = True,
         output_cache_bytes: int = 0,
+        check: WeightCheck | None = None,
     ) -> None:
         self._directory = directory
+        self._check = check
         self._executor = executor
         self._shared = SharedLoop(loop, executor.error if isinstance(executor, AbsentExecutor) else None)
         self._owned = owned
-        self._tokenizer = Tokenizer(directory.path)
-        self._conversations = ConversationPrompts(directory.path, self._tokenizer)
+        self._tokenizer = Tokenizer(directory.files)
+        self._conversations = ConversationPrompts(directory.files, self._tokenizer)
         self._intake = Intake(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
         )
@@ -133,6 +143,11 @@ class Engine:
         return self._directory.path
 
     @property
+    def files(self) -> EngineFiles:
+        """The files of the engine directory, as the manifest lists them."""
+        return self._directory.files
+
+    @property
     def info(self) -> ModelRecord:
         """The model that the engine was built from."""
         return self._directory.manifest.model
@@ -146,6 +161,11 @@ class Engine:
     def limits(self) -> Limits:
         """The longest sequence, and the most tokens, requests and logit rows of a step."""
         return self._directory.program.limits
+
+    def wait_until_checked(self) -> None:
+        """Until the weights are compared with their hashes, which no answer precedes. Raises EngineFormatError."""
+        if self._check is not None:
+            self._check.wait()
 
     @property
     def tokenizer(self) -> Tokenizer:

@@ -9,7 +9,6 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import EXPLANATION_NAME, REPORT_NAME
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.targets import GPU_TARGETS
-from llmc.typed_json import REBUILD
 
 if TYPE_CHECKING:
     from llmc.graph.predict_device import StepPrediction
@@ -22,11 +21,8 @@ def report_file(directory: EngineDirectory) -> Path:
 
 def explanation(directory: EngineDirectory) -> str:
     """The text of `llmc explain`. Raises EngineFormatError."""
-    path = _file(directory, EXPLANATION_NAME)
-    try:
-        return path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise EngineFormatError(f"cannot read it: {error}", at=path, fix=REBUILD) from None
+    _file(directory, EXPLANATION_NAME)
+    return directory.files.text(EXPLANATION_NAME)
 
 
 def predicted_step(directory: EngineDirectory, requests: int, context: int, prefill: int | None) -> StepPrediction:

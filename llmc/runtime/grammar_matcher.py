@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError, ToolchainError
+from llmc.regular_file import read_regular
 from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
 _JSON_DEFAULTS: JsonCompileOptions = {"whitespace_flexible": False}
 # Bounded for the same reason.
 _BLANK = r"/\s{1,4}/"
+_MOST_TOKENIZER_BYTES = 1 << 30
 _JSON_OBJECT = '{"type": "object"}'
 
 
@@ -68,7 +70,7 @@ def grammar_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...
             fix="pip install 'llmc-compiler[serve]'",
         ) from None
     tokenizer: LLTokenizer = LLTokenizer(
-        path.read_text(encoding="utf-8"), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
+        read_regular(path, _MOST_TOKENIZER_BYTES).decode(), n_vocab=vocab_size, eos_token=list(eos_token_ids) or None
     )
     return tokenizer
 

@@ -8,7 +8,10 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from llmc.engine_format import EngineFiles
 from llmc.errors import EngineFormatError, RequestError
+
+TOKENIZER_NAME = "tokenizer/tokenizer.json"
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as FastTokenizer
@@ -19,8 +22,8 @@ _KEPT_TEXTS = 256
 class Tokenizer:
     """The tokenizer of an engine directory, read on first use; an engine may have none."""
 
-    def __init__(self, engine: Path) -> None:
-        self._path = engine / "tokenizer" / "tokenizer.json"
+    def __init__(self, engine: EngineFiles) -> None:
+        self._files, self._path = engine, engine.path / TOKENIZER_NAME
         self._containing: dict[str, frozenset[int]] = {}
 
     def __repr__(self) -> str:
@@ -29,7 +32,7 @@ class Tokenizer:
     @cached_property
     def exists(self) -> bool:
         """Whether the engine has a tokenizer."""
-        return self._path.exists()
+        return TOKENIZER_NAME in self._files
 
     def encode(self, text: str, *, add_special_tokens: bool = True) -> list[int]:
         """Token ids of a text, with the special tokens that the tokenizer adds. Raises RequestError without one."""
@@ -93,9 +96,10 @@ class Tokenizer:
     def _fast(self) -> FastTokenizer:
         from tokenizers import Tokenizer as FastTokenizer
 
+        content = self._files.read(TOKENIZER_NAME)
         # The library raises a bare Exception for a file that it cannot parse.
         try:
-            tokenizer: FastTokenizer = FastTokenizer.from_file(str(self._path))
+            tokenizer: FastTokenizer = FastTokenizer.from_buffer(content)
         except Exception as error:
             raise EngineFormatError(
                 f"the tokenizer cannot be read: {error}",

@@ -172,7 +172,8 @@ def test_reading_a_file_of_an_entry_is_using_it(tmp_path: Path, cache: CacheDire
 def test_what_is_in_use_stays(tmp_path: Path, cache: CacheDirectory) -> None:
     entry = cache.find_or_make("entry", is_whole, make)
     set_used(entry, 1)
-    weights = mapped_file(entry / "data")
+    with (entry / "data").open("rb") as file:
+        weights = mapped_file(file.fileno())
     trim_cache(tmp_path / "cache", 0)
     assert names(cache.path) == ["entry"] and not remove_entry(entry)
     del weights

@@ -85,7 +85,7 @@ def test_binary_manifest(engine: Path) -> None:
 
 def test_other_format_version(engine: Path) -> None:
     edit(engine, lambda content: content.update(format_version=7))
-    error = refuse(engine, "written in format 7, this llmc reads format 1", "manifest.json")
+    error = refuse(engine, "written in format 7, this llmc reads format 2", "manifest.json")
     assert error.fix is not None and "rebuild" in error.fix
 
 
@@ -155,7 +155,7 @@ def test_a_required_file_that_the_manifest_does_not_list(engine: Path) -> None:
 
 def test_hashes_that_do_not_cover_the_file(engine: Path) -> None:
     resign(engine, lambda m: replace(m, files={**m.files, WEIGHTS: replace(m.files[WEIGHTS], sha256=())}))
-    refuse(engine, "0 hashes are listed", "manifest.json")
+    refuse(engine, "0 and 1 hashes are listed", "manifest.json")
 
 
 def test_manifest_and_program_disagree(engine: Path) -> None:

@@ -6,6 +6,7 @@ It reads each token back from the paged cache, so a wrong slot, table, length or
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -15,17 +16,22 @@ from llmc.codegen.cpp.kernel_library import kernel_include_dir
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.engine_format import EngineWriter, Manifest, ModelRecord, TargetRecord
 from llmc.program import Affine, CacheSlot, Layout, Limits, Program, WeightSlot
+from llmc.program_interface import interface_text
 from llmc.program_json import program_to_json
 from llmc.targets import resolve_target
 
 VOCAB = 101
 LIMITS = Limits(max_batch_tokens=12, max_sequences=4, max_logit_rows=5, max_model_len=36, block_size=8)
 
+SLOT = WeightSlot("weight", "F32", (VOCAB,), Layout.VECTOR_F32, 4 * VOCAB)
+PROGRAM = Program(LIMITS, VOCAB, Affine(tokens=4), Affine(tokens=4), (), (SLOT,), (CacheSlot(1, 1, 2, "F32"),))
+
 SOURCE = """
 #include "api.h"
 struct LlmcEngine { LlmcBindings bindings; };
 extern "C" {
 int32_t llmc_engine_abi(void) { return LLMC_ENGINE_ABI; }
+const char* llmc_engine_interface(void) { return INTERFACE; }
 LlmcEngine* llmc_engine_open(const LlmcBindings* b) { return b->threads > 9 ? nullptr : new LlmcEngine{*b}; }
 void llmc_engine_close(LlmcEngine* engine) { delete engine; }
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* s) {
@@ -73,7 +79,8 @@ def continuation(tokens: Sequence[int], count: int) -> list[int]:
 def compile_library(path: Path, source: str = SOURCE) -> None:
     """A shared library of C++ text."""
     text = path.with_suffix(".cpp")
-    text.write_text(source, encoding="utf-8")
+    interface = json.dumps(interface_text(PROGRAM))
+    text.write_text(f"#define INTERFACE {interface}\n{source}", encoding="utf-8")
     options = ["-O1", "-shared", "-fPIC", f"-I{kernel_include_dir()}", str(text), "-o", str(path)]
     run_tool([*find_toolchain().compiler, *options], source=text)
 
@@ -81,12 +88,10 @@ def compile_library(path: Path, source: str = SOURCE) -> None:
 def write_context_engine(path: Path, library: Path) -> Path:
     """An engine for this machine around a library that `compile_library` made."""
     weight = np.linspace(0, 1, VOCAB, dtype=np.float32)
-    slot = WeightSlot("weight", "F32", (VOCAB,), Layout.VECTOR_F32, weight.nbytes)
-    program = Program(LIMITS, VOCAB, Affine(tokens=4), Affine(tokens=4), (), (slot,), (CacheSlot(1, 1, 2, "F32"),))
     with EngineWriter(path) as writer:
-        writer.write_text("program.json", program_to_json(program))
+        writer.write_text("program.json", program_to_json(PROGRAM))
         writer.copy_file(f"kernels/engine-{hashlib.sha256(library.read_bytes()).hexdigest()[:16]}.so", library)
-        writer.write_weights([(slot, lambda: weight)])
+        writer.write_weights([(SLOT, lambda: weight)])
         writer.finish(
             Manifest(
                 llmc_version="0",

@@ -19,6 +19,7 @@ from llmc.runtime.chat_template import (
     engine_template,
     named_template,
 )
+from tests.listed_files import listed_files
 
 MESSAGES = [{"role": "user", "content": "What's 2 < 3?"}]
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}
@@ -114,15 +115,15 @@ def _explode(renderer: TemplateRenderer) -> None:
 def test_templates_of_an_engine(tmp_path: Path) -> None:
     folder = tmp_path / "tokenizer"
     folder.mkdir()
-    assert engine_template(tmp_path) is None
+    assert engine_template(listed_files(tmp_path)) is None
     named = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
     config = {"chat_template": named, "bos_token": {"content": "<s>"}, "eos_token": "</s>", "pad_token": None}
     (folder / "tokenizer_config.json").write_text(json.dumps(config))
-    assert engine_template(tmp_path) == ChatTemplate("D", {"bos_token": "<s>", "eos_token": "</s>"})
+    assert engine_template(listed_files(tmp_path)) == ChatTemplate("D", {"bos_token": "<s>", "eos_token": "</s>"})
     (folder / "chat_template.jinja").write_text("J")
-    template = engine_template(tmp_path)
+    template = engine_template(listed_files(tmp_path))
     assert template is not None and template.source == "J"
     (tmp_path / "mine.jinja").write_text("M")
-    assert named_template(str(tmp_path / "mine.jinja"), tmp_path).source == "M"
+    assert named_template(str(tmp_path / "mine.jinja"), listed_files(tmp_path)).source == "M"
     with pytest.raises(OptionError, match="chat template"):
-        named_template("absent.jinja", tmp_path)
+        named_template("absent.jinja", listed_files(tmp_path))

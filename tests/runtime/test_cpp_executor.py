@@ -92,7 +92,7 @@ def test_too_many_threads_for_the_library(path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("return LLMC_ENGINE_ABI", "return 99", "the library speaks interface 99, this llmc 1"),
+        ("return LLMC_ENGINE_ABI", "return 99", "the library speaks interface 99, this llmc 2"),
         ("llmc_engine_step", "llmc_other_step", "cannot be loaded"),
     ],
 )

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.codegen.triton.compile_engine import device_target_of
-from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRecord
+from llmc.engine_format import EngineDirectory, EngineFiles, EngineWriter, Manifest, ModelRecord, TargetRecord
 from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
 from llmc.program import LIBRARY
@@ -69,14 +69,18 @@ def test_unknown_devices_compile_like_the_newest_known_one_before_them() -> None
     assert device_target_of(75, 1).arch_name == "sm_75"
 
 
-def made_up_engine(path: Path, *archs: str, **targets: tuple[str, ...]) -> EngineDirectory:
-    (path / "kernels").mkdir(parents=True)
-    (path / "kernels/k.py").write_text("source\n")
+def made_up_engine(path: Path, *archs: str, source: str = "source\n", **targets: tuple[str, ...]) -> EngineDirectory:
     model = ModelRecord("m", "module", 1000, None, "bfloat16", None, (), 1)
     manifest = Manifest("0", model, TargetRecord("h100", None, ()), {}, LIMITS, {}, {}, ())
     programs = tuple(TargetProgram(t, f"programs/{t}.json", program(*a)) for t, a in targets.items())
     first = TargetProgram("h100", "program.json", program(*archs))
-    return EngineDirectory(path, manifest, first.program, path / "program.json", (), (first, *programs))
+    with EngineWriter(path) as writer:
+        writer.write_text("kernels/k.py", source)
+        writer.write_text("program.json", program_to_json(first.program))
+        manifest = writer.finish(manifest)
+    return EngineDirectory(
+        EngineFiles(path, manifest.files), manifest, first.program, path / "program.json", (), (first, *programs)
+    )
 
 
 def device(capability: tuple[int, int], name: str = "made up") -> Device:
@@ -115,16 +119,14 @@ def test_the_cache_key_follows_sources_and_specializations(tmp_path: Path) -> No
     same = made_up_engine(tmp_path / "same")
     assert key == cache_key(same, same.program, "sm_120"), "binaries must not matter"
     assert key != cache_key(engine, engine.program, "sm_121")
-    (engine.path / "kernels/k.py").write_text("other\n")
-    assert key != cache_key(engine, engine.program, "sm_120")
+    other = made_up_engine(tmp_path / "other", "sm_90", source="other\n")
+    assert key != cache_key(other, other.program, "sm_120")
 
 
 def test_what_none_fits_is_compiled_once_and_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     settings.cache_clear()
-    engine = made_up_engine(tmp_path / "e", "sm_90")
-    (engine.path / "kernels/k.py").write_text(SOURCE)
-    (engine.path / "program.json").write_text(program_to_json(engine.program))
+    engine = made_up_engine(tmp_path / "e", "sm_90", source=SOURCE)
     told: list[str] = []
     first = binaries_for(engine, device((12, 0)), told.append)
     assert told == ["the engine carries kernels for sm_90; compiling its 1 kernels for sm_120, once"]

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.tokenizer import Tokenizer
+from tests.listed_files import listed_files
 
 BARD = Path(__file__).parent.parent.parent / "examples/models/bard-6m/tokenizer.json"
 
@@ -15,7 +16,7 @@ BARD = Path(__file__).parent.parent.parent / "examples/models/bard-6m/tokenizer.
 def tokenizer_at(path: Path, text: str) -> Tokenizer:
     (path / "tokenizer").mkdir(parents=True)
     (path / "tokenizer" / "tokenizer.json").write_text(text, encoding="utf-8")
-    return Tokenizer(path)
+    return Tokenizer(listed_files(path))
 
 
 @pytest.mark.parametrize("text", ["Once upon a time", "naïve café — 東京 🙂", "\n\ttabs  and   spaces"])
@@ -38,4 +39,4 @@ def test_sentence_piece_tokens_are_spaces_and_bytes(tmp_path: Path) -> None:
 
 
 def test_without_a_tokenizer_tokens_have_no_bytes(tmp_path: Path) -> None:
-    assert Tokenizer(tmp_path).token_bytes(5) == b""
+    assert Tokenizer(listed_files(tmp_path)).token_bytes(5) == b""

@@ -10,6 +10,7 @@ from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
 from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
+from llmc.program_interface import interface_text
 
 _COUNTS = {"T": "step->tokens", "L": "step->logit_rows", "R": "step->requests", "max_blocks": "step->max_blocks"}
 _INPUTS = {"logit_rows": "logit_row_ids"}
@@ -75,6 +76,11 @@ static int64_t scratch_bytes() {{
 
 int32_t llmc_engine_abi(void) {{ return LLMC_ENGINE_ABI; }}
 
+const char* llmc_engine_interface(void) {{
+  return
+{literal(interface_text(program))};
+}}
+
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {{
   LlmcEngine* engine = static_cast<LlmcEngine*>(malloc(sizeof(LlmcEngine)));
   if (engine == nullptr) return nullptr;
@@ -96,6 +102,15 @@ void llmc_engine_close(LlmcEngine* engine) {{
   free(engine);
 }}
 """
+
+
+def literal(text: str) -> str:
+    """A C++ string literal, line by line."""
+    lines = []
+    for line in text.splitlines():
+        plain = "".join(chr(b) if 32 <= b < 127 and b not in b'"?\\\\' else f"\\{b:03o}" for b in line.encode())
+        lines.append(f'      "{plain}\\n"')
+    return "\n".join(lines)
 
 
 def _scratch(program: Program) -> Iterator[str]:

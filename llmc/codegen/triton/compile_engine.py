@@ -8,16 +8,16 @@ beside the sources.
 from __future__ import annotations
 
 import json
-import shutil
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 from llmc.atomic_directory import AtomicDirectory
 from llmc.codegen.triton.compile import compile_program
-from llmc.engine_format.reader import PROGRAM_NAME, read_program
+from llmc.engine_format import engine_files
+from llmc.engine_format.reader import PROGRAM_NAME
 from llmc.errors import LlmcError
-from llmc.program_json import program_to_json
+from llmc.program_json import program_from_json, program_to_json
 from llmc.targets import GPU_TARGETS, GpuTarget
 
 
@@ -33,11 +33,13 @@ def main() -> None:
 
 def compile_engine_kernels(engine: Path, program_name: str, target: GpuTarget, output: Path) -> None:
     """Write the kernels' sources, binaries and records; another process that does the same at once does no harm."""
-    program = read_program(engine / program_name)
+    files = engine_files(engine)
+    program = program_from_json(files.text(program_name), engine / program_name)
     with AtomicDirectory(output, lambda path: (path / PROGRAM_NAME).exists()) as directory:
-        for file in sorted((engine / "kernels").glob("*.py")):
-            (directory.path / "kernels").mkdir(exist_ok=True)
-            shutil.copyfile(file, directory.path / "kernels" / file.name)
+        for name in files.below("kernels"):
+            if name.endswith(".py"):
+                (directory.path / name).parent.mkdir(exist_ok=True)
+                (directory.path / name).write_bytes(files.read(name))
         plain = tuple(replace(kernel, binaries={}) for kernel in program.kernels)
         compiled = compile_program(replace(program, kernels=plain), directory.path, target)
         (directory.path / PROGRAM_NAME).write_text(program_to_json(compiled), encoding="utf-8")

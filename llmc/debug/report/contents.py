@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
-from llmc.engine_format import Manifest
+from llmc.engine_format import EngineFiles, Manifest
 from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, read_quantization
 from llmc.errors import EngineFormatError
 from llmc.program import Program
@@ -35,56 +34,52 @@ class EngineContents:
     quantized: tuple[QuantizedWeight, ...]
 
 
-def read_contents(path: Path, manifest: Manifest, program: Program) -> EngineContents:
+def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> EngineContents:
     """Read the report's parts of an engine, finished or about to be. Raises EngineFormatError for a damaged one."""
     # An engine that was not made by `llmc build` may have no report.
-    passes = _read(path / PASSES_NAME, _list) if (path / PASSES_NAME).exists() else []
-    nodes = _read(path / NODES_NAME, _nodes) if (path / NODES_NAME).exists() else {"sources": [], "nodes": {}}
+    passes = _read(files, PASSES_NAME, _list) if PASSES_NAME in files else []
+    nodes = _read(files, NODES_NAME, _nodes) if NODES_NAME in files else {"sources": [], "nodes": {}}
     return EngineContents(
-        path=path,
+        path=files.path,
         manifest=manifest,
         program=program,
         passes=passes,
-        graphs=read_graphs(path),
+        graphs=read_graphs(files),
         sources=nodes["sources"],
         nodes=nodes["nodes"],
-        code=_read_code(path),
-        quantized=read_quantization(path),
+        code=_read_code(files),
+        quantized=read_quantization(files),
     )
 
 
-def read_graphs(path: Path) -> tuple[tuple[int, str, str], ...]:
+def read_graphs(files: EngineFiles) -> tuple[tuple[int, str, str], ...]:
     """The graphs that an engine keeps: the number and name of the pass that each came out of, and its text."""
     found = []
-    for file in sorted((path / GRAPHS).glob("[0-9]*-*.txt"), key=lambda file: int(file.name.partition("-")[0])):
-        number, _, name = file.stem.partition("-")
-        found.append((int(number), name, _read(file, str)))
-    return tuple(found)
+    for file in files.below(GRAPHS):
+        number, _, name = Path(file).stem.partition("-")
+        if number.isdigit() and name:
+            found.append((int(number), name, files.text(file)))
+    return tuple(sorted(found))
 
 
-def _read_code(path: Path) -> dict[str, str]:
-    files = [f for f in sorted((path / "kernels").rglob("*")) if f.suffix in (".cpp", ".py")]
-    return {str(file.relative_to(path)): _read(file, str) for file in files}
+def _read_code(files: EngineFiles) -> dict[str, str]:
+    return {file: files.text(file) for file in files.below("kernels") if Path(file).suffix in (".cpp", ".py")}
 
 
-def _read(path: Path, parse: Callable[[str], _T]) -> _T:
+def _read(files: EngineFiles, name: str, parse: Callable[[Any], _T]) -> _T:
     try:
-        return parse(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise EngineFormatError(f"cannot read it: {error.strerror}", at=path, fix=REBUILD) from None
+        return parse(files.json(name))
     except ValueError as error:
-        raise EngineFormatError(f"cannot be understood: {error}", at=path, fix=REBUILD) from None
+        raise EngineFormatError(f"cannot be understood: {error}", at=files.path / name, fix=REBUILD) from None
 
 
-def _list(text: str) -> list[dict[str, Any]]:
-    content = json.loads(text)
+def _list(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise ValueError("it is not a list")
     return content
 
 
-def _nodes(text: str) -> dict[str, Any]:
-    content = json.loads(text)
+def _nodes(content: Any) -> dict[str, Any]:
     if not isinstance(content, dict) or not {"sources", "nodes"} <= content.keys():
         raise ValueError("it has no sources and nodes")
     return content

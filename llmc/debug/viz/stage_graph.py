@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from llmc.debug.report.contents import read_graphs
-from llmc.engine_format import read_engine
+from llmc.engine_format import EngineFiles, read_engine
 from llmc.engine_format.manifest import MANIFEST_NAME
 from llmc.engine_format.reader import NODES_NAME
 from llmc.errors import EngineFormatError, OptionError
@@ -50,8 +50,8 @@ def stage_graph(source: Path, stage: str, options: BuildOptions, passes: Sequenc
     if stage not in STAGES:
         raise OptionError(f"{stage!r} is no stage", at=f"--stage={stage}", fix=f"stages: {', '.join(STAGES)}")
     if (source / MANIFEST_NAME).exists():
-        name = read_engine(source, check_weights=False, check_machine=False).manifest.model.name
-        graphs, nodes = read_graphs(source), _read_nodes(source / NODES_NAME)
+        engine = read_engine(source, check_weights=False, check_machine=False)
+        name, graphs, nodes = engine.manifest.model.name, read_graphs(engine.files), _read_nodes(engine.files)
     else:
         name, graphs, nodes = _run(source, options, passes)
     texts = [read_graph_text(text, source) for _, _, text in graphs]
@@ -91,11 +91,11 @@ def _run(
     return captured.graph.info.name, graphs, nodes
 
 
-def _read_nodes(path: Path) -> dict[str, Any]:
-    if not path.exists():
+def _read_nodes(files: EngineFiles) -> dict[str, Any]:
+    if NODES_NAME not in files:
         return {"sources": [], "nodes": {}}
+    content = files.json(NODES_NAME)
     try:
-        content: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         return {"sources": content["sources"], "nodes": content["nodes"]}
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise EngineFormatError(f"cannot be read: {error!r:.100}", at=path, fix=REBUILD) from None
+    except (KeyError, TypeError) as error:
+        raise EngineFormatError(f"cannot be read: {error!r:.100}", at=files.path / NODES_NAME, fix=REBUILD) from None

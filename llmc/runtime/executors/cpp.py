@@ -5,21 +5,22 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p
-from pathlib import Path
+from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 
 import numpy as np
 
 from llmc.engine_format import EngineDirectory
+from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import Bytes, mapped_file
+from llmc.mapped_file import Bytes
 from llmc.program import CHOICE_INPUTS, Wanted
+from llmc.program_interface import first_difference, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.memory import zeros
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
-ENGINE_ABI = 1
+ENGINE_ABI = 2
 
 
 class _StepArguments(Structure):
@@ -65,21 +66,25 @@ class ChoiceArguments(Structure):
     )
 
 
-def open_cpp(engine: EngineDirectory, blocks: int, threads: int) -> CppExecutor:
-    """The executor for an engine's library; one of an older llmc cannot choose tokens."""
-    can_choose = hasattr(open_library(engine.executable), "llmc_engine_choose")
-    return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads)
+def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
+    """The executor for an engine's library, which may be one that cannot choose tokens."""
+    can_choose = hasattr(open_library(engine), "llmc_engine_choose")
+    return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads, check)
 
 
 class CppExecutor:
-    """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads."""
+    """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads.
 
-    def __init__(self, engine: EngineDirectory, blocks: int, threads: int) -> None:
+    check: of the weights, under way; no step's results leave before it has ended.
+    """
+
+    def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
         program = engine.program
         limits = program.limits
         self._executable, self._launches = engine.executable, len(program.launches)
-        self._library = open_library(engine.executable)
-        self._files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
+        self._library = open_library(engine)
+        self._check = check
+        self._files = {stored.path: engine.weight_file(stored) for stored in engine.tensors}
         self._blocks = blocks
         self._caches: list[Bytes] = []
         for cache in program.caches:
@@ -119,6 +124,9 @@ class CppExecutor:
             self._logits.ctypes.data,
         )
         self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
+        if self._check is not None:
+            self._check.wait()
+            self._check = None
         return self._logits[:rows]
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
@@ -152,14 +160,16 @@ class CppExecutor:
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""
+        if self._check is not None:
+            self._check.cancel()
         self._close()
 
 
 class ChoosingCppExecutor(CppExecutor):
     """Chooses tokens with the engine's threads too, many times faster than numpy would."""
 
-    def __init__(self, engine: EngineDirectory, blocks: int, threads: int) -> None:
-        super().__init__(engine, blocks, threads)
+    def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
+        super().__init__(engine, blocks, threads, check)
         rows = engine.program.limits.max_logit_rows
         self._tokens, self._scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         self._covered = np.ones(rows, np.bool_)
@@ -186,12 +196,15 @@ class ChoosingCppExecutor(CppExecutor):
         return self._logits[first : first + count]
 
 
-def open_library(path: Path) -> ctypes.CDLL:
-    """The engine's library with its functions declared. Raises EngineFormatError for one that cannot be used."""
+def open_library(engine: EngineDirectory) -> ctypes.CDLL:
+    """The engine's library with its functions declared. Raises EngineFormatError for one that cannot be used, or that
+    was compiled for another program than the engine's."""
+    path = engine.executable
     fix = "rebuild the engine on this machine: llmc build MODEL -o ENGINE"
     try:
         library = ctypes.CDLL(str(path.resolve()))
         library.llmc_engine_abi.restype = c_int32
+        library.llmc_engine_interface.restype = c_char_p
         library.llmc_engine_open.restype = c_void_p
         library.llmc_engine_open.argtypes = (POINTER(_Bindings),)
         library.llmc_engine_step.restype = None
@@ -203,6 +216,15 @@ def open_library(path: Path) -> ctypes.CDLL:
     abi = library.llmc_engine_abi()
     if abi != ENGINE_ABI:
         raise EngineFormatError(f"the library speaks interface {abi}, this llmc {ENGINE_ABI}", at=path, fix=fix)
+    compiled_for = library.llmc_engine_interface().decode(errors="replace")
+    different = first_difference(interface_text(engine.program), compiled_for)
+    if different is not None:
+        raise EngineFormatError(
+            f"the program and the library are of different engines: the program has {different[0]!r}, the library "
+            f"was compiled for {different[1]!r}",
+            at=path,
+            fix=fix,
+        )
     return library
 
 

@@ -19,7 +19,6 @@ from llmc import library
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.mapped_file import mapped_file
 from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Wanted
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
@@ -294,8 +293,8 @@ class CudaExecutor:
         bases: dict[Path, tuple[int, Tensor]] = {}
         turn = 0
         for path in sorted({stored.path for stored in engine.tensors}):
-            source = mapped_file(path)
             held = [stored for stored in engine.tensors if stored.path == path]
+            source = engine.weight_file(held[0])
             begin, end = min(s.begin for s in held), max(s.end for s in held)
             target = self._allocate(end - begin, f"the weights in {path.name}")
             bases[path] = begin, target

@@ -8,9 +8,11 @@ from typing import Any
 
 from llmc.errors import EngineFormatError, TargetError, ToolchainError
 from llmc.program import DeviceBinary
+from llmc.regular_file import read_regular
 
 # Above this many bytes of shared memory a block, a kernel has to ask for it.
 _PLAIN_SHARED_BYTES = 48 * 1024
+_MOST_BINARY_BYTES = 256 << 20
 _NEWER_DRIVER = ("CUDA_ERROR_NO_BINARY_FOR_GPU", "CUDA_ERROR_INVALID_IMAGE", "CUDA_ERROR_UNSUPPORTED_PTX_VERSION")
 
 
@@ -53,7 +55,7 @@ def load_kernel(binary: DeviceBinary, directory: Path) -> LoadedKernel:
             at=path,
             fix="rebuild the engine with this llmc",
         )
-    (module,) = check(cuda.cuModuleLoadData(path.read_bytes()), "load the kernel", path)
+    (module,) = check(cuda.cuModuleLoadData(read_regular(path, _MOST_BINARY_BYTES)), "load the kernel", path)
     (function,) = check(cuda.cuModuleGetFunction(module, binary.entry.encode()), f"find {binary.entry}", path)
     if binary.shared_bytes > _PLAIN_SHARED_BYTES:
         attribute = cuda.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES

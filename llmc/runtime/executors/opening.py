@@ -7,6 +7,7 @@ from typing import Literal, get_args
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import GRAPH_NAME, REFERENCE_TARGET, check_target
+from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import OptionError, TargetError
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
@@ -22,13 +23,14 @@ def open_or_explain(
     kv_memory: float | None,
     threads: int,
     is_temporary: bool,
+    check: WeightCheck | None = None,
 ) -> tuple[Executor, int]:
     """As open_executor; where this machine cannot run the engine and none was named, one that says so at each step.
 
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
     try:
-        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name)
+        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check)
     except TargetError as error:
         if name is not None:
             raise
@@ -41,13 +43,17 @@ def open_executor(
     kv_memory: float | None,
     threads: int,
     name: ExecutorName | None = None,
+    check: WeightCheck | None = None,
 ) -> tuple[Executor, int]:
-    """The executor, and how many blocks its KV cache has. name: None for what the engine was built for.
+    """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check: of the
+    weights, under way; the executor gives nothing away before it has ended well.
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
     chosen = _default(directory) if name is None else name
     _check_name(directory, chosen)
+    if check is not None and chosen != "cpp":
+        check.wait()  # The others copy the weights first, which takes longer.
     if chosen == "cuda":
         from llmc.runtime.executors.cuda import open_cuda
 
@@ -66,7 +72,7 @@ def open_executor(
         return ReferenceExecutor(directory, blocks), blocks
     from llmc.runtime.executors.cpp import open_cpp
 
-    return open_cpp(directory, blocks, threads), blocks
+    return open_cpp(directory, blocks, threads, check), blocks
 
 
 def _default(directory: EngineDirectory) -> ExecutorName:

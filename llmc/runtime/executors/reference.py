@@ -24,7 +24,7 @@ class ReferenceExecutor:
     def __init__(self, engine: EngineDirectory, blocks: int) -> None:
         program = engine.program
         path = engine.path / GRAPH_NAME
-        text = path.read_text(encoding="utf-8")
+        text = engine.files.text(GRAPH_NAME)
         graph = deserialize_graph(text, path)
         self._tensors = graph_weights(engine, read_weight_table(text, path))
         size = program.limits.block_size

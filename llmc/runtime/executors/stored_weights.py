@@ -12,7 +12,7 @@ from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.serialize import WeightOf
-from llmc.mapped_file import Bytes, mapped_file
+from llmc.mapped_file import Bytes
 from llmc.program import Layout, WeightSlot
 from llmc.typed_json import REBUILD
 
@@ -20,7 +20,6 @@ from llmc.typed_json import REBUILD
 def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dict[str, Tensor]:
     """By placeholder. table: as read_weight_table gives it; without one, weights are stored under their own names."""
     stored = {slot.name: (slot, tensor) for slot, tensor in zip(engine.program.weights, engine.tensors, strict=True)}
-    files = {path: mapped_file(path) for path in sorted({t.path for t in engine.tensors})}
     wanted = table or {name: WeightOf(name, slot.dtype) for name, (slot, _) in stored.items()}
     weights: dict[str, Tensor] = {}
     for name, weight in wanted.items():
@@ -31,7 +30,7 @@ def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dic
                 fix=REBUILD,
             )
         slot, tensor = stored[weight.slot]
-        weights[name] = _in_rows(_tensor(files[tensor.path], tensor), slot, TORCH_DTYPES[weight.dtype])
+        weights[name] = _in_rows(_tensor(engine.weight_file(tensor), tensor), slot, TORCH_DTYPES[weight.dtype])
     return weights
 
 

@@ -24,7 +24,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.mapped_file import mapped_file
+from llmc.mapped_file import Bytes
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
@@ -35,7 +35,7 @@ from llmc.runtime.step import Step
 def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
     """The executor of an engine directory."""
     slots = zip(engine.program.weights, engine.tensors, strict=True)
-    weights = {slot.name: _tensor(stored) for slot, stored in slots}
+    weights = {slot.name: _tensor(engine.weight_file(stored), stored) for slot, stored in slots}
     return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks)
 
 
@@ -178,6 +178,6 @@ def _load_module(path: Path) -> Any:
     return module
 
 
-def _tensor(stored: StoredTensor) -> Tensor:
+def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
     # A copy, because torch has no read-only tensors.
-    return torch.from_numpy(mapped_file(stored.path)[stored.begin : stored.end].copy())
+    return torch.from_numpy(file[stored.begin : stored.end].copy())

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
+from llmc.engine_format import EngineFiles
 from llmc.errors import EngineFormatError, RequestError
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.grammar import Grammar, GrammarKind
@@ -30,13 +30,13 @@ class SamplingDefaults:
     repetition_penalty: float = 1.0
 
 
-def engine_defaults(engine: Path) -> SamplingDefaults:
+def engine_defaults(engine: EngineFiles) -> SamplingDefaults:
     """Read generation_config.json of an engine; a model without one has OpenAI's defaults."""
-    file = engine / "tokenizer" / "generation_config.json"
-    if not file.is_file():
+    file = "tokenizer/generation_config.json"
+    if file not in engine:
         return SamplingDefaults()
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = json.loads(engine.text(file))
         found = {name: config[name] for name in SamplingDefaults.__annotations__ if config.get(name) is not None}
         if found.get("top_k") == 0:
             del found["top_k"]
@@ -44,7 +44,7 @@ def engine_defaults(engine: Path) -> SamplingDefaults:
     except (ValueError, AttributeError, RequestError) as error:
         raise EngineFormatError(
             f"the model's generation defaults cannot be used: {error}",
-            at=file,
+            at=engine.path / file,
             fix="start with --generation-config llmc",
         ) from None
     return SamplingDefaults(**found)

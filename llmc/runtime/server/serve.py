@@ -16,6 +16,7 @@ from prometheus_client import CollectorRegistry
 from starlette.types import ASGIApp
 from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 
+from llmc.engine_format import engine_files
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.chat_template import engine_template, named_template
@@ -56,9 +57,10 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
 
 def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedModel:
     """Load the engine and start its loop. registry: gets the metrics of its requests."""
-    template = engine_template(options.engine)
+    files = engine_files(options.engine)
+    template = engine_template(files)
     if options.chat_template is not None:
-        template = named_template(options.chat_template, options.engine)
+        template = named_template(options.chat_template, files)
     thinks = think_tags(options.reasoning_parser, "" if template is None else template.source)
     form = form_of_template("" if template is None else template.source)
     if options.tool_call_parser is not None:
@@ -69,7 +71,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
                 fix=f"give one of {', '.join(FORMS)}",
             )
         form = FORMS[options.tool_call_parser]
-    defaults = engine_defaults(options.engine) if options.generation_config == "auto" else SamplingDefaults()
+    defaults = engine_defaults(files) if options.generation_config == "auto" else SamplingDefaults()
     names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
     engine = load(
         options.engine,
@@ -88,6 +90,7 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
             at=options.engine,
             fix="rebuild the engine with a larger max_model_len, or serve the model directory",
         )
+    engine.wait_until_checked()
     renderer = RenderQueue.of_engine()
     request_renderer = RenderQueue.of_requests() if options.trust_request_chat_template else None
     if request_renderer is not None:

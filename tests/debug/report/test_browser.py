@@ -66,7 +66,7 @@ def profile(draft_engine: Path) -> Profile:
 @pytest.fixture
 def page(browser: Browser, directory: EngineDirectory, profile: Profile, tmp_path: Path) -> Iterator[Page]:
     """The report with a profile."""
-    contents = read_contents(directory.path, directory.manifest, directory.program)
+    contents = read_contents(directory.files, directory.manifest, directory.program)
     with opened(browser, report_page(contents, RATES, profile), tmp_path / "report.html") as page:
         yield page
 
@@ -182,7 +182,7 @@ def test_quantization_is_shown_by_layer_and_in_all(
     )
     cache = replace(directory.program.caches[0], dtype="U8", format="int8")
     program = replace(directory.program, caches=(cache,) * len(directory.program.caches))
-    contents = read_contents(directory.path, directory.manifest, directory.program)
+    contents = read_contents(directory.files, directory.manifest, directory.program)
     contents = replace(contents, program=program, quantized=weights)
     perplexity = MeasuredPerplexity(1, "m", ("int4-gptq",), "int8", "bfloat16", "held.txt", 1000, 256, 41.0, 40.0)
     with opened(browser, report_page(contents, RATES, None, perplexity), tmp_path / "quantized.html") as page:

@@ -30,7 +30,7 @@ def contents(draft_engine: Path) -> EngineContents:
 
 def contents_of(path: Path) -> EngineContents:
     directory = read_engine(path)
-    return read_contents(path, directory.manifest, directory.program)
+    return read_contents(directory.files, directory.manifest, directory.program)
 
 
 def data_of(page: str) -> Any:

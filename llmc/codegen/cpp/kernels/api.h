@@ -293,7 +293,7 @@ void llmc_empty_regions(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 
 // ---- a compiled engine -----------------------------------------------------------------------------------------
-enum { LLMC_ENGINE_ABI = 1 };
+enum { LLMC_ENGINE_ABI = 2 };
 
 // One step: T tokens of R requests, of which L rows want logits.
 typedef struct {
@@ -319,6 +319,8 @@ typedef struct {
 
 typedef struct LlmcEngine LlmcEngine;
 int32_t llmc_engine_abi(void);
+// What the engine takes for granted of the memory in its bindings and steps, as llmc/program_interface.py says it.
+const char* llmc_engine_interface(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
 // Chooses tokens with the engine's threads, of logits that a step has given.

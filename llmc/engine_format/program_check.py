@@ -1,0 +1,80 @@
+"""Check that a program's numbers make sense together, before anybody computes with them.
+
+What a CPU engine's library takes for granted is compared with the library itself (llmc/program_interface.py); what a
+GPU's launches reach, where they are planned (runtime/device_program.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+from llmc.errors import EngineFormatError, LlmcError
+from llmc.program import ITEMSIZES, Affine, Buffer, CacheSlot, Program, RowCount
+from llmc.typed_json import REBUILD
+
+_MOST_COUNT = 2**31 - 1
+# What a process can address.
+_MOST_BYTES = 1 << 47
+
+
+def check_program(program: Program, at: Path) -> None:
+    """Raise EngineFormatError for the first thing that cannot be. at: the file it was read from."""
+    for problem in _problems(program):
+        raise EngineFormatError(problem, at=at, fix=REBUILD)
+
+
+def _problems(program: Program) -> Iterator[str]:
+    counts = {**asdict(program.limits), "vocab_size": program.vocab_size}
+    for name, value in counts.items():
+        if not 1 <= value <= _MOST_COUNT:
+            yield f"{name} is {value}"
+    for slot in program.weights:
+        if slot.dtype not in ITEMSIZES:
+            yield f"weight {slot.name!r} has the dtype {slot.dtype!r}"
+    yield from _repeated("weight", [slot.name for slot in program.weights])
+    for index, cache in enumerate(program.caches):
+        yield from _cache_problems(index, cache)
+    yield from _affine_problems("the arena", program.arena)
+    yield from _repeated("buffer", [buffer.name for buffer in program.buffers])
+    for buffer in program.buffers:
+        yield from _buffer_problems(program, buffer)
+
+
+def _repeated(kind: str, names: list[str]) -> Iterator[str]:
+    if len(set(names)) < len(names):
+        yield f"a {kind}'s name is there twice: {next(n for n in names if names.count(n) > 1)!r}"
+
+
+def _cache_problems(index: int, cache: CacheSlot) -> Iterator[str]:
+    for name in ("kv_heads", "head_dim", "value_dim"):
+        if not 1 <= getattr(cache, name) <= _MOST_COUNT:
+            yield f"cache {index} has {name}={getattr(cache, name)}"
+    if cache.dtype not in ITEMSIZES:
+        yield f"cache {index} has the dtype {cache.dtype!r}"
+    try:
+        cache.widths()
+    except LlmcError as error:
+        yield f"cache {index}: {error.problem}"
+
+
+def _affine_problems(what: str, affine: Affine) -> Iterator[str]:
+    for name, value in asdict(affine).items():
+        if not 0 <= value <= _MOST_BYTES:
+            yield f"{what} has {name}={value} bytes"
+
+
+def _buffer_problems(program: Program, buffer: Buffer) -> Iterator[str]:
+    if buffer.dtype not in ITEMSIZES:
+        yield f"buffer {buffer.name!r} has the dtype {buffer.dtype!r}"
+    if not 1 <= buffer.columns <= _MOST_BYTES:
+        yield f"buffer {buffer.name!r} has {buffer.columns} columns"
+    yield from _affine_problems(f"buffer {buffer.name!r}", buffer.offset)
+    # Places only grow with tokens and rows, and the memory is that of the largest step.
+    tokens, rows = program.limits.max_batch_tokens, program.limits.max_logit_rows
+    count = {RowCount.TOKENS: tokens, RowCount.LOGIT_ROWS: rows, RowCount.ONE: 1}[buffer.rows]
+    end = buffer.offset.at(tokens=tokens, logit_rows=rows) + count * buffer.columns * ITEMSIZES[buffer.dtype]
+    arena = program.arena.at(tokens=tokens, logit_rows=rows)
+    if end > arena:
+        yield f"buffer {buffer.name!r} ends at byte {end} of the largest step's arena of {arena}"
