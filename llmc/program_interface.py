@@ -1,40 +1,49 @@
-"""What compiled code takes for granted of the memory that it is given, as text that the code itself carries.
+"""What an engine's code takes for granted of the memory that it is given, as text that the code itself carries.
 
-A CPU engine's library is compiled for one program. Whoever opens it compares: memory laid out by another program would
-be read and written beyond its end.
+A CPU engine's library and a reference engine's graph are made for one program. Whoever opens them compares: memory laid
+out by another program would be read and written beyond its end.
 """
 
 from __future__ import annotations
 
 from dataclasses import asdict
+from pathlib import Path
 
+from llmc.errors import EngineFormatError
 from llmc.program import Affine, Program
 
 
-def interface_text(program: Program) -> str:
-    """One fact a line: the limits, the arena, every weight and cache in the order of their pointers, the launches."""
-    limits = program.limits
+def memory_text(program: Program) -> str:
+    """One fact a line: the limits, and every weight and cache in order."""
     lines = [
-        f"limits {' '.join(f'{name}={value}' for name, value in asdict(limits).items())}",
+        f"limits {' '.join(f'{name}={value}' for name, value in asdict(program.limits).items())}",
         f"vocabulary {program.vocab_size}",
-        f"arena {_affine(program.arena)}",
     ]
-    lines += [f"weight {i} {w.name} {w.dtype} {w.layout.value} {w.nbytes}" for i, w in enumerate(program.weights)]
-    for index, cache in enumerate(program.caches):
-        keys, values = cache.key_and_value_bytes(limits.block_size)
-        lines.append(f"cache {index} {keys}+{values} bytes a block")
-    lines.append(f"launches {len(program.launches)}")
+    for index, w in enumerate(program.weights):
+        lines.append(f"weight {index} {w.name} {w.dtype} {list(w.shape)} {w.layout.value} {w.nbytes}")
+    for index, c in enumerate(program.caches):
+        lines.append(f"cache {index} {c.kv_heads} heads of {c.head_dim} and {c.value_dim} {c.dtype} {c.format}")
     return "".join(f"{line}\n" for line in lines)
 
 
-def first_difference(expected: str, found: str) -> tuple[str, str] | None:
-    """The first line that differs between two such texts, of each; None if they are equal."""
+def interface_text(program: Program) -> str:
+    """The same, and what else a compiled library assumes: the arena, and how many launches it may time."""
+    return f"{memory_text(program)}arena {_affine(program.arena)}\nlaunches {len(program.launches)}\n"
+
+
+def check_interface(expected: str, found: str, at: Path) -> None:
+    """Compare the program's text with the code's. Raises EngineFormatError that names the first line that differs."""
+    if expected == found:
+        return
     ours, theirs = expected.splitlines(), found.splitlines()
-    for index in range(max(len(ours), len(theirs))):
-        pair = tuple(lines[index] if index < len(lines) else "nothing" for lines in (ours, theirs))
-        if pair[0] != pair[1]:
-            return pair[0], pair[1]
-    return None
+    different = [pair for pair in zip(ours, theirs, strict=False) if pair[0] != pair[1]]
+    one, other = different[0] if different else (f"{len(ours)} lines", f"{len(theirs)} lines")
+    raise EngineFormatError(
+        f"the program and this file are of different engines: the program has {one!r:.200}, the file was made for "
+        f"{other!r:.200}",
+        at=at,
+        fix="copy the whole engine again, or rebuild it: llmc build MODEL -o ENGINE",
+    )
 
 
 def _affine(affine: Affine) -> str:

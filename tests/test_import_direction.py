@@ -41,7 +41,7 @@ ALLOWED: dict[str, set[str]] = {
     "library": set(),
     "mapped_file": {"file_lock"},
     "regular_file": {"errors"},
-    "program_interface": {"program"},
+    "program_interface": {"errors", "program"},
     "source_digest": set(),
     "storage_error": {"errors"},
     "worker_command": set(),

@@ -20,6 +20,7 @@ from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import Affine, CacheSlot, Layout, Program, WeightSlot
+from llmc.program_interface import memory_text
 
 
 @dataclass(frozen=True)
@@ -56,15 +57,16 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
             for c in graph.caches
         ),
     )
-    return ReferenceEngine(program, serialize_graph(graph), tuple(graph.weights[slot.name] for slot in slots))
+    text = serialize_graph(graph, memory=memory_text(program))
+    return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))
 
 
-def carried_graph(graph: ModelGraph, slots: Sequence[WeightSlot], recipes: Sequence[SlotRecipe]) -> str | None:
-    """The text of graph.json in an engine whose weights are `slots`, made of `recipes`.
+def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRecipe]) -> str | None:
+    """The text of graph.json in an engine of that program, whose weights are made of `recipes`.
 
     None if the text cannot hold the graph, or a weight that it reads is not stored: it runs on its GPU only.
     """
-    stored = {recipe_key(recipe): slot.name for slot, recipe in zip(slots, recipes, strict=True)}
+    stored = {recipe_key(recipe): slot.name for slot, recipe in zip(program.weights, recipes, strict=True)}
     weights: dict[str, WeightOf] = {}
     for node in graph.weight_nodes():
         slot, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)
@@ -72,6 +74,6 @@ def carried_graph(graph: ModelGraph, slots: Sequence[WeightSlot], recipes: Seque
             return None
         weights[node.name] = WeightOf(slot, dtype)
     try:
-        return serialize_graph(graph, weights)
+        return serialize_graph(graph, weights, memory_text(program))
     except LoweringError:
         return None

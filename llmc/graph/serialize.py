@@ -41,15 +41,17 @@ class WeightOf:
     dtype: str
 
 
-def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = MappingProxyType({})) -> str:
-    """The graph's text. weights: of the placeholders that are not stored under their own names, as they are.
+def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = MappingProxyType({}), memory: str = "") -> str:
+    """The graph's text. weights: of the placeholders that are not stored under their own names, as they are. memory:
+    what the graph takes for granted (llmc/program_interface.py).
 
     Raises LoweringError for an op or argument outside the grammar, naming the node.
     """
     lines = [json.dumps(_node_record(node), ensure_ascii=False) for node in graph.graph.nodes]
     body = ",\n".join(f"  {line}" for line in lines)
     table = f', "weights": {json.dumps(to_json(dict(weights)), ensure_ascii=False)}' if weights else ""
-    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]{table}}}\n'
+    given = f', "memory": {json.dumps(memory.splitlines(), ensure_ascii=False)}' if memory else ""
+    return f'{{"version": {GRAPH_VERSION}, "nodes": [\n{body}\n]{table}{given}}}\n'
 
 
 def deserialize_graph(text: str, at: Path) -> fx.Graph:
@@ -76,6 +78,11 @@ def deserialize_graph(text: str, at: Path) -> fx.Graph:
 def read_weight_table(text: str, at: Path) -> dict[str, WeightOf]:
     """The weights of a text that `deserialize_graph` has read. Raises EngineFormatError."""
     return from_json(dict[str, WeightOf], json.loads(text).get("weights", {}), str(at))
+
+
+def read_memory_text(text: str) -> str:
+    """What a graph that `deserialize_graph` has read takes for granted."""
+    return "".join(f"{line}\n" for line in json.loads(text).get("memory", ()))
 
 
 def _legal_ops() -> dict[str, Any]:

@@ -35,7 +35,7 @@ def engine(whole: Path, tmp_path: Path) -> Path:
 
 def test_what_is_no_regular_file_is_refused_and_not_read(whole: Path, tmp_path: Path) -> None:
     """In a process of its own: opening such a pipe would wait for ever, reading such a device never end."""
-    engines = []
+    engines: list[tuple[str, str, str]] = []
     for kind in ("pipe", "device", "directory"):
         for name in NAMES:
             file = copied(whole, tmp_path / f"{kind}-{len(engines)}") / name

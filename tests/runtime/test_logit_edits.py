@@ -14,6 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from llmc.engine_format import EngineFiles
 from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.banned_sequences import BannedSequences, bad_word_sequences
 from llmc.runtime.completion import Completion
@@ -25,18 +26,20 @@ from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import DRY_BREAKERS, SamplingParams
 from llmc.runtime.tokenizer import Tokenizer
 from llmc.runtime.written_tokens import Written
+from tests.listed_files import listed_files
 from tests.runtime.async_clients import Heard, listen, request, serving
 from tests.runtime.tiny_engine import TOKENIZER, mild_model, write_tiny_engine
 
 VOCAB = 12
 NO_IDS = np.zeros(0, np.int64)
+NO_FILES = EngineFiles(Path("nowhere"), {})
 Row = npt.NDArray[np.float32]
 
 
 class Letters(Tokenizer):
     """Every letter is a token: a is 0, b is 1, …; a space is nothing."""
 
-    def __init__(self, engine: Path = Path("nowhere")) -> None:
+    def __init__(self, engine: EngineFiles = NO_FILES) -> None:
         super().__init__(engine)
         self.exists = True
 
@@ -50,7 +53,7 @@ class Letters(Tokenizer):
 
 class NoTokenizer(Tokenizer):
     def __init__(self) -> None:
-        super().__init__(Path("nowhere"))
+        super().__init__(NO_FILES)
 
 
 def dry_by_definition(scores: Row, ids: Sequence[int], params: SamplingParams, breakers: set[int]) -> None:
@@ -166,7 +169,7 @@ def test_a_long_repetition_costs_what_its_longest_part_does() -> None:
 def test_breakers_are_the_tokens_that_contain_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-    tokenizer = Tokenizer(tmp_path)
+    tokenizer = Tokenizer(listed_files(tmp_path))
     found = breaker_tokens(DRY_BREAKERS, tokenizer)
     every = {
         token for token in range(4096) if any(text.encode() in tokenizer.token_bytes(token) for text in DRY_BREAKERS)
@@ -180,7 +183,7 @@ def test_breakers_are_the_tokens_that_contain_them(tmp_path: Path) -> None:
 def test_bad_words_are_banned_with_and_without_a_space(tmp_path: Path) -> None:
     (tmp_path / "tokenizer").mkdir()
     (tmp_path / "tokenizer" / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
-    tokenizer = Tokenizer(tmp_path)
+    tokenizer = Tokenizer(listed_files(tmp_path))
     found = bad_word_sequences(["lord", " thee and thou"], tokenizer, 4096)
     assert {tokenizer.decode(ids) for ids in found} == {"lord", " lord", "thee and thou", " thee and thou"}
     (long,) = (ids for ids in found if tokenizer.decode(ids) == " thee and thou")

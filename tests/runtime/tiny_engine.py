@@ -18,6 +18,7 @@ from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.ops.attention import attend
 from llmc.program import Affine, CacheSlot, Layout, Limits, Program, WeightSlot
+from llmc.program_interface import memory_text
 from llmc.program_json import program_to_json
 from llmc.targets import REFERENCE
 
@@ -134,7 +135,7 @@ def write_tiny_engine(
     program = tiny_program(model, limits)
     with EngineWriter(path) as writer:
         writer.write_text("program.json", program_to_json(program))
-        writer.write_text("graph.json", serialize_graph(tiny_graph(model)))
+        writer.write_text("graph.json", serialize_graph(tiny_graph(model), memory=memory_text(program)))
         writer.write_weights([(slot, partial(model.weights.__getitem__, slot.name)) for slot in program.weights])
         if with_tokenizer:
             writer.copy_file("tokenizer/tokenizer.json", TOKENIZER)

@@ -41,7 +41,7 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
         assert all(sources.get(file, text) == text for file, text in other.sources.items()), "and its sources"
         sources |= other.sources
     programs = {name: lowered.program for name, lowered in each.items()}
-    text = carried_graph(graph, first.program.weights, first.recipes)
+    text = carried_graph(graph, first.program, first.recipes)
     return DeviceLowered(programs, sources, first.recipes, first.refusals, text)
 
 

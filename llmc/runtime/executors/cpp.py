@@ -14,7 +14,7 @@ from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
 from llmc.mapped_file import Bytes
 from llmc.program import CHOICE_INPUTS, Wanted
-from llmc.program_interface import first_difference, interface_text
+from llmc.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.memory import zeros
 from llmc.runtime.row_choice import RowChoices
@@ -217,14 +217,7 @@ def open_library(engine: EngineDirectory) -> ctypes.CDLL:
     if abi != ENGINE_ABI:
         raise EngineFormatError(f"the library speaks interface {abi}, this llmc {ENGINE_ABI}", at=path, fix=fix)
     compiled_for = library.llmc_engine_interface().decode(errors="replace")
-    different = first_difference(interface_text(engine.program), compiled_for)
-    if different is not None:
-        raise EngineFormatError(
-            f"the program and the library are of different engines: the program has {different[0]!r}, the library "
-            f"was compiled for {different[1]!r}",
-            at=path,
-            fix=fix,
-        )
+    check_interface(interface_text(engine.program), compiled_for, path)
     return library
 
 

@@ -12,7 +12,8 @@ from llmc.engine_format.reader import GRAPH_NAME
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
-from llmc.graph.serialize import deserialize_graph, read_weight_table
+from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
+from llmc.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.step import Step
@@ -26,6 +27,7 @@ class ReferenceExecutor:
         path = engine.path / GRAPH_NAME
         text = engine.files.text(GRAPH_NAME)
         graph = deserialize_graph(text, path)
+        check_interface(memory_text(program), read_memory_text(text), path)
         self._tensors = graph_weights(engine, read_weight_table(text, path))
         size = program.limits.block_size
         for i, cache in enumerate(program.caches):

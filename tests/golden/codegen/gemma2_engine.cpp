@@ -89,14 +89,14 @@ const char* llmc_engine_interface(void) {
   return
       "limits max_batch_tokens=512 max_sequences=64 max_logit_rows=64 max_model_len=64 block_size=16\n"
       "vocabulary 97\n"
+      "weight 0 embed F32 [97, 48] panels 24576\n"
+      "weight 1 inv_freq F32 [6] vector_f32 24\n"
+      "weight 2 norm F32 [48] vector_f32 192\n"
+      "weight 3 qkv_0 F32 [96, 48] panels 18432\n"
+      "weight 4 o F32 [48, 48] panels 12288\n"
+      "weight 5 head_norm F32 [12] vector_f32 48\n"
+      "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
-      "weight 0 embed F32 panels 24576\n"
-      "weight 1 inv_freq F32 vector_f32 24\n"
-      "weight 2 norm F32 vector_f32 192\n"
-      "weight 3 qkv_0 F32 panels 18432\n"
-      "weight 4 o F32 panels 12288\n"
-      "weight 5 head_norm F32 vector_f32 48\n"
-      "cache 0 1536+1536 bytes a block\n"
       "launches 13\n";
 }
 
