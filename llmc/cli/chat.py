@@ -72,7 +72,7 @@ def chat(
     from llmc.runtime.engine import load
 
     console = Console(highlight=False)
-    with load(path, threads=threads) as opened, conversation_prompt(path, opened, chat_template) as prompt:
+    with load(path, threads=threads) as opened, conversation_prompt(opened, chat_template) as prompt:
         if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
         console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")

@@ -36,15 +36,16 @@ class ConversationPrompt:
 
 
 @contextmanager
-def conversation_prompt(path: Path, engine: Engine, name: str | None) -> Iterator[ConversationPrompt]:
-    """Of the engine that was opened from a path. name: of a template; None is the model's. Raises OptionError."""
+def conversation_prompt(engine: Engine, name: str | None) -> Iterator[ConversationPrompt]:
+    """Of an open engine. name: of a template; None is the model's. Raises OptionError."""
     from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
 
-    template = engine_template(path) if name is None else named_template(name, path)
+    files = engine.files
+    template = engine_template(files) if name is None else named_template(name, files)
     is_plain = template is None
     renderer = TemplateRenderer(workers=1)
     try:
-        yield ConversationPrompt(engine, template or named_template("plain", path), renderer, is_plain)
+        yield ConversationPrompt(engine, template or named_template("plain", files), renderer, is_plain)
     finally:
         renderer.close()
 
@@ -54,7 +55,8 @@ def check_template(name: str | None) -> None:
 
     name: None is the model's own.
     """
+    from llmc.engine_format import EngineFiles
     from llmc.runtime.chat_template import named_template
 
     if name is not None:
-        named_template(name, Path())
+        named_template(name, EngineFiles(Path(), {}))

@@ -56,7 +56,7 @@ def run(
     with load(path, threads=threads) as engine:
         loaded = time.perf_counter()
         if chat:
-            with conversation_prompt(path, engine, chat_template) as conversation:
+            with conversation_prompt(engine, chat_template) as conversation:
                 tokens = answer(engine, conversation, prompts, system, params, json)
         else:
             tokens = complete(engine, prompts, params, json)

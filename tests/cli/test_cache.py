@@ -57,7 +57,8 @@ def test_clear_removes_a_kind_or_all_but_what_is_in_use(cache: Path) -> None:
     assert llmc("cache", "clear", "captures").out == "removed 1 entry, 1.5 KiB\n"
     assert list((cache / "captures").iterdir()) == []
     (engine,) = (cache / "engines").iterdir()
-    weights = mapped_file(engine)
+    with engine.open("rb") as file:
+        weights = mapped_file(file.fileno())
     cleared = json.loads(llmc("cache", "clear", "--json").out)
     assert len(cleared["removed"]) == len(CacheKind) - 2
     assert [entry["name"] for entry in cleared["in_use"]] == [engine.name]
