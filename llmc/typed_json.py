@@ -7,6 +7,7 @@ import enum
 import functools
 import types
 import typing
+from collections.abc import Callable
 from typing import Any, TypeVar
 
 from llmc.errors import EngineFormatError
@@ -36,64 +37,146 @@ def from_json(kind: type[T], value: Any, at: str) -> T:
     Understands dataclasses, enums, tuple[X, ...], dict[str, X], X | None, bool, int, float, str, unions of these
     four and None, and Any.
     """
-    decoded: T = _decode(kind, value, at)
+    wanted: Any = kind
+    try:
+        decoded: T = _decoder(wanted)(value)
+    except _MismatchError as error:
+        raise EngineFormatError(error.problem, at=at + "".join(reversed(error.path)), fix=REBUILD) from None
     return decoded
 
 
-def _decode(kind: Any, value: Any, at: str) -> Any:
-    if kind is Any:
-        return value
-    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-        return _decode_fields(kind, value, at)
-    if isinstance(kind, enum.EnumType):
-        members: tuple[enum.Enum, ...] = tuple(kind)
-        names = [member.value for member in members]
-        _expect(value in names, f"one of {', '.join(names)}", value, at)
-        return kind(value)
-    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
-    if origin in (types.UnionType, typing.Union):
-        return _decode_union(arguments, value, at)
-    if origin is tuple:
-        _expect(isinstance(value, list), "a list", value, at)
-        return tuple(_decode(arguments[0], item, f"{at}[{i}]") for i, item in enumerate(value))
-    if origin is dict:
-        _expect(isinstance(value, dict), "an object", value, at)
-        return {key: _decode(arguments[1], item, f"{at}.{key}") for key, item in value.items()}
-    if kind is float:
-        _expect(isinstance(value, int | float) and not isinstance(value, bool), "a number", value, at)
-        return float(value)
-    _expect(type(value) is kind, _SCALARS[kind], value, at)
-    return value
+class _MismatchError(Exception):
+    """path: from the value that does not fit outwards; it is only put together when there is one."""
+
+    def __init__(self, problem: str) -> None:
+        super().__init__(problem)
+        self.problem = problem
+        self.path: list[str] = []
 
 
-def _decode_union(kinds: tuple[Any, ...], value: Any, at: str) -> Any:
-    if value is None and types.NoneType in kinds:
-        return None
-    others = [kind for kind in kinds if kind is not types.NoneType]
-    if len(others) == 1:
-        return _decode(others[0], value, at)
-    _expect(type(value) in others, " or ".join(_SCALARS[kind] for kind in others), value, at)
-    return value
-
-
-def _decode_fields(kind: type, value: Any, at: str) -> Any:
-    _expect(isinstance(value, dict), "an object", value, at)
-    hints = _field_types(kind)
-    unknown = sorted(value.keys() - hints.keys())
-    if unknown:
-        raise EngineFormatError(f"unknown field {unknown[0]!r}", at=at, fix=REBUILD)
-    missing = sorted(hints.keys() - value.keys())
-    if missing:
-        raise EngineFormatError(f"the field {missing[0]!r} is missing", at=at, fix=REBUILD)
-    return kind(**{name: _decode(hint, value[name], f"{at}.{name}") for name, hint in hints.items()})
+_Decoder = Callable[[Any], Any]
 
 
 @functools.cache
-def _field_types(kind: type) -> dict[str, Any]:
-    return typing.get_type_hints(kind)
+def _decoder(kind: Any) -> _Decoder:
+    """What makes a `kind`, made once: an engine's program has thousands of values, and is parsed at each start."""
+    if kind is Any:
+        return _as_it_is
+    if dataclasses.is_dataclass(kind) and isinstance(kind, type):
+        return _fields_decoder(kind)
+    if isinstance(kind, enum.EnumType):
+        return _enum_decoder(kind)
+    origin, arguments = typing.get_origin(kind), typing.get_args(kind)
+    if origin in (types.UnionType, typing.Union):
+        return _union_decoder(arguments)
+    if origin is tuple:
+        return _list_decoder(_decoder(arguments[0]))
+    if origin is dict:
+        return _object_decoder(_decoder(arguments[1]))
+    return _float if kind is float else _scalar_decoder(kind)
 
 
-def _expect(condition: bool, wanted: str, value: Any, at: str) -> None:
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+def _float(value: Any) -> float:
+    _expect(isinstance(value, int | float) and not isinstance(value, bool), "a number", value)
+    return float(value)
+
+
+def _scalar_decoder(kind: type) -> _Decoder:
+    def decode(value: Any) -> Any:
+        if type(value) is not kind:
+            raise _unexpected(_SCALARS[kind], value)
+        return value
+
+    return decode
+
+
+def _enum_decoder(kind: enum.EnumType) -> _Decoder:
+    members: tuple[enum.Enum, ...] = tuple(kind)
+    by_value = {member.value: member for member in members}
+
+    def decode(value: Any) -> Any:
+        _expect(isinstance(value, str) and value in by_value, f"one of {', '.join(map(str, by_value))}", value)
+        return by_value[value]
+
+    return decode
+
+
+def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
+    others = [kind for kind in kinds if kind is not types.NoneType]
+    takes_none = len(others) < len(kinds)
+    only = _decoder(others[0]) if len(others) == 1 else None
+
+    def decode(value: Any) -> Any:
+        if value is None and takes_none:
+            return None
+        if only is not None:
+            return only(value)
+        _expect(type(value) in others, " or ".join(_SCALARS[kind] for kind in others), value)
+        return value
+
+    return decode
+
+
+def _list_decoder(item: _Decoder) -> _Decoder:
+    def decode(value: Any) -> Any:
+        _expect(isinstance(value, list), "a list", value)
+        found: list[Any] = []
+        try:
+            for each in value:
+                found.append(item(each))
+        except _MismatchError as error:
+            error.path.append(f"[{len(found)}]")
+            raise
+        return tuple(found)
+
+    return decode
+
+
+def _object_decoder(item: _Decoder) -> _Decoder:
+    def decode(value: Any) -> Any:
+        _expect(isinstance(value, dict), "an object", value)
+        return _items(value, dict.fromkeys(value, item))
+
+    return decode
+
+
+def _fields_decoder(kind: type) -> _Decoder:
+    # Found at the first value: a field may be of a kind that is declared further below.
+    @functools.cache
+    def fields() -> dict[str, _Decoder]:
+        return {name: _decoder(hint) for name, hint in typing.get_type_hints(kind).items()}
+
+    def decode(value: Any) -> Any:
+        _expect(isinstance(value, dict), "an object", value)
+        known = fields()
+        if value.keys() != known.keys():
+            unknown, missing = sorted(value.keys() - known.keys()), sorted(known.keys() - value.keys())
+            raise _MismatchError(f"unknown field {unknown[0]!r}" if unknown else f"the field {missing[0]!r} is missing")
+        return kind(**_items(value, known))
+
+    return decode
+
+
+def _items(value: dict[str, Any], decoders: dict[str, _Decoder]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    name = ""
+    try:
+        for name, decode in decoders.items():
+            found[name] = decode(value[name])
+    except _MismatchError as error:
+        error.path.append(f".{name}")
+        raise
+    return found
+
+
+def _expect(condition: bool, wanted: str, value: Any) -> None:
     if not condition:
-        seen = repr(value)
-        raise EngineFormatError(f"expected {wanted}, found {seen[:80]}", at=at, fix=REBUILD)
+        raise _unexpected(wanted, value)
+
+
+def _unexpected(wanted: str, value: Any) -> _MismatchError:
+    return _MismatchError(f"expected {wanted}, found {repr(value)[:80]}")

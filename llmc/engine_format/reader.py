@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.atomic_directory import TEMPORARY_SUFFIX
-from llmc.engine_format.engine_files import EngineFiles
+from llmc.engine_format.engine_files import WEIGHTS, EngineFiles
 from llmc.engine_format.manifest import MANIFEST_NAME, Manifest, TargetRecord, read_manifest
 from llmc.engine_format.program_check import check_program
-from llmc.engine_format.weight_check import WeightCheck
-from llmc.engine_format.weight_check import check_weights as compare_weights
+from llmc.engine_format.weight_check import WeightCheck, compare_hashes
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.mapped_file import Bytes
@@ -82,17 +81,14 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
     """
     files, manifest = _open(path)
     directory = _describe(files, manifest, check_machine=check_machine)
-    if check_weights:
-        compare_weights(files)
+    compare_hashes(files, [name for name in files.records if check_weights or not name.startswith(WEIGHTS)])
     return directory
 
 
 def start_engine(path: Path) -> tuple[EngineDirectory, WeightCheck]:
-    """As `read_engine` for any machine, but with the weights compared meanwhile and afterwards, by XXH3: see
-    WeightCheck."""
+    """As `read_engine` for any machine, but what no start needs is compared meanwhile and afterwards, the weights by
+    XXH3: see WeightCheck."""
     files, manifest = _open(path)
-    for name in files.below("weights"):
-        files.check(name)
     check = WeightCheck(files)
     try:
         return _describe(files, manifest, check_machine=False), check
@@ -116,14 +112,16 @@ def _open(path: Path) -> tuple[EngineFiles, Manifest]:
             at=error.filename or path,
             fix="check the path, its permissions and the disk",
         ) from None
-    return EngineFiles(path, manifest.files), manifest
+    files = EngineFiles(path, manifest.files)
+    for name in files.records:
+        files.check(name)
+    return files, manifest
 
 
 def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) -> EngineDirectory:
     path = files.path
-    for name in files.records:
-        files.check(name)
-    executable = path / check_required(path, manifest)
+    executable = check_required(path, manifest)
+    files.read(executable)  # It is not the executor that compares it.
     programs = read_programs(files, manifest)
     for each in programs:
         check_agreement(path, manifest, each)
@@ -132,7 +130,7 @@ def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) ->
     tensors = find_weights(files, program)
     if check_machine:
         check_target(path, manifest.target)
-    return EngineDirectory(files, manifest, program, executable, tensors, programs)
+    return EngineDirectory(files, manifest, program, path / executable, tensors, programs)
 
 
 def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
