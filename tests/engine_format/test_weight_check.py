@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from llmc.engine_format import start_engine, weight_check
+from llmc.engine_format.chunk_hash import check_chunk_xxh3
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
 from llmc.runtime.engine import load
@@ -34,7 +35,7 @@ def engine(draft_engine: Path, tmp_path: Path) -> Path:
 @pytest.fixture
 def held(monkeypatch: pytest.MonkeyPatch) -> Iterator[threading.Event]:
     """Weights are compared only when the event is set."""
-    may_go, check = threading.Event(), weight_check.check_chunk_xxh3
+    may_go, check = threading.Event(), check_chunk_xxh3
 
     def wait_and_check(*arguments: object) -> None:
         may_go.wait()
