@@ -56,6 +56,7 @@ from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.finite_weights import FiniteWeights
+from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
@@ -101,6 +102,7 @@ def compile(
     target: str = "cpu",
     output: str | Path | None = None,
     passes: Sequence[Pass] | None = None,
+    tokenizer: object | None = None,
     executor: ExecutorName | None = None,
     **options: Unpack[BuildKeywords],
 ) -> Engine:
@@ -112,15 +114,15 @@ def compile(
     model: a Hugging Face directory, a transformers model, a torch.nn.Module from token ids [1, T] to logits
     [1, T, V], or an ExportedProgram of one. target: a name from `llmc targets`. output: where the engine directory
     goes; without it, a temporary one that lives as long as the engine (Engine.save keeps it). passes: replaces
-    llmc.passes.default(). executor: as in llmc.load. options: the fields of llmc.options.BuildOptions. Raises
-    LlmcError.
+    llmc.passes.default(). tokenizer: for a model object, or in the place of a directory's own: a fast tokenizer of
+    transformers, a tokenizers.Tokenizer, or a directory. executor: as in llmc.load. options: the fields of
+    llmc.options.BuildOptions. Raises LlmcError.
     """
-    if output is not None:
-        return load(build(model, output, target=target, passes=passes, **options).path, executor=executor)
-    directory = tempfile.TemporaryDirectory(prefix="llmc-")
-    path = Path(directory.name) / "engine.llmc"
-    build(model, path, target=target, passes=passes, **options)
-    return load(path, executor=executor, owned=directory)
+    owned = None if output is not None else tempfile.TemporaryDirectory(prefix="llmc-")
+    path = output if owned is None else Path(owned.name) / "engine.llmc"
+    assert path is not None
+    built = build(model, path, target=target, passes=passes, tokenizer=tokenizer, **options)
+    return load(built.path, executor=executor, owned=owned)
 
 
 @shows_keywords(BuildKeywords, build_defaults())
@@ -130,12 +132,13 @@ def build(
     *,
     target: str = "cpu",
     passes: Sequence[Pass] | None = None,
+    tokenizer: object | None = None,
     progress: Progress | None = None,
     **options: Unpack[BuildKeywords],
 ) -> BuildReport:
     """Compile a model into an engine directory at `output`, whole or not at all. Arguments as in `compile`."""
     place = path_argument("output", output)
-    return _build(model, place, resolve_target(target), parse_options(options), passes, Stages(progress))
+    return _build(model, place, resolve_target(target), parse_options(options), passes, tokenizer, Stages(progress))
 
 
 @dataclass
@@ -175,6 +178,7 @@ def _build(
     target: Target,
     options: BuildOptions,
     passes: Sequence[Pass] | None,
+    tokenizer: object | None,
     stages: Stages,
 ) -> BuildReport:
     pipeline = default() if passes is None else _checked(passes)
@@ -185,12 +189,13 @@ def _build(
     options, notes = without_half(model, target, options)
     finite = FiniteWeights()
     with (
+        given_tokenizer(tokenizer) as tokenizer_files,
         EngineWriter(output) as writer,
         BackgroundCompiler(target, options) as compiler,
         kernel_workers(target) as workers,
     ):
         with stages("capture"):
-            captured = capture(model, options)
+            captured = with_tokenizer(capture(model, options), tokenizer_files)
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):

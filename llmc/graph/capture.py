@@ -68,11 +68,11 @@ def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOpti
         )
     directory = Path(model)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
-    _check_tokenizer(directory / "tokenizer.json")
+    check_tokenizer(directory / "tokenizer.json")
     return Captured(*capture_directory(directory, options), files)
 
 
-def _check_tokenizer(file: Path) -> None:
+def check_tokenizer(file: Path) -> None:
     """Raise CheckpointError now for a tokenizer that the engine could not read later."""
     if not file.is_file():
         return
