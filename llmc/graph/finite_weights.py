@@ -10,6 +10,12 @@ from torch import Tensor
 _SHOWN = 4
 
 
+# The bits of infinity: those of NaNs are larger numbers, and with a sign both are the largest of all.
+_INFINITY = {torch.bfloat16: 0x7F80, torch.float16: 0x7C00, torch.float32: 0x7F800000, torch.float64: 0x7FF << 52}
+# Stays in a core's cache, so that looking twice reads memory once.
+_CHUNK_BYTES = 1 << 18
+
+
 class FiniteWeights:
     """Looks at each weight once. Whoever makes weights in several threads may share one."""
 
@@ -17,14 +23,9 @@ class FiniteWeights:
         self._found: dict[str, tuple[int, int]] = {}
 
     def look(self, names: Sequence[str], value: Tensor) -> Tensor:
-        """The value itself. names: of the checkpoint's tensors that it is made of; none for what was computed.
-
-        A sum tells whether any number is not finite, at the speed of memory; only then are they counted.
-        """
-        if names and value.is_floating_point() and value.dtype.itemsize > 1 and value.numel():
-            total = value.sum(dtype=torch.float32 if value.dtype.itemsize < 4 else value.dtype)
-            if not bool(total.isfinite()):
-                self._count(", ".join(names), value)
+        """The value itself. names: of the checkpoint's tensors that it is made of; none for what was computed."""
+        if names and value.dtype in _INFINITY and not _all_finite(value):
+            self._found[", ".join(names)] = int(value.isnan().sum()), int(value.isinf().sum())
         return value
 
     def notes(self) -> tuple[str, ...]:
@@ -39,7 +40,14 @@ class FiniteWeights:
         are = "weight holds" if len(shown) == 1 else "weights hold"
         return (f"{len(shown)} {are} numbers that are not finite: {', '.join(shown[:_SHOWN])}{more}",)
 
-    def _count(self, name: str, value: Tensor) -> None:
-        nan, inf = int(value.isnan().sum()), int(value.isinf().sum())
-        if nan or inf:  # A sum of finite numbers may be too large, too.
-            self._found[name] = nan, inf
+
+def _all_finite(value: Tensor) -> bool:
+    """By the largest bit pattern, as signed and as unsigned numbers: no copies, and as fast as memory is read."""
+    size = value.dtype.itemsize
+    whole = {2: torch.int16, 4: torch.int32, 8: torch.int64}[size]
+    bits = value.contiguous().view(-1).view(whole).numpy()
+    infinity = _INFINITY[value.dtype]
+    negative = infinity | 1 << (8 * size - 1)
+    step = _CHUNK_BYTES // size
+    chunks = (bits[start : start + step] for start in range(0, len(bits), step))
+    return all(int(chunk.max()) < infinity and int(chunk.view(f"u{size}").max()) < negative for chunk in chunks)

@@ -16,12 +16,14 @@ from llmc.graph.weights import Recipe
 class RecordedGraph(fx.Graph):
     """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied.
 
-    made: the names of the nodes that each rewrite created.
+    made: the names of the nodes that each rewrite created. fresh: calls whose fake value their op made, by what decides
+    it (arguments, keywords, value), until ShapeCheck takes note of them.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.made: dict[str, list[str]] = {}
+        self.fresh: dict[fx.Node, tuple[Any, Any, Any]] = {}
         self._rewrite: str | None = None
         self._source: str | None = None
         self._prefix = ""
@@ -56,7 +58,8 @@ class RecordedGraph(fx.Graph):
             if self._source is not None:
                 node.meta["stack_trace"] = self._source
             if op == "call_function":
-                node.meta["val"] = self.fake_values().of(node)
+                value = node.meta["val"] = self.fake_values().of(node)
+                self.fresh[node] = node.args, node.kwargs, value
         return node
 
     def fake_values(self) -> FakeValues:

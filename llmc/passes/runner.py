@@ -75,7 +75,7 @@ def run_pipeline(
         if before_rewrite is not None:
             before_rewrite(name, record, result)
 
-    check_shapes = ShapeCheck(nodes)
+    shapes = ShapeCheck(nodes)
     log = RewriteLog(nodes, options.stop_after, announce)
     records: list[PassRecord] = []
     was_cut = False
@@ -99,7 +99,10 @@ def run_pipeline(
         also = (each.stage or stage, stage) if is_partial else ()
         try:
             verify(result, also=also, allow_fallback=options.allow_fallback)
-            check_shapes()
+            if isinstance(each, Rewrite):
+                shapes.follow()
+            else:
+                shapes.check()
         except PassError as error:
             raise _of_pass(each, error, options) from error
         seconds = time.perf_counter() - started

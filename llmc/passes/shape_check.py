@@ -2,7 +2,8 @@
 
 Nodes that a pass makes get their fake values from their ops (recorded_graph.py); one whose arguments a pass exchanges
 keeps its own, and a kernel would read memory by it. Looked at are nodes that are new or have other arguments, and those
-that read a value that was exchanged; calls that are alike are propagated once (graph/fake_value.py).
+that read a value that was exchanged; calls that are alike are propagated once (graph/fake_value.py). Each replacement
+of a pattern pass is held to its root's shape where it is made (runner.py), so such passes are followed only.
 """
 
 from __future__ import annotations
@@ -17,25 +18,38 @@ from llmc.graph.source_line import source_line
 from llmc.passes.recorded_graph import RecordedGraph
 from llmc.passes.shapes import same_value
 
-# What decides what a node makes, by identity: its op, its arguments, and the fake values of itself and its inputs.
-_Seen = tuple[Any, ...]
-
 
 class ShapeCheck:
-    """Checks a graph again and again while passes change it."""
+    """Follows a graph while passes change it."""
 
     def __init__(self, graph: RecordedGraph) -> None:
         self._graph = graph
-        self._seen = {node: _state(node) for node in graph.nodes}
+        # What decides what a node makes, by identity: its arguments and its fake value.
+        self._seen: dict[fx.Node, tuple[Any, Any, Any]] = {}
+        self.follow()
 
-    def __call__(self) -> None:
-        """Raise PassError for the first node that takes its inputs no more, or makes something else of them."""
-        now = {node: _state(node) for node in self._graph.nodes}
-        for node, state in now.items():
-            before = self._seen.get(node)
-            if node.op == "call_function" and (before is None or not _is_same(before, state)):
-                self._check(node)
+    def follow(self) -> set[fx.Node]:
+        """Take the graph as it is; the calls that were added or changed since the last time, or read what was."""
+        now, changed = {}, set()
+        for node in self._graph.nodes:
+            state = now[node] = (node.args, node.kwargs, node.meta.get("val"))
+            before = self._seen.get(node) or self._graph.fresh.get(node)
+            if before is None:
+                changed.add(node)
+            elif before[0] is not state[0] or before[1] is not state[1] or before[2] is not state[2]:
+                changed.add(node)
+                if before[2] is not state[2]:
+                    changed.update(node.users)
+        self._graph.fresh.clear()
         self._seen = now
+        return {node for node in changed if node.op == "call_function"}
+
+    def check(self) -> None:
+        """Raise PassError for the first node that takes its inputs no more, or makes something else of them."""
+        changed = self.follow()
+        for node in self._graph.nodes if changed else ():
+            if node in changed:
+                self._check(node)
 
     def _check(self, node: fx.Node) -> None:
         kept, made = node.meta.get("val"), self._graph.fake_values().of(node)
@@ -47,17 +61,3 @@ class ShapeCheck:
                 at=source_line(node) or node.format_node(),
                 fix="a pass that exchanges a node's inputs keeps their shapes and dtypes, or makes a new node",
             )
-
-
-def _state(node: fx.Node) -> _Seen:
-    return (
-        node.target,
-        node.args,
-        node.kwargs,
-        node.meta.get("val"),
-        *(n.meta.get("val") for n in node.all_input_nodes),
-    )
-
-
-def _is_same(before: _Seen, now: _Seen) -> bool:
-    return len(before) == len(now) and all(a is b for a, b in zip(before, now, strict=True))
