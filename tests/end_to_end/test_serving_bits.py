@@ -1,4 +1,4 @@
-"""Compiled CPU engines: a request's tokens and log-probabilities are the same bits in any company and after any hit."""
+"""CPU and reference engines: a request's tokens and log-probabilities are the same bits in any company."""
 
 from __future__ import annotations
 
@@ -34,6 +34,7 @@ class Numbers:
     dtype: str
     quantize: str = ""
     kv_cache: str = "auto"
+    target: str = "cpu"
 
 
 @pytest.fixture(
@@ -41,6 +42,7 @@ class Numbers:
     params=[
         pytest.param(Numbers("float32"), id="float32", marks=pytest.mark.slow),
         pytest.param(Numbers("bfloat16"), id="bfloat16"),
+        pytest.param(Numbers("bfloat16", target="reference"), id="reference", marks=pytest.mark.slow),
         pytest.param(Numbers("bfloat16", "w8a8", "int8"), id="w8a8-kv8"),
         pytest.param(Numbers("bfloat16", "w4a8:g32", "int8"), id="w4a8-kv8", marks=pytest.mark.slow),
     ],

@@ -1,9 +1,16 @@
-"""Run an engine's graph eagerly in torch: slow and right, for machines without a compiler and as an oracle."""
+"""Run an engine's graph eagerly in torch: slow and right, for machines without a compiler and as an oracle.
+
+A library's matrix product sums up a row in another order when it has another number of rows, or when the row is at
+another place among them. So the graph runs on tiles of TILE rows, always: a token's place in its tile is its position
+modulo TILE, the rows that no token of the step takes are left over, and no row sees another but through the cache. Its
+bits then depend on nothing but the tokens before it.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
@@ -15,6 +22,7 @@ from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
 from llmc.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.reference_tiles import tiles_of
 from llmc.runtime.executors.stored_weights import graph_weights
 from llmc.runtime.step import Step
 
@@ -30,9 +38,11 @@ class ReferenceExecutor:
         check_interface(memory_text(program), read_memory_text(text), path)
         self._tensors = graph_weights(engine, read_weight_table(text, path))
         size = program.limits.block_size
+        # One block more, for what the rows without a token write.
+        self._spare_slot = blocks * size
         for i, cache in enumerate(program.caches):
             for part, width in zip("kv", cache.widths(), strict=True):
-                shape = (blocks, cache.kv_heads, size, width)
+                shape = (blocks + 1, cache.kv_heads, size, width)
                 self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
         self._interpreter = GraphInterpreter(graph)
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
@@ -45,10 +55,13 @@ class ReferenceExecutor:
             )
 
     def step(self, step: Step) -> Logits:
-        """Every node in turn, in inference mode."""
-        inputs = {name: torch.from_numpy(getattr(step, name)) for name in self._step_inputs}
-        logits: Logits = self._interpreter.outputs(self._tensors | inputs).float().contiguous().numpy()
-        return logits
+        """Tile by tile, every node in turn, in inference mode."""
+        found: list[Logits] = []
+        for tile in tiles_of(step, self._spare_slot):
+            inputs = {name: torch.from_numpy(getattr(tile.step, name)) for name in self._step_inputs}
+            logits = self._interpreter.outputs(self._tensors | inputs).float().numpy()
+            found.append(logits[tile.wanted])
+        return np.concatenate(found)
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values."""

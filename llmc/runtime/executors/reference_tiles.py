@@ -1,0 +1,66 @@
+"""A step as tiles of a fixed number of rows, each of one request; positions say which row of its tile a token is."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from llmc.runtime.step import Ints, Step
+
+TILE = 16
+
+
+@dataclass(frozen=True)
+class Tile:
+    """A step of TILE rows, and which of them give the logits that are wanted of the whole step."""
+
+    step: Step
+    wanted: Ints
+
+
+def tiles_of(step: Step, spare_slot: int) -> Iterator[Tile]:
+    """The step's tokens, in order. spare_slot: of the cache, for the rows without a token.
+
+    Each token is a request of its own: attention, too, then computes it alone.
+    """
+    is_wanted = np.zeros(len(step.input_ids), np.bool_)
+    is_wanted[step.logit_rows] = True
+    for r, table in enumerate(step.block_tables):
+        begin, end = int(step.query_starts[r]), int(step.query_starts[r + 1])
+        while begin < end:
+            place = int(step.positions[begin]) % TILE
+            count = min(TILE - place, end - begin)
+            yield _tile(step, slice(begin, begin + count), place, table, is_wanted, spare_slot)
+            begin += count
+
+
+def _tile(
+    step: Step,
+    tokens: slice,
+    place: int,
+    table: Ints,
+    is_wanted: np.ndarray[tuple[int], np.dtype[np.bool_]],
+    spare: int,
+) -> Tile:
+    count = tokens.stop - tokens.start
+    inside = slice(place, place + count)
+    ids, positions = np.zeros(TILE, np.int32), np.zeros(TILE, np.int32)
+    slots = np.full(TILE, spare, np.int32)
+    ids[inside], positions[inside] = step.input_ids[tokens], step.positions[tokens]
+    slots[inside] = step.slot_mapping[tokens]
+    wanted = np.flatnonzero(is_wanted[tokens]).astype(np.int32) + place
+    return Tile(
+        Step(
+            input_ids=ids,
+            positions=positions,
+            slot_mapping=slots,
+            query_starts=np.arange(place, place + count + 1, dtype=np.int32),
+            context_lens=step.positions[tokens] + 1,
+            block_tables=np.broadcast_to(table, (count, len(table))).copy(),
+            # All of them, so that the last product has as many rows in every tile as well.
+            logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
+        ),
+        wanted,
+    )

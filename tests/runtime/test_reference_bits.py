@@ -1,0 +1,54 @@
+"""The reference executor computes each token alone: its bits are the same whatever else a step has."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import llmc
+from llmc.runtime.engine import Engine
+from llmc.runtime.executors.reference_tiles import TILE, tiles_of
+from llmc.runtime.step import Step
+from tests.plain_modules import sdpa_decoder
+
+
+def logprobs(engine: Engine, prompts: list[list[int]]) -> list[object]:
+    params = llmc.SamplingParams(max_tokens=5, logprobs=3, prompt_logprobs=1)
+    return [
+        [(p.logprob.hex(), p.top) for p in found.choices[0].logprobs or ()]
+        for found in engine.generate(prompts, params)
+    ]
+
+
+def test_alone_and_in_company() -> None:
+    generator = np.random.default_rng(0)
+    with llmc.compile(sdpa_decoder().to(torch.bfloat16), target="reference", max_batch_tokens=48) as engine:
+        vocab = engine.info.vocab_size
+        prompts = [generator.integers(0, vocab, n).tolist() for n in (1, 3, 17, 40, 9, 30)]
+        alone = [logprobs(engine, [prompt])[0] for prompt in prompts]
+        # Steps of 48 tokens cut the prompts where their neighbours leave room.
+        assert logprobs(engine, prompts) == alone
+        assert logprobs(engine, prompts[::-1]) == alone[::-1]
+
+
+def test_a_token_stands_where_its_position_puts_it() -> None:
+    ints = np.int32
+    step = Step(
+        input_ids=np.arange(100, 121, dtype=ints),
+        positions=np.array([5, *range(10, 30)], ints),
+        slot_mapping=np.arange(200, 221, dtype=ints),
+        query_starts=np.array([0, 1, 21], ints),
+        context_lens=np.array([6, 30], ints),
+        block_tables=np.array([[7, 0], [8, 9]], ints),
+        logit_rows=np.array([0, 20], ints),
+    )
+    tiles = list(tiles_of(step, spare_slot=999))
+    assert [tile.wanted.tolist() for tile in tiles] == [[5], [], [13]]
+    for tile in tiles:
+        rows = np.flatnonzero(tile.step.slot_mapping != 999)
+        assert len(tile.step.input_ids) == TILE
+        assert (tile.step.positions[rows] % TILE == rows).all()
+        assert tile.step.query_starts.tolist() == [*rows, rows[-1] + 1]
+        assert (tile.step.context_lens == tile.step.positions[rows] + 1).all()
+    found = np.concatenate([tile.step.input_ids[tile.step.slot_mapping != 999] for tile in tiles])
+    assert found.tolist() == step.input_ids.tolist()
