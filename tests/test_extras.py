@@ -77,7 +77,7 @@ USES = (
     Use("diff ENGINE ENGINE"),
     Use("diff MODEL --length 4 --passes fuse_rms_norm", ("torch", "hf")),
     # Nothing is wrong with the model, so that there is nothing to find.
-    Use("bisect MODEL --length 4 --tolerance 1 -o OUT.bisect", ("torch", "hf"), fails_with="good"),
+    Use("bisect MODEL --length 4 --tolerance 1 -o OUT.bisect", ("torch", "hf"), fails_with="nothing to find"),
     Use("viz ENGINE --format dot -o OUT.dot"),
     Use("viz ENGINE --format json -o OUT.json"),
     Use("viz ENGINE --format onnx -o OUT.onnx", ("viz", "torch")),
