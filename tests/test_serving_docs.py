@@ -11,7 +11,11 @@ import typer.main
 from llmc.cli.app import command_line
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.completion import CompletionRequest
+from llmc.runtime.server.schemas.field_notes import IGNORED, REFUSED
+from llmc.runtime.server.schemas.responses import ResponsesRequest
 
+# Values and parts of fields that the table names, too.
+VALUES = {"json", "regex", "choice", "grammar", "effort"}
 TEXT = (Path(__file__).parent.parent / "docs" / "serving.md").read_text(encoding="utf-8")
 
 
@@ -26,9 +30,13 @@ def test_flags_exist() -> None:
 
 
 def test_fields_exist() -> None:
-    paragraph = TEXT[TEXT.index("Beside OpenAI's fields:") :].split("A field that does not exist")[0]
-    named = set(re.findall(r"`([a-z_]+)`", paragraph)) - {"json", "regex", "choice", "grammar"}
-    assert len(named) > 10 and named <= {*CompletionRequest.model_fields, *ChatRequest.model_fields}
+    """And every one that exists is there, with what becomes of it."""
+    table = TEXT[TEXT.index("## Fields") :].split("**Chat templates**")[0]
+    named = set(re.findall(r"`([a-z_]+)`", table))
+    known = {*IGNORED, *REFUSED}
+    for body in (CompletionRequest, ChatRequest, ResponsesRequest):
+        known |= body.model_fields.keys()
+    assert known <= named <= known | VALUES
 
 
 def test_the_picture_is_there() -> None:
