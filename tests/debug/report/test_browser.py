@@ -203,6 +203,47 @@ def test_quantization_is_shown_by_layer_and_in_all(
         assert section.locator("table.quantized tbody tr").count() == 4
 
 
+def test_quality_is_shown_of_an_engine_without_codes(
+    browser: Browser, directory: EngineDirectory, tmp_path: Path
+) -> None:
+    contents = read_contents(directory.path, directory.manifest, directory.program)
+    perplexity = MeasuredPerplexity(1, "m", (), "auto", "bfloat16", "held.txt", 1000, 256, 41.0, 40.0)
+    for measured, sections in ((None, 0), (perplexity, 1)):
+        with opened(browser, report_page(contents, RATES, None, measured), tmp_path / "plain.html") as page:
+            assert page.locator("#quantization").count() == sections
+            if sections:
+                assert page.locator("#quantization h2").inner_text() == "Quality"
+                assert "1.0250 ×" in " ".join(page.locator("#quantization .card").all_inner_texts())
+
+
+# How many points of the roofs, a pixel apart, lie within a label: in the label's own frame, which may be turned.
+CROSSINGS = """() => {
+  const inside = (label, roof) => {
+    const box = label.getBBox(), frame = label.getCTM().inverse().multiply(roof.getCTM());
+    let found = 0;
+    for (let at = 0; at <= roof.getTotalLength(); at += 1) {
+      const point = roof.getPointAtLength(at).matrixTransform(frame);
+      if (point.x > box.x && point.x < box.x + box.width && point.y > box.y && point.y < box.y + box.height) found += 1;
+    }
+    return found;
+  };
+  const labels = [...document.querySelectorAll(".roof-label")], roofs = [...document.querySelectorAll(".roof")];
+  return labels.flatMap((label) => roofs.map((roof) => inside(label, roof)));
+}"""
+
+
+@pytest.mark.parametrize("bf16", [310e9, 420e9, 700e9])
+@pytest.mark.parametrize("bandwidth", [4e9, 40e9, 200e9])
+def test_no_line_crosses_a_label_of_the_roofline(
+    browser: Browser, directory: EngineDirectory, tmp_path: Path, bf16: float, bandwidth: float
+) -> None:
+    contents = read_contents(directory.path, directory.manifest, directory.program)
+    rates = Rates(bandwidth, KINDS | {"BF16": KindRates(bf16)}, 2e-7, measured=True)
+    with opened(browser, report_page(contents, rates), tmp_path / "roofs.html") as page:
+        crossings = page.evaluate(CROSSINGS)
+    assert len(crossings) >= 6 and not any(crossings)
+
+
 EXPRESSIONS = (
     "12",
     "8*R + 2048*C + 4",

@@ -7,7 +7,7 @@ import { memory } from "./memory.js";
 import { navigation } from "./navigation.js";
 import { overview } from "./overview.js";
 import { pipeline } from "./pipeline.js";
-import { quantization } from "./quantization.js";
+import { qualityTitle, quantization } from "./quantization.js";
 import { roofline } from "./roofline.js";
 
 function main() {
@@ -17,7 +17,7 @@ function main() {
     { id: "kernels", title: "Kernels", parts: kernels(controls()) },
     { id: "roofline", title: "Roofline", parts: roofline() },
     { id: "memory", title: "Memory", parts: memory() },
-    { id: "quantization", title: "Quantization", parts: quantization() },
+    { id: "quantization", title: qualityTitle(), parts: quantization() },
   ].filter((section) => section.parts);
   for (const { id, title, parts } of sections) {
     const section = el("section", { id, "aria-label": title, tabindex: "-1" });

@@ -1,18 +1,27 @@
-// What quantization did: in all, and to each weight, a row a layer.
+// What quantization did: in all, and to each weight, a row a layer; and how well the engine predicts a text.
 
 import { el, table, tip } from "./dom.js";
 import { data } from "./state.js";
 import { inBytes, inCount, inPercent } from "./units.js";
 
 export function quantization() {
-  const { weights, cache } = data.quantization;
-  if (!weights.length && !cache) return null;
+  const { weights, perplexity } = data.quantization;
+  if (!isQuantized() && !perplexity) return null;
   return [
-    el("h2", {}, "Quantization"),
+    el("h2", {}, qualityTitle()),
     weights.length ? el("p", { class: "lead" }, lead(weights)) : null,
     el("div", { class: "figures" }, cards()),
     weights.length ? [layers(weights), list(weights)] : null,
   ];
+}
+
+// Of an engine without codes only its quality is shown, if that was measured.
+export function qualityTitle() {
+  return isQuantized() ? "Quantization" : "Quality";
+}
+
+function isQuantized() {
+  return data.quantization.weights.length > 0 || data.quantization.cache !== null;
 }
 
 function lead(weights) {

@@ -5,7 +5,7 @@ import { el, replace, svg, tip } from "./dom.js";
 import { change, chosen, data, onChange } from "./state.js";
 import { inBandwidth, inRate, inSeconds } from "./units.js";
 
-const WIDTH = 860, HEIGHT = 400, LEFT = 88, RIGHT = 20, TOP = 18, BOTTOM = 46;
+const WIDTH = 860, HEIGHT = 400, LEFT = 88, RIGHT = 20, TOP = 18, BOTTOM = 46, LABEL = 14;
 
 export function roofline() {
   if (!data.kernels.launches.length) return null;
@@ -32,15 +32,9 @@ function drawing() {
   const x = scale([...points.map((p) => p.x), peak / bandwidth], LEFT, WIDTH - RIGHT);
   const y = scale([...points.map((p) => p.y), peak * 1.6], HEIGHT - BOTTOM, TOP);
   const lowest = Math.max(x.low, y.low / bandwidth), slope = lowest * ((peak / bandwidth / lowest) ** 0.2);
-  let free = HEIGHT;  // Labels of roofs that are close to each other are stacked.
-  const lines = roofs.sort((a, b) => a.rate - b.rate).map(({ kind, rate }) => {
-    const knee = rate / bandwidth, bottom = Math.min(y(rate) - 7, free);
-    free = bottom - 14;
-    return [
-      svg("path", { class: "roof", d: `M${x(lowest)} ${y(lowest * bandwidth)}L${x(knee)} ${y(rate)}H${WIDTH - RIGHT}` }),
-      svg("text", { class: "roof-label", x: WIDTH - RIGHT, y: bottom, "text-anchor": "end" }, `${kind} ${inRate(rate)}`),
-    ];
-  });
+  roofs.sort((a, b) => b.rate - a.rate);
+  const lines = roofs.map(({ rate }) => svg("path", { class: "roof", d: `M${x(lowest)} ${y(lowest * bandwidth)}L${x(rate / bandwidth)} ${y(rate)}H${WIDTH - RIGHT}` }));
+  const names = roofLabels(roofs, y);
   const angle = (Math.atan2(y(slope * bandwidth) - y(slope * 2 * bandwidth), x(slope * 2) - x(slope)) * 180) / Math.PI;
   const marks = points.map(({ row, x: px, y: py, share }) => tip(svg("circle", {
     class: `point ${row.bound} ${row.index === chosen.kernel ? "picked" : ""}`, cx: x(px), cy: y(py), r: 5 + 20 * Math.sqrt(share),
@@ -48,9 +42,26 @@ function drawing() {
     onkeydown: (event) => { if (event.key === "Enter") change({ kernel: row.index }); },
   }), () => `${row.kernel.name}\n${px.toPrecision(3)} FLOP/B, ${inRate(py)}\n${inSeconds(row.measured || row.seconds)} a step ${row.measured ? "measured" : "predicted"}`));
   return svg("svg", { viewBox: `0 0 ${WIDTH} ${HEIGHT}`, class: "roofline", role: "img", "aria-label": "Roofline of all kernels" },
-    grid(x, y), lines,
-    svg("text", { class: "roof-label", transform: `translate(${x(slope)} ${y(slope * bandwidth) - 8}) rotate(${-angle})`, "text-anchor": "middle" }, inBandwidth(bandwidth)),
+    grid(x, y), lines, names,
+    // Lifted off the slope after the turn: before it, a steep slope would run through the text.
+    svg("text", { class: "roof-label", transform: `translate(${x(slope)} ${y(slope * bandwidth)}) rotate(${-angle}) translate(0 -8)`, "text-anchor": "middle" }, inBandwidth(bandwidth)),
     marks, labels(points, x, y));
+}
+
+// The roofs' names at the right, highest first. Those of roofs too close to write between stand above them all.
+function roofLabels(roofs, y) {
+  const groups = [];
+  for (const roof of roofs) {
+    groups.push([roof]);
+    while (groups.length > 1) {
+      const above = groups.at(-2), last = groups.at(-1);
+      if (y(last[0].rate) - y(above.at(-1).rate) >= LABEL * last.length + 6) break;
+      groups.splice(-2, 2, [...above, ...last]);
+    }
+  }
+  return groups.flatMap((group) => group.map(({ kind, rate }, i) => svg("text", {
+    class: "roof-label", x: WIDTH - RIGHT, y: y(group[0].rate) - 7 - LABEL * (group.length - 1 - i), "text-anchor": "end",
+  }, `${kind} ${inRate(rate)}`)));
 }
 
 // Names of the few kernels that take most of the time, moved down where they would cover each other.
