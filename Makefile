@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests run in so many processes, each file's tests in one of them, for what they share.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-slow test-extras lint format bench clean
+.PHONY: install demo test test-slow test-extras lint format docs bench clean
 
 install: $(STAMP)
 
@@ -41,6 +41,10 @@ lint: $(STAMP)
 format: $(STAMP)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+docs: $(STAMP)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
+	@echo "build/site/index.html: open it in a browser"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.llama_1b

@@ -60,6 +60,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuner"] = {*ALLOWED}
+ALLOWED["architectures"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
 ALLOWED["engine_argument"] = {*ALLOWED}

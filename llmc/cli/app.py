@@ -21,7 +21,7 @@ USER_ERROR = 2
 INTERRUPTED = 130
 
 PANELS = {
-    "Build and run": ("build", "run", "chat", "serve", "tune", "targets", "env"),
+    "Build and run": ("build", "run", "chat", "serve", "tune", "targets", "models", "env"),
     "See what was built": ("inspect", "report", "viz", "profile", "verify"),
     "See what the passes do": ("passes", "explain", "diff", "bisect"),
 }

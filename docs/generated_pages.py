@@ -1,0 +1,75 @@
+"""Pages of the site that are made from what stands elsewhere: the README, docstrings, and the commands themselves."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import typer.main
+from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.structure.files import File, Files
+from typer.cli import get_docs_for_click
+
+import llmc
+from llmc.cli.app import command_line
+
+ROOT = Path(__file__).parent.parent
+# Page → the file in the root that it is.
+FROM_ROOT = {
+    "index.md": "README.md",
+    "changelog.md": "CHANGELOG.md",
+    "security.md": "SECURITY.md",
+    "contributing.md": "CONTRIBUTING.md",
+}
+_LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)")
+
+
+def on_files(files: Files, config: MkDocsConfig) -> Files:
+    """Called by MkDocs with the files of docs/: adds the pages that no file holds."""
+    for page, name in FROM_ROOT.items():
+        text = from_root((ROOT / name).read_text(encoding="utf-8"))
+        files.append(File.generated(config, page, content=text))
+    files.append(File.generated(config, "reference/python.md", content=python_reference()))
+    files.append(File.generated(config, "reference/command-line.md", content=command_reference()))
+    return files
+
+
+def on_page_markdown(markdown: str, **_: object) -> str:
+    """Called by MkDocs with each page: a link out of docs/, which the site has no page for, becomes the file's name."""
+    return re.sub(r"\[([^]]*)\]\(\.\./[^)]*\)", r"\1", markdown)
+
+
+def from_root(text: str) -> str:
+    """A file of the root as a page beside those of docs/: its links lead to the site's pages, or are only text."""
+    pages = {name: page for page, name in FROM_ROOT.items()}
+
+    def linked(match: re.Match[str]) -> str:
+        path, mark, anchor = match[1].partition("#")
+        if path.startswith("docs/"):
+            return f"]({path.removeprefix('docs/')}{mark}{anchor})"
+        return f"]({pages[path]}{mark}{anchor})" if path in pages else f"](../{path})"
+
+    return _LINK.sub(linked, text)
+
+
+def python_reference() -> str:
+    """Everything in `llmc.__all__`, from its docstrings."""
+    parts = ["# Python\n\nWhat `import llmc` offers. All of it is typed.\n"]
+    for name in sorted(set(llmc.__all__) - {"passes"}, key=str.lower):
+        public = getattr(llmc, name)
+        parts.append(_section(name, f"{public.__module__}.{public.__qualname__}"))
+    parts.append(_section("passes", "llmc.passes"))
+    return "\n".join(parts)
+
+
+def _section(name: str, path: str) -> str:
+    return f"## llmc.{name}\n\n::: {path}\n    options:\n      show_root_heading: false\n"
+
+
+def command_reference() -> str:
+    """Each verb with its arguments and options, from the commands themselves."""
+    app = command_line()
+    command = typer.main.get_command(app)
+    context = typer.Context(command, info_name="llmc")
+    text = get_docs_for_click(obj=command, ctx=context, name="llmc", title="Command line")
+    return re.sub(r"\[(?:/|/?(?:bold|dim|red|green)[^]]*)\]", "", text)

@@ -1,0 +1,87 @@
+"""Build a tiny model of an architecture and compare it with transformers: how far it gets, and why not farther."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import asdict, dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmc.architectures.tiny_config import text_half, tiny_architecture
+from llmc.compiler import build
+from llmc.errors import LlmcError
+from llmc.runtime.engine import load
+
+# Largest |Δlogit| over the logits' standard deviation: what re-ordered fp32 sums may cost.
+TOLERANCE = 1e-3
+LENGTH = 33
+
+
+class Verdict(Enum):
+    """What came of an architecture."""
+
+    MATCHES = "matches"
+    DIFFERS = "differs"
+    REFUSED = "refused"
+    # transformers itself makes no small model of it, or the model does not run there.
+    NO_MODEL = "no tiny model"
+    # Neither an engine nor a refusal: a fault of llmc.
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """difference: max |Δlogit| over the spread, of an engine that was built. reason: why there is none."""
+
+    model_type: str
+    class_name: str
+    verdict: Verdict
+    difference: float | None = None
+    reason: str | None = None
+
+
+def survey(model_type: str, class_name: str, target: str) -> Outcome:
+    """Build a tiny fp32 model for `target` and compare its logits at 33 tokens with transformers'."""
+
+    def outcome(verdict: Verdict, reason: str | None = None, difference: float | None = None) -> Outcome:
+        return Outcome(model_type, class_name, verdict, difference, reason)
+
+    text_type = text_half(model_type)
+    if text_type is not None:
+        return outcome(Verdict.NO_MODEL, f"multimodal: its text half is {text_type}")
+    tokens = [(7 + 37 * i + i * i) % 150 + 3 for i in range(LENGTH)]
+    try:
+        model = tiny_architecture(model_type)
+        with torch.inference_mode():
+            expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()
+    except Exception as error:  # transformers raises whatever its own code meets.
+        return outcome(Verdict.NO_MODEL, _one_line(error))
+    try:
+        found = _logits(model, tokens, target)
+    except LlmcError as error:
+        return outcome(Verdict.REFUSED, error.problem if error.at is None else f"{error.problem} ({error.at})")
+    except Exception as error:  # Said to be a fault, so that it is seen.
+        return outcome(Verdict.FAILED, _one_line(error))
+    difference = float(np.abs(found - expected).max() / expected.std())
+    return outcome(Verdict.MATCHES if difference <= TOLERANCE else Verdict.DIFFERS, difference=difference)
+
+
+def outcome_json(outcome: Outcome) -> dict[str, Any]:
+    """Plain data."""
+    return {**asdict(outcome), "verdict": outcome.verdict.value}
+
+
+def _logits(model: Any, tokens: list[int], target: str) -> Any:
+    with tempfile.TemporaryDirectory(prefix="llmc-models-") as directory:
+        path = Path(directory) / "engine.llmc"
+        build(model, path, target=target, dtype="float32", max_model_len=64)
+        with load(path) as engine:
+            return engine.logits(tokens)
+
+
+def _one_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {' '.join(str(error).split())}"

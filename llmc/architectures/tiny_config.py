@@ -1,0 +1,141 @@
+"""A tiny configuration of any causal architecture of transformers: its defaults, with every size made small."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from llmc.errors import CaptureError
+from llmc.graph.hf_config import import_transformers
+
+# What a model may have at most: a configuration whose sizes have names that are not listed here would fill the memory.
+_PARAMETERS = 20_000_000
+
+# Setting → small value. Architectures name the same thing differently; a setting that one lacks is left out.
+_SIZES: Mapping[str, Any] = MappingProxyType(
+    {
+        **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), 160),
+        **dict.fromkeys(("hidden_size", "n_embd", "d_model", "embedding_size", "lru_width", "word_embed_proj_dim"), 64),
+        **dict.fromkeys(("attention_hidden_size", "dim_model"), 64),
+        **dict.fromkeys(("intermediate_size", "d_ff", "dim_ff", "dense_intermediate_size"), 112),
+        **dict.fromkeys(("ffn_dim", "decoder_ffn_dim", "encoder_ffn_dim"), 112),
+        **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers", "decoder_layers"), 2),
+        **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "num_heads", "decoder_attention_heads"), 4),
+        **dict.fromkeys(("max_position_embeddings", "n_positions"), 320),
+        **dict.fromkeys(("head_dim", "kv_channels", "d_kv", "dim_head"), 16),
+        **dict.fromkeys(("num_local_experts", "num_experts", "n_routed_experts", "moe_num_experts"), 4),
+        **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k", "num_experts_per_token"), 2),
+        **dict.fromkeys(("moe_intermediate_size", "expert_ffn_hidden_size"), 32),
+        **dict.fromkeys(("shared_expert_intermediate_size", "moe_shared_expert_intermediate_size"), 32),
+        **dict.fromkeys(("n_group", "topk_group", "mamba_n_groups", "encoder_layers", "first_k_dense_replace"), 1),
+        **dict.fromkeys(("q_lora_rank", "kv_lora_rank"), 16),
+        **dict.fromkeys(("state_size", "ssm_state_size", "mamba_d_state", "mamba_d_head", "v_head_dim"), 16),
+        **dict.fromkeys(("linear_key_head_dim", "linear_value_head_dim", "index_head_dim"), 16),
+        **dict.fromkeys(("mamba_n_heads", "num_mamba_heads", "chunk_size", "mamba_chunk_size", "index_topk"), 8),
+        **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "linear_num_value_heads", "encoder_attention_heads"), 4),
+        **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "index_n_heads"), 2),
+        # Shorter than the lengths that are compared, so that the window matters.
+        **dict.fromkeys(("sliding_window", "attention_window", "attention_window_size"), 6),
+        "rotary_dim": 8,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 16,
+        "hidden_size_per_layer_input": 16,
+        "bos_token_id": 0,
+        "eos_token_id": 1,
+        "pad_token_id": 2,
+    }
+)
+_LATENT = {"head_dim": 8, "num_key_value_heads": 4}
+
+# Where settings depend on each other, by model type; None removes a setting from the small ones.
+_OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {
+        **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), _LATENT),
+        **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu", "kimi_linear"), _LATENT),
+        "bailing_hybrid": {**_LATENT, "head_dim": None, "qk_head_dim": 24},
+        "cpmant": {"prompt_length": 8, "prompt_types": 2},
+        "dots1": {"n_shared_experts": 1},
+        "dots3_note": {"num_key_value_heads": 4},
+        "dots3_note_text": {"num_key_value_heads": 4},
+        "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+        "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 6},
+        "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+        "longcat_flash": {"ffn_hidden_size": 112, "zero_expert_num": 2, "num_layers": 1},
+        "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
+        "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 20], "is_decoder": True},
+        "roc_bert": {"pronunciation_vocab_size": 20, "shape_vocab_size": 20},
+        "xlm": {"emb_dim": 64, "n_words": 160},
+        "xmod": {"default_language": "en_XX", "languages": ["en_XX"]},
+        "zamba": {"layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2},
+        "zamba2": {"layers_block_type": ["mamba", "hybrid"], "num_hidden_layers": 2, "num_mem_blocks": 1},
+        "zaya": {"num_experts_per_tok": 1},
+    }
+)
+
+
+def causal_architectures() -> Iterator[tuple[str, str]]:
+    """(model type, class name) of each class in transformers' causal mapping, in the order of their model types."""
+    import_transformers()
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    yield from sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
+
+
+def text_half(model_type: str) -> str | None:
+    """The model type of a multimodal architecture's language model; None for one that is a language model itself."""
+    transformers = import_transformers()
+    config_class = getattr(transformers, dict(causal_architectures())[model_type]).config_class
+    text = config_class.sub_configs.get("text_config")
+    if text is None or config_class.model_type != model_type:
+        return None
+    return str(text.model_type or getattr(config_class().get_text_config(), "model_type", "not a class of its own"))
+
+
+def tiny_config(model_type: str) -> Any:
+    """The configuration of about 100,000 parameters. Raises CaptureError for a type that has none."""
+    transformers = import_transformers()
+    name = dict(causal_architectures()).get(model_type)
+    if name is None:
+        raise CaptureError(
+            f"transformers {transformers.__version__} has no causal architecture {model_type!r}",
+            at=f"model type {model_type!r}",
+            fix="llmc models lists those that it has",
+        )
+    config_class = getattr(transformers, name).config_class
+    known = config_class().to_dict()
+    settings = {key: value for key, value in _SIZES.items() if key in known}
+    settings |= _OVERRIDES.get(model_type, {})
+    config = config_class(**{key: value for key, value in settings.items() if value is not None})
+    if getattr(config, "is_decoder", None) is False:
+        config.is_decoder = True
+    return config
+
+
+def tiny_architecture(model_type: str) -> Any:
+    """A model of `tiny_config` in fp32 with seeded weights, wide enough that its logits differ clearly.
+
+    Raises CaptureError for a type that has no tiny configuration.
+    """
+    transformers = import_transformers()
+    config = tiny_config(model_type)
+    model_class = getattr(transformers, dict(causal_architectures())[model_type])
+    with torch.device("meta"):
+        count = sum(parameter.numel() for parameter in model_class._from_config(config).parameters())
+    if count > _PARAMETERS:
+        raise CaptureError(
+            f"the small configuration of {model_type!r} has {count:,} parameters: some of its sizes are not known here",
+            at=f"model type {model_type!r}",
+            fix="pass a model of it: llmc explain MODEL",
+        )
+    model = model_class._from_config(config, dtype=torch.float32)
+    generator = torch.Generator().manual_seed(20240613)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            noise = torch.randn(parameter.shape, generator=generator)
+            # Matrices keep the size of what goes through them; norm weights and biases move away from 1 and 0.
+            scale = parameter.shape[-1] ** -0.5 if parameter.dim() > 1 else 0.1
+            parameter.copy_(scale * noise + (0 if parameter.dim() > 1 else parameter))
+    return model.eval()

@@ -1,0 +1,76 @@
+"""`llmc models`: which causal architectures of transformers compile, which are refused, and why."""
+
+from __future__ import annotations
+
+import json
+import warnings
+from collections import Counter
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+from rich.table import Table
+
+from llmc.errors import CaptureError
+
+if TYPE_CHECKING:
+    from llmc.architectures.survey import Outcome
+
+
+def models(
+    names: Annotated[list[str] | None, typer.Argument(help="model types, such as llama; default: all")] = None,
+    *,
+    target: Annotated[
+        str, typer.Option(help="what the tiny engines are built for: cpu compiles each, too")
+    ] = "reference",
+    markdown: Annotated[bool, typer.Option("--markdown", help="docs/models.md")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Build a tiny random model of each architecture and compare it with transformers: minutes for all."""
+    from llmc.architectures.page import models_page
+    from llmc.architectures.survey import LENGTH, outcome_json, survey
+    from llmc.architectures.tiny_config import causal_architectures
+    from llmc.graph.hf_config import import_transformers
+
+    transformers = import_transformers()
+    known = dict(causal_architectures())
+    wanted = names or list(known)
+    for name in wanted:
+        if name not in known:
+            raise CaptureError(
+                f"transformers {transformers.__version__} has no causal architecture {name!r}",
+                at=f"model type {name!r}",
+                fix="llmc models without a name looks at all that it has",
+            )
+    transformers.logging.set_verbosity_error()
+    outcomes = []
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
+    with warnings.catch_warnings(), Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        warnings.simplefilter("ignore")
+        task = progress.add_task("", total=len(wanted))
+        for name in wanted:
+            progress.update(task, description=name)
+            outcomes.append(survey(name, known[name], target))
+            progress.advance(task)
+    if markdown:
+        print(models_page(outcomes, transformers.__version__, LENGTH), end="")
+    elif as_json:
+        print(json.dumps([outcome_json(outcome) for outcome in outcomes], indent=1, ensure_ascii=False))
+    else:
+        _show(outcomes)
+
+
+def _show(outcomes: list[Outcome]) -> None:
+    from llmc.architectures.page import figure
+
+    table = Table(title="architectures", title_justify="left")
+    table.add_column("type", style="bold", no_wrap=True)
+    table.add_column("result", no_wrap=True)
+    table.add_column("why", overflow="fold")
+    for outcome in outcomes:
+        table.add_row(outcome.model_type, f"{outcome.verdict.value} {figure(outcome)}".strip(), outcome.reason or "")
+    console = Console()
+    console.print(table)
+    counts = Counter(outcome.verdict.value for outcome in outcomes)
+    console.print(", ".join(f"{count} {name}" for name, count in counts.most_common()), highlight=False)
