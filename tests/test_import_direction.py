@@ -60,8 +60,8 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuner"] = {*ALLOWED}
-ALLOWED["architectures"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}
+ALLOWED["architectures"] = {*ALLOWED}
 ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
 ALLOWED["engine_argument"] = {*ALLOWED}
 ALLOWED["llm"] = {*ALLOWED}
