@@ -206,7 +206,7 @@ def test_quantization_is_shown_by_layer_and_in_all(
 def test_quality_is_shown_of_an_engine_without_codes(
     browser: Browser, directory: EngineDirectory, tmp_path: Path
 ) -> None:
-    contents = read_contents(directory.path, directory.manifest, directory.program)
+    contents = read_contents(directory.files, directory.manifest, directory.program)
     perplexity = MeasuredPerplexity(1, "m", (), "auto", "bfloat16", "held.txt", 1000, 256, 41.0, 40.0)
     for measured, sections in ((None, 0), (perplexity, 1)):
         with opened(browser, report_page(contents, RATES, None, measured), tmp_path / "plain.html") as page:
@@ -237,7 +237,7 @@ CROSSINGS = """() => {
 def test_no_line_crosses_a_label_of_the_roofline(
     browser: Browser, directory: EngineDirectory, tmp_path: Path, bf16: float, bandwidth: float
 ) -> None:
-    contents = read_contents(directory.path, directory.manifest, directory.program)
+    contents = read_contents(directory.files, directory.manifest, directory.program)
     rates = Rates(bandwidth, KINDS | {"BF16": KindRates(bf16)}, 2e-7, measured=True)
     with opened(browser, report_page(contents, rates), tmp_path / "roofs.html") as page:
         crossings = page.evaluate(CROSSINGS)
