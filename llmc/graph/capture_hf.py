@@ -29,7 +29,7 @@ from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.quantization_config import is_quantized
 from llmc.graph.quantized_checkpoint import QuantizedSource
-from llmc.graph.text_half import left_out, text_names
+from llmc.graph.text_half import left_out, text_config, text_names
 from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
@@ -101,6 +101,11 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
         raise CaptureError(
             f"{type(model).__name__} is an encoder-decoder model",
             fix="llmc compiles decoder language models: ids to logits",
+        )
+    if text_config(model.config, type(model).__name__) is not None:
+        raise CaptureError(
+            f"{type(model).__name__} is multimodal, and its text half is built from its directory alone",
+            fix='model.save_pretrained("DIRECTORY"), then compile "DIRECTORY"',
         )
     check_rope(model.config, "model.config")
     dtype = resolve_dtype(options, model.dtype)

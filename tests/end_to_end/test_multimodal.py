@@ -70,6 +70,8 @@ def test_the_text_half(family: str, tmp_path: Path) -> None:
         assert engine.info.family == WHOLE[family][0]
         tokens = random_tokens(150, 20)
         assert_close(engine.logits(tokens), torch_logits(model, tokens))
+    with pytest.raises(CaptureError, match=f"{type(model).__name__} is multimodal, and its text half"):
+        llmc.compile(model, target="reference")
 
 
 def test_a_text_half_that_is_no_causal_model_is_refused(tmp_path: Path) -> None:
