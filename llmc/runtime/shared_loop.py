@@ -6,17 +6,20 @@ threads share steps; there is no thread but the callers', and a caller that is a
 
 Only the leader touches the loop. What others want of it they put into a queue that it empties between steps. Putting
 something there, and trying to lead, wait for no lock, so that a finalizer may do it at any moment.
+
+Ctrl-C may come at any moment too, in the leader's Python code as in its step. Then the loop goes on if it is whole, and
+otherwise another takes its place and all that is in flight ends with an error: no thread hangs or gets a wrong answer.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from queue import SimpleQueue
-from threading import Lock, get_ident
+from queue import Empty, SimpleQueue
+from threading import RLock, get_ident
 
 from llmc.errors import LlmcError, RequestError, UnavailableError
 from llmc.runtime.request import Request
@@ -24,6 +27,8 @@ from llmc.runtime.step_loop import StepLoop
 
 Ready = Callable[[], bool]
 Until = Callable[[Ready], None]
+# A thread that an interrupt has thrown out of its turn may have woken nobody. Those that wait look by themselves then.
+_LOOK_SECONDS = 0.5
 
 
 class SharedLoop:
@@ -31,9 +36,12 @@ class SharedLoop:
 
     def __init__(self, loop: StepLoop, obstacle: LlmcError | None = None) -> None:
         self._loop = loop
-        # Held by the leader.
-        self._turn = Lock()
+        # Held by the leader. It knows its holder, so that one who was thrown out can let go without knowing how far
+        # he had come.
+        self._turn = RLock()
         self._leader: int | None = None
+        # Threads that wait or lead. What a finalizer does in one of these has to leave the loop alone.
+        self._inside: set[int] = set()
         self._wishes: deque[Callable[[], None]] = deque()
         self._waiters: list[_Waiter] = []
         self._refusal: Callable[[], LlmcError] | None = None if obstacle is None else lambda: obstacle
@@ -73,61 +81,62 @@ class SharedLoop:
             return False
         self._is_closed = True
         self._refusal = refusal  # The leader sees it after its step.
-        self._turn.acquire()
-        self._wake_all()
-        self._hand_over()
+        with self._turn:
+            self._wake_all()
         return True
 
     def claim(self) -> StepLoop:
         """Take the loop, to step it alone until `unclaim`. Raises RequestError if it is in use, or closed."""
         self._check_outside()
-        self._turn.acquire()
-        self._grant()
-        if self._refusal is not None or not self._loop.scheduler.idle:
-            self._hand_over()
+        with self._turn:
             self._check(self._loop)
-            raise RequestError("the engine has requests in flight", fix="let them end first, and close streams")
-        self._refusal = _claimed
-        self._wake_all()
-        return self._loop
+            self._grant()
+            if not self._loop.scheduler.idle:
+                raise RequestError("the engine has requests in flight", fix="let them end first, and close streams")
+            self._refusal = _claimed
+            self._wake_all()
+            return self._loop
 
     def unclaim(self) -> None:
         """The loop may be shared again. If it is not claimed, nothing happens."""
         if self._refusal is _claimed:
             self._refusal = None
-            self._hand_over()
 
     def _until(self, loop: StepLoop, ready: Ready) -> None:
+        self._check_outside()
         waiter: _Waiter | None = None
         try:
+            self._inside.add(get_ident())
             while waiter is None or not waiter.is_done:
                 if self._turn.acquire(blocking=False):
-                    try:
-                        self._lead(loop, ready, waiter)
-                    finally:
-                        self._hand_over()
+                    self._lead(loop, ready, waiter)
                     return
                 if waiter is None:
-                    self._check_outside()
                     waiter = _Waiter(ready)
                     # Then try once more: the leader may have left before it could see this.
                     self._wishes.append(partial(self._waiters.append, waiter))
                 else:
                     self._check(loop)
-                    waiter.woken.get()
-        except BaseException:
-            if waiter is not None:
-                self._wishes.append(partial(self._forget, waiter))
-            raise
+                    with suppress(Empty):
+                        waiter.woken.get(timeout=_LOOK_SECONDS)
+        finally:
+            try:
+                if waiter is not None and not waiter.is_done:
+                    self._wishes.append(partial(self._forget, waiter))
+                if self._leader == get_ident():
+                    self._hand_over()
+                self._inside.discard(get_ident())
+            finally:
+                self._let_go()
 
     def _lead(self, loop: StepLoop, ready: Ready, waiter: _Waiter | None) -> None:
         self._leader = get_ident()
+        self._check(loop)
         self._grant()
         if waiter is not None:
             self._forget(waiter)
             if waiter.is_done:
                 return
-        self._check(loop)
         while not ready():
             self._step()
             if self._waiters:
@@ -140,22 +149,29 @@ class SharedLoop:
         try:
             self._loop.step()
         except BaseException:
-            # An interrupt, most likely: requests of other threads shall not suffer from it.
             if not self._loop.recover():
                 self._loop = self._loop.renewed()
             raise
 
     def _tell(self) -> None:
         """Wake those who have what they wait for."""
-        for waiter in self._waiters.copy():
-            if waiter.ready():
-                waiter.is_done = True
-                self._waiters.remove(waiter)
-                waiter.woken.put(None)
+        try:
+            for waiter in self._waiters.copy():
+                if waiter.ready():
+                    waiter.is_done = True
+                    self._waiters.remove(waiter)
+                    waiter.woken.put(None)
+        except BaseException:
+            self._loop = self._loop.renewed()
+            raise
 
     def _grant(self) -> None:
-        while self._wishes:
-            self._wishes.popleft()()
+        try:
+            while self._wishes:
+                self._wishes.popleft()()
+        except BaseException:
+            self._loop = self._loop.renewed()
+            raise
 
     def _hand_over(self) -> None:
         """End the turn; one of those that wait leads on."""
@@ -164,17 +180,35 @@ class SharedLoop:
             heir = self._waiters[0] if self._waiters else None
             self._turn.release()
             # Who has wished for something since the last look and could not take the turn relies on this.
-            if not self._wishes or not self._turn.acquire(blocking=False):
+            if not self._wishes or self._refusal is not None or not self._turn.acquire(blocking=False):
                 break
+            self._leader = get_ident()
             self._grant()
         if heir is not None:
             heir.woken.put(None)
 
+    def _let_go(self) -> None:
+        """Have no turn, whatever came between."""
+        with suppress(RuntimeError):
+            while True:
+                self._turn.release()
+        if self._leader == get_ident():
+            self._leader = None
+        self._inside.discard(get_ident())
+
     def _tend(self) -> None:
-        """Grant what is wished for, unless there is a leader, who will."""
-        if self._turn.acquire(blocking=False):
-            self._grant()
-            self._hand_over()
+        """Grant what is wished for, unless there is a leader, who will, or nobody may any more."""
+        if get_ident() in self._inside or self._refusal is not None:
+            return
+        try:
+            self._inside.add(get_ident())
+            if self._turn.acquire(blocking=False):
+                self._leader = get_ident()
+                self._grant()
+                self._hand_over()
+            self._inside.discard(get_ident())
+        finally:
+            self._let_go()
 
     def _wake_all(self) -> None:
         """Let those who wait see the refusal. With the turn; who comes later sees it before waiting."""
@@ -204,7 +238,7 @@ class SharedLoop:
             raise UnavailableError("a step was broken off in another thread, which ends this request", fix="ask again")
 
     def _check_outside(self) -> None:
-        if self._leader == get_ident():
+        if get_ident() in self._inside:
             raise RequestError(
                 "the engine was called from inside one of its own steps", fix="call it when the step is over"
             )
