@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests run in so many processes, each file's tests in one of them, for what they share.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-slow test-extras lint format docs bench clean
+.PHONY: install demo test test-slow test-minimums test-extras lock lint format docs bench clean
 
 install: $(STAMP)
 
@@ -33,6 +33,24 @@ test-slow: $(STAMP)
 test-extras: $(STAMP)
 	$(BIN)/python -m pytest -m extras --timeout 3600
 
+# What pyproject.toml declares as the least, in an environment of its own (gigabytes: PyTorch's build for GPUs), with the
+# tests that meet most of other packages. Takes half an hour; not a part of .ci/run: CI calls it once for a release.
+MINIMUMS := .venv-minimums
+test-minimums:
+	$(PYTHON) -m venv --clear $(MINIMUMS)
+	$(MINIMUMS)/bin/python -m pip install --quiet --disable-pip-version-check uv
+	$(MINIMUMS)/bin/uv pip install --python $(MINIMUMS)/bin/python --resolution lowest-direct -e '.[dev]'
+	$(MINIMUMS)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile -p no:cacheprovider tests/cache tests/cli \
+		tests/graph tests/debug/viz tests/runtime/test_engine.py tests/runtime/test_grammars.py \
+		tests/runtime/test_chat_template.py tests/runtime/server tests/codegen/triton/test_compile_kernels.py
+
+# Every package of deploy/Dockerfile with its hashes; but PyTorch, whose build for CPUs is in deploy/torch.lock.
+lock: $(STAMP)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check uv
+	$(BIN)/uv pip compile --quiet --upgrade --python-platform linux --python-version 3.12 --generate-hashes \
+		--no-config --no-emit-package torch --custom-compile-command "make lock" --constraint constraints.txt \
+		--override deploy/no-gpu.txt --extra serve --extra hf pyproject.toml deploy/image.in -o deploy/requirements.lock
+
 lint: $(STAMP)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
@@ -50,4 +68,4 @@ bench: $(STAMP)
 	$(BIN)/python -m benchmarks.llama_1b
 
 clean:
-	rm -rf $(VENV) examples/out .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(MINIMUMS) examples/out .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tomllib
 from pathlib import Path
 from typing import Any
 
@@ -66,3 +67,22 @@ def test_the_image_starts_the_server_with_flags_that_exist() -> None:
     copied = re.findall(r"^COPY (?!--from)(.+) \S+$", text, re.MULTILINE)
     for name in " ".join(copied).split():
         assert (DEPLOY.parent / name).exists(), name
+
+
+def test_every_package_of_the_image_is_locked_with_its_hashes() -> None:
+    """And none of a machine's own index; PyTorch's build is the one for CPUs, of the version in constraints.txt."""
+    text = (DEPLOY / "Dockerfile").read_text()
+    installs = re.findall(r"pip install (.+)$", text, re.MULTILINE)
+    assert all("--no-deps" in each and ("--require-hashes" in each or each.endswith(" .")) for each in installs)
+    locked: dict[str, str] = {}
+    for name in ("requirements.lock", "torch.lock"):
+        lines = (DEPLOY / name).read_text().replace("\\\n", "").splitlines()
+        entries = [line for line in lines if line and not line.lstrip().startswith("#")]
+        assert entries and all("--hash=sha256:" in entry for entry in entries)
+        locked |= {re.split("==| @", entry)[0].strip(): entry for entry in entries}
+    assert not re.search("index-url|find-links|file:", (DEPLOY / "requirements.lock").read_text())
+    project = tomllib.loads((DEPLOY.parent / "pyproject.toml").read_text())["project"]
+    declared = [*project["dependencies"], *project["optional-dependencies"]["serve"]]
+    assert {re.split("[<>=]", each)[0].lower() for each in declared} <= set(locked)
+    torch = re.search("torch==(.*)", (DEPLOY.parent / "constraints.txt").read_text())
+    assert torch is not None and f"/whl/cpu/torch-{torch[1]}%2Bcpu-cp312" in locked["torch"]
