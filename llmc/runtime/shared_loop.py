@@ -104,6 +104,12 @@ class SharedLoop:
 
     def _until(self, loop: StepLoop, ready: Ready) -> None:
         self._check_outside()
+        try:
+            self._take_part(loop, ready)
+        finally:
+            self._let_go()
+
+    def _take_part(self, loop: StepLoop, ready: Ready) -> None:
         waiter: _Waiter | None = None
         try:
             self._inside.add(get_ident())
@@ -120,14 +126,11 @@ class SharedLoop:
                     with suppress(Empty):
                         waiter.woken.get(timeout=_LOOK_SECONDS)
         finally:
-            try:
-                if waiter is not None and not waiter.is_done:
-                    self._wishes.append(partial(self._forget, waiter))
-                if self._leader == get_ident():
-                    self._hand_over()
-                self._inside.discard(get_ident())
-            finally:
-                self._let_go()
+            if waiter is not None and not waiter.is_done:
+                self._wishes.append(partial(self._forget, waiter))
+            if self._leader == get_ident():
+                self._hand_over()
+            self._inside.discard(get_ident())
 
     def _lead(self, loop: StepLoop, ready: Ready, waiter: _Waiter | None) -> None:
         self._leader = get_ident()

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import numpy as np
@@ -14,6 +16,7 @@ import pytest
 
 from llmc.errors import LlmcError, RequestError, UnavailableError
 from llmc.llm import LLM
+from llmc.runtime import shared_loop
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine, load
 from llmc.runtime.executors.executor import Executor, Logits
@@ -232,6 +235,47 @@ def test_a_step_that_breaks_off_between_its_tokens_ends_the_others_requests(tiny
 
 def broken(request: object) -> None:
     raise KeyboardInterrupt
+
+
+class Interrupt(BaseException):
+    """As KeyboardInterrupt, which a test runner takes for itself."""
+
+
+def interrupted_at(line: int, work: Callable[[], object]) -> bool:
+    """Whether an interrupt came, before the given line of those that `work` goes through in the shared loop."""
+    left = line
+
+    def trace(frame: FrameType, event: str, argument: object) -> Any:
+        nonlocal left
+        if frame.f_code.co_filename != shared_loop.__file__:
+            return None
+        if event == "line":
+            left -= 1
+            if left == 0:
+                raise Interrupt
+        return trace
+
+    sys.settrace(trace)
+    try:
+        work()
+    except Interrupt:
+        return True
+    finally:
+        sys.settrace(None)
+    return False
+
+
+def test_an_interrupt_anywhere_leaves_the_engine_to_others(tiny: Path) -> None:
+    two = SamplingParams(max_tokens=2)
+    wanted = MODEL.greedy([5, 9, 2], 2)
+    line = 1
+    with load(tiny) as engine:
+        while interrupted_at(line, lambda: engine.generate([8, 8], two)):
+            other = in_thread(engine.generate, [5, 9, 2], two)
+            assert list(other.result(timeout=60)[0].token_ids) == wanted
+            assert list(engine.generate([5, 9, 2], two)[0].token_ids) == wanted
+            line += 1
+        assert line > 40, "it came in every line"
 
 
 def test_a_stream_of_another_thread_may_be_left_and_collected(tiny: Path) -> None:
