@@ -8,9 +8,9 @@ import torch
 from torch import fx
 
 from llmc.debug.coverage_rules import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, all_of, calls, count_of
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.passes.pattern import call_arguments
 
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 _DEQUANTIZE_TOKENS = torch.ops.llmc.dequantize_tokens.default

@@ -12,13 +12,13 @@ from operator import getitem
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import target_name
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import has_selected_logits
 from llmc.options import BuildOptions
 from llmc.passes.match import DATA_MOVEMENT
-from llmc.passes.pattern import call_arguments
 
 aten = torch.ops.aten
 

@@ -19,9 +19,10 @@ import sympy
 import torch
 from torch import Tensor, fx
 
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.op_record import C, L, R, T, op_call, record_of
 from llmc.graph.step_inputs import symbol_names
 
-T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
 _ZERO = sympy.Integer(0)
 _BY_NAME = {"T": T, "L": L, "R": R}
 
@@ -87,41 +88,9 @@ _VIEWS = frozenset(
         "aten.view",
     }
 )
+_COPIES = frozenset({"aten.cat", "aten.clone"})
 _CACHES = ("k_cache", "v_cache")
 _UNCOUNTED = frozenset({*_CACHES, "block_tables"})
-# Operations for each element of the result; 1 where nothing is said, since a pointwise op is never the limit.
-_PER_ELEMENT = {
-    "llmc.rms_norm": 4,
-    "llmc.add_rms_norm": 5,
-    "llmc.layer_norm": 7,
-    "llmc.add_layer_norm": 8,
-    "llmc.rope": 3,
-    "llmc.rope_kv_write": 3,
-    "llmc.gated_activation": 5,
-    "llmc.rope_angles": 20,
-    "llmc.embedding": 0,
-    "llmc.quantized_embedding": 1,
-    "llmc.select_rows": 0,
-    "llmc.kv_write": 0,
-    "aten.cat": 0,
-    "aten.clone": 0,
-}
-_PRODUCTS = frozenset(
-    {
-        "llmc.linear",
-        "llmc.fused_linear",
-        "llmc.gated_linear",
-        "llmc.lm_head",
-        "llmc.norm_linear",
-        "llmc.norm_gated_linear",
-        "llmc.quantized_linear",
-        "llmc.quantized_gated_linear",
-        "llmc.quantized_lm_head",
-        "llmc.norm_quantized_linear",
-        "llmc.norm_quantized_gated_linear",
-    }
-)
-_LOOKUPS = frozenset({"llmc.embedding", "llmc.quantized_embedding"})
 # Two codes of these lie in a byte, though a graph shows one in each.
 _HALF_BYTE_FORMATS = frozenset({"int4", "nf4", "mxfp4"})
 
@@ -130,7 +99,7 @@ def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[f
     """Tensors read from outside, seen through views, without caches (read by position) and block tables (tiny)."""
     sources: dict[fx.Node, None] = {}
     for node in working:
-        for name, argument in _arguments(node):
+        for name, argument in call_arguments(node).items():
             if name not in _UNCOUNTED:
                 sources |= dict.fromkeys(n for n in _nodes(argument) if _through_views(n, members) not in members)
     return sources
@@ -151,51 +120,39 @@ def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[symp
     readers = [u for u in node.users if u in members]
     lookups = [u for u in readers if _is_lookup(u, node)]
     total = sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
-    is_half = any(dict(_arguments(u)).get("format") in _HALF_BYTE_FORMATS and u.args[1] is node for u in readers)
+    is_half = any(_half_byte_codes(u) is node for u in readers)
     return total / 2 if is_half and not lookups else total
 
 
 def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
-    name = _name(user)
-    return (name in _LOOKUPS and user.args[1] is table) or (name == "llmc.select_rows" and user.args[0] is table)
+    record = record_of(user)
+    return record is not None and record.table is not None and call_arguments(user)[record.table] is table
+
+
+def _half_byte_codes(user: fx.Node) -> object:
+    arguments = call_arguments(user)
+    return arguments.get("codes") if arguments.get("format") in _HALF_BYTE_FORMATS else None
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """What a node reads from or writes to the KV cache."""
-    arguments = dict(_arguments(node))
+    """What a node reads from or writes to the KV cache: by slot, or all that its requests have."""
+    arguments = call_arguments(node)
     if not any(name in arguments for name in _CACHES):
         return _ZERO
     k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
     position = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
-    window = arguments.get("window")
-    if _name(node) != "llmc.paged_attention":
+    if "slot_mapping" in arguments:
         return position * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
+    window = arguments["window"]
     return position * (C if window is None else sympy.Min(C, window * R))
 
 
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    name, arguments = _name(node), dict(_arguments(node))
-    if name in _PRODUCTS:
-        weight = arguments["weight" if "weight" in arguments else "codes"].meta["val"]
-        rows = _numel(arguments["x"].meta["val"].shape[:-1], symbols)
-        return 2 * rows * weight.shape[0] * weight.shape[1]
-    if name in ("llmc.attention", "llmc.paged_attention"):
-        q, out = arguments["q"].meta["val"], node.meta["val"]
-        window = arguments.get("window")
-        queries = _dimension(q.shape[0], symbols)
-        pairs = A if window is None else sympy.Min(A, window * queries)
-        return 2 * q.shape[1] * (q.shape[2] + out.shape[2]) * pairs
-    first = next(iter(_tensors(node.meta["val"])), None)
-    if first is None:
-        return _ZERO
-    return _PER_ELEMENT.get(name, 1) * _numel(first.shape, symbols)
-
-
-def _arguments(node: fx.Node) -> list[tuple[str, Any]]:
-    """(schema name, value) of every argument given; positional ones without a schema are numbered."""
-    schema = getattr(node.target, "_schema", None)
-    names = [a.name for a in schema.arguments] if schema is not None else [str(i) for i in range(len(node.args))]
-    return [*zip(names, node.args, strict=False), *node.kwargs.items()]
+    """By the op's record; of aten's ops one for each element, since a pointwise op is never the limit."""
+    call, record = op_call(node, symbols), record_of(node)
+    if record is not None:
+        return record.flops(call)
+    return _ZERO if _name(node) in _COPIES else call.elements()
 
 
 def _nodes(argument: Any) -> tuple[fx.Node, ...]:

@@ -22,7 +22,7 @@ from llmc.errors import EngineFormatError, LoweringError
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
-from llmc.graph.verify import FALLBACK_OPS, LEGAL_OPS
+from llmc.graph.verify import FALLBACK_OPS, legal_ops
 from llmc.typed_json import from_json, to_json
 
 GRAPH_VERSION = 1
@@ -87,7 +87,7 @@ def read_memory_text(text: str) -> str:
 
 def _legal_ops() -> dict[str, Any]:
     """By name in the text; an llmc:: op stands for itself as its own name, since it may not be registered."""
-    legal = LEGAL_OPS[Stage.OPTIMIZED].union(*FALLBACK_OPS.values())
+    legal = legal_ops(Stage.OPTIMIZED).union(*FALLBACK_OPS.values())
     return {_op_name(op): op for op in legal}
 
 

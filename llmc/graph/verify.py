@@ -1,4 +1,4 @@
-"""What a graph may hold at each stage: one table of ops, one of inputs, and the shapes that llmc:: ops need.
+"""What a graph may hold at each stage: aten's ops in a table, llmc:: ops by their records, inputs in another table.
 
 Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
 """
@@ -6,7 +6,7 @@ Canonical graphs use aten.reshape, never aten.view: after the copies are gone a 
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import op_call, ops_at, record_of
 from llmc.graph.render import target_name
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
@@ -80,55 +81,11 @@ SHAPE_OPS = frozenset(
         aten.unsqueeze.default,
     }
 )
-_MODEL_OPS = frozenset(
-    {
-        "llmc.embedding.default",
-        "llmc.gated_activation.default",
-        "llmc.layer_norm.default",
-        "llmc.linear.default",
-        "llmc.lm_head.default",
-        "llmc.rms_norm.default",
-        "llmc.rope.default",
-        "llmc.rope_angles.default",
-    }
-)
-_QUANTIZATION_OPS = frozenset(
-    {
-        "llmc.dequantize.default",
-        "llmc.dequantize_tokens.default",
-        "llmc.quantize_tokens.default",
-        "llmc.select_channels.default",
-    }
-)
-_WHOLE_SEQUENCE_OPS = frozenset({"llmc.attention.default"})
-_PAGED_OPS = frozenset({"llmc.kv_write.default", "llmc.paged_attention.default", "llmc.select_rows.default"})
-_FUSED_OPS = frozenset(
-    {
-        "llmc.add_layer_norm.default",
-        "llmc.add_rms_norm.default",
-        "llmc.fused_linear.default",
-        "llmc.gated_linear.default",
-        "llmc.quantized_embedding.default",
-        "llmc.quantized_gated_linear.default",
-        "llmc.quantized_linear.default",
-        "llmc.quantized_lm_head.default",
-        "llmc.rope_kv_write.default",
-    }
-)
-_TOKENWISE = _MODEL_OPS | _QUANTIZATION_OPS | POINTWISE | REDUCTIONS | SHAPE_OPS
-
-# llmc:: ops are named as text, since this package is below the one that registers them.
-# Captured graphs may hold any functional aten op as well; see _is_captured.
-LEGAL_OPS: dict[Stage, frozenset[Any]] = {
-    Stage.CAPTURED: _TOKENWISE | _WHOLE_SEQUENCE_OPS,
-    Stage.CANONICAL: _TOKENWISE | _WHOLE_SEQUENCE_OPS,
-    Stage.SERVING: _TOKENWISE | _PAGED_OPS,
-    Stage.OPTIMIZED: _TOKENWISE | _PAGED_OPS | _FUSED_OPS,
-}
+_TOKENWISE = POINTWISE | REDUCTIONS | SHAPE_OPS
 
 # What else is legal if the build allows a contract of this name to be missed.
 FALLBACK_OPS: dict[str, frozenset[Any]] = {
-    "paged_attention": _WHOLE_SEQUENCE_OPS,
+    "paged_attention": frozenset({"llmc.attention.default"}),
     "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
     "pointwise": frozenset(
         {aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.softplus.default, aten.var.correction}
@@ -153,6 +110,11 @@ STAGE_INPUTS: dict[Stage, dict[str, int]] = {
 }
 
 
+def legal_ops(stage: Stage) -> frozenset[Any]:
+    """What a graph may call at a stage. Captured graphs may hold any functional aten op as well."""
+    return _TOKENWISE | ops_at(stage)
+
+
 def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Collection[str] = ()) -> None:
     """Raise PassError at the first thing that is not legal at the graph's stage or at one of `also`.
 
@@ -162,7 +124,7 @@ def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Col
     if Stage.LOWERED in stages:
         raise PassError("a lowered program is not a graph", at=graph.info.name)
     extra = frozenset().union(*(FALLBACK_OPS.get(name, frozenset()) for name in allow_fallback))
-    legal = frozenset().union(*(LEGAL_OPS[s] for s in stages)) | extra
+    legal = frozenset().union(*(legal_ops(s) for s in stages)) | extra
     graph.graph.lint()
     _check_inputs(graph, stages)
     for node in graph.graph.nodes:
@@ -180,8 +142,8 @@ def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: t
         names = " or ".join(s.value for s in stages)
         fix = "write it with torch's own operations; mixtures of experts are not supported" if is_captured else None
         raise _illegal(node, f"{node.target} is not legal at stage {names}", fix)
-    check = _SHAPE_CHECKS.get(target_name(node.target))
-    problem = check(node) if check is not None else None
+    record = record_of(node)
+    problem = record.check(op_call(node)) if record is not None and record.check is not None else None
     if problem is not None:
         raise _illegal(node, problem)
 
@@ -232,46 +194,3 @@ def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 
 def _illegal(node: fx.Node, problem: str, fix: str | None = None) -> PassError:
     return PassError(f"node {node.name}: {problem}", at=source_line(node) or node.format_node(), fix=fix)
-
-
-def _shape(node: fx.Node, index: int) -> list[Any]:
-    argument = node.args[index]
-    return list(argument.meta["val"].shape) if isinstance(argument, fx.Node) else []
-
-
-def _check_attention(node: fx.Node) -> str | None:
-    q, k, v = (_shape(node, i) for i in range(3))
-    if not len(q) == len(k) == len(v) == 3:
-        return f"attention needs [tokens, heads, head_dim], got q {q}, k {k}, v {v}"
-    if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != k[2]:
-        return f"the heads do not fit: q {q}, k {k}, v {v}"
-    return None
-
-
-def _check_rope(node: fx.Node) -> str | None:
-    x, cos, sin = (_shape(node, i) for i in range(3))
-    if len(x) != 3 or len(cos) != 2 or len(sin) != 2:
-        return f"rope needs x [tokens, heads, head_dim] and angles [tokens, rotary / 2], got {x}, {cos}, {sin}"
-    return None if 2 * cos[1] <= x[2] else f"{2 * cos[1]} channels turn but a head has {x[2]}"
-
-
-def _check_linear(node: fx.Node) -> str | None:
-    x, weight = _shape(node, 0), _shape(node, 1)
-    if len(weight) != 2 or x[-1] != weight[1]:
-        return f"x {x} does not fit weight {weight}"
-    return None
-
-
-def _check_norm(node: fx.Node) -> str | None:
-    x, weight = _shape(node, 0), _shape(node, 1)
-    return None if not weight or weight == x[-1:] else f"weight {weight} does not fit x {x}"
-
-
-_SHAPE_CHECKS: dict[str, Callable[[fx.Node], str | None]] = {
-    "llmc.attention.default": _check_attention,
-    "llmc.rope.default": _check_rope,
-    "llmc.linear.default": _check_linear,
-    "llmc.lm_head.default": _check_linear,
-    "llmc.rms_norm.default": _check_norm,
-    "llmc.layer_norm.default": _check_norm,
-}

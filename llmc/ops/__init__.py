@@ -16,11 +16,8 @@ from llmc.ops import (
     token_codes,
     weight_codes,
 )
-from llmc.ops.registry import OPS, Op
 
 __all__ = [
-    "OPS",
-    "Op",
     "activation",
     "attention",
     "embedding",

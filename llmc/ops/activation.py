@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, like, op, per_element
 
 # The order is the number that the C++ kernels use (enum Activation in kernels/api.h).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -29,11 +29,7 @@ def apply_activation(x: Tensor, name: str) -> Tensor:
     return ACTIVATIONS[name](x)
 
 
-def _fake(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    return torch.empty_like(gate)
-
-
-@op("gated_activation(Tensor gate, Tensor up, str activation) -> Tensor", fake=_fake)
+@op(fake=like("gate"), stages=FROM_CAPTURED, flops=per_element(5), rows=("gate", "up"))
 def gated_activation(gate: Tensor, up: Tensor, activation: str) -> Tensor:
     """y = activation(gate)·up in fp32, rounded once. gate, up: [..., channels] of one dtype."""
     return (apply_activation(gate.float(), activation) * up.float()).to(gate.dtype)

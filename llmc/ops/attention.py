@@ -5,11 +5,15 @@ Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-os
 
 from __future__ import annotations
 
+from typing import Any
+
+import sympy
 import torch
 from torch import Tensor
 
+from llmc.graph.op_record import A, OpCall
 from llmc.ops.cache_codes import read_codes
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_SERVING, WHOLE_SEQUENCE, op
 
 
 def attend(
@@ -50,22 +54,35 @@ def attend(
     return torch.einsum("hqk,khd->qhd", probabilities, values)
 
 
-def _fake_attention(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], v.shape[2]))
+def _heads_fit(call: OpCall) -> str | None:
+    q, k, v = call.shape("q"), call.shape("k"), call.shape("v")
+    if not len(q) == len(k) == len(v) == 3:
+        return f"attention needs [tokens, heads, head_dim], got q {q}, k {k}, v {v}"
+    if q[1] % k[1] != 0 or k[1] != v[1] or q[2] != k[2]:
+        return f"the heads do not fit: q {q}, k {k}, v {v}"
+    return None
+
+
+def _attended_whole(a: Any) -> Any:
+    return a.q.new_empty((a.q.shape[0], a.q.shape[1], a.v.shape[2]))
+
+
+def _attended(a: Any) -> Any:
+    return a.q.new_empty((a.q.shape[0], a.q.shape[1], a.value_dim or a.v_cache.shape[3]))
+
+
+def _flops(call: OpCall) -> sympy.Expr:
+    """Of scores and weighted sums, over all pairs of a query and a key that it sees."""
+    tokens, heads, head_dim = call.sizes("q")
+    window, value_dim = call.arguments["window"], call.size(call.result.shape[2])
+    return 2 * heads * (head_dim + value_dim) * (A if window is None else sympy.Min(A, window * tokens))
 
 
 @op(
-    "attention(Tensor q, Tensor k, Tensor v, float scale, int? window=None, float? softcap=None, "
-    "Tensor? sinks=None) -> Tensor",
-    fake=_fake_attention,
+    fake=_attended_whole,
+    stages=WHOLE_SEQUENCE,
+    flops=_flops,
+    check=_heads_fit,
 )
 def attention(
     q: Tensor,
@@ -83,29 +100,7 @@ def attention(
     return attend(q, k, v, 0, scale, window, softcap, sinks).to(q.dtype).contiguous()
 
 
-def _fake_paged_attention(
-    q: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    query_starts: Tensor,
-    context_lens: Tensor,
-    block_tables: Tensor,
-    scale: float,
-    window: int | None = None,
-    softcap: float | None = None,
-    sinks: Tensor | None = None,
-    cache_format: str | None = None,
-    value_dim: int | None = None,
-) -> Tensor:
-    return q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
-
-
-@op(
-    "paged_attention(Tensor q, Tensor k_cache, Tensor v_cache, Tensor query_starts, Tensor context_lens, "
-    "Tensor block_tables, float scale, int? window=None, float? softcap=None, Tensor? sinks=None, "
-    "str? cache_format=None, int? value_dim=None) -> Tensor",
-    fake=_fake_paged_attention,
-)
+@op(fake=_attended, stages=FROM_SERVING, flops=_flops)
 def paged_attention(
     q: Tensor,
     k_cache: Tensor,

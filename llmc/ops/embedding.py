@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, op, per_element
 
 
-def _fake(ids: Tensor, weight: Tensor) -> Tensor:
-    return weight.new_empty((*ids.shape, weight.shape[1]))
-
-
-@op("embedding(Tensor ids, Tensor weight) -> Tensor", fake=_fake)
+@op(
+    fake=lambda a: a.weight.new_empty((*a.ids.shape, a.weight.shape[1])),
+    stages=FROM_CAPTURED,
+    flops=per_element(0),
+    table="weight",
+)
 def embedding(ids: Tensor, weight: Tensor) -> Tensor:
     """Look up rows of a table. ids: [tokens], integer; weight: [entries, channels]; returns [tokens, channels]."""
     return weight[ids]

@@ -9,7 +9,7 @@ from __future__ import annotations
 from torch import Tensor
 
 from llmc.ops.cache_codes import write_codes
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_SERVING, op, per_element
 
 
 def write_slots(values: Tensor, cache: Tensor, slot_mapping: Tensor, cache_format: str | None = None) -> None:
@@ -25,17 +25,7 @@ def write_slots(values: Tensor, cache: Tensor, slot_mapping: Tensor, cache_forma
     cache[slots // block_size, :, slots % block_size] = values.to(cache.dtype)
 
 
-def _fake(
-    k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, cache_format: str | None = None
-) -> None:
-    return None
-
-
-@op(
-    "kv_write(Tensor k, Tensor v, Tensor(a!) k_cache, Tensor(b!) v_cache, Tensor slot_mapping, "
-    "str? cache_format=None) -> ()",
-    fake=_fake,
-)
+@op(fake=lambda a: None, stages=FROM_SERVING, flops=per_element(0), writes=("k_cache", "v_cache"))
 def kv_write(
     k: Tensor, v: Tensor, k_cache: Tensor, v_cache: Tensor, slot_mapping: Tensor, cache_format: str | None = None
 ) -> None:

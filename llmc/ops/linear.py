@@ -5,11 +5,14 @@ Weights are [out, in] as in torch.nn.Linear. Sums are taken in fp32 and rounded 
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from llmc.graph.op_record import OpCall
 from llmc.ops.activation import apply_activation
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, channels_of, matrix_product, op
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -17,25 +20,28 @@ def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     return y if bias is None else y + bias.float()
 
 
-def _fake_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
+def fits(weight: str) -> Callable[[OpCall], str | None]:
+    """A check of the shapes of a product of x: [..., in] with a weight: [out, in]."""
+
+    def check(call: OpCall) -> str | None:
+        x, rows = call.shape("x"), call.shape(weight)
+        return None if len(rows) == 2 and x[-1] == rows[1] else f"x {x} does not fit {weight} {rows}"
+
+    return check
 
 
-@op("linear(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", fake=_fake_linear)
+@op(fake=channels_of("weight"), stages=FROM_CAPTURED, flops=matrix_product("weight"), rows=("x",), check=fits("weight"))
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """y = x·weightᵀ + bias. x: [..., in]; weight: [out, in]; bias: [out]; returns [..., out] in x's dtype."""
     return _product(x, weight, bias).to(x.dtype)
 
 
-def _fake_fused(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, scale: float
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]))
-
-
 @op(
-    "fused_linear(Tensor x, Tensor weight, Tensor? bias, Tensor? residual, str activation, float scale) -> Tensor",
-    fake=_fake_fused,
+    fake=channels_of("weight"),
+    stages=WHEN_OPTIMIZED,
+    flops=matrix_product("weight"),
+    rows=("x", "residual"),
+    check=fits("weight"),
 )
 def fused_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, scale: float
@@ -49,11 +55,13 @@ def fused_linear(
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 
-def _fake_gated(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0] // 2))
-
-
-@op("gated_linear(Tensor x, Tensor weight, Tensor? bias, str activation) -> Tensor", fake=_fake_gated)
+@op(
+    fake=channels_of("weight", rows=2),
+    stages=WHEN_OPTIMIZED,
+    flops=matrix_product("weight"),
+    rows=("x",),
+    check=fits("weight"),
+)
 def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
     """y = activation(x·gateᵀ)·(x·upᵀ), where weight: [2·out, in] is gate's rows followed by up's.
 
@@ -63,11 +71,13 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     return (apply_activation(gate, activation) * up).to(x.dtype)
 
 
-def _fake_lm_head(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    return x.new_empty((*x.shape[:-1], weight.shape[0]), dtype=torch.float32)
-
-
-@op("lm_head(Tensor x, Tensor weight, Tensor? bias=None) -> Tensor", fake=_fake_lm_head)
+@op(
+    fake=channels_of("weight", dtype=torch.float32),
+    stages=FROM_CAPTURED,
+    flops=matrix_product("weight"),
+    rows=("x",),
+    check=fits("weight"),
+)
 def lm_head(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Logits, left in fp32. x: [rows, channels]; weight: [vocabulary, channels], often tied to the embedding."""
     return _product(x, weight, bias)

@@ -8,7 +8,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.graph.op_record import OpCall
+from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, like, op, per_element
 
 
 def _normalized_rms(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
@@ -23,11 +24,12 @@ def _normalized_layer(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps
     return y if bias is None else y + bias.float()
 
 
-def _fake_rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
-    return torch.empty_like(x)
+def _weight_fits(call: OpCall) -> str | None:
+    x, weight = call.shape("x"), call.shape("weight")
+    return None if not weight or weight == x[-1:] else f"weight {weight} does not fit x {x}"
 
 
-@op("rms_norm(Tensor x, Tensor? weight, float eps) -> Tensor", fake=_fake_rms_norm)
+@op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(4), rows=("x",), check=_weight_fits)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """y[c] = x[c] / sqrt(mean_c(x[c]²) + eps) · weight[c]. x: [..., channels]; weight: [channels].
 
@@ -36,11 +38,7 @@ def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     return _normalized_rms(x.float(), weight, eps).to(x.dtype)
 
 
-def _fake_layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
-    return torch.empty_like(x)
-
-
-@op("layer_norm(Tensor x, Tensor? weight, Tensor? bias, float eps) -> Tensor", fake=_fake_layer_norm)
+@op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(7), rows=("x",), check=_weight_fits)
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """y[c] = (x[c] - mean) / sqrt(variance + eps) · weight[c] + bias[c]. x: [..., channels]; weight, bias: [channels].
 
@@ -49,30 +47,14 @@ def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
     return _normalized_layer(x.float(), weight, bias, eps).to(x.dtype)
 
 
-def _fake_add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
-@op(
-    "add_rms_norm(Tensor x, Tensor residual, Tensor? weight, float eps) -> (Tensor, Tensor)",
-    fake=_fake_add_rms_norm,
-)
+@op(fake=like("x", "x"), stages=WHEN_OPTIMIZED, flops=per_element(5), rows=("x", "residual"), check=_weight_fits)
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
     """(rms_norm(s), s) with s = x + residual in x's dtype: the norm sees what the next layer adds to."""
     total = (x.float() + residual.float()).to(x.dtype)
     return _normalized_rms(total.float(), weight, eps).to(x.dtype), total
 
 
-def _fake_add_layer_norm(
-    x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(x), torch.empty_like(x)
-
-
-@op(
-    "add_layer_norm(Tensor x, Tensor residual, Tensor? weight, Tensor? bias, float eps) -> (Tensor, Tensor)",
-    fake=_fake_add_layer_norm,
-)
+@op(fake=like("x", "x"), stages=WHEN_OPTIMIZED, flops=per_element(8), rows=("x", "residual"), check=_weight_fits)
 def add_layer_norm(
     x: Tensor, residual: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor]:

@@ -11,12 +11,10 @@ import torch
 from torch import Tensor
 
 from llmc.ops.activation import apply_activation
-from llmc.ops.registry import op
+from llmc.ops.linear import fits
+from llmc.ops.registry import WHEN_OPTIMIZED, channels_of, matrix_product, op, per_element
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.ops.weight_codes import weight_values
-
-_WEIGHT = "Tensor codes, Tensor scales, Tensor? zeros, Tensor? x_scale, Tensor? bias"
-_FORMATS = "str format, str x_format"
 
 
 def _product(
@@ -34,25 +32,12 @@ def _product(
     return y if bias is None else y + bias.float()
 
 
-def _fake_linear(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    x_scale: Tensor | None,
-    bias: Tensor | None,
-    residual: Tensor | None,
-    activation: str,
-    scale: float,
-    format: str,
-    x_format: str,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], codes.shape[0]))
-
-
 @op(
-    f"quantized_linear(Tensor x, {_WEIGHT}, Tensor? residual, str activation, float scale, {_FORMATS}) -> Tensor",
-    fake=_fake_linear,
+    fake=channels_of("codes"),
+    stages=WHEN_OPTIMIZED,
+    flops=matrix_product("codes"),
+    rows=("x", "residual"),
+    check=fits("codes"),
 )
 def quantized_linear(
     x: Tensor,
@@ -72,23 +57,12 @@ def quantized_linear(
     return (y if residual is None else y + residual.float()).to(x.dtype)
 
 
-def _fake_gated(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    x_scale: Tensor | None,
-    bias: Tensor | None,
-    activation: str,
-    format: str,
-    x_format: str,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], codes.shape[0] // 2))
-
-
 @op(
-    f"quantized_gated_linear(Tensor x, {_WEIGHT}, str activation, {_FORMATS}) -> Tensor",
-    fake=_fake_gated,
+    fake=channels_of("codes", rows=2),
+    stages=WHEN_OPTIMIZED,
+    flops=matrix_product("codes"),
+    rows=("x",),
+    check=fits("codes"),
 )
 def quantized_gated_linear(
     x: Tensor,
@@ -106,20 +80,13 @@ def quantized_gated_linear(
     return (apply_activation(gate, activation) * up).to(x.dtype)
 
 
-def _fake_lm_head(
-    x: Tensor,
-    codes: Tensor,
-    scales: Tensor,
-    zeros: Tensor | None,
-    x_scale: Tensor | None,
-    bias: Tensor | None,
-    format: str,
-    x_format: str,
-) -> Tensor:
-    return x.new_empty((*x.shape[:-1], codes.shape[0]), dtype=torch.float32)
-
-
-@op(f"quantized_lm_head(Tensor x, {_WEIGHT}, {_FORMATS}) -> Tensor", fake=_fake_lm_head)
+@op(
+    fake=channels_of("codes", dtype=torch.float32),
+    stages=WHEN_OPTIMIZED,
+    flops=matrix_product("codes"),
+    rows=("x",),
+    check=fits("codes"),
+)
 def quantized_lm_head(
     x: Tensor,
     codes: Tensor,
@@ -134,16 +101,11 @@ def quantized_lm_head(
     return _product(x, codes, scales, zeros, x_scale, bias, format, x_format)
 
 
-def _fake_embedding(
-    ids: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype
-) -> Tensor:
-    return codes.new_empty((*ids.shape, codes.shape[1]), dtype=dtype)
-
-
 @op(
-    "quantized_embedding(Tensor ids, Tensor codes, Tensor scales, Tensor? zeros, str format, ScalarType dtype)"
-    " -> Tensor",
-    fake=_fake_embedding,
+    fake=lambda a: a.codes.new_empty((*a.ids.shape, a.codes.shape[1]), dtype=a.dtype),
+    stages=WHEN_OPTIMIZED,
+    flops=per_element(1),
+    table="codes",
 )
 def quantized_embedding(
     ids: Tensor, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype

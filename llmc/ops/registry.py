@@ -1,46 +1,102 @@
-"""How an llmc:: op is declared: a schema, an eager reference, a fake (shape) kernel and a cost.
+"""How an llmc:: op is declared: a decorator on its eager reference that makes its record.
 
 Registering with torch.library is the one side effect on import that this package has.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Collection
+from types import SimpleNamespace
 from typing import Any, TypeVar
 
+import sympy
 import torch
 
+from llmc.graph.op_record import RECORDS, OpCall, OpRecord, product
+from llmc.graph.stage import Stage
+
 F = TypeVar("F", bound=Callable[..., Any])
+# Given the arguments by name, the empty tensors of the result's shape and dtype.
+Fake = Callable[[Any], Any]
+Flops = Callable[[OpCall], sympy.Expr]
+
+FROM_CAPTURED = frozenset({Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED})
+WHOLE_SEQUENCE = frozenset({Stage.CAPTURED, Stage.CANONICAL})
+FROM_SERVING = frozenset({Stage.SERVING, Stage.OPTIMIZED})
+WHEN_OPTIMIZED = frozenset({Stage.OPTIMIZED})
+# Made by lowering, called by executors, or evaluated while weights are written: in no graph.
+IN_NO_GRAPH: frozenset[Stage] = frozenset()
 
 _LIBRARY = torch.library.Library("llmc", "DEF")
 
 
-@dataclass(frozen=True)
-class Op:
-    """One llmc:: op. `overload` is what graphs call; `reference` is the eager oracle of every kernel."""
-
-    name: str
-    overload: torch._ops.OpOverload
-    reference: Callable[..., Any]
+def like(*names: str) -> Fake:
+    """The fake of an op whose results have the shapes and dtypes of these arguments."""
+    if len(names) == 1:
+        return lambda a: torch.empty_like(getattr(a, names[0]))
+    return lambda a: tuple(torch.empty_like(getattr(a, name)) for name in names)
 
 
-OPS: dict[str, Op] = {}
+def channels_of(weight: str, *, rows: int = 1, dtype: torch.dtype | None = None) -> Fake:
+    """The fake of a product: x's rows, with a channel for each `rows` rows of a weight [out, in]; in x's dtype."""
+
+    def fake(a: Any) -> torch.Tensor:
+        shape = (*a.x.shape[:-1], getattr(a, weight).shape[0] // rows)
+        result: torch.Tensor = a.x.new_empty(shape, dtype=dtype or a.x.dtype)
+        return result
+
+    return fake
 
 
-def op(schema: str, *, fake: Callable[..., Any]) -> Callable[[F], F]:
-    """Register the decorated eager reference as `llmc::<schema>`.
+def per_element(count: int) -> Flops:
+    """So many operations for each element of the first result."""
+    return lambda call: count * call.elements()
 
-    fake: takes the same arguments as the op and returns empty tensors of the result's shape and dtype.
+
+def matrix_product(weight: str) -> Flops:
+    """Of each row of `x` with each of a weight's."""
+
+    def flops(call: OpCall) -> sympy.Expr:
+        rows = product(call.sizes("x")[:-1])
+        return 2 * rows * product(call.sizes(weight))
+
+    return flops
+
+
+def op(
+    *,
+    fake: Fake,
+    stages: Collection[Stage],
+    flops: Flops,
+    rows: tuple[str, ...] = (),
+    table: str | None = None,
+    writes: Collection[str] = (),
+    check: Callable[[OpCall], str | None] | None = None,
+) -> Callable[[F], F]:
+    """Register the decorated eager reference as an llmc:: op of its name, with the schema of its signature.
+
+    writes: the arguments that it changes in place. The rest is OpRecord's, but for `fake`.
     """
 
     def register(reference: F) -> F:
-        name = schema.split("(", 1)[0]
-        _LIBRARY.define(schema)
+        name = reference.__name__
+        names = tuple(inspect.signature(reference).parameters)
+        defaults = {p.name: p.default for p in inspect.signature(reference).parameters.values()}
+
+        def fake_kernel(*args: Any, **kwargs: Any) -> Any:
+            return fake(SimpleNamespace(**{**defaults, **dict(zip(names, args, strict=False)), **kwargs}))
+
+        _LIBRARY.define(name + _schema(reference, writes))
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
-        torch.library.register_fake(f"llmc::{name}", fake, lib=_LIBRARY)
+        torch.library.register_fake(f"llmc::{name}", fake_kernel, lib=_LIBRARY)
         overload = getattr(torch.ops.llmc, name).default
-        OPS[name] = Op(name, overload, reference)
+        RECORDS[overload] = OpRecord(name, overload, reference, frozenset(stages), rows, table, flops, check)
         return reference
 
     return register
+
+
+def _schema(reference: Callable[..., Any], writes: Collection[str]) -> str:
+    """Of the signature. Numbers are numbers: a size that changes from step to step is never an argument."""
+    return torch.library.infer_schema(reference, mutates_args=tuple(writes)).replace("SymInt", "int")

@@ -5,19 +5,29 @@ Source: Su et al. 2021, "RoFormer". `rotary` is the number of channels that turn
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
+from llmc.graph.op_record import OpCall
 from llmc.ops.kv_cache import write_slots
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, op, per_element
 
 
-def _fake_angles(positions: Tensor, inv_freq: Tensor, scale: float) -> tuple[Tensor, Tensor]:
-    shape = (positions.shape[0], inv_freq.shape[0])
-    return inv_freq.new_empty(shape, dtype=torch.float32), inv_freq.new_empty(shape, dtype=torch.float32)
+def _angles(a: Any) -> tuple[Tensor, Tensor]:
+    shape = (a.positions.shape[0], a.inv_freq.shape[0])
+    return a.inv_freq.new_empty(shape, dtype=torch.float32), a.inv_freq.new_empty(shape, dtype=torch.float32)
 
 
-@op("rope_angles(Tensor positions, Tensor inv_freq, float scale) -> (Tensor, Tensor)", fake=_fake_angles)
+def _angles_fit(call: OpCall) -> str | None:
+    x, cos, sin = call.shape("x"), call.shape("cos"), call.shape("sin")
+    if len(x) != 3 or len(cos) != 2 or len(sin) != 2:
+        return f"rope needs x [tokens, heads, head_dim] and angles [tokens, rotary / 2], got {x}, {cos}, {sin}"
+    return None if 2 * cos[1] <= x[2] else f"{2 * cos[1]} channels turn but a head has {x[2]}"
+
+
+@op(fake=_angles, stages=FROM_CAPTURED, flops=per_element(20), rows=("positions",))
 def rope_angles(positions: Tensor, inv_freq: Tensor, scale: float) -> tuple[Tensor, Tensor]:
     """cos and sin of positions[t]·inv_freq[i], times scale (yarn's attention factor).
 
@@ -38,11 +48,13 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return torch.cat((turned.to(x.dtype), rest), dim=-1)
 
 
-def _fake_rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
-    return x.new_empty(x.shape)
-
-
-@op("rope(Tensor x, Tensor cos, Tensor sin, bool interleaved) -> Tensor", fake=_fake_rope)
+@op(
+    fake=lambda a: a.x.new_empty(a.x.shape),
+    stages=FROM_CAPTURED,
+    flops=per_element(3),
+    rows=("x", "cos", "sin"),
+    check=_angles_fit,
+)
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate pairs of channels by the position's angle. x: [tokens, heads, head_dim]; cos, sin: [tokens, rotary / 2].
 
@@ -52,26 +64,7 @@ def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     return rotate(x, cos, sin, interleaved)
 
 
-def _fake_rope_kv_write(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    cos: Tensor,
-    sin: Tensor,
-    k_cache: Tensor,
-    v_cache: Tensor,
-    slot_mapping: Tensor,
-    interleaved: bool,
-    cache_format: str | None = None,
-) -> Tensor:
-    return q.new_empty(q.shape)
-
-
-@op(
-    "rope_kv_write(Tensor q, Tensor k, Tensor v, Tensor cos, Tensor sin, Tensor(a!) k_cache, Tensor(b!) v_cache, "
-    "Tensor slot_mapping, bool interleaved, str? cache_format=None) -> Tensor",
-    fake=_fake_rope_kv_write,
-)
+@op(fake=lambda a: a.q.new_empty(a.q.shape), stages=WHEN_OPTIMIZED, flops=per_element(3), writes=("k_cache", "v_cache"))
 def rope_kv_write(
     q: Tensor,
     k: Tensor,

@@ -7,10 +7,12 @@ counter: what a request draws does not depend on its neighbours.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.ops.registry import IN_NO_GRAPH, like, op, per_element
 
 _WORD = 0xFFFFFFFF
 _ROUND_A, _ROUND_B = 0xD2511F53, 0xCD9E8D57
@@ -23,11 +25,16 @@ EVERY_TOKEN = 2**31 - 1
 _SMALL = 0.015625
 
 
-def _fake_argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
-    return logits.new_empty((logits.shape[0],), dtype=torch.int32), logits.new_empty((logits.shape[0],))
+def _token_and_score(a: Any) -> tuple[Tensor, Tensor]:
+    return a.logits.new_empty((a.logits.shape[0],), dtype=torch.int32), a.logits.new_empty((a.logits.shape[0],))
 
 
-@op("argmax_rows(Tensor logits) -> (Tensor, Tensor)", fake=_fake_argmax_rows)
+def _top_k(a: Any) -> tuple[Tensor, Tensor]:
+    shape = (a.logits.shape[0], a.k)
+    return a.logits.new_empty(shape), a.logits.new_empty(shape, dtype=torch.int32)
+
+
+@op(fake=_token_and_score, stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits",))
 def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     """Each row's largest logit's index, int32, the lowest one of equals, and that logit: [rows] each.
 
@@ -36,13 +43,8 @@ def argmax_rows(logits: Tensor) -> tuple[Tensor, Tensor]:
     return _largest(logits)
 
 
-def _fake_draw_rows(logits: Tensor, temperature: Tensor, seeds: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
-    return _fake_argmax_rows(logits)
-
-
 @op(
-    "draw_rows(Tensor logits, Tensor temperature, Tensor seeds, Tensor counters) -> (Tensor, Tensor)",
-    fake=_fake_draw_rows,
+    fake=_token_and_score, stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits", "temperature", "seeds", "counters")
 )
 def draw_rows(logits: Tensor, temperature: Tensor, seeds: Tensor, counters: Tensor) -> tuple[Tensor, Tensor]:
     """A token of each row, drawn from softmax(logits / temperature), and its score: [rows], int32 and fp32.
@@ -71,12 +73,7 @@ def gumbel(u: Tensor) -> Tensor:
     return -torch.log(torch.where(v < _SMALL, series, -torch.log(1.0 - v)))
 
 
-def _fake_top_k_rows(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    shape = (logits.shape[0], k)
-    return logits.new_empty(shape), logits.new_empty(shape, dtype=torch.int32)
-
-
-@op("top_k_rows(Tensor logits, int k) -> (Tensor, Tensor)", fake=_fake_top_k_rows)
+@op(fake=_top_k, stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits",))
 def top_k_rows(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Each row's k largest logits, in descending order, and their indices, int32; of equals the lower index first.
 
@@ -86,11 +83,7 @@ def top_k_rows(logits: Tensor, k: int) -> tuple[Tensor, Tensor]:
     return values[:, :k].contiguous(), indices[:, :k].int()
 
 
-def _fake_row_masses(logits: Tensor, values: Tensor, temperature: Tensor) -> Tensor:
-    return torch.empty_like(temperature)
-
-
-@op("row_masses(Tensor logits, Tensor values, Tensor temperature) -> Tensor", fake=_fake_row_masses)
+@op(fake=like("temperature"), stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits", "values", "temperature"))
 def row_masses(logits: Tensor, values: Tensor, temperature: Tensor) -> Tensor:
     """Σ_v exp((logits[l, v] - values[l, 0]) / temperature[l]): [rows], fp32. Temperature 0 counts as 1.
 
@@ -100,27 +93,7 @@ def row_masses(logits: Tensor, values: Tensor, temperature: Tensor) -> Tensor:
     return torch.exp((logits - values[:, :1]) / divisor).sum(-1)
 
 
-def _fake_sample_candidates(
-    values: Tensor,
-    indices: Tensor,
-    masses: Tensor,
-    drawn: Tensor,
-    temperature: Tensor,
-    top_k: Tensor,
-    top_p: Tensor,
-    min_p: Tensor,
-    seeds: Tensor,
-    counters: Tensor,
-    complete: bool,
-) -> tuple[Tensor, Tensor]:
-    return torch.empty_like(drawn), torch.empty_like(drawn)
-
-
-@op(
-    "sample_candidates(Tensor values, Tensor indices, Tensor masses, Tensor drawn, Tensor temperature, Tensor top_k, "
-    "Tensor top_p, Tensor min_p, Tensor seeds, Tensor counters, bool complete) -> (Tensor, Tensor)",
-    fake=_fake_sample_candidates,
-)
+@op(fake=like("drawn", "drawn"), stages=IN_NO_GRAPH, flops=per_element(1))
 def sample_candidates(
     values: Tensor,
     indices: Tensor,

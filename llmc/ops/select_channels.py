@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, op, per_element
 
 
-def _fake(x: Tensor, order: Tensor) -> Tensor:
-    return x.new_empty((*x.shape[:-1], order.shape[0]))
-
-
-@op("select_channels(Tensor x, Tensor order) -> Tensor", fake=_fake)
+@op(
+    fake=lambda a: a.x.new_empty((*a.x.shape[:-1], a.order.shape[0])),
+    stages=FROM_CAPTURED,
+    flops=per_element(1),
+    rows=("x",),
+)
 def select_channels(x: Tensor, order: Tensor) -> Tensor:
     """x: [tokens, channels]; order: [selected], int32; returns [tokens, selected]."""
     return x[..., order.long()]

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_SERVING, op, per_element
 
 
-def _fake(x: Tensor, rows: Tensor) -> Tensor:
-    return x.new_empty((rows.shape[0], *x.shape[1:]))
-
-
-@op("select_rows(Tensor x, Tensor rows) -> Tensor", fake=_fake)
+@op(
+    fake=lambda a: a.x.new_empty((a.rows.shape[0], *a.x.shape[1:])),
+    stages=FROM_SERVING,
+    flops=per_element(0),
+    table="x",
+)
 def select_rows(x: Tensor, rows: Tensor) -> Tensor:
     """Gather rows. x: [tokens, channels]; rows: [selected], int32; returns [selected, channels]."""
     return x[rows.long()]

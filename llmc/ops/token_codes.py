@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, op, per_element
 from llmc.ops.weight_codes import FP8_MAX
 
 LARGEST = {"int8": 127.0, "fp8": FP8_MAX}
@@ -39,24 +41,22 @@ def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
     return values * scales
 
 
-def _fake_quantize(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
-    codes = x.new_empty(x.shape, dtype=torch.uint8 if format == "fp8" else torch.int8)
-    return codes, x.new_empty((*x.shape[:-1], 1), dtype=torch.float32)
+def _codes_and_scales(a: Any) -> tuple[Tensor, Tensor]:
+    codes = a.x.new_empty(a.x.shape, dtype=torch.uint8 if a.format == "fp8" else torch.int8)
+    return codes, a.x.new_empty((*a.x.shape[:-1], 1), dtype=torch.float32)
 
 
-@op("quantize_tokens(Tensor x, Tensor? scale, str format) -> (Tensor, Tensor)", fake=_fake_quantize)
+@op(fake=_codes_and_scales, stages=FROM_CAPTURED, flops=per_element(1), rows=("x",))
 def quantize_tokens(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
     """Codes and scales of x: [tokens, channels], as in `token_codes`."""
     return token_codes(x, scale, format)
 
 
-def _fake_dequantize(codes: Tensor, scales: Tensor, format: str, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(codes.shape, dtype=dtype)
-
-
 @op(
-    "dequantize_tokens(Tensor codes, Tensor scales, str format, ScalarType dtype) -> Tensor",
-    fake=_fake_dequantize,
+    fake=lambda a: a.codes.new_empty(a.codes.shape, dtype=a.dtype),
+    stages=FROM_CAPTURED,
+    flops=per_element(1),
+    rows=("codes", "scales"),
 )
 def dequantize_tokens(codes: Tensor, scales: Tensor, format: str, dtype: torch.dtype) -> Tensor:
     """What codes: [tokens, channels] stand for, rounded to dtype."""

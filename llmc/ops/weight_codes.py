@@ -17,7 +17,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.ops.registry import op
+from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
 
 # Quantiles of a normal distribution scaled to [-1, 1]. Source: Dettmers et al. 2023, "QLoRA", appendix E.
 NF4 = (
@@ -75,26 +75,16 @@ def _per_column(values: Tensor, columns: int) -> Tensor:
     return values.float().repeat_interleave(columns // values.shape[1], dim=1)
 
 
-def _fake_dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
-    return codes.new_empty(codes.shape, dtype=dtype)
-
-
-@op(
-    "dequantize(Tensor codes, Tensor scales, Tensor? zeros, str format, ScalarType dtype) -> Tensor",
-    fake=_fake_dequantize,
-)
+@op(fake=lambda a: a.codes.new_empty(a.codes.shape, dtype=a.dtype), stages=FROM_CAPTURED, flops=per_element(1))
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] that codes stand for, rounded to dtype."""
     return weight_values(codes, scales, zeros, format).to(dtype)
 
 
-def _fake_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows: int, dtype: torch.dtype) -> Tensor:
-    return weight.new_empty((weight.shape[0], weight.shape[1] // group), dtype=dtype)
-
-
 @op(
-    "weight_scales(Tensor weight, str format, int group, bool symmetric, int rows, ScalarType dtype) -> Tensor",
-    fake=_fake_scales,
+    fake=lambda a: a.weight.new_empty((a.weight.shape[0], a.weight.shape[1] // a.group), dtype=a.dtype),
+    stages=IN_NO_GRAPH,
+    flops=per_element(1),
 )
 def weight_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows: int, dtype: torch.dtype) -> Tensor:
     """The scales [out, in / group] that just cover a weight [out, in], in dtype.
@@ -118,11 +108,7 @@ def weight_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows
     return torch.where(rounded > 0, rounded, torch.ones_like(rounded))
 
 
-def _fake_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tensor:
-    return scales.new_empty(scales.shape, dtype=torch.int8)
-
-
-@op("weight_zeros(Tensor weight, Tensor scales, str format, int rows) -> Tensor", fake=_fake_zeros)
+@op(fake=lambda a: a.scales.new_empty(a.scales.shape, dtype=torch.int8), stages=IN_NO_GRAPH, flops=per_element(1))
 def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tensor:
     """The code of zero, int8 [out, groups], that gives each group's minimum the least code: of asymmetric integers."""
     low, _ = _extent(weight, weight.shape[1] // scales.shape[1], rows)
@@ -130,11 +116,11 @@ def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tens
     return (smallest - torch.round(low / scales.float())).clamp(smallest, largest).to(torch.int8)
 
 
-def _fake_codes(weight: Tensor, scales: Tensor, zeros: Tensor | None, format: str) -> Tensor:
-    return weight.new_empty(weight.shape, dtype=CODE_DTYPES[format])
-
-
-@op("weight_codes(Tensor weight, Tensor scales, Tensor? zeros, str format) -> Tensor", fake=_fake_codes)
+@op(
+    fake=lambda a: a.weight.new_empty(a.weight.shape, dtype=CODE_DTYPES[a.format]),
+    stages=IN_NO_GRAPH,
+    flops=per_element(1),
+)
 def weight_codes(weight: Tensor, scales: Tensor, zeros: Tensor | None, format: str) -> Tensor:
     """The nearest codes [out, in] to a weight, given scales and zeros; beyond the range, the code at its end."""
     scaled = weight.float() / _per_column(scales, weight.shape[1])

@@ -17,8 +17,9 @@ from torch import fx
 from torch._ops import OpOverload
 
 from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.refusal import Refusal
-from llmc.passes.pattern import CAST, COMMUTATIVE, call_arguments, trace_pattern
+from llmc.passes.pattern import CAST, COMMUTATIVE, trace_pattern
 
 aten = torch.ops.aten
 

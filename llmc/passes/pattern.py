@@ -10,7 +10,6 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 from torch.fx.proxy import GraphAppendingTracer
 
 COMMUTATIVE = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor})
@@ -44,21 +43,3 @@ def trace_pattern(function: Callable[..., Any]) -> Pattern:
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of a pattern's wildcards, or of what a replacement takes."""
     return tuple(inspect.signature(function).parameters)
-
-
-def call_arguments(node: fx.Node) -> dict[str, Any]:
-    """Every argument of a call by schema name, defaults filled in, so that spelling does not matter.
-
-    A target without a schema (operator.getitem) has its arguments by index.
-    """
-    if not isinstance(node.target, OpOverload):
-        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
-    defaults = _schema_defaults(node.target)
-    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
-
-
-@functools.cache
-def _schema_defaults(target: OpOverload) -> dict[str, Any]:
-    """Every argument of an op in order, with its default or None; reading a schema takes longer than all else here."""
-    arguments = target._schema.arguments
-    return {a.name: a.default_value if a.has_default_value() else None for a in arguments}

@@ -16,13 +16,13 @@ from llmc.debug.pass_diff import diff_passes
 from llmc.debug.region import changed_region
 from llmc.debug.reproduction import write_reproduction
 from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.capture import Captured
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived
 from llmc.options import BuildOptions
 from llmc.passes import GraphPass, Numerics, Pass, RewriteLog, default, extended
-from llmc.passes.pattern import call_arguments
 from tests.family_captures import FamilyCaptures
 from tests.tiny_models import tiny_tokens
 

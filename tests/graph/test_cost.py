@@ -8,8 +8,9 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.graph.cost import A, C, L, R, T, graph_cost, group_cost, node_cost
+from llmc.graph.cost import graph_cost, group_cost, node_cost
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import A, C, L, R, T
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import fusion, serving
 from llmc.passes.rewrite import Pass

@@ -7,11 +7,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import describe
 from llmc.graph.refusal import Refusal
 from llmc.passes.attention.causal_mask import CausalMask
 from llmc.passes.node_rules import Call
-from llmc.passes.pattern import call_arguments
 from llmc.passes.shapes import front_dim, same_size, tensor_of
 
 aten = torch.ops.aten

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
@@ -22,7 +23,6 @@ from llmc.passes.attention.attention_call import attention_call
 from llmc.passes.attention.causal_mask import CausalMask, read_mask
 from llmc.passes.evaluation import value_at
 from llmc.passes.node_rules import Call, substitute
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import front_dim, tensor_of

@@ -11,6 +11,7 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
@@ -18,7 +19,6 @@ from llmc.options import BuildOptions
 from llmc.passes.attention.attention_call import attention_call
 from llmc.passes.attention.causal_mask import CausalMask, read_mask
 from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import tensor_of

@@ -17,6 +17,7 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import fake_value
 from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.propagate import fake_mode
@@ -25,7 +26,6 @@ from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import add_step_input, step_input
 from llmc.options import BuildOptions
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 

@@ -22,7 +22,7 @@ from llmc.graph.propagate import token_count
 from llmc.graph.render import op_name
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.graph.verify import FALLBACK_OPS, LEGAL_OPS, is_legal
+from llmc.graph.verify import FALLBACK_OPS, is_legal, legal_ops
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -47,7 +47,7 @@ _CONTRACTS: dict[str, frozenset[Any]] = {
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     allowed = frozenset().union(*(FALLBACK_OPS.get(name, frozenset()) for name in options.allow_fallback))
-    legal = LEGAL_OPS[Stage.CANONICAL] | allowed
+    legal = legal_ops(Stage.CANONICAL) | allowed
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
     left = [n for n in calls if not is_legal(n, legal) and not isinstance(n.meta["val"], SymInt)]
     if left:

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -21,7 +22,6 @@ from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
 from llmc.passes.node_rules import Call, apply_rules
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics, Rewrite
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_value, tensor_of

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import SymInt, fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
@@ -20,7 +21,6 @@ from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.match import DATA_MOVEMENT
 from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_size, tensor_of

@@ -16,12 +16,12 @@ import torch
 from torch import SymInt, fx
 from torch._ops import OpOverload
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, build, substitute
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import front_dim, is_one, sizes_with_inferred, tensor_of

@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import front_dim, same_value, tensor_of

@@ -14,12 +14,13 @@ from typing import Any
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import RECORDS
 from llmc.graph.stage import Stage
 from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, Rule, apply_rules
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import front_dim, same_value, tensor_of
@@ -28,7 +29,7 @@ aten = torch.ops.aten
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, _RULES, log)
+    apply_rules(graph, _rules(), log)
 
 
 def _untransposed(value: Any) -> fx.Node | None:
@@ -63,7 +64,11 @@ def _over_last_axis(node: fx.Node) -> Call | None:
     """Norms, products with a weight: only the first argument has the transposed axes."""
     first, *rest = node.args
     source = _untransposed(first)
-    return None if source is None else _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
+    return (
+        None
+        if source is None or tensor_of(node) is None
+        else _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
+    )
 
 
 def _pointwise(node: fx.Node) -> Call | None:
@@ -151,9 +156,12 @@ _RULES: dict[Any, Rule] = {
     aten.squeeze.dim: _squeeze,
     aten.transpose.int: _transpose,
     aten.unsqueeze.default: _unsqueeze,
-    torch.ops.llmc.layer_norm.default: _over_last_axis,
-    torch.ops.llmc.linear.default: _over_last_axis,
-    torch.ops.llmc.rms_norm.default: _over_last_axis,
 }
+
+
+def _rules() -> dict[Any, Rule]:
+    over_last_axis = {target: _over_last_axis for target, record in RECORDS.items() if record.rows == ("x",)}
+    return {**_RULES, **over_last_axis}
+
 
 simplify_layout = GraphPass("simplify_layout", _run, Numerics.EXACT, Stage.CAPTURED)

@@ -12,11 +12,11 @@ from __future__ import annotations
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 

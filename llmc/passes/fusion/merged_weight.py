@@ -10,11 +10,11 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Derived
-from llmc.passes.pattern import call_arguments
 
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 _PARTS = ("codes", "scales", "zeros")

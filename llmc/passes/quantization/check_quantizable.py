@@ -13,11 +13,11 @@ from torch import Tensor
 
 from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.errors import CheckpointError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.plan import plan
 from llmc.passes.quantization.quantize_kv_cache import check_heads

@@ -19,9 +19,9 @@ import numpy.typing as npt
 from torch import Tensor, fx
 
 from llmc.errors import OptionError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
-from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.plan import Planned, check_columns
 from llmc.passes.quantization.round_weight import one_thread, round_to_nearest, row_chunks
 from llmc.passes.quantization.stream import Stream

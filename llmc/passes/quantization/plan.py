@@ -10,9 +10,9 @@ import torch
 from torch import fx
 
 from llmc.errors import OptionError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
-from llmc.passes.pattern import call_arguments
 from llmc.schemes import BLOCK, Quantization, Scheme
 
 _llmc = torch.ops.llmc

@@ -17,10 +17,10 @@ from torch import fx
 
 from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.errors import OptionError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 

@@ -17,13 +17,13 @@ from contextlib import nullcontext
 import torch
 from torch import Tensor, fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import LARGEST, token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.gptq import Solver, gptq, gram, prepare
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight

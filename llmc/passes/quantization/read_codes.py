@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
 from llmc.graph.refusal import Refusal
@@ -19,7 +20,6 @@ from llmc.graph.stored_codes import UnpackedCodes
 from llmc.graph.weights import Constant, Recipe, Stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens
 from llmc.passes.quantization.plan import PRODUCTS, readers_of_weights
 from llmc.passes.recorded_graph import new_weight

@@ -17,12 +17,12 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.pattern import call_arguments
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.channel_scales import Tie, awq_scales, smoothing_scales
 from llmc.passes.quantization.plan import Planned, plan

@@ -19,30 +19,19 @@ from torch import Tensor, fx
 from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import record_of
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import step_input
 from llmc.options import BuildOptions
-from llmc.passes.pattern import call_arguments
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
 CONTRACT = "logit_rows"
 _SELECT = torch.ops.llmc.select_rows.default
-_ROW_WISE = frozenset(
-    {
-        torch.ops.llmc.linear.default,
-        torch.ops.llmc.lm_head.default,
-        torch.ops.llmc.rms_norm.default,
-        torch.ops.llmc.layer_norm.default,
-        torch.ops.llmc.gated_activation.default,
-        torch.ops.llmc.quantize_tokens.default,
-        torch.ops.llmc.dequantize_tokens.default,
-        torch.ops.llmc.select_channels.default,
-    }
-)
 # Row by row when they work on the last axis.
 _ALONG_AN_AXIS = frozenset(
     {
@@ -157,7 +146,7 @@ def _refusal(graph: ModelGraph, node: fx.Node) -> Refusal | None:
         dim = call_arguments(node)["dim"]
         if any(axis not in (1, -1) for axis in (dim if isinstance(dim, list | tuple) else (dim,))):
             return Refusal(f"{node.target} works on axis {dim}, not on the last of 2", node)
-    elif node.target not in _ROW_WISE and not _is_pointwise(node):
+    elif not _keeps_rows(node):
         return Refusal(f"{node.target} is not known to keep rows apart", node)
     for operand in node.all_input_nodes:
         value: object = operand.meta["val"]
@@ -183,7 +172,10 @@ def _unselectable(graph: ModelGraph, operand: fx.Node, reader: fx.Node) -> Refus
     return Refusal(reason, reader)
 
 
-def _is_pointwise(node: fx.Node) -> bool:
+def _keeps_rows(node: fx.Node) -> bool:
+    record = record_of(node)
+    if record is not None:
+        return bool(record.rows)
     return isinstance(node.target, torch._ops.OpOverload) and torch.Tag.pointwise in node.target.tags
 
 

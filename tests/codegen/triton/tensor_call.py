@@ -15,8 +15,8 @@ from torch import Tensor
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.graph.op_record import RECORDS
 from llmc.grid import evaluate_grid
-from llmc.ops.registry import OPS
 from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
@@ -43,7 +43,7 @@ def check(
     gap: elements between rows. tolerance: of ‖out - reference‖ / ‖reference‖, for each result and each cache.
     """
     gpu = gpu_target(target)
-    reference = OPS[template.op._schema.name.removeprefix("llmc::")].reference
+    reference = RECORDS[template.op].reference
     expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
     returned = reference(*expected_arguments)
     expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)

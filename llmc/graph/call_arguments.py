@@ -1,0 +1,41 @@
+"""The arguments of a call by their schema names, so that spelling does not matter."""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from torch import fx
+from torch._ops import OpOverload
+
+
+def call_arguments(node: fx.Node) -> dict[str, Any]:
+    """Every argument of a call by schema name, defaults filled in.
+
+    A target without a schema (operator.getitem) has its arguments by index.
+    """
+    if not isinstance(node.target, OpOverload):
+        return {str(i): a for i, a in enumerate(node.args)} | dict(node.kwargs)
+    defaults = _schema_defaults(node.target)
+    return {**defaults, **dict(zip(defaults, node.args, strict=False)), **node.kwargs}
+
+
+def put_in_order(node: fx.Node) -> None:
+    """Give the keywords of a call to an llmc:: op by position, defaults between them filled in.
+
+    Code that reads a node by position (golden texts, lowering) then sees one spelling. Other ops keep theirs: many of
+    aten's arguments may only be given by keyword.
+    """
+    if not node.kwargs or not isinstance(node.target, OpOverload) or node.target.namespace != "llmc":
+        return
+    given = call_arguments(node)
+    last = max(i for i, name in enumerate(given) if i < len(node.args) or name in node.kwargs)
+    node.args = tuple(given.values())[: last + 1]
+    node.kwargs = {}
+
+
+@functools.cache
+def _schema_defaults(target: OpOverload) -> dict[str, Any]:
+    """Every argument of an op in order, with its default or None; reading a schema takes longer than all else here."""
+    arguments = target._schema.arguments
+    return {a.name: a.default_value if a.has_default_value() else None for a in arguments}

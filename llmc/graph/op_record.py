@@ -1,0 +1,101 @@
+"""What everybody needs to know of an llmc:: op, in one record: written in the op's file, read by name of argument.
+
+Stands below llmc.ops and knows no op: importing llmc.ops fills `RECORDS`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import sympy
+import torch
+from torch import Tensor, fx
+from torch._ops import OpOverload
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.stage import Stage
+
+# What costs are expressions of; see graph/cost.py.
+T, L, R, C, A = sympy.symbols("T L R C A", integer=True, nonnegative=True)
+
+
+@dataclass(frozen=True)
+class OpCall:
+    """One call of an op as checks and costs see it: arguments and result by name, tensors as their fake values.
+
+    symbols: what the fake tensors' own size symbols stand for in a cost; empty where no cost is asked for.
+    """
+
+    arguments: Mapping[str, Any]
+    result: Any
+    symbols: Mapping[sympy.Symbol, sympy.Symbol]
+
+    def shape(self, name: str) -> list[Any]:
+        """Of a tensor argument; empty for one that is not given."""
+        value = self.arguments[name]
+        return list(value.shape) if isinstance(value, Tensor) else []
+
+    def sizes(self, name: str) -> tuple[sympy.Expr, ...]:
+        """The shape in the symbols of a step."""
+        return tuple(self.size(s) for s in self.shape(name))
+
+    def size(self, size: int | torch.SymInt) -> sympy.Expr:
+        """One size in the symbols of a step."""
+        return sympy.Integer(size) if isinstance(size, int) else size.node.expr.xreplace(self.symbols)
+
+    def elements(self) -> sympy.Expr:
+        """Of the first result; 0 for an op that has none."""
+        first = self.result[0] if isinstance(self.result, tuple | list) else self.result
+        return product(self.size(s) for s in first.shape) if isinstance(first, Tensor) else sympy.Integer(0)
+
+
+def product(sizes: Any) -> sympy.Expr:
+    """Of sizes as `OpCall.sizes` gives them."""
+    return math.prod(sizes, start=sympy.Integer(1))
+
+
+@dataclass(frozen=True)
+class OpRecord:
+    """One llmc:: op. `overload` is what graphs call; `reference` is the eager oracle of every kernel.
+
+    stages: where graphs may hold it; none for ops that only lowering or executors call. rows: arguments whose row i
+    alone makes row i of the result, beside operands that are the same for all rows; empty for an op that mixes rows or
+    makes them. table: the argument of which a call reads only as many rows as its result has. flops: of one call, an
+    expression in the symbols of a step. check: what is wrong with a call's shapes, or None.
+    """
+
+    name: str
+    overload: OpOverload
+    reference: Callable[..., Any]
+    stages: frozenset[Stage]
+    rows: tuple[str, ...]
+    table: str | None
+    flops: Callable[[OpCall], sympy.Expr]
+    check: Callable[[OpCall], str | None] | None
+
+
+# By overload, filled by llmc.ops.registry.op as the ops' files are imported.
+RECORDS: dict[OpOverload, OpRecord] = {}
+
+
+def record_of(node: fx.Node) -> OpRecord | None:
+    """The record of what a node calls; None for aten's ops and for nodes that call nothing."""
+    return RECORDS.get(node.target) if isinstance(node.target, OpOverload) else None
+
+
+def op_call(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol] | None = None) -> OpCall:
+    """A node's call, its operands replaced by their fake values."""
+    values = {name: _value(argument) for name, argument in call_arguments(node).items()}
+    return OpCall(values, node.meta.get("val"), symbols or {})
+
+
+def ops_at(stage: Stage) -> frozenset[OpOverload]:
+    """The llmc:: ops that a graph may hold at a stage."""
+    return frozenset(overload for overload, record in RECORDS.items() if stage in record.stages)
+
+
+def _value(argument: Any) -> Any:
+    return argument.meta.get("val") if isinstance(argument, fx.Node) else argument
