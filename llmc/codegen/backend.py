@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 from typing import Protocol
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 
+import llmc.ops  # noqa: F401  (registers the ops that are named here)
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
@@ -62,3 +65,23 @@ class Backend(Protocol):
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
         """The launch of a generated loop. pointers: operands of its parameters."""
         ...
+
+
+_WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and fuse_quantized has left it alone"
+# Ops of lowered graphs that no backend has a kernel for, and why. Every other op has one in each (tests/ops).
+WITHOUT_KERNEL: Mapping[OpOverload, str] = MappingProxyType(
+    dict.fromkeys(
+        (
+            torch.ops.llmc.dequantize.default,
+            torch.ops.llmc.quantize_tokens.default,
+            torch.ops.llmc.dequantize_tokens.default,
+        ),
+        _WITHIN_A_PRODUCT,
+    )
+)
+
+
+def no_kernel(node: fx.Node, target: str) -> Refusal:
+    """That a target has no kernel for what a node calls, with the reason where there is a known one."""
+    reason = WITHOUT_KERNEL.get(node.target) if isinstance(node.target, OpOverload) else None
+    return Refusal(f"no kernel for {target} computes {node.target}" + (f": {reason}" if reason else ""), node)

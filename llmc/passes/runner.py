@@ -13,6 +13,7 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from llmc.errors import LlmcError, OptionError, PassError
+from llmc.graph.call_arguments import put_in_order
 from llmc.graph.dead_code import remove_dead_code
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
@@ -93,6 +94,8 @@ def run_pipeline(
         except PassError as error:
             raise _of_pass(each, error, options) from error
         remove_dead_code(result)
+        for node in result.graph.nodes:
+            put_in_order(node)
         # What only some rewrites of a pass were made in goes on as what comes out of it, if it goes on.
         if not is_partial or (options.finish_cut and log.rewrites()):
             result.stage = each.stage or stage

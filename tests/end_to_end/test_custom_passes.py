@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -54,3 +55,24 @@ def test_what_is_no_pipeline_is_refused(passes: Any, part: str, tmp_path: Path) 
     assert part in caught.value.problem
     assert "llmc.passes.default()" in str(caught.value.fix)
     assert not any(tmp_path.iterdir())
+
+
+def _norm(x: Any, weight: Any, eps: Any) -> Any:
+    return torch.ops.llmc.rms_norm.default(x, weight, eps)
+
+
+def _weighted_outside(x: Any, weight: Any, eps: Any) -> Any:
+    return aten.mul.Tensor(torch.ops.llmc.rms_norm.default(eps=eps, x=x, weight=None), weight)
+
+
+def test_a_replacement_may_call_ops_with_keywords() -> None:
+    def has_weight(match: Any) -> Any:
+        return llmc.passes.Refusal("no weight", match.root) if match.bound["weight"] is None else None
+
+    split = Rewrite("split_norm", (_norm,), _weighted_outside, has_weight)
+    model = tiny_model("llama", num_hidden_layers=1)
+    with llmc.compile(model, target="reference", passes=[*llmc.passes.default(), split]) as engine:
+        tokens = random_tokens(engine.info.vocab_size, 9)
+        assert_close(engine.logits(tokens), torch_logits(model, tokens))
+        text = next(engine.path.rglob("*-split_norm.txt")).read_text()
+        assert re.search(r"= llmc\.rms_norm\(%\w+, None, 1e-0", text), text

@@ -11,6 +11,7 @@ from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.cache_format import parse_cache_format
+from llmc.codegen.backend import no_kernel
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.codegen.cpp import kernel_arguments as arguments
 from llmc.codegen.cpp.kernel_arguments import SCALES, SUFFIXES
@@ -38,7 +39,7 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     """Why the node's kernel cannot be called for it on the target, or None."""
     kernel = KERNELS.get(node.target)
     if kernel is None:
-        return Refusal(f"no kernel for {target.name} computes {node.target}", node)
+        return no_kernel(node, target.name)
     given = arguments_of(node)
     tensors = {name: a.meta["val"] for name, a in given.items() if isinstance(a, fx.Node)}
     for name in kernel.suffixes:

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.codegen.backend import KernelCall
+from llmc.codegen.backend import KernelCall, no_kernel
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction
@@ -49,7 +49,7 @@ class TritonBackend:
     def refusal(self, node: fx.Node) -> Refusal | None:
         template = KERNELS.get(node.target)
         if template is None:
-            return Refusal(f"no kernel for {self._target.name} computes {node.target}", node)
+            return no_kernel(node, self._target.name)
         return template.supports(node, self._target)
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
