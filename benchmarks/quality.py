@@ -2,11 +2,13 @@
 
     python -m benchmarks.quality --json results.json
     python -m benchmarks.quality --schemes auto:4.5 int4-gptq:g32,lm_head=int4-gptq:g32
+    python -m benchmarks.quality --schemes auto:4.5 --text examples/data/heldout.txt examples/data/calibration.txt
 
 Each scheme is built into an engine for this CPU (or for the reference target, where the CPU has no kernel; the table
 says so) and read over the whole text in windows. KL is the mean Kullback-Leibler divergence of its next-token
 distributions from the bf16 engine's: it tells schemes apart that perplexity, over some thousand tokens, does not.
-Calibration text is another one. The second table is of the same function with outliers in its activations: channels of
+Calibration text is another one; of it, where it is named as a text, only what comes after the tokens that methods look
+at is read. The second table is of the same function with outliers in its activations: channels of
 every norm are scaled up and the weights after it down, by powers of two, so that bf16 loses nothing. Figures are exact
 for a machine and repeat; nothing here is timed.
 """
@@ -33,6 +35,8 @@ from llmc.runtime.executors.executor import Logits
 
 ROOT = Path(__file__).parent.parent / "examples"
 OUTLIER_CHANNELS, OUTLIER_FACTOR = 6, 64.0
+# More tokens than any method takes from the beginning of the calibration text.
+LOOKED_AT = 16_384
 
 
 @dataclass(frozen=True)
@@ -116,7 +120,7 @@ def main() -> None:
     """Both tables, as Markdown."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", type=Path, default=ROOT / "models" / "bard-6m")
-    parser.add_argument("--text", type=Path, default=ROOT / "data" / "heldout.txt")
+    parser.add_argument("--text", type=Path, nargs="+", default=[ROOT / "data" / "heldout.txt"])
     parser.add_argument("--calibration", type=Path, default=ROOT / "data" / "calibration.txt")
     parser.add_argument("--length", type=int, default=512, help="tokens of a window")
     parser.add_argument("--windows", type=int, help="use no more than this many")
@@ -126,12 +130,12 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.schemes:
         trials = (Trial({}), *(Trial({"quantize": scheme}) for scheme in arguments.schemes))
-        tables = {"model": measure(arguments.model, trials, arguments)}
+        tables = measure("model", arguments.model, trials, arguments)
     else:
-        tables = {"model": measure(arguments.model, TRIALS, arguments)}
+        tables = measure("model", arguments.model, TRIALS, arguments)
         with tempfile.TemporaryDirectory() as directory:
             outliers = with_outliers(arguments.model, Path(directory) / "outliers")
-            tables["model with outlier activations"] = measure(outliers, OUTLIER_TRIALS, arguments)
+            tables |= measure("model with outlier activations", outliers, OUTLIER_TRIALS, arguments)
     for title, rows in tables.items():
         print(f"\n{title}\n\n{markdown(rows)}")
     if arguments.json is not None:
@@ -139,28 +143,28 @@ def main() -> None:
         arguments.json.write_text(json.dumps(content, indent=1) + "\n")
 
 
-def measure(model: Path, trials: tuple[Trial, ...], arguments: argparse.Namespace) -> list[Row]:
-    """Build and read with each; the first is what the others are compared with."""
+def measure(title: str, model: Path, trials: tuple[Trial, ...], arguments: argparse.Namespace) -> dict[str, list[Row]]:
+    """Build with each, and read every text; the first is what the others are compared with. By title of a table."""
     beaten = {trial.below for trial in trials}
     chosen = [t for i, t in enumerate(trials) if i == 0 or not arguments.promised or t.limit or t.name in beaten]
-    rows: list[Row] = []
+    tables: dict[str, list[Row]] = {f"{title}, {text.name}": [] for text in arguments.text}
     with tempfile.TemporaryDirectory() as directory:
         plain = Path(directory) / "plain.llmc"
         build(model, plain, "cpu", {"dtype": "bfloat16"})
         for trial in track(chosen, model.name, console=Console(stderr=True)):
-            reading = read(model, trial, plain, arguments)
-            ratio = reading.perplexity / rows[0].perplexity if rows else 1.0
-            found = {row.name: row for row in rows}
-            holds = trial.limit is None or ratio <= trial.limit
-            if trial.below in found:
-                holds = holds and reading.perplexity < found[trial.below].perplexity
-            rows.append(Row(trial.name, ratio=ratio, limit=trial.limit, holds=holds, **asdict(reading)))
-            Console(stderr=True).print(f"{trial.name}: {ratio:.4f}, KL {reading.divergence:.2e}")
-    return rows
+            for rows, reading in zip(tables.values(), read(model, trial, plain, arguments), strict=True):
+                ratio = reading.perplexity / rows[0].perplexity if rows else 1.0
+                found = {row.name: row for row in rows}
+                holds = trial.limit is None or ratio <= trial.limit
+                if trial.below in found:
+                    holds = holds and reading.perplexity < found[trial.below].perplexity
+                rows.append(Row(trial.name, ratio=ratio, limit=trial.limit, holds=holds, **asdict(reading)))
+                Console(stderr=True).print(f"{trial.name}: {ratio:.4f}, KL {reading.divergence:.2e}")
+    return tables
 
 
-def read(model: Path, trial: Trial, plain: Path, arguments: argparse.Namespace) -> Reading:
-    """What the text says of a trial's engine beside the one at `plain`."""
+def read(model: Path, trial: Trial, plain: Path, arguments: argparse.Namespace) -> list[Reading]:
+    """What each text says of a trial's engine beside the one at `plain`."""
     options = {**trial.options, "calibration": str(arguments.calibration), "dtype": "bfloat16"}
     with tempfile.TemporaryDirectory() as directory:
         path, target = Path(directory) / "engine.llmc", "cpu"
@@ -169,16 +173,21 @@ def read(model: Path, trial: Trial, plain: Path, arguments: argparse.Namespace) 
         except OptionError:
             target = "reference"
             report = build(model, path, target, options)
+        elements = sum(w.rows * w.columns for w in report.quantized)
+        bits = sum(w.bits * w.rows * w.columns for w in report.quantized) / elements if elements else None
         with llmc.load(path) as engine, llmc.load(plain) as plain_engine:
-            total, divergences = Perplexity(), list[float]()
-            text = engine.tokenize(arguments.text.read_text(encoding="utf-8"))
-            for tokens in windows(text, arguments.length, arguments.windows):
-                logits = engine.logits(tokens)
-                total.add(logits, tokens)
-                divergences.append(divergence(plain_engine.logits(tokens), logits))
-    elements = sum(w.rows * w.columns for w in report.quantized)
-    bits = sum(w.bits * w.rows * w.columns for w in report.quantized) / elements if elements else None
-    return Reading(total.value, sum(divergences) / len(divergences), bits, report.kv_bytes, target)
+            found: list[Reading] = []
+            for text in arguments.text:
+                total, divergences = Perplexity(), list[float]()
+                ids = engine.tokenize(text.read_text(encoding="utf-8"))
+                unseen = ids[LOOKED_AT:] if text.samefile(arguments.calibration) else ids
+                for tokens in windows(unseen, arguments.length, arguments.windows):
+                    logits = engine.logits(tokens)
+                    total.add(logits, tokens)
+                    divergences.append(divergence(plain_engine.logits(tokens), logits))
+                mean = sum(divergences) / len(divergences)
+                found.append(Reading(total.value, mean, bits, report.kv_bytes, target))
+    return found
 
 
 def divergence(plain: Logits, logits: Logits) -> float:

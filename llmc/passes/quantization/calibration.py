@@ -16,10 +16,25 @@ from llmc.passes.model_data import ModelData
 
 # Fewer say next to nothing of a model's activations.
 _LEAST_TOKENS = 512
+# Sequences that candidates of mixed precision are judged by.
+_APART = 16
 
 
-def calibration_sequences(graph: ModelGraph, options: BuildOptions, data: ModelData) -> tuple[Tensor, ...]:
-    """calibration_sequences rows of calibration_length ids, int64, from the file's beginning; fewer if it ends before.
+def sequences_and_apart(
+    graph: ModelGraph, options: BuildOptions, data: ModelData
+) -> tuple[tuple[Tensor, ...], tuple[Tensor, ...]]:
+    """`calibration_sequences`, and after them some more to judge by. A file that has no more gives its last fifth; one
+    of a single sequence gives it twice."""
+    found = calibration_sequences(graph, options, data, _APART)
+    count = min(options.calibration_sequences, max(1, len(found) - max(1, len(found) // 5)))
+    return found[:count], found[count:] or found
+
+
+def calibration_sequences(
+    graph: ModelGraph, options: BuildOptions, data: ModelData, more: int = 0
+) -> tuple[Tensor, ...]:
+    """calibration_sequences rows of calibration_length ids, int64, from the file's beginning, and `more` after them;
+    fewer if it ends before.
 
     Raises OptionError for a file that is missing, unreadable or too short, and for ids beyond the vocabulary.
     """
@@ -31,7 +46,7 @@ def calibration_sequences(graph: ModelGraph, options: BuildOptions, data: ModelD
         )
     path = Path(options.calibration)
     length = min(options.calibration_length, graph.info.max_positions or options.calibration_length)
-    wanted = options.calibration_sequences * length
+    wanted = (options.calibration_sequences + more) * length
     ids = _ids(path, data, wanted)
     if len(ids) < min(wanted, _LEAST_TOKENS):
         raise OptionError(

@@ -1,46 +1,48 @@
 """Give each weight from 4 to 16 bits, so that their mean stays within a budget and the output changes least.
 
-Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
-mean Kullback-Leibler divergence, over calibration tokens, of the model's next-token distribution from what it becomes
-when this unit alone is rounded to 4 bits. All units are measured in one run of the graph that branches at each of
-them, so that memory holds one layer of the weights. What smaller groups or 8 bits would leave of a divergence follows
-from the rounding errors, each column's weighted by the square of its input: the divergence grows with their square.
-Then the bits are given out so that what is expected in all is least. Groups may have zeros, which cost little.
+What each weight's bits are worth is estimated (sensitivity.py) and given out (spend_bits.py). An estimate adds up what
+the weights do one by one, and rounds to nearest: GPTQ leaves a fifth of that in most weights, and half in the output
+projection. So the estimates are scaled to what two plans measure, the projection at 8 bits and at 4.
+
+And they only propose. The candidates are what is given out for this budget and for the next smaller one of a fixed
+grid, and the schemes that are the same for all weights and fit. Each is carried out in full, and the one whose output
+diverges least, on text held apart, is taken.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-import numpy as np
-import numpy.typing as npt
-from torch import Tensor, fx
+from torch import Tensor
 
 from llmc.errors import OptionError
-from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
-from llmc.passes.quantization.plan import Planned, check_columns
-from llmc.passes.quantization.round_weight import one_thread, round_to_nearest, row_chunks
-from llmc.passes.quantization.stream import Stream
+from llmc.passes.quantization.plan import HEAD, Planned, head_scheme
+from llmc.passes.quantization.sensitivity import bits_of, elements_of, ladders, unit_schemes, units_of
+from llmc.passes.quantization.spend_bits import Rung, spend
 from llmc.schemes import SCHEMES, Budget, Scheme
 
-# Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
-_SEQUENCES, _TOKENS = 4, 128
-_UNQUANTIZED_BITS = 16.0
-# What is left of a budget once all weights have 4 bits is given out in so many parts.
-_BUDGET_PARTS = 20_000
-# Rows of a weight that rounding errors are measured on.
-_ROWS = 256
+# Budgets, in bits a weight, for which bits are given out: the same ones whatever is asked, so that a larger budget has
+# the candidates of a smaller one. And how many of them are carried out.
+_GRID = 1 / 16
+_GIVEN_OUT = 2
+# A uniform scheme that is expected to diverge by more than this times the least is not carried out.
+_HOPELESS = 2.0
+_SMALLEST = 1e-12
+
+SchemeOf = Mapping[str, Scheme | None]
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A choice for a unit: bits of all its weights, and the divergence that is expected. scheme: None for none."""
+class Candidate:
+    """name: for messages, of a uniform scheme as the option spells it. schemes: of each unit. bits: a weight, in the
+    mean over the model. divergence: as expected."""
 
-    scheme: Scheme | None
+    name: str
+    schemes: tuple[Scheme | None, ...]
     bits: float
     divergence: float
 
@@ -51,181 +53,174 @@ def choose_schemes(
     budget: Budget,
     sequences: Sequence[Tensor],
     data: ModelData,
+    measure: Callable[[SchemeOf], float],
 ) -> tuple[tuple[Planned, ...], dict[str, str]]:
     """The plan with a scheme for every weight that no rule decides on, and for each of those the reason.
 
-    Raises OptionError for a budget that all at 4 bits exceed.
+    measure: the divergence of the model with these schemes, by module. Raises OptionError for a budget that all at 4
+    bits exceed.
     """
-    units = _units([each for each in planned if not each.is_fixed and each.products])
-    schemes_of = [_schemes(graph, unit, budget) for unit in units]
-    left = _left(units, schemes_of, budget, planned)
-    measured = [ids[:_TOKENS] for ids in sequences[:_SEQUENCES]]
-    ladders = _ladders(graph, units, schemes_of, measured, data)
-    chosen = spend(ladders, left + sum(ladder[0].bits for ladder in ladders))
-    order = sorted(range(len(units)), key=lambda i: -ladders[i][0].divergence)
-    schemes: dict[str, Scheme | None] = {}
-    reasons: dict[str, str] = {}
-    for rank, index in enumerate(order):
-        rung, least = ladders[index][chosen[index]], ladders[index][0]
-        for each in units[index]:
-            schemes[each.module] = rung.scheme
-            reasons[each.module] = (
-                f"KL {least.divergence:.2e} at 4 bits, number {rank + 1} of {len(units)} in sensitivity"
-                + (f"; {rung.divergence:.2e} expected as chosen" if rung is not least else "")
-            )
+    units = units_of([each for each in planned if not each.is_fixed and each.products])
+    if not units:
+        return tuple(planned), {}
+    schemes_of = [unit_schemes(graph, unit, budget) for unit in units]
+    fixed = sum(bits_of(each, each.scheme) for each in planned if each.is_fixed and each.products)
+    elements = sum(elements_of(each) for each in planned if each.products)
+    _check_budget(units, schemes_of, budget, fixed, elements)
+    rungs = ladders(graph, units, schemes_of, sequences, data)
+    trials = _Trials(units, measure)
+    choice = _Choice(units, _scaled(units, rungs, trials), fixed, elements, budget)
+    found: list[tuple[float, Candidate]] = []
+    shortlist = choice.shortlist()
+    for index, candidate in enumerate(shortlist):
+        data.progress("candidates", index, len(shortlist))
+        found.append((trials.divergence(candidate.schemes), candidate))
+    data.progress("candidates", len(shortlist), len(shortlist))
+    divergence, best = min(found, key=lambda each: each[0])
+    schemes = by_module(units, best.schemes)
+    why = f"{best.name}, KL {divergence:.2e} on text held apart, the least of {len(found)}"
     return (
         tuple(replace(each, scheme=schemes[each.module]) if each.module in schemes else each for each in planned),
-        reasons,
+        {
+            module: f"{reason}; as in {why}"
+            for module, reason in choice.reasons(best, [of_unit[0].divergence for of_unit in rungs]).items()
+        },
     )
 
 
-def spend(ladders: Sequence[Sequence[Rung]], bits: float) -> list[int]:
-    """The rung of each ladder, so that all together take at most `bits` and diverge least.
-
-    Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Source: the multiple-choice
-    knapsack problem, by dynamic programming over what is spent, in parts of the budget; each cost is rounded up.
-    """
-    left = bits - sum(ladder[0].bits for ladder in ladders)
-    part = max(left, 1e-9) / _BUDGET_PARTS
-    # Of the ladders so far: the least divergence by the parts spent, and the last one's rung for it.
-    least = np.zeros(_BUDGET_PARTS + 1)
-    rungs: list[npt.NDArray[np.int64]] = []
-    for ladder in ladders:
-        found = np.full((len(ladder), _BUDGET_PARTS + 1), np.inf)
-        for row, cost, rung in zip(found, _costs(ladder, part), ladder, strict=True):
-            if cost <= _BUDGET_PARTS:
-                row[cost:] = least[: _BUDGET_PARTS + 1 - cost] + rung.divergence
-        rungs.append(found.argmin(0))
-        least = found.min(0)
-    chosen: list[int] = []
-    parts = _BUDGET_PARTS
-    for ladder, of_ladder in zip(reversed(ladders), reversed(rungs), strict=True):
-        chosen.append(int(of_ladder[parts]))
-        parts -= _costs(ladder, part)[chosen[-1]]
-    return chosen[::-1]
+def by_module(units: Sequence[Sequence[Planned]], schemes: Sequence[Scheme | None]) -> dict[str, Scheme | None]:
+    """The scheme of each weight."""
+    return {each.module: scheme for unit, scheme in zip(units, schemes, strict=True) for each in unit}
 
 
-def _costs(ladder: Sequence[Rung], part: float) -> list[int]:
-    return [math.ceil((rung.bits - ladder[0].bits) / part) for rung in ladder]
+class _Trials:
+    """What plans measure, each carried out once."""
+
+    def __init__(self, units: Sequence[Sequence[Planned]], measure: Callable[[SchemeOf], float]) -> None:
+        self._units, self._measure = units, measure
+        self._found: dict[tuple[Scheme | None, ...], float] = {}
+
+    def divergence(self, schemes: tuple[Scheme | None, ...]) -> float:
+        """Of a scheme for each unit."""
+        if schemes not in self._found:
+            self._found[schemes] = self._measure(by_module(self._units, schemes))
+        return self._found[schemes]
 
 
-def _units(planned: Sequence[Planned]) -> list[list[Planned]]:
-    """Weights that only products of the same input read, together."""
-    units: dict[fx.Node, list[Planned]] = {}
-    for each in planned:
-        units.setdefault(call_arguments(each.products[0])["x"], []).append(each)
-    return list(units.values())
-
-
-def _schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
-    """What a unit may get, in ascending bits. Raises OptionError if no group of 4-bit codes divides its columns."""
-    name = "int4" if budget.method == "rtn" else f"int4-{budget.method}"
-    four = [
-        replace(scheme, name=scheme.name + zeros, symmetric=not zeros)
-        for scheme in (SCHEMES[name], *(replace(SCHEMES[name], name=f"{name}:g{g}", group=g) for g in (64, 32)))
-        for zeros in ("", ":asym")
+def _scaled(
+    units: Sequence[Sequence[Planned]], rungs: Sequence[Sequence[Rung]], trials: _Trials
+) -> Sequence[Sequence[Rung]]:
+    """The rungs of the output projection, and those of all other weights, scaled to what they are measured to do."""
+    heads = [i for i, unit in enumerate(units) if any(each.module == HEAD for each in unit)]
+    if not heads or len(units) == 1:
+        return rungs
+    (head,) = heads
+    at_4 = tuple(of_unit[0].scheme for of_unit in rungs)
+    others = trials.divergence(tuple(SCHEMES["int8"] if i == head else scheme for i, scheme in enumerate(at_4)))
+    both = trials.divergence(at_4)
+    expected = [of_unit[0].divergence for of_unit in rungs]
+    of_head = (both - others) / max(expected[head], _SMALLEST)
+    of_others = others / max(sum(expected) - expected[head], _SMALLEST)
+    scales = [max(of_head if i == head else of_others, _SMALLEST) for i in range(len(rungs))]
+    return [
+        [replace(rung, divergence=rung.divergence * scale) for rung in of_unit]
+        for of_unit, scale in zip(rungs, scales, strict=True)
     ]
-    fitting = [scheme for scheme in four if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
-    if not fitting:
-        for each in unit:
-            check_columns(graph, each, four[-1])
-    return [*fitting, SCHEMES["int8"], None]
 
 
-def _left(
+@dataclass(frozen=True)
+class _Choice:
+    """What there is to choose from. rungs: of each unit. fixed: bits of what rules decide on. elements: of all."""
+
+    units: Sequence[Sequence[Planned]]
+    rungs: Sequence[Sequence[Rung]]
+    fixed: float
+    elements: int
+    budget: Budget
+
+    def shortlist(self) -> list[Candidate]:
+        """What is to be measured, in ascending bits, each once."""
+        given_out = self._given_out()
+        uniform = [each for each in self._uniform() if self._fits(each)]
+        least = min(each.divergence for each in [*given_out, *uniform])
+        hopeful = [each for each in uniform if each.divergence <= _HOPELESS * least]
+        different = {each.schemes: each for each in [*given_out, *hopeful]}
+        return sorted(different.values(), key=lambda each: each.bits)
+
+    def reasons(self, candidate: Candidate, measured: Sequence[float]) -> dict[str, str]:
+        """By module. measured: of each unit alone, rounded to nearest at 4 bits."""
+        order = sorted(range(len(self.units)), key=lambda i: -measured[i])
+        found: dict[str, str] = {}
+        for rank, index in enumerate(order):
+            least, scheme = self.rungs[index][0], candidate.schemes[index]
+            expected = "" if scheme == least.scheme else f"; {self._expected(index, scheme):.2e} expected as chosen"
+            for each in self.units[index]:
+                found[each.module] = (
+                    f"KL {measured[index]:.2e} at 4 bits, number {rank + 1} of {len(order)} in sensitivity{expected}"
+                )
+        return found
+
+    def _fits(self, candidate: Candidate) -> bool:
+        # As bits are printed: who asks for the 4.85 that int4-gptq is said to take means it, though it takes 4.852.
+        return round(candidate.bits, 2) <= self.budget.bits
+
+    def _given_out(self) -> list[Candidate]:
+        """For the budget's place on the grid and those below: the same ones for every budget that has them."""
+        least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
+        last = math.floor(self.budget.bits / _GRID)
+        places = [k * _GRID for k in range(last, last - _GIVEN_OUT, -1) if k * _GRID >= least]
+        found = [self._candidate("bits given out", [rungs[0].scheme for rungs in self.rungs])]
+        for bits in places:
+            chosen = spend(self.rungs, bits * self.elements - self.fixed)
+            schemes = [rungs[i].scheme for rungs, i in zip(self.rungs, chosen, strict=True)]
+            found.append(self._candidate(f"bits given out for {bits:g}", schemes))
+        return found[1:] or found
+
+    def _uniform(self) -> list[Candidate]:
+        """Every scheme for all weights, the output projection at 8 bits, as the plain option has it, or as the rest."""
+        common = [s for s in (rung.scheme for rung in self.rungs[0]) if s is not None]
+        schemes = [s for s in common if all(s in {rung.scheme for rung in rungs} for rungs in self.rungs)]
+        method = self.budget.method
+        more = SCHEMES["nf4"] if method == "rtn" else SCHEMES[f"int8-{method}"]
+        if all(each.shape[1] % (more.group or 1) == 0 for unit in self.units for each in unit):
+            schemes.append(more)
+        found: list[Candidate] = []
+        for scheme in schemes:
+            head = head_scheme(scheme)
+            apart = [head if any(each.module == HEAD for each in unit) else scheme for unit in self.units]
+            found.append(self._candidate(scheme.name, apart))
+            if head not in (scheme, replace(scheme, method="rtn")):
+                found.append(self._candidate(f"{scheme.name},lm_head={scheme.name}", [scheme] * len(self.units)))
+        return found
+
+    def _candidate(self, name: str, schemes: Sequence[Scheme | None]) -> Candidate:
+        pairs = zip(self.units, schemes, strict=True)
+        bits = self.fixed + sum(bits_of(each, scheme) for unit, scheme in pairs for each in unit)
+        divergence = sum(self._expected(index, scheme) for index, scheme in enumerate(schemes))
+        return Candidate(name, tuple(schemes), bits / self.elements, divergence)
+
+    def _expected(self, index: int, scheme: Scheme | None) -> float:
+        """The rung's, or for a scheme that is none that of the best one of as many bits a code."""
+        rungs = self.rungs[index]
+        of_scheme = [rung for rung in rungs if rung.scheme == scheme]
+        if not of_scheme and scheme is not None:
+            of_scheme = [r for r in rungs if r.scheme is not None and r.scheme.code_bits == scheme.code_bits]
+        return min(rung.divergence for rung in of_scheme)
+
+
+def _check_budget(
     units: Sequence[Sequence[Planned]],
     schemes_of: Sequence[Sequence[Scheme | None]],
     budget: Budget,
-    planned: Sequence[Planned],
-) -> float:
-    """Bits that the budget leaves when all units are at 4."""
-    elements = sum(_elements(each) for each in planned if each.products)
-    left = budget.bits * elements - sum(_bits(e, e.scheme) for e in planned if e.is_fixed and e.products)
-    left -= sum(_bits(each, of_unit[0]) for unit, of_unit in zip(units, schemes_of, strict=True) for each in unit)
-    if left < 0:
-        least = budget.bits - left / elements
+    fixed: float,
+    elements: int,
+) -> None:
+    """Raise OptionError for a budget that all units at 4 bits exceed."""
+    firsts = zip(units, schemes_of, strict=True)
+    least = (fixed + sum(bits_of(each, schemes[0]) for unit, schemes in firsts for each in unit)) / elements
+    if least > budget.bits:
         raise OptionError(
             f"the budget of {budget.bits} bits a weight is too small: all at 4 bits, with scales, take {least:.3f}",
             at=f"quantize=auto:{budget.bits}",
             fix=f"give at least auto:{least + 0.005:.2f}",
         )
-    return left
-
-
-def _ladders(
-    graph: ModelGraph,
-    units: Sequence[Sequence[Planned]],
-    schemes_of: Sequence[Sequence[Scheme | None]],
-    sequences: Sequence[Tensor],
-    data: ModelData,
-) -> list[list[Rung]]:
-    """What each unit may be given, with the divergence measured for 4 bits and expected for the rest."""
-    if not units:
-        return []
-    stream = Stream(graph, data.source, sequences)
-    unit_of = {reader: i for i, unit in enumerate(units) for each in unit for reader in each.readers}
-    branches: dict[int, int] = {}
-    errors: dict[int, list[float]] = {}
-    for node in stream.stops(unit_of):
-        index = unit_of[node]
-        if index not in branches:
-            data.progress("sensitivity", len(branches), len(units))
-            branches[index] = stream.branch()
-        each = next(each for each in units[index] if node in each.readers)
-        weight = call_arguments(node)["weight"]
-        values = stream.weight(weight)
-        four = schemes_of[index][0]
-        assert four is not None
-        stream.replace_weight(branches[index], weight, round_to_nearest(values, four).values().to(values.dtype))
-        if node is each.products[0]:
-            importance = stream.rows(call_arguments(node)["x"]).float().square().mean(0)
-            found = [_error(values, scheme, importance) for scheme in schemes_of[index]]
-            errors[index] = [a + b for a, b in zip(errors.get(index, [0.0] * len(found)), found, strict=True)]
-    divergences = _divergences(stream, len(sequences))
-    data.progress("sensitivity", len(units), len(units))
-    return [
-        [
-            Rung(scheme, sum(_bits(each, scheme) for each in unit), divergences[branches[i] - 1] * error / errors[i][0])
-            for scheme, error in zip(schemes_of[i], errors[i], strict=True)
-        ]
-        for i, unit in enumerate(units)
-    ]
-
-
-def _error(weight: Tensor, scheme: Scheme | None, importance: Tensor) -> float:
-    """The square of what rounding changes in the products of a weight, estimated from some of its rows."""
-    if scheme is None:
-        return 0.0
-    step = -(-len(weight) // _ROWS)
-    some = weight[::step]
-    with one_thread():
-        total = sum(
-            float((round_to_nearest(rows, scheme).values() - rows).square_().mul_(importance).sum())
-            for rows in row_chunks(some, scheme)
-        )
-    return max(total * len(weight) / len(some), 1e-30)
-
-
-def _divergences(stream: Stream, sequences: int) -> list[float]:
-    """The mean divergence of each branch from the plain run."""
-    plain: list[Tensor] = []
-    found: list[float] = []
-    for index, logits in enumerate(stream.outputs()):
-        log_q = logits.float().log_softmax(-1)
-        if index < sequences:
-            plain.append(log_q)
-            continue
-        log_p = plain[index % sequences]
-        if index % sequences == 0:
-            found.append(0.0)
-        found[-1] += float((log_p.exp() * (log_p - log_q)).sum(-1).mean()) / sequences
-    return [max(each, 0.0) for each in found]
-
-
-def _elements(planned: Planned) -> int:
-    rows, columns = planned.shape
-    return rows * columns
-
-
-def _bits(planned: Planned, scheme: Scheme | None) -> float:
-    return _elements(planned) * (_UNQUANTIZED_BITS if scheme is None else scheme.bits(planned.shape[1]))

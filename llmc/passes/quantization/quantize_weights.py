@@ -13,6 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import nullcontext
+from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor, fx
@@ -24,11 +26,12 @@ from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import LARGEST, token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.gptq import Solver, gptq, gram, prepare
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
-from llmc.passes.quantization.mixed_precision import choose_schemes
+from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, plan
+from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.round_weight import RoundedWeight, one_thread, round_to_nearest, row_chunks
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
@@ -47,11 +50,13 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     planned = plan(graph, quantization)
     sequences: tuple[Tensor, ...] = ()
-    if quantization.needs_calibration or options.calibration is not None:
-        sequences = calibration_sequences(graph, options, data)
     reasons: dict[str, str] = {}
     if quantization.budget is not None:
-        planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data)
+        sequences, apart = sequences_and_apart(graph, options, data)
+        measure = partial(_divergence, graph, quantization, sequences, Reference(graph, data.source, apart), data)
+        planned, reasons = choose_schemes(graph, planned, quantization.budget, sequences, data, measure)
+    elif quantization.needs_calibration or options.calibration is not None:
+        sequences = calibration_sequences(graph, options, data)
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, quantization, reasons), product, is_asked=True))
@@ -73,11 +78,33 @@ def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, st
     return f"{rule.pattern}=none leaves {planned.module} alone"
 
 
+def _divergence(
+    graph: ModelGraph,
+    quantization: Quantization,
+    sequences: tuple[Tensor, ...],
+    reference: Reference,
+    data: ModelData,
+    schemes: SchemeOf,
+) -> float:
+    """How far a copy of the graph moves from the reference when its weights get these schemes, by module."""
+    trial = graph.copy()
+    planned = tuple(replace(p, scheme=schemes.get(p.module, p.scheme)) for p in plan(trial, quantization))
+    stream = Stream(trial, data.source, sequences) if sequences else None
+    Quantizer(trial, None, replace(data, progress=lambda *_: None), stream, {}).run(planned)
+    return reference.divergence(trial)
+
+
 class Quantizer:
-    """One run over a graph. stream: calibration tokens on their way through it; None where no text was given."""
+    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None where no
+    text was given."""
 
     def __init__(
-        self, graph: ModelGraph, log: RewriteLog, data: ModelData, stream: Stream | None, reasons: dict[str, str]
+        self,
+        graph: ModelGraph,
+        log: RewriteLog | None,
+        data: ModelData,
+        stream: Stream | None,
+        reasons: dict[str, str],
     ) -> None:
         self._graph, self._log, self._data, self._stream, self._reasons = graph, log, data, stream, reasons
         self._rounded_tokens: dict[tuple[fx.Node, str, bool], fx.Node] = {}
@@ -107,7 +134,8 @@ class Quantizer:
     def _quantize(self, planned: Planned) -> None:
         scheme = planned.scheme
         assert scheme is not None
-        self._log.step(f"{planned.module} to {scheme.name}", *planned.readers)
+        if self._log is not None:
+            self._log.step(f"{planned.module} to {scheme.name}", *planned.readers)
         weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
         x = call_arguments(planned.products[0])["x"] if planned.products else None
         if scheme.method == "gptq" and x is not None:

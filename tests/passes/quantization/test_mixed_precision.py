@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from itertools import product
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from llmc.errors import OptionError
@@ -18,8 +21,10 @@ from llmc.graph.weights import WeightSource
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, quantization
-from llmc.passes.quantization.mixed_precision import Rung, spend
+from llmc.passes.quantization.calibration import sequences_and_apart
+from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.round_weight import round_to_nearest
+from llmc.passes.quantization.spend_bits import Rung, spend
 from llmc.passes.runner import PipelineResult, run_pipeline
 from llmc.schemes import parse_scheme
 from tests.passes.quantization.quantizing import calibration_file, captured_llama, quantized
@@ -36,7 +41,8 @@ def bard() -> Captured:
 
 
 def _quantized(bard: Captured, quantize: str) -> PipelineResult:
-    options = parse_options({"quantize": quantize, "calibration": str(_EXAMPLES / "data" / "calibration.txt")})
+    calibration = {"calibration": str(_EXAMPLES / "data" / "calibration.txt"), "calibration_sequences": 8}
+    options = parse_options({"quantize": quantize, **calibration})
     data = ModelData(bard.source, _MODEL / "tokenizer.json")
     return run_pipeline(bard.graph, quantization(), options, data=data)
 
@@ -93,6 +99,62 @@ def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
                 assert float((weight.reason or "").split()[1]) == pytest.approx(expected, rel=0.02)
 
 
+_FOUR_BIT = tuple(f"int4{group}{zeros}" for group in (":g64", ":g32") for zeros in ("", ":asym"))
+_UNIFORM = (*_FOUR_BIT, *(f"{scheme},lm_head={scheme}" for scheme in _FOUR_BIT), "nf4", "int8")
+
+
+def _bits(result: PipelineResult) -> float:
+    weights = result.graph.quantized
+    return sum(w.bits * w.rows * w.columns for w in weights) / sum(w.rows * w.columns for w in weights)
+
+
+def test_no_uniform_scheme_that_fits_and_no_smaller_budget_diverges_less(tmp_path: Path) -> None:
+    """On the text held apart, of which no weight was rounded with a token."""
+    captured = captured_llama()
+    given: dict[str, Any] = {"calibration": calibration_file(tmp_path), "calibration_sequences": 12}
+    options = parse_options({"calibration_length": 64, **given})
+    seen, apart = sequences_and_apart(captured.graph, options, ModelData(captured.source))
+    assert len(seen) == 12 and len(apart) == 16
+    reference = Reference(captured.graph, captured.source, apart)
+    uniform = [quantized(scheme, **given) for scheme in _UNIFORM]
+    found = [(_bits(result), reference.divergence(result.graph)) for result in uniform]
+    last = math.inf
+    for budget in (4.3, 4.63, 4.8, 6.0, 8.2):
+        result = quantized(f"auto:{budget}:rtn", **given)
+        divergence = reference.divergence(result.graph)
+        assert round(_bits(result), 2) <= budget
+        assert divergence <= last
+        assert divergence <= min(each for bits, each in found if round(bits, 2) <= budget)
+        assert f"KL {divergence:.2e} on text held apart" in (result.graph.quantized[0].reason or "")
+        last = divergence
+
+
+@pytest.mark.slow
+def test_a_trained_model_diverges_less_with_more_bits_on_two_other_texts(bard: Captured) -> None:
+    """Nor does a uniform scheme that fits diverge less there."""
+    tokenizer = Tokenizer.from_file(str(_MODEL / "tokenizer.json"))
+    texts = [(_EXAMPLES / "data" / name).read_text(encoding="utf-8") for name in ("calibration.txt", "heldout.txt")]
+    # Their ends: the beginning of the first was looked at.
+    tokens = [torch.tensor(tokenizer.encode(text).ids[-8192:]).split(256) for text in texts]
+    references = [Reference(bard.graph, bard.source, each) for each in tokens]
+
+    def divergences(result: PipelineResult) -> list[float]:
+        return [reference.divergence(result.graph) for reference in references]
+
+    uniform = [
+        _quantized(bard, scheme)
+        for scheme in ("int4-gptq:g64,lm_head=int4-gptq:g64", "int4-gptq", "int4-gptq:asym", "int4-gptq:g32")
+    ]
+    of_uniform = [(_bits(result), divergences(result)) for result in uniform]
+    last = [math.inf] * len(texts)
+    for budget in (4.25, *sorted(round(bits, 2) for bits, _ in of_uniform[1:])):
+        result = _quantized(bard, f"auto:{budget}")
+        found = divergences(result)
+        for others in (last, *(each for bits, each in of_uniform if round(bits, 2) <= budget)):
+            assert all(ours <= other for ours, other in zip(found, others, strict=True)), (budget, found, others)
+        last = found
+
+
 def _ladder(bits: tuple[float, ...], divergences: tuple[float, ...]) -> list[Rung]:
     return [Rung(None, *each) for each in zip(bits, divergences, strict=True)]
 
@@ -124,7 +186,7 @@ def test_no_other_choice_within_the_budget_diverges_less() -> None:
 
 
 def test_leaves_rules_alone_and_counts_their_bits(bard: Captured) -> None:
-    weights = _quantized(bard, "auto:7,lm_head=int8").graph.quantized
+    weights = _quantized(bard, "auto:7:rtn,lm_head=int8").graph.quantized
     elements = sum(w.rows * w.columns for w in weights)
     assert next(w for w in weights if w.module == "lm_head").reason is None
     assert sum(w.bits * w.rows * w.columns for w in weights) / elements <= 7.0

@@ -1,0 +1,54 @@
+"""Give bits out among weights so that what is expected to diverge is least: a knapsack."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.schemes import Scheme
+
+# What is left of a budget once all weights have the fewest bits is given out in so many parts.
+_BUDGET_PARTS = 20_000
+
+
+@dataclass(frozen=True)
+class Rung:
+    """A choice for a unit: bits of all its weights, and the divergence that is expected. scheme: None for none."""
+
+    scheme: Scheme | None
+    bits: float
+    divergence: float
+
+
+def spend(ladders: Sequence[Sequence[Rung]], bits: float) -> list[int]:
+    """The rung of each ladder, so that all together take at most `bits` and diverge least.
+
+    Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Source: the multiple-choice
+    knapsack problem, by dynamic programming over what is spent, in parts of the budget; each cost is rounded up.
+    """
+    left = bits - sum(ladder[0].bits for ladder in ladders)
+    part = max(left, 1e-9) / _BUDGET_PARTS
+    # Of the ladders so far: the least divergence by the parts spent, and the last one's rung for it.
+    least = np.zeros(_BUDGET_PARTS + 1)
+    rungs: list[npt.NDArray[np.int64]] = []
+    for ladder in ladders:
+        found = np.full((len(ladder), _BUDGET_PARTS + 1), np.inf)
+        for row, cost, rung in zip(found, _costs(ladder, part), ladder, strict=True):
+            if cost <= _BUDGET_PARTS:
+                row[cost:] = least[: _BUDGET_PARTS + 1 - cost] + rung.divergence
+        rungs.append(found.argmin(0))
+        least = found.min(0)
+    chosen: list[int] = []
+    parts = _BUDGET_PARTS
+    for ladder, of_ladder in zip(reversed(ladders), reversed(rungs), strict=True):
+        chosen.append(int(of_ladder[parts]))
+        parts -= _costs(ladder, part)[chosen[-1]]
+    return chosen[::-1]
+
+
+def _costs(ladder: Sequence[Rung], part: float) -> list[int]:
+    return [math.ceil((rung.bits - ladder[0].bits) / part) for rung in ladder]
