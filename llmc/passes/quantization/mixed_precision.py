@@ -165,10 +165,12 @@ class _Choice:
         return round(candidate.bits, 2) <= self.budget.bits
 
     def _given_out(self) -> list[Candidate]:
-        """For the budget's place on the grid and those below: the same ones for every budget that has them."""
+        """For the budget, and for the places on the grid below it: the same ones for every budget that has them."""
         least = (self.fixed + sum(rungs[0].bits for rungs in self.rungs)) / self.elements
         last = math.floor(self.budget.bits / _GRID)
         places = [k * _GRID for k in range(last, last - _GIVEN_OUT, -1) if k * _GRID >= least]
+        if self.budget.bits not in places:
+            places.append(self.budget.bits)
         found = [self._candidate("bits given out", [rungs[0].scheme for rungs in self.rungs])]
         for bits in places:
             chosen = spend(self.rungs, bits * self.elements - self.fixed)
