@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from llmc.debug.explain import Explanation, explain_model
+from llmc.debug.explain import Explanation
+from llmc.debug.explain_model import explain_model
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions
 from llmc.passes import default

@@ -15,9 +15,9 @@ from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelInfo
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.step_shape import StepShape
 from llmc.options import BuildOptions
-from llmc.passes.report import PassRecord
 from llmc.passes.runner import PipelineResult
 from llmc.program import DeviceBinary, Program
 from llmc.quantized_weight import QuantizedWeight

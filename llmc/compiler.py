@@ -32,7 +32,8 @@ from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
-from llmc.debug.coverage import CoverageObserver, check_complete
+from llmc.debug.coverage import check_complete
+from llmc.debug.coverage_observer import CoverageObserver
 from llmc.debug.dump import dumped
 from llmc.debug.explain import Explanation
 from llmc.debug.explain_text import overview_lines

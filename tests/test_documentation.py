@@ -30,6 +30,8 @@ if inspect.iscoroutine(result):
 """
 # Pages whose Python asks a server, which the page says how to start.
 ASKS_A_SERVER = ("serving.md",)
+# Options of benchmarks/, which the pages name as they do those of llmc.
+OF_BENCHMARKS = {"--gguf-type", "--schemes", "--promised", "--rows"}
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
 ELSEWHERE = ("custom-passes.md",)
 
@@ -50,6 +52,31 @@ def test_commands_parse(page: Path) -> None:
 def test_verbs_exist(page: Path) -> None:
     top: Any = typer.main.get_command(command_line())
     assert set(re.findall(r"`llmc ([a-z]+)", page.read_text(encoding="utf-8"))) <= set(top.commands)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_options_exist(page: Path) -> None:
+    """Those that the text names; other programs have theirs in the left column of a table, or after their name."""
+    text = re.sub(r"^\|[^|]*\|", "", page.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    named = (code for code in re.findall(r"`([^`\n]+)`", text) if "benchmarks." not in code)
+    options = {option for code in named for option in re.findall(r"(?<!\S)--[a-z][a-z0-9-]+(?![\w*])", code)}
+    top: Any = typer.main.get_command(command_line())
+    assert options - OF_BENCHMARKS <= _options(top) | {"--help"}
+
+
+def _options(command: Any) -> set[str]:
+    """Of a verb, or of all verbs of a group."""
+    own = {name for parameter in command.params for name in (*parameter.opts, *parameter.secondary_opts)}
+    return own.union(*(_options(each) for each in getattr(command, "commands", {}).values()))
+
+
+def test_errors_are_quoted_as_they_are() -> None:
+    """Users look for what their terminal says."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    quoted = re.findall(r'"([^"]+)"', " ".join(re.findall(r"^\*\*.*?\*\*", page, re.MULTILINE)))
+    sources = "".join(path.read_text(encoding="utf-8") for path in (ROOT / "llmc").rglob("*.py"))
+    parts = [part.strip() for message in quoted for part in message.split("…") if part.strip()]
+    assert len(parts) > 5 and [part for part in parts if part not in sources] == []
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

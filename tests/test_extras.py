@@ -70,7 +70,7 @@ USES = (
     Use("serve ENGINE --port 99999", ("serve",), fails_with="0 to 65535"),
     Use("verify ENGINE --against MODEL --length 8 --sequences 1", ("torch", "hf")),
     Use("verify ENGINE --against MODEL --length 8 --perplexity TEXT", ("torch", "hf")),
-    Use("explain ENGINE", ("torch",)),
+    Use("explain ENGINE"),
     Use("explain MODEL", ("torch", "hf")),
     Use("passes", ("torch",)),
     Use("passes MODEL", ("torch", "hf")),

@@ -14,6 +14,7 @@ from rich.console import Console
 
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
+from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import TokenOptions
 from llmc.errors import LlmcError, OptionError, RequestError
 
@@ -54,12 +55,12 @@ def chat(
     temperature: Annotated[float, typer.Option(help="0 is greedy")] = 0.7,
     top_p: Annotated[float, typer.Option(help="sample from the smallest set with this probability")] = 0.95,
     seed: Annotated[int | None, typer.Option(help="of the sampling")] = None,
-    threads: Annotated[int | None, typer.Option(help="default: every core that this process may use")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="of a model directory's engine: longest conversation, in tokens")
     ] = None,
     *,
     tokens: TokenOptions,
+    opening: OpeningOptions,
     built: EngineOptions,
 ) -> None:
     """Talk with a model. /help lists what else can be typed."""
@@ -68,11 +69,10 @@ def chat(
         settings["seed"] = seed
     sampling(settings, max_tokens, ())
     check_template(chat_template)
+    opening.check()
     path = built.engine(model, max_model_len=max_model_len)
-    from llmc.runtime.engine import load
-
     console = Console(highlight=False)
-    with load(path, threads=threads) as opened, conversation_prompt(opened, chat_template) as prompt:
+    with opening.open(path) as opened, conversation_prompt(opened, chat_template) as prompt:
         if prompt.is_plain:
             console.print("[yellow]the model has no chat template: it is shown a plain transcript[/]")
         console.print(f"[bold]{opened.info.name}[/], {opened.limits.max_model_len} tokens  [dim]/help, /exit[/]")

@@ -13,6 +13,13 @@ def complete_targets(incomplete: str) -> list[tuple[str, str]]:
     return [(f"{done}{comma}{name}", summary) for name, summary in named if name.startswith(start)]
 
 
+def complete_executors(incomplete: str) -> list[str]:
+    """What can run an engine's steps."""
+    from llmc.runtime.executors.opening import EXECUTOR_NAMES
+
+    return [name for name in EXECUTOR_NAMES if name.startswith(incomplete)]
+
+
 def complete_schemes(incomplete: str) -> list[str]:
     """Quantization schemes; after PATTERN= too, and the last of several after a comma."""
     from llmc.schemes import NOT_QUANTIZED, SCHEMES

@@ -62,7 +62,7 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
         options.refuse_for_engine()
         return explain_engine(model)
     with Console(stderr=True).status("capturing and rewriting") as status:
-        from llmc.debug.explain import explain_model
+        from llmc.debug.explain_model import explain_model
         from llmc.graph.capture import capture
 
         parsed, passes = options.parse(), options.passes()

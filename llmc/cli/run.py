@@ -15,6 +15,7 @@ from rich.console import Console
 
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
+from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import SamplingOptions
 from llmc.errors import OptionError
 
@@ -34,12 +35,12 @@ def run(
     system: Annotated[str | None, typer.Option(help="system message, with --chat")] = None,
     chat_template: Annotated[str | None, typer.Option(help=f"{TEMPLATE_HELP}; with --chat")] = None,
     json: Annotated[bool, typer.Option("--json", help="print each completion as a JSON object on a line")] = False,
-    threads: Annotated[int | None, typer.Option(help="default: every core that this process may use")] = None,
     max_model_len: Annotated[
         int | None, typer.Option(help="of a model directory's engine: longest prompt and output, in tokens")
     ] = None,
     *,
     sampling: SamplingOptions,
+    opening: OpeningOptions,
     built: EngineOptions,
 ) -> None:
     """Continue one or several prompts, or with --chat answer them. Text is printed as it comes."""
@@ -48,12 +49,11 @@ def run(
         at = "--system" if system is not None else "--chat-template"
         raise OptionError(f"{at} is about conversations", at=at, fix="add --chat")
     check_template(chat_template)
+    opening.check()
     prompts = read_prompts(prompt, prompt_file)
     path = built.engine(model, max_model_len=max_model_len)
-    from llmc.runtime.engine import load
-
     start = time.perf_counter()
-    with load(path, threads=threads) as engine:
+    with opening.open(path) as engine:
         loaded = time.perf_counter()
         if chat:
             with conversation_prompt(engine, chat_template) as conversation:
@@ -108,15 +108,13 @@ def answer(
 
 
 def stream_one(engine: Engine, prompt: str | list[int], shown: str, params: SamplingParams) -> int:
-    """Print what is shown of the prompt, and the text as it comes; returns the tokens generated."""
+    """Print what is shown of the prompt, and the text as it comes; nothing if there is none; returns the tokens."""
     tokens = 0
-    pieces = engine.stream(prompt, params)
-    sys.stdout.write(shown)
-    for piece in pieces:
-        sys.stdout.write(piece.text)
+    for piece in engine.stream(prompt, params):
+        sys.stdout.write(shown + piece.text)
         sys.stdout.flush()
-        tokens = piece.tokens
-    sys.stdout.write("\n")
+        shown, tokens = "", piece.tokens
+    sys.stdout.write(shown + "\n")
     return tokens
 
 

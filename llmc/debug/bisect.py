@@ -15,10 +15,10 @@ from llmc.debug.check_passes import BUDGETS
 from llmc.errors import LlmcError, OptionError, PassError
 from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import essential
-from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
 

@@ -10,8 +10,8 @@ from torch import Tensor
 from llmc.errors import LlmcError, PassError
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.weights import WeightSource
-from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Numerics
 
 # Largest |Δlogit| over the standard deviation of the logits. An exact pass may still change the shape of a product,

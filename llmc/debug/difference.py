@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from llmc.debug.check_passes import BUDGETS
-from llmc.passes.report import PassRecord
+from llmc.graph.pass_record import PassRecord
 from llmc.passes.rewrite import Numerics
 
 

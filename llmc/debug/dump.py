@@ -9,8 +9,8 @@ from itertools import count
 from pathlib import Path
 
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import render
-from llmc.passes.report import PassRecord
 from llmc.passes.runner import Observer
 from llmc.settings import settings
 from llmc.storage_error import storage_error

@@ -1,24 +1,16 @@
-"""What the passes did to a model and what they left alone, from a run of the pipeline or from an engine's report."""
+"""What the passes did to a model and what they left alone, as an engine's report says it."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.debug.coverage import Coverage, CoverageObserver
-from llmc.debug.dump import dumped
+from llmc.debug.coverage import Coverage
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME
 from llmc.errors import EngineFormatError, LlmcError, OptionError
-from llmc.graph.capture import Captured
-from llmc.options import BuildOptions
-from llmc.passes.model_data import ModelData
-from llmc.passes.pipeline import built_in, essential
-from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
-from llmc.passes.rewrite import Pass
-from llmc.passes.runner import run_pipeline
+from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 from llmc.typed_json import REBUILD, from_json, to_json
 
 
@@ -63,29 +55,6 @@ class NodeHistory:
     made: tuple[str, RewriteRecord] | None
     used: tuple[tuple[str, RewriteRecord], ...]
     refused: tuple[tuple[str, RefusalRecord], ...]
-
-
-def explain_model(
-    captured: Captured,
-    passes: Sequence[Pass],
-    options: BuildOptions,
-    progress: Callable[[str], None] = lambda doing: None,
-) -> Explanation:
-    """Run the passes on a captured model and watch. A pass that fails ends it, and is the explanation's error.
-
-    progress: told what passes that take long are doing.
-    """
-    records: list[PassRecord] = []
-    observer = CoverageObserver({p.name for p in built_in()}, options)
-    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
-
-    observe = dumped(captured.graph, lambda record, after: records.append(record), observer)
-    error: LlmcError | None = None
-    try:
-        run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
-    except LlmcError as caught:
-        error = caught
-    return Explanation(tuple(records), observer.coverage(), error)
 
 
 def explain_engine(engine: Path) -> Explanation:

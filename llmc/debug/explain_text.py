@@ -8,7 +8,7 @@ from itertools import groupby
 
 from llmc.debug.coverage import Coverage
 from llmc.debug.explain import Explanation, NodeHistory
-from llmc.passes.report import PassRecord, RefusalRecord, RewriteRecord
+from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 
 # More rewrites than this at one source line are shown as a count; --pass shows each.
 _SHOWN_NODES = 6

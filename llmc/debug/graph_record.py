@@ -10,10 +10,10 @@ import json
 
 from llmc.engine_format.reader import GRAPHS
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import render
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.passes.report import PassRecord
 
 
 class GraphRecord:

@@ -16,10 +16,10 @@ from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.errors import OptionError, PassError
 from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import essential
-from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import Numerics, Pass
 from llmc.passes.runner import run_pipeline
 

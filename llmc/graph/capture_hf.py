@@ -6,7 +6,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from llmc.errors import CaptureError
@@ -25,6 +24,7 @@ from llmc.graph.hf_config import (
     valid_values,
 )
 from llmc.graph.hf_names import stored_recipes
+from llmc.graph.hf_skeleton import skeleton, text_half
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
 from llmc.graph.quantization_config import is_quantized
@@ -80,19 +80,15 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     if whole is not None and whole.tie_word_embeddings and "lm_head.weight" not in text_names(source.names()):
         config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
-    config._attn_implementation = hf_hooks.implementation_for(loaded.model_class)
-    with torch.device("meta"), valid_values(config.model_type, file):
-        model = loaded.model_class._from_config(config, dtype=dtype)
+    with valid_values(config.model_type, file):
+        model = skeleton(loaded.model_class, config, dtype)
     recipes, unread = stored_recipes(model, source, text_half=whole is not None)
     with valid_values(config.model_type, file):
-        _compute_buffers(model)
         make_parameters_fake(model)
-        # Of a multimodal model's two configs the outer one knows the tokens.
-        outer = {} if whole is None else {key: getattr(whole, key, None) for key in ("bos_token_id", "eos_token_id")}
-        generation = {**outer, **generation_defaults(directory)}
+        generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}
         info, ids = model_info(directory.resolve().name, config, generation, dtype)
     notes = (() if whole is None else (left_out(whole),)) + unread + ids
-    return ReadModel(model.eval(), recipes, info, source, notes)
+    return ReadModel(model, recipes, info, source, notes)
 
 
 def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
@@ -102,11 +98,9 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
             f"{type(model).__name__} is an encoder-decoder model",
             fix="llmc compiles decoder language models: ids to logits",
         )
-    if text_config(model.config, type(model).__name__) is not None:
-        raise CaptureError(
-            f"{type(model).__name__} is multimodal, and its text half is built from its directory alone",
-            fix='model.save_pretrained("DIRECTORY"), then compile "DIRECTORY"',
-        )
+    text = text_config(model.config, type(model).__name__)
+    if text is not None:
+        whole, model = model.config, text_half(model, text)
     check_rope(model.config, "model.config")
     dtype = resolve_dtype(options, model.dtype)
     recipes: dict[str, Recipe] = {name: Stored(first, dtype) for name, first in tied_names(model).items()}
@@ -114,8 +108,12 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
     # Set on the copy, whose layers all refer to this one config.
     fake.config._attn_implementation = hf_hooks.implementation_for(type(model))
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
-    generation = model.generation_config.to_dict() if getattr(model, "generation_config", None) is not None else {}
+    said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
+    outer = {} if text is None else _token_ids(whole)
+    generation = {**outer, **{key: value for key, value in said.items() if value is not None}}
     info, notes = model_info(Path(name).name, model.config, generation, dtype)
+    if text is not None:
+        notes = (left_out(whole), *notes)
     return _capture(fake, recipes, info), MemorySource(dict(model.named_parameters())), notes
 
 
@@ -140,10 +138,6 @@ def _capture(model: Any, recipes: dict[str, Recipe], info: ModelInfo) -> ModelGr
     return graph_from_program(program, recipes, info, prefix="model.")
 
 
-def _compute_buffers(model: Any) -> None:
-    """Give buffers that were built on the meta device their values, the way from_pretrained does: by _init_weights."""
-    for module in model.modules():
-        for name, buffer in module._buffers.items():
-            if buffer is not None:
-                module._buffers[name] = torch.empty_like(buffer, device="cpu")
-    model.initialize_weights()
+def _token_ids(whole: Any) -> dict[str, Any]:
+    """Of a multimodal model's two configs the outer one knows the tokens."""
+    return {key: getattr(whole, key, None) for key in ("bos_token_id", "eos_token_id")}

@@ -8,11 +8,11 @@ from dataclasses import replace
 
 from torch import fx
 
+from llmc.graph.pass_record import NodeRecord, RefusalRecord, RewriteRecord
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name, render_type
 from llmc.graph.source_line import source_line
 from llmc.passes.recorded_graph import RecordedGraph
-from llmc.passes.report import NodeRecord, RefusalRecord, RewriteRecord
 
 
 class PipelineCut(BaseException):

@@ -17,6 +17,7 @@ from llmc.graph.call_arguments import put_in_order
 from llmc.graph.dead_code import remove_dead_code
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.graph.refusal import Refusal
 from llmc.graph.verify import verify
 from llmc.options import BuildOptions
@@ -24,7 +25,6 @@ from llmc.passes.match import Match, find_match
 from llmc.passes.model_data import ModelData
 from llmc.passes.pattern import parameters, trace_pattern
 from llmc.passes.recorded_graph import recorded_copy
-from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 from llmc.passes.rewrite_log import PipelineCut, RewriteLog
 from llmc.passes.shape_check import ShapeCheck

@@ -27,7 +27,15 @@ def without(blocked: str, *words: str | Path) -> subprocess.CompletedProcess[str
     return subprocess.run(command, capture_output=True, text=True)
 
 
-@pytest.mark.parametrize("words", [("targets",), ("inspect", "ENGINE"), ("viz", "ENGINE", "--format", "json")])
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("targets",),
+        ("inspect", "ENGINE"),
+        ("viz", "ENGINE", "--format", "json"),
+        ("explain", "ENGINE", "--pass", "fuse_rms_norm", "--strict"),
+    ],
+)
 def test_verbs_that_do_without_torch(words: tuple[str, ...], draft_engine: Path) -> None:
     done = without("torch,transformers,triton", *(draft_engine if word == "ENGINE" else word for word in words))
     assert done.returncode == 0, done.stderr

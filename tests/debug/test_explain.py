@@ -13,7 +13,8 @@ from torch import Tensor, nn
 
 import llmc
 from llmc.debug.coverage import check_complete
-from llmc.debug.explain import explain_engine, explain_model, history
+from llmc.debug.explain import explain_engine, history
+from llmc.debug.explain_model import explain_model
 from llmc.errors import EngineFormatError, OptionError, PassError
 from llmc.graph.capture import capture
 from llmc.options import BuildOptions

@@ -11,10 +11,10 @@ from torch import Tensor
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
 from llmc.passes import default
-from llmc.passes.report import PassRecord
 from llmc.passes.runner import run_pipeline
 from tests.family_captures import FamilyCaptures
 from tests.tiny_models import tiny_tokens

@@ -10,7 +10,7 @@ import torch
 from llmc.debug.bisect import Culprit, Outcome, Pipeline, bisect, cut_graph, outline
 from llmc.debug.coverage import Coverage, check_complete
 from llmc.debug.cut_checks import LogitCheck
-from llmc.debug.explain import explain_model
+from llmc.debug.explain_model import explain_model
 from llmc.debug.memo_run import MemoRun, default_chunks
 from llmc.debug.pass_diff import diff_passes
 from llmc.debug.region import changed_region

@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer
+from tokenizers.models import WordLevel
 
 import llmc
 import llmc.targets
@@ -23,6 +25,7 @@ from llmc.runtime.device import Device
 from llmc.runtime.device_binaries import binaries_for
 from llmc.settings import settings
 from llmc.targets import GPU_TARGETS
+from tests.cli.command import MODEL, assert_user_error
 from tests.cli.command import llmc as command
 from tests.tiny_models import tiny_checkpoint
 
@@ -38,7 +41,8 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> str:
 @pytest.fixture(scope="module")
 def engine(model: str, tmp_path_factory: pytest.TempPathFactory) -> EngineDirectory:
     path = tmp_path_factory.mktemp("two") / "e.llmc"
-    build(model, path, target="a100,h100", dtype="bfloat16", **LIMITS)
+    words = Tokenizer(WordLevel({"KING": 5, "RICHARD": 7}, unk_token="KING"))
+    build(model, path, target="a100,h100", dtype="bfloat16", tokenizer=words, **LIMITS)
     return read_engine(path, check_machine=False)
 
 
@@ -168,6 +172,15 @@ def test_an_executor_is_asked_for_by_name(engine: EngineDirectory, model: str, w
         llmc.load(engine.path, executor="cuda")
     with pytest.raises(OptionError, match="there is no executor 'torch'"):
         llmc.load(engine.path, executor="torch")  # type: ignore[arg-type]
+
+
+def test_the_command_line_runs_it_by_name(engine: EngineDirectory, without_a_gpu: None) -> None:
+    refused = command("run", engine.path, "--prompt", "KING", "--max-tokens", "2")
+    assert_user_error(refused, "there is none to run it on", "--executor reference")
+    assert refused.out == ""
+    done = command("run", engine.path, "--prompt", "KING", "--max-tokens", "2", "--executor", "reference")
+    assert done.code == 0 and done.out.startswith("KING"), done
+    assert_user_error(command("run", MODEL, "-p", "KING", "--executor", "torch"), "no executor 'torch'")
 
 
 @pytest.mark.slow

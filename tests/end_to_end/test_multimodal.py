@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -70,8 +72,26 @@ def test_the_text_half(family: str, tmp_path: Path) -> None:
         assert engine.info.family == WHOLE[family][0]
         tokens = random_tokens(150, 20)
         assert_close(engine.logits(tokens), torch_logits(model, tokens))
-    with pytest.raises(CaptureError, match=f"{type(model).__name__} is multimodal, and its text half"):
-        llmc.compile(model, target="reference")
+
+
+SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("gemma3", "mistral3")]
+
+
+@pytest.mark.parametrize("family", ["llava", *SLOW])
+def test_the_text_half_of_a_model_in_memory(family: str, tmp_path: Path) -> None:
+    model = tiny_multimodal(family, tmp_path / "model")
+    before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    with pytest.warns(BuildWarning, match=f"^{family} is multimodal: its text half is built, images are left out$"):
+        engine = llmc.compile(model, target="reference", max_model_len=64)
+    with engine, warnings.catch_warnings():
+        warnings.simplefilter("ignore", BuildWarning)
+        with llmc.compile(str(tmp_path / "model"), target="reference", max_model_len=64) as stored:
+            tokens = random_tokens(150, 20)
+            assert np.array_equal(engine.logits(tokens), stored.logits(tokens))
+            assert engine.info.eos_token_ids == stored.info.eos_token_ids
+            assert engine.manifest.cost == stored.manifest.cost  # No weight is there twice.
+    assert all(torch.equal(tensor, before[name]) for name, tensor in model.state_dict().items())
+    assert all(parameter.requires_grad for parameter in model.parameters())
 
 
 def test_a_text_half_that_is_no_causal_model_is_refused(tmp_path: Path) -> None:

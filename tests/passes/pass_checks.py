@@ -9,12 +9,12 @@ import torch
 
 from llmc.graph.execute import Chunk, run_steps, run_tokens
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
 from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.pipeline import serving
-from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import PipelineResult, run_pipeline
 

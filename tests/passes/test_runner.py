@@ -12,13 +12,13 @@ import torch
 from llmc.errors import OptionError, PassError
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.match import Match
 from llmc.passes.pipeline import canonical
-from llmc.passes.report import PassRecord, RewriteRecord
 from llmc.passes.rewrite import Numerics, Rewrite
 from llmc.passes.runner import run_pipeline
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph

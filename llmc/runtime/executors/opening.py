@@ -14,6 +14,7 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.kv_capacity import block_count
 
 ExecutorName = Literal["cpp", "cuda", "reference", "triton_interpreter"]
+EXECUTOR_NAMES: tuple[ExecutorName, ...] = get_args(ExecutorName)
 
 
 def open_or_explain(
@@ -50,7 +51,7 @@ def open_executor(
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
-    chosen = _default(directory) if name is None else name
+    chosen = _default(directory) if name is None else check_executor_name(name)
     _check_name(directory, chosen)
     if check is not None and chosen != "cpp":
         check.wait()  # The others copy the weights first, which takes longer.
@@ -75,6 +76,16 @@ def open_executor(
     return open_cpp(directory, blocks, threads, check), blocks
 
 
+def check_executor_name(name: object) -> ExecutorName:
+    """Raises OptionError for what is no executor of any engine."""
+    for known in EXECUTOR_NAMES:
+        if name == known:
+            return known
+    raise OptionError(
+        f"there is no executor {name!r}", at=f"executor={name!r}", fix=f"name one of {', '.join(EXECUTOR_NAMES)}"
+    )
+
+
 def _default(directory: EngineDirectory) -> ExecutorName:
     if directory.program.kernels:
         return "triton_interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
@@ -89,13 +100,10 @@ def _check_name(directory: EngineDirectory, name: str) -> None:
         can_run.append("cpp")
     if name in can_run:
         return
-    known = get_args(ExecutorName)
     raise OptionError(
-        f"an engine for {directory.manifest.target.name} is run by {' or '.join(can_run)}, not by {name!r}"
-        if name in known
-        else f"there is no executor {name!r}",
+        f"an engine for {directory.manifest.target.name} is run by {' or '.join(can_run)}, not by {name!r}",
         at=f"executor={name!r}",
-        fix=f"name one of {', '.join(can_run)}" + ("" if name in known else f" (of all: {', '.join(known)})"),
+        fix=f"name one of {', '.join(can_run)}",
     )
 
 
@@ -105,5 +113,5 @@ def _explained(error: TargetError, directory: EngineDirectory, is_temporary: boo
     if is_temporary:
         fixes.insert(0, f"keep the engine: engine.save({f'{directory.manifest.model.name}.llmc'!r})")
     if directory.program.kernels and GRAPH_NAME in directory.manifest.files:
-        fixes.append('llmc.load(ENGINE, executor="reference") runs it here, slowly, in torch')
+        fixes.append('here it runs slowly, in torch, by executor="reference" (llmc run ENGINE --executor reference)')
     return TargetError(error.problem, at=error.at, fix="; ".join(fixes))

@@ -11,12 +11,12 @@ from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
 from llmc.graph.execute import run_tokens
+from llmc.graph.pass_record import PassRecord
 from llmc.graph.propagate import propagate
 from llmc.graph.render import render
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.options import BuildOptions
-from llmc.passes.report import PassRecord
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
 from tests.graph_builder import GraphBuilder

@@ -1,0 +1,46 @@
+"""How the verbs that run an engine in this process open it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from typer import Option
+
+from llmc.cli.completion import complete_executors
+
+if TYPE_CHECKING:
+    from llmc.runtime.engine import Engine
+
+
+@dataclass(frozen=True, kw_only=True)
+class OpeningOptions:
+    """The arguments of llmc.load that the command line has."""
+
+    threads: Annotated[int | None, Option(help="default: every core that this process may use")] = None
+    executor: Annotated[
+        str | None,
+        Option(
+            help="what runs the steps: reference runs a GPU's engine here, slowly, in torch; "
+            "default: what the engine was built for",
+            autocompletion=complete_executors,
+        ),
+    ] = None
+
+    def check(self) -> None:
+        """Before anything is built. Raises OptionError."""
+        from llmc.runtime.executors.opening import check_executor_name
+        from llmc.runtime.threads import thread_count
+
+        thread_count(self.threads)
+        if self.executor is not None:
+            check_executor_name(self.executor)
+
+    def open(self, engine: Path) -> Engine:
+        """Raises LlmcError."""
+        from llmc.runtime.engine import load
+        from llmc.runtime.executors.opening import check_executor_name
+
+        name = None if self.executor is None else check_executor_name(self.executor)
+        return load(engine, threads=self.threads, executor=name)

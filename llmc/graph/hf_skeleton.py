@@ -1,0 +1,67 @@
+"""A transformers model without weights, and the text half of a multimodal one that is in memory."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CaptureError, CheckpointError
+from llmc.graph import hf_hooks
+from llmc.graph.text_half import text_names
+
+
+def skeleton(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
+    """An instance with its parameters on the meta device, and its buffers computed, as from_pretrained does it."""
+    config._attn_implementation = hf_hooks.implementation_for(model_class)
+    with torch.device("meta"):
+        model = model_class._from_config(config, dtype=dtype)
+    for module in model.modules():
+        for name, buffer in module._buffers.items():
+            if buffer is not None:
+                module._buffers[name] = torch.empty_like(buffer, device="cpu")
+    model.initialize_weights()
+    return model.eval()
+
+
+def text_half(model: Any, config: Any) -> Any:
+    """The causal model of a multimodal model's text half, which refers to its tensors. config: of that half.
+
+    Raises CaptureError for a half that is no causal model, CheckpointError for tensors that the model has not, or in
+    other shapes.
+    """
+    import transformers
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
+
+    at = type(model).__name__
+    class_name = MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(config.model_type)
+    if class_name is None:
+        raise CaptureError(
+            f"{at} is multimodal, and its text half, {config.model_type!r}, has no causal language model in "
+            "transformers",
+            fix="llmc compiles decoder language models: ids to logits",
+        )
+    config = copy.deepcopy(config)
+    head = model.get_output_embeddings()
+    config.tie_word_embeddings = head is None or head.weight is model.get_input_embeddings().weight
+    half = skeleton(getattr(transformers, class_name), config, model.dtype)
+    stored: dict[str, Tensor] = model.state_dict()
+    try:
+        tensors = {name: stored[whole] for name, whole in text_names(stored).items()}
+        half.load_state_dict(tensors, strict=False, assign=True)
+    except RuntimeError as error:
+        raise CheckpointError(
+            f"the text half of {at} is not as its config says: {error}", fix="correct model.config.text_config"
+        ) from None
+    half.tie_weights()
+    missing = [name for name, tensor in half.named_parameters() if tensor.is_meta]
+    if missing:
+        raise CheckpointError(
+            f"{at} lacks {len(missing)} of its text half's tensors, {missing[0]} for one",
+            fix='model.save_pretrained("DIRECTORY"), then compile "DIRECTORY"',
+        )
+    half.config._name_or_path = getattr(model.config, "_name_or_path", "")
+    half.generation_config = model.generation_config
+    return half
