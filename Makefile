@@ -62,7 +62,7 @@ format: $(STAMP)
 
 docs: $(STAMP)
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet
-	@echo "build/site/index.html: open it in a browser"
+	@echo "build/site/index.html: open it in a browser (its search needs a server: python -m http.server -d build/site)"
 
 bench: $(STAMP)
 	$(BIN)/python -m benchmarks.llama_1b

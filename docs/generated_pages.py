@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Any
 
 import typer.main
 from mkdocs.config.defaults import MkDocsConfig
@@ -21,6 +22,15 @@ FROM_ROOT = {
     "security.md": "SECURITY.md",
     "contributing.md": "CONTRIBUTING.md",
 }
+# What the public names take and return.
+ALSO = (
+    "llmc.options.BuildOptions",
+    "llmc.runtime.completion.Completion",
+    "llmc.runtime.completion.Choice",
+    "llmc.runtime.completion.Piece",
+    "llmc.build_report.BuildReport",
+    "llmc.errors",
+)
 _LINK = re.compile(r"\]\((?!https?://|#|mailto:)([^)\s]+)\)")
 
 
@@ -59,6 +69,7 @@ def python_reference() -> str:
         public = getattr(llmc, name)
         parts.append(_section(name, f"{public.__module__}.{public.__qualname__}"))
     parts.append(_section("passes", "llmc.passes"))
+    parts += [_section(path.removeprefix("llmc."), path) for path in ALSO]
     return "\n".join(parts)
 
 
@@ -69,7 +80,15 @@ def _section(name: str, path: str) -> str:
 def command_reference() -> str:
     """Each verb with its arguments and options, from the commands themselves."""
     app = command_line()
-    command = typer.main.get_command(app)
+    command: Any = typer.main.get_command(app)
+    _say_whole(command)
     context = typer.Context(command, info_name="llmc")
     text = get_docs_for_click(obj=command, ctx=context, name="llmc", title="Command line")
     return re.sub(r"\[(?:/|/?(?:bold|dim|red|green)[^]]*)\]", "", text)
+
+
+def _say_whole(command: Any) -> None:
+    """Give every verb's first sentence as its line in the list, which is else cut after 45 letters."""
+    for each in getattr(command, "commands", {}).values():
+        each.short_help = (each.help or "").partition(". ")[0].partition("\n\n")[0].rstrip(".") + "."
+        _say_whole(each)

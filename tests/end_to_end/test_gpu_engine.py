@@ -111,7 +111,7 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
         assert any(shared != "0 B" for *_, shared in resources.values())
         # Three gathers of a row: 64 channels in bf16 read and written, and an index. Starting them is what takes time.
         gathered = [row[6:] for row in rows if row[0].startswith("gather_rows_kernel")]
-        assert gathered == [["780 B", "6 µs"]]
+        assert gathered == [["780 B", "6.0 µs"]]
     monkeypatch.setenv("COLUMNS", "80")
     narrow = command("inspect", engine.path)
     assert max(map(len, narrow.out.splitlines())) <= 80
