@@ -10,6 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import LlmcError
+from llmc.version import VERSION
 
 if TYPE_CHECKING:
     from llmc import passes
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
     from llmc.runtime.grammar import Grammar, GrammarKind
     from llmc.runtime.sampling_params import SamplingParams
 
-__version__ = "0.1.0"
+__version__ = VERSION
 __all__ = [
     "LLM",
     "AsyncEngine",

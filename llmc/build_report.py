@@ -8,9 +8,7 @@ from dataclasses import dataclass
 from math import prod
 from pathlib import Path
 
-import llmc
 from llmc import engine_format
-from llmc.codegen.triton.memory_fit import fitting_sequences
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.dtype_names import torch_name
@@ -21,7 +19,8 @@ from llmc.options import BuildOptions
 from llmc.passes.runner import PipelineResult
 from llmc.program import DeviceBinary, Program
 from llmc.quantized_weight import QuantizedWeight
-from llmc.targets import GpuTarget, Target
+from llmc.targets import Target
+from llmc.version import VERSION
 
 
 @dataclass(frozen=True)
@@ -66,6 +65,7 @@ def build_report(
     manifest: Manifest,
     seconds: dict[str, float],
     warnings: tuple[str, ...],
+    fitting_sequences: int | None,
 ) -> BuildReport:
     """The report of a finished build. manifest: as written, with its files."""
     return BuildReport(
@@ -78,7 +78,7 @@ def build_report(
         weight_bytes=manifest.memory["weights"],
         arena_bytes=manifest.memory["arena"],
         unplanned_bytes=manifest.memory["arena_unplanned"],
-        fitting_sequences=fitting_sequences(program, target) if isinstance(target, GpuTarget) else None,
+        fitting_sequences=fitting_sequences,
         decode_bytes=manifest.cost["decode_bytes"],
         program=program,
         seconds=seconds,
@@ -97,7 +97,7 @@ def manifest_of(
     decode = [launch for launch in program.launches if launch.runs(tokens=1, logit_rows=1)]
     largest = {"tokens": limits.max_batch_tokens, "logit_rows": limits.max_logit_rows}
     return Manifest(
-        llmc_version=llmc.__version__,
+        llmc_version=VERSION,
         model=ModelRecord(
             name=info.name,
             family=info.family,

@@ -4,32 +4,20 @@ from __future__ import annotations
 
 import json
 import tempfile
-import time
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import asdict, dataclass, field
+from collections.abc import Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Protocol, Unpack
+from typing import Unpack
 
 import torch
 from torch import Tensor, nn
 from torch.export import ExportedProgram
 
 from llmc.build_report import BuildReport, build_report, manifest_of
-from llmc.codegen.cpp.backend import CppBackend
-from llmc.codegen.cpp.background import BackgroundCompiler
-from llmc.codegen.cpp.build import SOURCE_NAME, library_name
-from llmc.codegen.cpp.pack import pack
-from llmc.codegen.cpp.pack_codes import pack_codes
-from llmc.codegen.lowering import Lowered, lower
-from llmc.codegen.quantized_support import check_kernels
-from llmc.codegen.reference import ReferenceEngine, lower_reference
-from llmc.codegen.triton.code_rows import code_rows
-from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
-from llmc.codegen.triton.device_lowered import DeviceLowered
-from llmc.codegen.triton.memory_fit import check_memory
+from llmc.build_stages import Progress, Stages
+from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
 from llmc.debug.coverage import check_complete
@@ -45,21 +33,16 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import (
     COVERAGE_NAME,
     EXPLANATION_NAME,
-    GRAPH_NAME,
     NODES_NAME,
     PASSES_NAME,
     PROGRAM_NAME,
-    PROGRAMS,
     QUANTIZATION_NAME,
     REPORT_NAME,
 )
 from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.graph.capture import Captured, capture
-from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
-from llmc.graph.model_graph import ModelGraph
-from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 from llmc.graph.stored_dtype import stored_dtype
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
@@ -69,31 +52,14 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
-from llmc.program import Layout, WeightSlot
+from llmc.program import WeightSlot
 from llmc.program_json import program_to_json
 from llmc.runtime.engine import Engine, load
 from llmc.runtime.executors.opening import ExecutorName
-from llmc.storage_error import storage_error
-from llmc.targets import CpuTarget, GpuTarget, Target, resolve_target
+from llmc.targets import Target, resolve_target
 from llmc.typed_json import to_json
 
-# What lowering for a GPU left alone, and why.
-LOWERING_NAME = "report/lowering.json"
-
-LoweredEngine = Lowered | DeviceLowered | ReferenceEngine
 Model = str | Path | nn.Module | ExportedProgram
-
-
-class Progress(Protocol):
-    """Who is told how a build goes on."""
-
-    def stage(self, name: str, total: int | None) -> None:
-        """A stage begins (and the one before has ended); `total` units of work, None if unknown."""
-        ...
-
-    def advance(self, amount: int) -> None:
-        """That much of the stage's total is done."""
-        ...
 
 
 @shows_keywords(BuildKeywords, build_defaults())
@@ -142,37 +108,6 @@ def build(
     return _build(model, place, resolve_target(target), parse_options(options), passes, tokenizer, Stages(progress))
 
 
-@dataclass
-class Stages:
-    """Passes stages on to a Progress and times them."""
-
-    progress: Progress | None
-    seconds: dict[str, float] = field(default_factory=dict)
-
-    @contextmanager
-    def __call__(self, name: str, total: int | None = None) -> Iterator[None]:
-        if self.progress is not None:
-            self.progress.stage(name, total)
-        start = time.perf_counter()
-        yield
-        self.seconds[name] = time.perf_counter() - start
-
-    def advance(self, amount: int) -> None:
-        if self.progress is not None:
-            self.progress.advance(amount)
-
-    def count(self, name: str, done: int, total: int) -> None:
-        """`done` of `total` steps of a part of a stage are done; the stage goes on when all are."""
-        if self.progress is None:
-            return
-        if done == 0:
-            self.progress.stage(name, total)
-        elif done < total:
-            self.progress.advance(1)
-        else:
-            self.progress.stage("passes", None)
-
-
 def _build(
     model: Model,
     output: Path,
@@ -183,58 +118,42 @@ def _build(
     stages: Stages,
 ) -> BuildReport:
     pipeline = default() if passes is None else _checked(passes)
-    check_dtypes(target, options)
-    if isinstance(target, GpuTarget):
-        require_triton()
-    check_quantization(target, options)
-    options, notes = without_half(model, target, options)
+    kind = kind_of(target)
+    kind.check(options)
+    options, notes = without_half(model, target, kind, options)
     finite = FiniteWeights()
     with (
         given_tokenizer(tokenizer) as tokenizer_files,
         EngineWriter(output) as writer,
-        BackgroundCompiler(target, options) as compiler,
-        kernel_workers(target) as workers,
+        kind.builder(options) as builder,
     ):
         with stages("capture"):
             captured = with_tokenizer(capture(model, options), tokenizer_files)
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
-            engine = lower_for(target, result.graph, options)
-            check_memory(engine.program, target, options)
-        if isinstance(engine, Lowered):
-            writer.write_text(SOURCE_NAME, engine.source)
-            compiler.start(engine, writer.path / SOURCE_NAME)
-        else:
-            with stages("compile", binary_count(engine, target)):
-                engine = compile_for(target, engine, writer, stages, workers)
-        writer.write_text(PROGRAM_NAME, program_to_json(engine.program))
-        weights = engine.program.weights
-        with stages("weights", sum(slot.nbytes for slot in weights)):
-            source = captured.source
+            engine = builder.lower(result.graph)
+        program = builder.compile(writer, stages)
+        writer.write_text(PROGRAM_NAME, program_to_json(program))
+        with stages("weights", sum(slot.nbytes for slot in program.weights)):
             makers = [
-                partial(packed, slot, recipe, source, finite)
-                for slot, recipe in zip(weights, engine.recipes, strict=True)
+                (slot, partial(packed, slot, recipe, captured.source, finite, kind))
+                for slot, recipe in zip(program.weights, engine.recipes, strict=True)
             ]
-            writer.write_weights(list(zip(weights, makers, strict=True)), progress=stages.advance)
+            writer.write_weights(makers, progress=stages.advance)
         with stages("report"):
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
-            manifest = manifest_of(captured.graph.info, target, options, engine.program, result.records)
-            writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, engine.program)))
-        if isinstance(engine, Lowered):
-            with stages("compile"):
-                try:
-                    library = compiler.finish()
-                except OSError as error:
-                    raise storage_error(error, writer.path) from None
-                writer.write_bytes(library_name(library), library)
+            manifest = manifest_of(captured.graph.info, target, options, program, result.records)
+            writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, program)))
+        builder.finish(writer, stages)
         with stages("finish"):
             manifest = writer.finish(manifest)
     notes += captured.notes + finite.notes()
     for note in notes:
         warnings.warn(note, BuildWarning, stacklevel=4)
-    return build_report(output, target, result, engine.program, manifest, stages.seconds, notes)
+    fitting = kind.fitting_sequences(program)
+    return build_report(output, target, result, program, manifest, stages.seconds, notes, fitting)
 
 
 def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
@@ -247,37 +166,18 @@ def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def check_dtypes(target: Target, options: BuildOptions) -> None:
-    """Raise OptionError for a dtype that the target has no kernels for, before anything is read."""
-    for name in ("dtype", "kv_dtype"):
-        if isinstance(target, CpuTarget) and getattr(options, name) == "float16":
-            raise OptionError(
-                f"{target.name} has no kernels for float16",
-                at=f"{name}=float16",
-                fix="choose bfloat16, which takes as much memory, or float32; or build for a GPU",
-            )
-
-
-def without_half(model: Model, target: Target, options: BuildOptions) -> tuple[BuildOptions, tuple[str, ...]]:
+def without_half(
+    model: Model, target: Target, kind: TargetKind, options: BuildOptions
+) -> tuple[BuildOptions, tuple[str, ...]]:
     """The options with bfloat16 in the place of a model's own float16 where the target does not compute in that, and
     what a build should say of it."""
-    if options.dtype != "auto" or isinstance(target, GpuTarget) or stored_dtype(model) is not torch.float16:
+    if options.dtype != "auto" or kind.computes_half or stored_dtype(model) is not torch.float16:
         return options, ()
     note = (
         f"the model is float16, which engines for {target.name} do not compute in: it is built as bfloat16, which "
         "rounds its weights; dtype=float32 keeps every bit"
     )
     return options.model_copy(update={"dtype": "bfloat16"}), (note,)
-
-
-def check_quantization(target: Target, options: BuildOptions) -> None:
-    """Raise OptionError for a scheme or KV cache that the target has no kernels for, before anything is read."""
-    if isinstance(target, CpuTarget):
-        check_kernels(options, CppBackend(target), target.name)
-    elif isinstance(target, GpuTarget):
-        from llmc.codegen.triton.backend import TritonBackend  # imports Triton, which CPU builds do without
-
-        check_kernels(options, TritonBackend(target), target.name)
 
 
 def run_passes(
@@ -315,66 +215,9 @@ def run_passes(
     return result
 
 
-def lower_for(target: Target, graph: ModelGraph, options: BuildOptions) -> LoweredEngine:
-    """Choose kernels and plan memory, or keep the graph for the reference target."""
-    if isinstance(target, CpuTarget):
-        return lower(graph, target, options)
-    if isinstance(target, GpuTarget):
-        from llmc.codegen.triton.lowering import lower_device  # imports Triton, which CPU builds do without
-
-        return lower_device(graph, target, options)
-    return lower_reference(graph, options)
-
-
-def kernel_workers(target: Target) -> AbstractContextManager[Workers | None]:
-    """Processes that compile GPU kernels, started now: they import torch and Triton while the model is captured."""
-    return Workers(processors()) if isinstance(target, GpuTarget) else nullcontext()
-
-
-def compile_for(
-    target: Target,
-    engine: DeviceLowered | ReferenceEngine,
-    writer: EngineWriter,
-    stages: Stages,
-    workers: Workers | None,
-) -> LoweredEngine:
-    """Write what the executor runs: GPU binaries with their sources, or the graph's text.
-
-    workers: for GPU binaries; without any they are started for each target. Returns the engine with what compiling has
-    found out about GPU kernels.
-    """
-    if isinstance(engine, ReferenceEngine):
-        writer.write_text(GRAPH_NAME, engine.graph_text)
-        return engine
-    assert isinstance(target, GpuTarget)
-    for name, text in engine.sources.items():
-        writer.write_text(name, text)
-    if engine.graph_text is not None:
-        writer.write_text(GRAPH_NAME, engine.graph_text)
-    left_alone = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in engine.refusals]
-    writer.write_text(LOWERING_NAME, json.dumps(left_alone, indent=1, ensure_ascii=False) + "\n")
-    for member in target.compiled:
-        # One target's binaries may have the names of another's.
-        folder = f"kernels/{member.name}" if target.members else "kernels"
-        program = engine.programs[member.name]
-        compiled = compile_program(program, writer.path, member, stages.advance, folder, workers)
-        for kernel in compiled.launched_kernels():
-            writer.add_file(kernel.binaries[member.arch_name].file)
-        engine.programs[member.name] = compiled
-        if compiled is not engine.program:
-            writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))
-    return engine
-
-
-def binary_count(engine: LoweredEngine, target: Target) -> int | None:
-    """How many GPU binaries are compiled; None for a CPU."""
-    if not isinstance(target, GpuTarget):
-        return None
-    assert isinstance(engine, DeviceLowered)
-    return sum(len(program.launched_kernels()) for program in engine.programs.values())
-
-
-def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights) -> Tensor:
+def packed(
+    slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights, kind: TargetKind
+) -> Tensor:
     """One weight in kernel layout; the checkpoint's tensors are read now and dropped after."""
 
     def value(part: Recipe) -> Tensor:
@@ -382,7 +225,7 @@ def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: F
 
     if isinstance(recipe, CodesRecipe):
         zeros = None if recipe.zeros is None else value(recipe.zeros)
-        return pack_codes(value(recipe.codes), value(recipe.scales), zeros, recipe.format, slot.layout)
+        return kind.pack_codes(value(recipe.codes), value(recipe.scales), zeros, recipe.format, slot.layout)
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:
         raise PassError(
@@ -390,6 +233,4 @@ def packed(slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: F
             at=", ".join(stored_names(recipe)),
             fix="the pass that made its recipe has to give its placeholder that shape",
         )
-    if slot.layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
-        return code_rows(tensor, slot.layout)
-    return pack(tensor, slot.layout, TORCH_DTYPES[slot.dtype])
+    return kind.pack(tensor, slot)

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING, Any, Unpack
 
 from llmc.engine_format.manifest import Manifest, is_engine, read_manifest
 from llmc.errors import OptionError
-from llmc.targets import CpuTarget, known_targets, resolve_target
+from llmc.targets import is_cpu_target, resolve_target
 
 if TYPE_CHECKING:
-    from llmc.compiler import Progress
+    from llmc.build_stages import Progress
     from llmc.options import BuildKeywords
 
 
@@ -58,7 +58,7 @@ def check_follows(engine: Path, target: str | None, options: Mapping[str, object
 
 def _is_for(manifest: Manifest, target: str) -> bool:
     if target == "cpu":  # This machine's; whether it can run the engine is seen when that is opened.
-        return manifest.target.name in {each.name for each in known_targets() if isinstance(each, CpuTarget)}
+        return is_cpu_target(manifest.target.name)
     return resolve_target(target).name == manifest.target.name
 
 

@@ -33,6 +33,8 @@ class ReferenceTarget:
 
     name: str
     summary: str
+    machine: None = None
+    features: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True)
@@ -61,6 +63,9 @@ class GpuTarget:
     has_tma: bool
     summary: str
     members: tuple[GpuTarget, ...] = ()
+    # Of the processor beside the GPU nothing is asked.
+    machine: None = None
+    features: frozenset[str] = frozenset()
 
     @property
     def compiled(self) -> tuple[GpuTarget, ...]:
@@ -218,6 +223,28 @@ def _common_target(names: str) -> GpuTarget:
 def is_gpu_target(name: str) -> bool:
     """Whether a target's name is that of a GPU, or of several."""
     return set(name.split(",")) <= {target.name for target in GPU_TARGETS}
+
+
+def gpu_target(name: str) -> GpuTarget:
+    """The GPU, or the several, of that name. Raises TargetError for a target of another kind."""
+    target = resolve_target(name)
+    if not isinstance(target, GpuTarget):
+        known = ", ".join(each.name for each in GPU_TARGETS)
+        raise TargetError(f"{name} is no GPU", at=f"target={name!r}", fix=f"name one of {known}")
+    return target
+
+
+def is_cpu_target(name: str) -> bool:
+    """Whether a target's name is that of a CPU's instruction set."""
+    return name in {target.name for target in CPU_TARGETS}
+
+
+def lacking_here(target: Target, device: GpuTarget | None) -> str | None:
+    """What this machine lacks to run engines for a target, None for nothing. device: its GPU's target."""
+    if isinstance(target, GpuTarget):
+        return None if device is not None and device.arch_name == target.arch_name else "builds only"
+    missing = missing_features(target) if isinstance(target, CpuTarget) else ()
+    return f"lacks {', '.join(missing)}" if missing else None
 
 
 def host_target() -> CpuTarget:

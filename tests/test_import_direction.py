@@ -3,18 +3,31 @@
 from __future__ import annotations
 
 import ast
+from collections.abc import Iterator
 from pathlib import Path
 
+import networkx as nx
 import pytest
 
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
-FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_json", "typed_json", "grid"} | {
+FOUNDATION = {
+    "errors",
+    "settings",
+    "version",
+    "options",
+    "targets",
+    "program",
+    "program_json",
+    "typed_json",
+    "grid",
+} | {
     "atomic_directory",
     "cache",
     "cache_format",
     "file_lock",
     "keywords",
+    "build_stages",
     "library",
     "mapped_file",
     "program_interface",
@@ -29,6 +42,8 @@ FOUNDATION = {"errors", "settings", "options", "targets", "program", "program_js
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "settings": {"errors"},
+    "build_stages": set(),
+    "version": set(),
     "cache_format": {"errors"},
     "keywords": set(),
     "quantized_weight": set(),
@@ -97,6 +112,38 @@ def test_imports_go_one_way(path: Path) -> None:
     for line, module in imported_modules(path):
         target = room_of(module)
         assert target == room or target in ALLOWED[room], f"{path}:{line}: {room} may not import {module}"
+
+
+def test_shared_code_generation_knows_no_backend() -> None:
+    backends = ("llmc.codegen.cpp", "llmc.codegen.triton")
+    for path in (PACKAGE / "codegen").glob("*.py"):
+        found = [f"{path}:{line}: {module}" for line, module in imported_modules(path) if module.startswith(backends)]
+        assert found == []
+
+
+def test_no_file_needs_itself() -> None:
+    """Imports at the top of files, those for types included, make no circle."""
+    graph = nx.DiGraph()
+    files = {_module_of(path): path for path in PACKAGE.rglob("*.py")}
+    for module, path in files.items():
+        for node in _at_the_top(ast.parse(path.read_text(encoding="utf-8")).body):
+            names = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else []
+            names += [str(node.module)] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
+            graph.add_edges_from((module, name) for name in names if name in files and not module.startswith(name))
+    assert [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
+
+
+def _module_of(path: Path) -> str:
+    parts = (PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)
+    return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+
+def _at_the_top(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
+    for node in body:
+        if isinstance(node, ast.Import | ast.ImportFrom):
+            yield node
+        elif isinstance(node, ast.If | ast.Try):
+            yield from _at_the_top([*node.body, *node.orelse])
 
 
 def test_root_names_are_symlinks_into_the_package() -> None:

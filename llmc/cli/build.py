@@ -25,7 +25,7 @@ from llmc.cli.units import in_bytes, in_seconds
 from llmc.errors import BuildWarning, OptionError
 from llmc.options import BuildOptions, parse_options
 from llmc.runtime.threads import thread_count
-from llmc.targets import CpuTarget, GpuTarget, missing_features, resolve_target
+from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
     from llmc.build_report import BuildReport
@@ -193,17 +193,14 @@ def summary_table(report: BuildReport) -> FittingTable:
 
 def predicted_decode(report: BuildReport) -> str:
     """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
-    from llmc.codegen.cpp.measured_rates import measured_rates
-    from llmc.graph.predict import gpu_rates, predict_step
+    from llmc.codegen.target_kind import kind_of
+    from llmc.graph.predict import predict_step
     from llmc.graph.step_shape import StepShape
 
     moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
-    if isinstance(report.target, GpuTarget):
-        rates = gpu_rates(report.target)
-        seconds = predict_step(report.program, step, rates)
-        return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s, launches not counted)"
-    if not isinstance(report.target, CpuTarget) or missing_features(report.target):
+    rates = kind_of(report.target).rates(report.program, thread_count(None))
+    if rates is None:
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
-    rates = measured_rates(report.target, thread_count(None), report.program)
     seconds = predict_step(report.program, step, rates)
-    return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s)"
+    uncounted = "" if rates.measured else ", launches not counted"
+    return f"{in_seconds(seconds)} ({moved} at {rates.bandwidth / 1e9:.0f} GB/s{uncounted})"

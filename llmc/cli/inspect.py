@@ -107,11 +107,10 @@ def print_device_tables(
     """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
     from llmc.cli.device_kernels import candidates, device_kernels
     from llmc.graph.predict_device import predict_decode, predict_prefill
-    from llmc.targets import GpuTarget, resolve_target
+    from llmc.targets import gpu_target
 
     for each in directory.programs:
-        target = resolve_target(each.target)
-        assert isinstance(target, GpuTarget)
+        target = gpu_target(each.target)
         if prefill is None:
             step = predict_decode(each.program, target, requests, context)
         else:

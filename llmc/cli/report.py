@@ -12,7 +12,7 @@ from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import standard_output
 from llmc.cli.units import in_bytes
 from llmc.errors import ToolchainError
-from llmc.targets import CpuTarget, missing_features, resolve_target
+from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
@@ -52,15 +52,13 @@ def report(
 
 
 def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | None:
-    """This machine's, for a CPU engine that runs on it; None for others, whose page says what it assumes."""
-    target = resolve_target(directory.manifest.target.name)
-    if not isinstance(target, CpuTarget) or missing_features(target):
-        return None
-    from llmc.codegen.cpp.measured_rates import measured_rates
+    """This machine's for a CPU engine that it runs, a GPU's data sheet's; None for others: the page says so."""
+    from llmc.codegen.target_kind import kind_of
     from llmc.runtime.threads import thread_count
 
+    kind = kind_of(resolve_target(directory.manifest.target.name))
     try:
         with Console(stderr=True).status("measuring this machine"):
-            return measured_rates(target, thread_count(threads), directory.program)
+            return kind.rates(directory.program, thread_count(threads))
     except ToolchainError:
         return None  # Without a compiler there are no probes, and a page is still worth having.

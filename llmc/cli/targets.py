@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from llmc.cli.table import Column, FittingTable, standard_output
-from llmc.targets import CpuTarget, GpuTarget, device_target, host_target, known_targets, missing_features
+from llmc.targets import device_target, host_target, known_targets, lacking_here
 
 
 def targets() -> None:
@@ -16,9 +16,6 @@ def targets() -> None:
     )
     table = FittingTable(f"targets (cpu means {here.name} on this machine)", columns)
     for target in known_targets():
-        missing = missing_features(target) if isinstance(target, CpuTarget) else ()
-        runs = "yes" if not missing else "no: lacks " + ", ".join(missing)
-        if isinstance(target, GpuTarget):
-            runs = "yes" if device is not None and device.arch_name == target.arch_name else "no: builds only"
-        table.add_row(target.name, target.summary, runs)
+        lacking = lacking_here(target, device)
+        table.add_row(target.name, target.summary, "yes" if lacking is None else f"no: {lacking}")
     standard_output().print(table)

@@ -15,7 +15,7 @@ import llmc.ops  # noqa: F401  (registers the ops that are named here)
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
-from llmc.program import RowRange
+from llmc.program import Layout, RowRange
 
 
 @dataclass(frozen=True)
@@ -60,6 +60,16 @@ class Backend(Protocol):
 
         Groups with different `only` are alternatives to each other.
         """
+        ...
+
+    def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
+        """Of a weight in a layout, padding included."""
+        ...
+
+    def panels_nbytes(
+        self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
+    ) -> int:
+        """Of a quantized weight [out, in] in code panels, with its scales and zeros."""
         ...
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:

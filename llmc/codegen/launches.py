@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections.abc import Hashable, Sequence
 from dataclasses import replace
@@ -38,8 +39,8 @@ from llmc.program import (
 
 CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
 
-# Copies that a launch needs are numbered from here on as results of its node, past any real ones.
-_FIRST_COPY = 100
+# Copies that a launch needs, and its own memory, are numbered from here on as results of its node, past any real ones.
+_FIRST_OWN = 100
 # Of a node's own workspace, which no loop computes.
 _CODES = {torch.int8: "I8", torch.uint8: "U8"}
 _KEEP_TOKENS_APART = "keep tokens on an axis of their own: every operation but attention works on one token at a time"
@@ -67,6 +68,7 @@ class LaunchBuilder:
         )
         self.launches: list[Launch] = []
         self._names: dict[Value, str] = {}
+        self._own = itertools.count(_FIRST_OWN)
         self.weights = WeightSlots(graph, views, backend)
         self.alternatives: list[Alternative] = []
         self.loops: dict[Loop, str] = {}
@@ -155,7 +157,7 @@ class LaunchBuilder:
         placement = self._placements.get(view.value)
         if fits and placement is not None and (not packed or placement.row_stride == columns):
             return view
-        copy = Value(node, _FIRST_COPY + len(self.launches), dtype, view.shape)
+        copy = Value(node, next(self._own), dtype, view.shape)
         self._placements[copy] = Placement(copy, 0, columns)
         self._names[copy] = f"{node.name}_operand{len(self.launches)}"
         place = self.locate(copy.whole())
@@ -165,7 +167,7 @@ class LaunchBuilder:
 
     def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
         """A buffer of its own for the launches of one node."""
-        value = Value(node, _FIRST_COPY + len(self._names), dtype, (rows, columns))
+        value = Value(node, next(self._own), dtype, (rows, columns))
         self._names[value] = f"{node.name}_{name}"
         return Operand("buffer", self._names[value], stride=columns)
 

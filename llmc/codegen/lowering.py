@@ -1,6 +1,6 @@
 """Lower an optimized graph to a Program: choose kernels, build loops, place buffers, order launches.
 
-`lower` prints it as C++; codegen/triton/lowering.py makes GPU kernels of the same plan. Reading order: `plan_step` →
+cpp/lowering.py prints it as C++, triton/lowering.py makes GPU kernels of the same plan. In reading order: `plan_step` →
 `_units` (what is launched, and when) → launches.py (one launch after the other).
 """
 
@@ -14,8 +14,6 @@ import networkx as nx
 from torch import fx
 
 from llmc.codegen.backend import Backend
-from llmc.codegen.cpp.backend import CppBackend
-from llmc.codegen.cpp.step import print_source
 from llmc.codegen.dependencies import dependencies, is_loop_node
 from llmc.codegen.fuse_groups import Group, fuse_groups
 from llmc.codegen.kernel_ir import Loop
@@ -33,18 +31,8 @@ from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import CacheSlot, Program
-from llmc.targets import CpuTarget
 
 _WRITE_AN_OP = "write it with operations that `llmc passes` and the documentation list, or build with target reference"
-
-
-@dataclass(frozen=True)
-class Lowered:
-    """What the engine is made of. recipes: how to make each of program.weights, before packing."""
-
-    program: Program
-    source: str
-    recipes: tuple[SlotRecipe, ...]
 
 
 @dataclass(frozen=True)
@@ -54,12 +42,6 @@ class StepPlan:
     program: Program
     loops: dict[Loop, str]
     recipes: tuple[SlotRecipe, ...]
-
-
-def lower(graph: ModelGraph, target: CpuTarget, options: BuildOptions) -> Lowered:
-    """Lower a graph of stage optimized (serving works too). Raises LoweringError naming an op that has no kernel."""
-    plan = plan_step(graph, CppBackend(target), options)
-    return Lowered(plan.program, print_source(plan.program, plan.loops, graph.info.name), plan.recipes)
 
 
 def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> StepPlan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, fx
@@ -13,13 +13,33 @@ from llmc.codegen.call import arguments_of
 from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
-from llmc.codegen.views import View
+from llmc.codegen.views import View, Views
+from llmc.codegen.weight_slots import WeightSlots
+from llmc.graph.model_graph import ModelGraph
 from llmc.program import Layout, Limits, Operand, RowCount
 
-if TYPE_CHECKING:
-    from llmc.codegen.launches import LaunchBuilder
-
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
+
+
+class StepMemory(Protocol):
+    """What a call asks of the step that it becomes a launch of; launches.py has it."""
+
+    graph: ModelGraph
+    views: Views
+    weights: WeightSlots
+    limits: Limits
+
+    def operand(self, view: View) -> tuple[Operand, int]:
+        """The pointer to a computed view, and its row stride."""
+        ...
+
+    def contiguous(self, view: View, dtype: torch.dtype, node: fx.Node, packed: bool = False) -> View:
+        """The view itself, or that of a copy whose rows are contiguous."""
+        ...
+
+    def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
+        """A buffer of its own for the launches of one node."""
+        ...
 
 
 class NodeCall:
@@ -28,7 +48,7 @@ class NodeCall:
     Asking for rows or a vector may append a copying launch to the builder's.
     """
 
-    def __init__(self, builder: LaunchBuilder, node: fx.Node) -> None:
+    def __init__(self, builder: StepMemory, node: fx.Node) -> None:
         self._builder, self._node = builder, node
         self._arguments = arguments_of(node)
         self._given: dict[tuple[str, str], str] = {}

@@ -7,14 +7,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
 from llmc.codegen.backend import Backend
 from llmc.codegen.call import arguments_of
-from llmc.codegen.cpp.pack import packed_nbytes
-from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.origin import unsupported
-from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.views import View, Views
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
@@ -84,9 +81,8 @@ class WeightSlots:
         key = (tuple(self._key(part) for part in parts), layout, format)
         if key not in self._slots:
             shape = tuple(int(s) for s in codes.meta["val"].shape)
-            given: Tensor = scales.meta["val"]
-            size = CodeShape(shape, int(given.shape[1]), format, given.dtype, zeros is not None)
-            slot = WeightSlot(self._name(codes, layout), "U8", shape, layout, size.nbytes(layout))
+            nbytes = self._backend.panels_nbytes(shape, scales.meta["val"], zeros is not None, format, layout)
+            slot = WeightSlot(self._name(codes, layout), "U8", shape, layout, nbytes)
             recipes = [self._graph.weights[part.name] for part in parts]
             recipe = CodesRecipe(recipes[0], recipes[1], None if zeros is None else recipes[2], format)
             self._slots[key] = slot, recipe
@@ -99,19 +95,18 @@ class WeightSlots:
         layout = Layout.CODE_PAIR_ROWS if CODE_BITS[format] == 4 else Layout.CODE_ROWS
         given = codes.meta["val"]
         dtype = given.dtype if layout is Layout.CODE_ROWS else torch.uint8
-        nbytes = int(given.shape[0]) * row_bytes(int(given.shape[1]), layout)
         return (
-            self._slot(codes, layout, dtype, nbytes),
+            self._slot(codes, layout, dtype),
             self._slot(scales, Layout.ROWS, scales.meta["val"].dtype),
             None if zeros is None else self._slot(zeros, Layout.ROWS, torch.int8),
         )
 
-    def _slot(self, weight: fx.Node, layout: Layout, dtype: torch.dtype, nbytes: int | None = None) -> WeightSlot:
-        """The slot of that placeholder, layout and dtype; nbytes: None for what the layout takes."""
+    def _slot(self, weight: fx.Node, layout: Layout, dtype: torch.dtype) -> WeightSlot:
+        """The slot of that placeholder, layout and dtype."""
         key = (self._key(weight), layout, dtype)
         if key not in self._slots:
             shape = tuple(int(s) for s in weight.meta["val"].shape)
-            nbytes = packed_nbytes(shape, layout, dtype) if nbytes is None else nbytes
+            nbytes = self._backend.nbytes(shape, layout, dtype)
             slot = WeightSlot(self._name(weight, layout), DTYPE_NAMES[dtype], shape, layout, nbytes)
             self._slots[key] = slot, self._graph.weights[weight.name]
         return self._slots[key][0]

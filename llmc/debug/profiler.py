@@ -12,10 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from llmc.codegen.target_kind import kind_of
 from llmc.debug.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
-from llmc.graph.predict import Rates, gpu_rates, launch_costs, predict_launch
+from llmc.graph.predict import Rates, launch_costs, predict_launch
 from llmc.graph.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor, TimedExecutor
@@ -24,7 +25,7 @@ from llmc.runtime.request import Request
 from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.step_plan import Chunk, StepPlan
 from llmc.runtime.threads import thread_count
-from llmc.targets import CpuTarget, GpuTarget, resolve_target
+from llmc.targets import resolve_target
 
 
 @dataclass(frozen=True)
@@ -188,13 +189,10 @@ class Profiler:
 
     def rates(self) -> Rates:
         """What the machine delivers now."""
-        target = resolve_target(self._directory.manifest.target.name)
-        if isinstance(target, GpuTarget):
-            return gpu_rates(target.compiled[0])
-        from llmc.codegen.cpp.measured_rates import measured_rates
-
-        assert isinstance(target, CpuTarget)
-        return measured_rates(target, self._threads, self._directory.program)
+        kind = kind_of(resolve_target(self._directory.manifest.target.name))
+        rates = kind.rates(self._directory.program, self._threads)
+        assert rates is not None  # It has run a step.
+        return rates
 
     def _sequences(self, count: int, length: int) -> list[_Sequence]:
         """Random tokens; all but the last are the same for all."""

@@ -11,7 +11,7 @@ from typing import Any
 from llmc.errors import EngineFormatError
 from llmc.program import Limits
 from llmc.regular_file import read_regular
-from llmc.targets import CpuTarget, Target
+from llmc.targets import Target
 from llmc.typed_json import REBUILD, from_json, to_json
 
 FORMAT = "llmc-engine"
@@ -49,9 +49,7 @@ class TargetRecord:
     @staticmethod
     def of(target: Target) -> TargetRecord:
         """The record of a target of the hardware table."""
-        if isinstance(target, CpuTarget):
-            return TargetRecord(target.name, target.machine, tuple(sorted(target.features)))
-        return TargetRecord(target.name, None, ())
+        return TargetRecord(target.name, target.machine, tuple(sorted(target.features)))
 
 
 @dataclass(frozen=True)

@@ -12,25 +12,11 @@ and each is hashed when somebody's tokens have matched the block before it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 
 from llmc.runtime.block_digests import BlockDigests, root
 from llmc.runtime.block_pool import BlockPool
+from llmc.runtime.prefix_chain import Chain
 from llmc.runtime.request import Request
-
-
-@dataclass(eq=False, slots=True)
-class Chain:
-    """Blocks that one request has filled one after the other, and that are not hashed yet.
-
-    tokens: the request's, which may grow. begin: the first of the blocks is its begin-th. parent: the digest of the
-    block before that one, under which the chain is folded as long as it has blocks.
-    """
-
-    tokens: list[int]
-    begin: int
-    parent: bytes
-    blocks: list[int] = field(default_factory=list)
 
 
 class PrefixCache:

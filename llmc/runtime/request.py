@@ -8,18 +8,16 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
 from llmc.runtime.generation_request import Priority
+from llmc.runtime.prefix_chain import Chain
 from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
-
-if TYPE_CHECKING:
-    from llmc.runtime.prefix_cache import Chain
 
 
 class LogitRows(Protocol):

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.codegen.cpp.build import compile_engine
-from llmc.codegen.lowering import lower
+from llmc.codegen.cpp.lowering import lower
 from llmc.options import BuildOptions
 from llmc.targets import host_target
 from tests.codegen.engine_harness import OpenEngine, packed_weights

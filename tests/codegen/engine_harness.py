@@ -11,14 +11,15 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.cpp.build import compile_engine
-from llmc.codegen.lowering import Lowered
+from llmc.codegen.cpp.lowering import Lowered
+from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import WeightSource
 from llmc.program import Program
-from llmc.targets import CpuTarget
+from llmc.targets import CpuTarget, host_target
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
 
@@ -137,7 +138,7 @@ def run_engine(
 def packed_weights(lowered: Lowered, source: WeightSource) -> list[Tensor]:
     """Each weight as the kernels read it."""
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = [packed(slot, recipe, source, FiniteWeights()) for slot, recipe in pairs]
+    weights = [packed(slot, recipe, source, FiniteWeights(), kind_of(host_target())) for slot, recipe in pairs]
     for slot, weight in zip(lowered.program.weights, weights, strict=True):
         assert weight.nbytes == slot.nbytes
     return weights

@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from llmc.codegen.cpp.build import compile_engine
+from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.cpp.toolchain import find_toolchain
-from llmc.codegen.lowering import lower
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.compiler import lower_for
+from llmc.codegen.target_kind import kind_of
 from llmc.errors import LoweringError
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import serving
@@ -22,7 +22,11 @@ from tests.graph_builder import llama
 def test_refuses_logits_of_every_token(options: BuildOptions, target: str) -> None:
     graph, _ = llama(layers=1)
     served = run_pipeline(graph, serving(), options).graph
-    with pytest.raises(LoweringError, match=r"float32\[T, 17\], but an engine has room only for") as caught:
-        lower_for(resolve_target(target), served, options)
+    kind = kind_of(resolve_target(target))
+    with (
+        kind.builder(options) as builder,
+        pytest.raises(LoweringError, match=r"float32\[T, 17\], but an engine has room only for") as caught,
+    ):
+        builder.lower(served)
     assert caught.value.fix is not None
     assert "select_logit_rows" in caught.value.fix

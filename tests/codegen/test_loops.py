@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.codegen.lowering import lower
+from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.pointwise import POINTWISE
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource

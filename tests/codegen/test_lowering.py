@@ -9,7 +9,11 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.codegen.lowering import Lowered, lower
+from llmc.codegen.backend import KernelCall
+from llmc.codegen.call import Call
+from llmc.codegen.cpp.backend import CppBackend
+from llmc.codegen.cpp.lowering import Lowered, lower
+from llmc.codegen.lowering import plan_step
 from llmc.errors import LlmcError, LoweringError
 from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.model_graph import ModelGraph
@@ -209,3 +213,25 @@ def test_narrower_activations_than_weights_are_refused() -> None:
     graph = finish(b, b.call(ops.linear.default, x, b.weight("w", CHANNELS, CHANNELS, dtype=torch.float32)))
     with pytest.raises(LlmcError, match=r"the weight is torch.float32 but x is torch.bfloat16"):
         lowered(graph)
+
+
+class _AsksForMemory(CppBackend):
+    """Before its operand that has to be copied, a norm asks for memory of the same shape, again and again."""
+
+    def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
+        if node.target is ops.rms_norm.default:
+            self.own = [call.workspace(f"own{i}", RowCount.TOKENS, CHANNELS // 2, torch.float32) for i in range(9)]
+            self.copied = call.rows("x")
+        return super().calls(node, call)
+
+
+def test_copies_and_memory_of_one_node_are_told_apart() -> None:
+    b, x = start()
+    half = b.call(aten.slice.Tensor, x, 1, 0, CHANNELS, 2)
+    normed = b.call(ops.rms_norm.default, half, None, 1e-6)
+    backend = _AsksForMemory(host_target())
+    graph = finish(b, b.call(ops.lm_head.default, normed, b.weight("head", VOCABULARY, CHANNELS // 2)))
+    program = plan_step(graph, backend, BuildOptions()).program
+    names = {parse_operand(text).name for text in (*backend.own, str(backend.copied))}
+    assert len(names) == 10
+    assert str(parse_operand(str(backend.copied)).name) in {buffer.name for buffer in program.buffers}

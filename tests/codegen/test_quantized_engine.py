@@ -9,7 +9,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.cpp.backend import CppBackend
-from llmc.codegen.lowering import lower
+from llmc.codegen.cpp.lowering import lower
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.model_graph import ModelGraph

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.compiler import build, check_quantization
+from llmc.codegen.target_kind import kind_of
+from llmc.compiler import build
 from llmc.errors import OptionError
 from llmc.options import parse_options
 from llmc.targets import resolve_target
@@ -12,7 +13,7 @@ from llmc.targets import resolve_target
 
 def _refusal(target: str, **options: str) -> OptionError:
     with pytest.raises(OptionError) as caught:
-        check_quantization(resolve_target(target), parse_options(options))
+        kind_of(resolve_target(target)).check(parse_options(options))
     return caught.value
 
 
@@ -32,7 +33,7 @@ def test_names_the_target_the_reason_and_what_it_runs(scheme: str) -> None:
 
 @pytest.mark.parametrize("target", ["h100", "cpu-x86-64-v4", "reference"])
 def test_targets_that_have_the_kernels_take_it(target: str) -> None:
-    check_quantization(resolve_target(target), parse_options({"quantize": "fp8-w8a8", "kv_cache": "int8"}))
+    kind_of(resolve_target(target)).check(parse_options({"quantize": "fp8-w8a8", "kv_cache": "int8"}))
 
 
 def test_the_model_is_not_read_first() -> None:

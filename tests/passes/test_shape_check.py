@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
 from llmc.debug.check_passes import PassChecker
 from llmc.errors import PassError
@@ -20,6 +21,7 @@ from llmc.passes.rewrite import GraphPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.runner import run_pipeline
 from llmc.program import Layout, WeightSlot
+from llmc.targets import REFERENCE
 from tests.graph_builder import llama
 
 aten, ops = torch.ops.aten, torch.ops.llmc
@@ -96,4 +98,4 @@ def test_a_recipe_makes_what_its_placeholder_says() -> None:
     slot = WeightSlot("w", "F32", (4, 3), Layout.ROWS, 48)
     source = MemorySource({"w": torch.ones(4, 2)})
     with pytest.raises(PassError, match=r"weight w is \[4, 2\], where the graph has \[4, 3\]"):
-        packed(slot, Stored("w", torch.float32), source, FiniteWeights())
+        packed(slot, Stored("w", torch.float32), source, FiniteWeights(), kind_of(REFERENCE))

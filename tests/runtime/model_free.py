@@ -18,7 +18,7 @@ from llmc.errors import ModelFailureError, RequestError
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.generation_request import Priority
-from llmc.runtime.prefix_cache import Chain
+from llmc.runtime.prefix_chain import Chain
 from llmc.runtime.publish import publish
 from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
 from llmc.runtime.sampler import Sampler

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from llmc.codegen.target_kind import kind_of
 from llmc.codegen.triton.lowering import lower_device
 from llmc.compiler import packed
 from llmc.errors import ModelFailureError
@@ -76,7 +77,7 @@ def interpreted(directory: Path, is_capped: bool) -> Recorded:
         (directory / name).parent.mkdir(parents=True, exist_ok=True)
         (directory / name).write_text(text, encoding="utf-8")
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = {s.name: packed(s, r, source, FiniteWeights()) for s, r in pairs}
+    weights = {s.name: packed(s, r, source, FiniteWeights(), kind_of(gpu_target("h100"))) for s, r in pairs}
     return Recorded(lowered.program, directory, weights, BLOCKS)
 
 

@@ -11,9 +11,11 @@ from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.codegen.cpp.kernel_arguments import SUFFIXES
 from llmc.codegen.cpp.kernel_table import KERNELS, suffix, supports
+from llmc.codegen.cpp.pack import packed_nbytes
+from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount
+from llmc.program import Layout, RowCount
 from llmc.targets import CpuTarget
 
 
@@ -39,6 +41,14 @@ class CppBackend:
         base = kernel.function if isinstance(kernel.function, str) else kernel.function(call)
         name = "_".join([base, *(suffix(given, s) or "" for s in kernel.suffixes)])
         return ((KernelCall(name, arguments),),)
+
+    def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
+        return packed_nbytes(shape, layout, dtype)
+
+    def panels_nbytes(
+        self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
+    ) -> int:
+        return CodeShape(shape, int(scales.shape[1]), format, scales.dtype, has_zeros).nbytes(layout)
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
         arguments: dict[str, Argument] = {"rows": 1 if loop.rows is RowCount.ONE else loop.rows.value}

@@ -12,24 +12,23 @@ from types import TracebackType
 
 from llmc.codegen.cpp.build import compile_source
 from llmc.codegen.cpp.kernel_library import Part, kernel_archive
-from llmc.codegen.lowering import Lowered
+from llmc.codegen.cpp.lowering import Lowered
 from llmc.options import BuildOptions
-from llmc.targets import CpuTarget, Target
+from llmc.targets import CpuTarget
 
 
 class BackgroundCompiler:
-    """Context manager; leaving it by an error does not wait for what is under way. Does nothing for other targets."""
+    """Context manager; leaving it by an error does not wait for what is under way."""
 
-    def __init__(self, target: Target, options: BuildOptions) -> None:
+    def __init__(self, target: CpuTarget, options: BuildOptions) -> None:
         self._target = target
         # One thread, so that the engine's code waits for the kernels that it is linked with.
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="llmc-compile")
         self._engine: Future[bytes] | None = None
-        if isinstance(target, CpuTarget):
-            is_coded = bool(options.quantize) or options.kv_cache != "auto"
-            for part in (Part.PLAIN, Part.CODED) if is_coded else (Part.PLAIN,):
-                # What goes wrong here goes wrong again, and is raised, when the engine is compiled.
-                self._thread.submit(kernel_archive, target, part=part)
+        is_coded = bool(options.quantize) or options.kv_cache != "auto"
+        for part in (Part.PLAIN, Part.CODED) if is_coded else (Part.PLAIN,):
+            # What goes wrong here goes wrong again, and is raised, when the engine is compiled.
+            self._thread.submit(kernel_archive, target, part=part)
 
     def __enter__(self) -> BackgroundCompiler:
         return self
@@ -41,7 +40,6 @@ class BackgroundCompiler:
 
     def start(self, lowered: Lowered, source: Path) -> None:
         """Begin to compile a program's source, which is in the file `source`."""
-        assert isinstance(self._target, CpuTarget)
         self._engine = self._thread.submit(compile_source, lowered, source, self._target)
 
     def finish(self) -> bytes:

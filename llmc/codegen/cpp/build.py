@@ -18,8 +18,8 @@ from llmc.codegen.cpp.kernel_library import (
     link_flags,
     part_of,
 )
+from llmc.codegen.cpp.lowering import Lowered
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
-from llmc.codegen.lowering import Lowered
 from llmc.targets import CpuTarget
 
 # Fields of argument structs are named, which compilers accept before C++20; its headers take 0.15 s longer to parse.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,11 +14,13 @@ from torch import fx
 from llmc.codegen.backend import KernelCall, no_kernel
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.kernel_ir import Loop
+from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction
 from llmc.codegen.triton.kernel_table import KERNELS
 from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
+from llmc.errors import LoweringError
 from llmc.graph.refusal import Refusal
-from llmc.program import LIBRARY, RowCount, RowRange
+from llmc.program import LIBRARY, Layout, RowCount, RowRange
 from llmc.targets import GpuTarget
 
 
@@ -62,6 +65,16 @@ class TritonBackend:
             self._group(first, only, tuple(self._group(other, only, ()) for other in others))
             for first, only, others in alternatives(candidates)
         )
+
+    def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
+        if layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
+            return shape[0] * row_bytes(shape[1], layout)
+        return math.prod(shape) * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
+
+    def panels_nbytes(
+        self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
+    ) -> int:
+        raise LoweringError(f"{self._target.name} keeps codes in rows", at=f"layout {layout.value}")
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
         arguments: dict[str, Argument] = {f"p{i}": pointer for i, pointer in enumerate(pointers)}

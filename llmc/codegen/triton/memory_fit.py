@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llmc.errors import OptionError
 from llmc.options import BuildOptions
 from llmc.program import Program
-from llmc.targets import GpuTarget, Target
+from llmc.targets import GpuTarget
 
 # What the driver and the runtime take for themselves.
 _RESERVED_BYTES = 1 << 30
@@ -28,14 +28,12 @@ class _Needs:
         return self.weights + self.arena + self.logits + _RESERVED_BYTES
 
 
-def check_memory(program: Program, target: Target, options: BuildOptions) -> None:
+def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> None:
     """Raise OptionError with the arithmetic if a GPU cannot hold the engine and the sequences that were asked for.
 
     Those are max_sequences of max_model_len tokens where the options name both; else one, since the defaults promise
     no more: a step then serves as many requests as there is room for.
     """
-    if not isinstance(target, GpuTarget):
-        return
     limits, needs = program.limits, _needs(program)
     count = limits.max_sequences if {"max_sequences", "max_model_len"} <= options.model_fields_set else 1
     if options.max_model_len is None:

@@ -15,7 +15,7 @@ from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
 from llmc.debug.report.quantization import quantization_data
 from llmc.graph.predict import KindRates, Rates, gpu_rates
-from llmc.targets import GpuTarget, resolve_target
+from llmc.targets import gpu_target
 from llmc.typed_json import to_json
 
 # In the order in which they use each other; the last one starts.
@@ -119,9 +119,7 @@ def _kind(contents: EngineContents) -> str:
 def _default_rates(contents: EngineContents) -> Rates:
     if not contents.program.kernels:
         return _NOMINAL
-    target = resolve_target(contents.manifest.target.name)
-    assert isinstance(target, GpuTarget)
-    return gpu_rates(target.compiled[0])
+    return gpu_rates(gpu_target(contents.manifest.target.name).compiled[0])
 
 
 def _escaped(text: str) -> str:

@@ -6,9 +6,9 @@ from collections.abc import Callable
 
 import pytest
 
+from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.cpp.printer import print_loop
 from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Parameter, Reduce, Store, collapse
-from llmc.codegen.lowering import lower
 from llmc.options import BuildOptions
 from llmc.program import RowCount
 from llmc.targets import CPU_TARGETS

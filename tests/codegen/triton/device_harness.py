@@ -9,6 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from llmc.codegen.target_kind import kind_of
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.compiler import packed
 from llmc.graph.execute import Chunk
@@ -16,6 +17,7 @@ from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import WeightSource
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.step import Step
+from llmc.targets import gpu_target
 
 
 def interpret_steps(
@@ -43,7 +45,9 @@ def interpreter(
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
     pairs = zip(lowered.program.weights, lowered.recipes, strict=True)
-    weights = {slot.name: packed(slot, recipe, source, FiniteWeights()) for slot, recipe in pairs}
+    weights = {
+        slot.name: packed(slot, recipe, source, FiniteWeights(), kind_of(gpu_target("h100"))) for slot, recipe in pairs
+    }
     return TritonInterpreterExecutor(lowered.program, directory, weights, blocks)
 
 

@@ -1,0 +1,98 @@
+"""The CPU targets: C++ that is compiled while weights are packed and the report is made."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from llmc.build_stages import Stages
+from llmc.codegen.cpp.backend import CppBackend
+from llmc.codegen.cpp.background import BackgroundCompiler
+from llmc.codegen.cpp.build import SOURCE_NAME, library_name
+from llmc.codegen.cpp.lowering import Lowered, lower
+from llmc.codegen.cpp.measured_rates import measured_rates
+from llmc.codegen.cpp.pack import pack
+from llmc.codegen.cpp.pack_codes import pack_codes
+from llmc.codegen.quantized_support import check_kernels
+from llmc.engine_format import EngineWriter
+from llmc.errors import OptionError
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.predict import Rates
+from llmc.options import BuildOptions
+from llmc.program import Layout, Program, WeightSlot
+from llmc.storage_error import storage_error
+from llmc.targets import CpuTarget, missing_features
+
+
+@dataclass(frozen=True)
+class CppKind:
+    """As TargetKind."""
+
+    target: CpuTarget
+    computes_half: bool = False
+
+    def check(self, options: BuildOptions) -> None:
+        """Raise OptionError for a dtype, a scheme or a KV cache that the kernels lack."""
+        for name in ("dtype", "kv_dtype"):
+            if getattr(options, name) == "float16":
+                raise OptionError(
+                    f"{self.target.name} has no kernels for float16",
+                    at=f"{name}=float16",
+                    fix="choose bfloat16, which takes as much memory, or float32; or build for a GPU",
+                )
+        check_kernels(options, CppBackend(self.target), self.target.name)
+
+    @contextmanager
+    def builder(self, options: BuildOptions) -> Iterator[CppBuilder]:
+        """Begin to compile the kernels that every engine is linked with."""
+        with BackgroundCompiler(self.target, options) as compiler:
+            yield CppBuilder(self.target, options, compiler)
+
+    def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
+        """In panels, or as rows."""
+        return pack(weight, slot.layout, TORCH_DTYPES[slot.dtype])
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+        """In panels, with scales and zeros beside them."""
+        return pack_codes(codes, scales, zeros, format, layout)
+
+    def rates(self, program: Program, threads: int) -> Rates | None:
+        """Measured by the engine's own kernels; None on a machine that lacks the target's instructions."""
+        return None if missing_features(self.target) else measured_rates(self.target, threads, program)
+
+    def fitting_sequences(self, program: Program) -> int | None:
+        """Of a machine that is not known."""
+        return None
+
+
+class CppBuilder:
+    """As Builder."""
+
+    def __init__(self, target: CpuTarget, options: BuildOptions, compiler: BackgroundCompiler) -> None:
+        self._target, self._options, self._compiler = target, options, compiler
+        self._lowered: Lowered | None = None
+
+    def lower(self, graph: ModelGraph) -> Lowered:
+        """Raises LoweringError."""
+        self._lowered = lower(graph, self._target, self._options)
+        return self._lowered
+
+    def compile(self, writer: EngineWriter, stages: Stages) -> Program:
+        """Write the source and begin to compile it."""
+        assert self._lowered is not None
+        writer.write_text(SOURCE_NAME, self._lowered.source)
+        self._compiler.start(self._lowered, writer.path / SOURCE_NAME)
+        return self._lowered.program
+
+    def finish(self, writer: EngineWriter, stages: Stages) -> None:
+        """Wait for the library. Raises what compiling raises."""
+        with stages("compile"):
+            try:
+                library = self._compiler.finish()
+            except OSError as error:
+                raise storage_error(error, writer.path) from None
+            writer.write_bytes(library_name(library), library)

@@ -1,0 +1,76 @@
+"""The reference target: no code, the graph runs in torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from llmc.build_stages import Stages
+from llmc.codegen.plain_rows import plain_rows
+from llmc.codegen.reference import ReferenceEngine, lower_reference
+from llmc.engine_format import EngineWriter
+from llmc.engine_format.reader import GRAPH_NAME
+from llmc.errors import LoweringError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.predict import Rates
+from llmc.options import BuildOptions
+from llmc.program import Layout, Program, WeightSlot
+from llmc.targets import ReferenceTarget
+
+
+@dataclass(frozen=True)
+class ReferenceKind:
+    """As TargetKind."""
+
+    target: ReferenceTarget
+    computes_half: bool = False
+
+    def check(self, options: BuildOptions) -> None:
+        """The eager ops take every dtype and scheme."""
+
+    @contextmanager
+    def builder(self, options: BuildOptions) -> Iterator[ReferenceBuilder]:
+        """Without workers."""
+        yield ReferenceBuilder(options)
+
+    def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
+        """As the checkpoint has it."""
+        return plain_rows(weight, slot)
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+        """Never asked for: codes, scales and zeros are weights of their own."""
+        raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+
+    def rates(self, program: Program, threads: int) -> Rates | None:
+        """Nothing is predicted of torch."""
+        return None
+
+    def fitting_sequences(self, program: Program) -> int | None:
+        """Of a machine that is not known."""
+        return None
+
+
+class ReferenceBuilder:
+    """As Builder."""
+
+    def __init__(self, options: BuildOptions) -> None:
+        self._options = options
+        self._engine: ReferenceEngine | None = None
+
+    def lower(self, graph: ModelGraph) -> ReferenceEngine:
+        """Keep the graph. Raises LoweringError."""
+        self._engine = lower_reference(graph, self._options)
+        return self._engine
+
+    def compile(self, writer: EngineWriter, stages: Stages) -> Program:
+        """Write the graph's text."""
+        assert self._engine is not None
+        with stages("compile"):
+            writer.write_text(GRAPH_NAME, self._engine.graph_text)
+        return self._engine.program
+
+    def finish(self, writer: EngineWriter, stages: Stages) -> None:
+        """Nothing is left to do."""

@@ -1,0 +1,105 @@
+"""What a build asks of a kind of target, from the options to the engine's files: one object a kind.
+
+`kind_of` finds it; a new kind is a room of its own with such an object, and a line there.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from torch import Tensor
+
+from llmc.build_stages import Stages
+from llmc.codegen.weight_slots import SlotRecipe
+from llmc.engine_format import EngineWriter
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.predict import Rates
+from llmc.options import BuildOptions
+from llmc.program import Layout, Program, WeightSlot
+from llmc.targets import CpuTarget, GpuTarget, ReferenceTarget, Target
+
+
+class LoweredEngine(Protocol):
+    """What lowering gives. recipes: how to make each of program.weights, before packing."""
+
+    @property
+    def program(self) -> Program:
+        """Of the target, or of the first of several."""
+        ...
+
+    @property
+    def recipes(self) -> Sequence[SlotRecipe]:
+        """In the order of program.weights."""
+        ...
+
+
+class Builder(Protocol):
+    """One build for one target, with the workers that it has under way."""
+
+    def lower(self, graph: ModelGraph) -> LoweredEngine:
+        """Choose kernels and plan memory. Raises LoweringError, and OptionError for what does not fit the target."""
+        ...
+
+    def compile(self, writer: EngineWriter, stages: Stages) -> Program:
+        """Write what is known of the engine's code, and begin or do its compiling; the program to be written."""
+        ...
+
+    def finish(self, writer: EngineWriter, stages: Stages) -> None:
+        """Write what is compiled only now that weights and report are there."""
+        ...
+
+
+class TargetKind(Protocol):
+    """One kind of target."""
+
+    @property
+    def computes_half(self) -> bool:
+        """Whether engines compute in float16."""
+        ...
+
+    def check(self, options: BuildOptions) -> None:
+        """Raise LlmcError for a dtype, a scheme or a tool that is not there, before anything is read."""
+        ...
+
+    def builder(self, options: BuildOptions) -> AbstractContextManager[Builder]:
+        """Start the workers of a build. Leaving it by an error does not wait for them."""
+        ...
+
+    def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
+        """A weight's elements in the slot's layout: 1-D, contiguous."""
+        ...
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+        """Codes with their scales and zeros in one slot, where the kind stores them so."""
+        ...
+
+    def rates(self, program: Program, threads: int) -> Rates | None:
+        """Of the target: measured where it is a CPU that this machine is, the data sheet's of a GPU, else None.
+
+        Raises ToolchainError without what measures.
+        """
+        ...
+
+    def fitting_sequences(self, program: Program) -> int | None:
+        """How many sequences of full length the target holds beside the engine; None where its memory is not known."""
+        ...
+
+
+_KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
+    {
+        CpuTarget: ("llmc.codegen.cpp.cpp_kind", "CppKind"),
+        GpuTarget: ("llmc.codegen.triton.triton_kind", "TritonKind"),
+        ReferenceTarget: ("llmc.codegen.reference_kind", "ReferenceKind"),
+    }
+)
+
+
+def kind_of(target: Target) -> TargetKind:
+    """The kind's object for a target. Its room is imported only now: that of GPUs needs Triton."""
+    module, name = _KINDS[type(target)]
+    kind: TargetKind = getattr(importlib.import_module(module), name)(target)
+    return kind

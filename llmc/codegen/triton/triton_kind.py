@@ -1,0 +1,120 @@
+"""The GPU targets: Triton kernels, compiled ahead of time by processes that start while the model is captured."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from llmc.build_stages import Stages
+from llmc.codegen.plain_rows import plain_rows
+from llmc.codegen.quantized_support import check_kernels
+from llmc.codegen.triton.code_rows import code_rows
+from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
+from llmc.codegen.triton.device_lowered import DeviceLowered
+from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
+from llmc.engine_format import EngineWriter
+from llmc.engine_format.reader import GRAPH_NAME, PROGRAMS
+from llmc.errors import LoweringError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.predict import Rates, gpu_rates
+from llmc.graph.source_line import source_line
+from llmc.options import BuildOptions
+from llmc.program import Layout, Program, WeightSlot
+from llmc.program_json import program_to_json
+from llmc.targets import GpuTarget
+
+# What lowering for a GPU left alone, and why.
+LOWERING_NAME = "report/lowering.json"
+
+
+@dataclass(frozen=True)
+class TritonKind:
+    """As TargetKind."""
+
+    target: GpuTarget
+    computes_half: bool = True
+
+    def check(self, options: BuildOptions) -> None:
+        """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""
+        require_triton()
+        from llmc.codegen.triton.backend import TritonBackend  # imports Triton, which may be missing
+
+        check_kernels(options, TritonBackend(self.target), self.target.name)
+
+    @contextmanager
+    def builder(self, options: BuildOptions) -> Iterator[TritonBuilder]:
+        """Start processes that import torch and Triton while the model is captured."""
+        with Workers(processors()) as workers:
+            yield TritonBuilder(self.target, options, workers)
+
+    def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
+        """As rows: of elements, or of codes."""
+        if slot.layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
+            return code_rows(weight, slot.layout)
+        return plain_rows(weight, slot)
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+        """Never asked for: codes, scales and zeros are weights of their own."""
+        raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+
+    def rates(self, program: Program, threads: int) -> Rates | None:
+        """Of the data sheet."""
+        return gpu_rates(self.target.compiled[0])
+
+    def fitting_sequences(self, program: Program) -> int | None:
+        """In the memory of the data sheet."""
+        return fitting_sequences(program, self.target)
+
+
+class TritonBuilder:
+    """As Builder."""
+
+    def __init__(self, target: GpuTarget, options: BuildOptions, workers: Workers) -> None:
+        self._target, self._options, self._workers = target, options, workers
+        self._lowered: DeviceLowered | None = None
+
+    def lower(self, graph: ModelGraph) -> DeviceLowered:
+        """Raises LoweringError, and OptionError for an engine that the GPU's memory does not hold."""
+        from llmc.codegen.triton.lowering import lower_device  # imports Triton, which may be missing
+
+        self._lowered = lower_device(graph, self._target, self._options)
+        check_memory(self._lowered.program, self._target, self._options)
+        return self._lowered
+
+    def compile(self, writer: EngineWriter, stages: Stages) -> Program:
+        """Write the kernels' sources, the graph and what was refused, and compile every binary of every member."""
+        lowered = self._lowered
+        assert lowered is not None
+        count = sum(len(program.launched_kernels()) for program in lowered.programs.values())
+        with stages("compile", count):
+            for name, text in lowered.sources.items():
+                writer.write_text(name, text)
+            if lowered.graph_text is not None:
+                writer.write_text(GRAPH_NAME, lowered.graph_text)
+            writer.write_text(LOWERING_NAME, _refusals_text(lowered))
+            for member in self._target.compiled:
+                self._compile_member(member, lowered, writer, stages)
+        return lowered.program
+
+    def finish(self, writer: EngineWriter, stages: Stages) -> None:
+        """Nothing is left to do."""
+
+    def _compile_member(self, member: GpuTarget, lowered: DeviceLowered, writer: EngineWriter, stages: Stages) -> None:
+        # One target's binaries may have the names of another's.
+        folder = f"kernels/{member.name}" if self._target.members else "kernels"
+        program = lowered.programs[member.name]
+        compiled = compile_program(program, writer.path, member, stages.advance, folder, self._workers)
+        for kernel in compiled.launched_kernels():
+            writer.add_file(kernel.binaries[member.arch_name].file)
+        lowered.programs[member.name] = compiled
+        if compiled is not lowered.program:
+            writer.write_text(f"{PROGRAMS}/{member.name}.json", program_to_json(compiled))
+
+
+def _refusals_text(lowered: DeviceLowered) -> str:
+    refused = [{"node": r.node.name, "reason": r.reason, "source": source_line(r.node)} for r in lowered.refusals]
+    return json.dumps(refused, indent=1, ensure_ascii=False) + "\n"

@@ -1,0 +1,19 @@
+"""What the prefix cache knows of the blocks that a request has filled since it last looked."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(eq=False, slots=True)
+class Chain:
+    """Blocks that one request has filled one after the other, and that are not hashed yet.
+
+    tokens: the request's, which may grow. begin: the first of the blocks is its begin-th. parent: the digest of the
+    block before that one, under which the chain is folded as long as it has blocks.
+    """
+
+    tokens: list[int]
+    begin: int
+    parent: bytes
+    blocks: list[int] = field(default_factory=list)
