@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
@@ -222,7 +223,10 @@ class _AsksForMemory(CppBackend):
         if node.target is ops.rms_norm.default:
             self.own = [call.workspace(f"own{i}", RowCount.TOKENS, CHANNELS // 2, torch.float32) for i in range(9)]
             self.copied = call.rows("x")
-        return super().calls(node, call)
+        ((first, *_), *_) = super().calls(node, call)
+        if node.target is not ops.rms_norm.default:
+            return ((first,),)
+        return ((replace(first, arguments={**first.arguments, **{f"own{i}": o for i, o in enumerate(self.own)}}),),)
 
 
 def test_copies_and_memory_of_one_node_are_told_apart() -> None:
@@ -233,5 +237,4 @@ def test_copies_and_memory_of_one_node_are_told_apart() -> None:
     graph = finish(b, b.call(ops.lm_head.default, normed, b.weight("head", VOCABULARY, CHANNELS // 2)))
     program = plan_step(graph, backend, BuildOptions()).program
     names = {parse_operand(text).name for text in (*backend.own, str(backend.copied))}
-    assert len(names) == 10
-    assert str(parse_operand(str(backend.copied)).name) in {buffer.name for buffer in program.buffers}
+    assert len(names) == 10 and names <= {buffer.name for buffer in program.buffers}
