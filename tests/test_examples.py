@@ -33,7 +33,11 @@ SHOWS = {
 }
 
 
-@pytest.mark.parametrize("name", SHOWS)
+# Compiles a whole engine for a GPU; tests/end_to_end/test_gpu_engine.py holds the same of a smaller one.
+SLOW = ("compile_for_a_gpu.py",)
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SHOWS])
 def test_an_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", [name])
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)

@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
-from llmc.errors import CaptureError
+from llmc.errors import CaptureError, OptionError
+from llmc.targets import GpuTarget, resolve_target
 
 if TYPE_CHECKING:
     from llmc.architectures.survey import Outcome
@@ -33,6 +34,12 @@ def models(
     from llmc.architectures.tiny_config import causal_architectures
     from llmc.graph.hf_config import import_transformers
 
+    if isinstance(resolve_target(target), GpuTarget):
+        raise OptionError(
+            f"engines for {target} are not run here, which comparing their logits takes",
+            at=f"--target {target}",
+            fix="choose reference, cpu, or another that `llmc targets` says runs here",
+        )
     transformers = import_transformers()
     known = dict(causal_architectures())
     wanted = names or list(known)

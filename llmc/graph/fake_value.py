@@ -79,7 +79,11 @@ def fake_value(node: fx.Node, mode: FakeTensorMode) -> Any:
             return node.target(*args, **kwargs)
     except (RuntimeError, ValueError, TypeError, IndexError) as error:
         shown = ", ".join(describe(a) for a in (*args, *kwargs.values()))
-        raise PassError(f"{node.target} does not accept ({shown}): {error}", at=node.name) from error
+        raise PassError(
+            f"{node.target} does not accept ({shown}): {error}",
+            at=node.name,
+            fix="a pass that gives a node other inputs keeps their shapes and dtypes, or makes a new node",
+        ) from error
 
 
 def describe(value: Any) -> str:

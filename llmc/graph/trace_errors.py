@@ -22,7 +22,7 @@ def explain(error: Exception) -> CaptureError:
     """The error to raise in place of one from torch.export."""
     at = _model_line(error)
     message = _first_line(error)
-    if at is not None and _TRANSFORMERS in at:
+    if at is not None and at.startswith(_TRANSFORMERS.lstrip("/")):
         return CaptureError(
             f"this transformers model could not be traced: {type(error).__name__}: {message}",
             at=at,
@@ -91,5 +91,6 @@ def _last_of_the_model(frames: Iterable[traceback.FrameSummary]) -> str | None:
     for frame in reversed(list(frames)):
         own = frame.filename.startswith(_NOT_THE_MODEL) and _TRANSFORMERS not in frame.filename
         if not own and not frame.filename.startswith("<"):
-            return f"{frame.filename}:{frame.lineno}: {frame.line}"
+            _, package, inside = frame.filename.rpartition(_TRANSFORMERS)  # Wherever that is installed.
+            return f"{package.lstrip('/')}{inside}:{frame.lineno}: {frame.line}"
     return None

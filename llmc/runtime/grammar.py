@@ -67,7 +67,7 @@ class Grammar:
         if found is GrammarKind.JSON_SCHEMA and kind == "json" and isinstance(source, str) and not source:
             found = GrammarKind.JSON_OBJECT
         object.__setattr__(self, "kind", found)
-        object.__setattr__(self, "source", source if isinstance(source, str) else _text(found, source))
+        object.__setattr__(self, "source", _text(found, source))
         object.__setattr__(self, "preamble", preamble)
 
 
@@ -87,7 +87,9 @@ def _kind(given: GrammarKind | str) -> GrammarKind:
 
 
 def _text(kind: GrammarKind, source: object) -> str:
-    if kind in _DATA and isinstance(source, _DATA[kind]) and not isinstance(source, bytes):
+    if isinstance(source, str) and (kind is not GrammarKind.CHOICE or _is_list(source)):
+        return source
+    if kind in _DATA and isinstance(source, _DATA[kind]) and not isinstance(source, str | bytes):
         try:
             return json.dumps(source)
         except (TypeError, ValueError, RecursionError):
@@ -95,5 +97,12 @@ def _text(kind: GrammarKind, source: object) -> str:
     raise RequestError(
         f"the source of a {kind.value} grammar cannot be {source!r:.80} ({type(source).__name__})",
         at="grammar",
-        fix="give its text; of a JSON schema also a dict, of a choice also a list of texts",
+        fix="give a list of texts" if kind is GrammarKind.CHOICE else "give its text; of a JSON schema also a dict",
     )
+
+
+def _is_list(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), list)
+    except (ValueError, RecursionError):
+        return False

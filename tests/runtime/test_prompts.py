@@ -212,6 +212,7 @@ def test_a_grammars_kind_may_be_a_word(given: tuple[Any, ...], meant: tuple[Gram
         ((None,), r"a grammar's kind cannot be None \(NoneType\)"),
         (("regex", 3), "the source of a regex grammar cannot be 3"),
         (("regex", ["a"]), "the source of a regex grammar cannot be"),
+        (("choice", "yes"), "the source of a choice grammar cannot be 'yes'"),
         (("choice", {"a": 1}), "the source of a choice grammar cannot be"),
         (("json", {"a": object()}), "the source of a json_schema grammar cannot be"),
     ],
