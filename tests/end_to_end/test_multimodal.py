@@ -63,7 +63,7 @@ def tiny_multimodal(family: str, directory: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", WHOLE)
+@pytest.mark.parametrize("family", ["llava", "gemma3", pytest.param("mistral3", marks=pytest.mark.slow)])
 def test_the_text_half(family: str, tmp_path: Path) -> None:
     model = tiny_multimodal(family, tmp_path / "model")
     with pytest.warns(BuildWarning, match=f"^{family} is multimodal: its text half is built, images are left out$"):
