@@ -10,13 +10,16 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from llmc.lifeline import end_with
+
 if TYPE_CHECKING:
     from jinja2 import Environment
 
 
 def main() -> None:
-    """Arguments: bytes of memory beyond what Python takes, bytes of the longest prompt, and the niceness."""
-    memory_bytes, output_bytes, niceness = map(int, sys.argv[1:])
+    """Arguments: bytes of memory beyond what Python takes, bytes of the longest prompt, the niceness, the lifeline."""
+    memory_bytes, output_bytes, niceness, lifeline = map(int, sys.argv[1:])
+    end_with(lifeline)
     os.nice(niceness)
     environment = template_environment()
     limit_resources(memory_bytes)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from llmc.errors import LlmcError
+from llmc.lifeline import end_with
 from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
 from llmc.runtime.grammar_matcher import grammar_tokenizer, matcher_grammar, new_matcher, start_mask
 
@@ -23,8 +24,10 @@ if TYPE_CHECKING:
 
 
 def main() -> None:
-    """Arguments: tokenizer.json, vocabulary size, end-of-text ids with commas, bytes of memory beyond Python's."""
-    path, vocab_size, eos, memory_bytes = sys.argv[1:]
+    """Arguments: tokenizer.json, vocabulary size, end-of-text ids with commas, bytes of memory beyond Python's, the
+    lifeline."""
+    path, vocab_size, eos, memory_bytes, lifeline = sys.argv[1:]
+    end_with(int(lifeline))
     tokenizer = grammar_tokenizer(Path(path), int(vocab_size), tuple(map(int, filter(None, eos.split(",")))))
     pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
     most = pages * resource.getpagesize() + int(memory_bytes)

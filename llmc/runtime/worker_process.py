@@ -13,6 +13,7 @@ from contextlib import suppress
 from io import BufferedReader
 from typing import IO, Any
 
+from llmc.lifeline import Lifeline
 from llmc.worker_command import minimal_environment, worker_command
 
 START_SECONDS = 60.0
@@ -23,20 +24,26 @@ class WorkerError(Exception):
 
 
 class WorkerProcess:
-    """Runs `python -m module arguments`, whose first line says that it is ready. One question at a time.
+    """Runs `python -m module arguments lifeline`, whose first line says that it is ready. One question at a time.
 
-    It imports nothing from the current directory, and none of this process's secrets are in its environment.
+    It imports nothing from the current directory, none of this process's secrets are in its environment, and it ends
+    with this process. lifeline: for llmc.lifeline.end_with.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], start_seconds: float = START_SECONDS) -> None:
-        self._process = subprocess.Popen(
-            worker_command(module, *arguments),
-            env=minimal_environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            process_group=0,  # With its children it can be killed at once; and Ctrl-C is for its parent alone.
-        )
+        self._lifeline = Lifeline()
+        try:
+            self._process = subprocess.Popen(
+                worker_command(module, *arguments, str(self._lifeline.worker_end)),
+                env=minimal_environment(),
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.DEVNULL,
+                pass_fds=(self._lifeline.worker_end,),
+                process_group=0,  # With its children it can be killed at once; and Ctrl-C is for its parent alone.
+            )
+        finally:
+            self._lifeline.started()
         assert self._process.stdin is not None and isinstance(self._process.stdout, BufferedReader)
         self._input: IO[bytes] = self._process.stdin
         self._output = self._process.stdout
@@ -61,6 +68,7 @@ class WorkerProcess:
             with suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        self._lifeline.close()
 
     def _read(self, seconds: float, late: str) -> dict[str, Any]:
         """One line, waiting for each part of it: a worker could stop in the middle."""

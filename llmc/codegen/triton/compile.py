@@ -17,6 +17,7 @@ from typing import Any
 
 from llmc.cache import CacheKind, open_cache
 from llmc.errors import LoweringError, ToolchainError
+from llmc.lifeline import Lifeline
 from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.targets import GpuTarget
 from llmc.worker_command import worker_command, worker_environment
@@ -89,7 +90,11 @@ class Workers:
     def __init__(self, count: int) -> None:
         self._cache = open_cache(CacheKind.TRITON)
         self._cache.check_all()
-        self._processes = [_start_worker(self._cache.path) for _ in range(count)]
+        self._lifeline = Lifeline()
+        try:
+            self._processes = [_start_worker(self._cache.path, self._lifeline.worker_end) for _ in range(count)]
+        finally:
+            self._lifeline.started()
         self._idle: SimpleQueue[subprocess.Popen[str]] = SimpleQueue()
         for process in self._processes:
             self._idle.put(process)
@@ -109,6 +114,7 @@ class Workers:
             process.stdin.close()
             process.wait()
             process.stdout.close()
+        self._lifeline.close()
         self._cache.tidy()
 
     def compile_all(
@@ -198,7 +204,7 @@ def processors() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _start_worker(cache: Path) -> subprocess.Popen[str]:
+def _start_worker(cache: Path, lifeline: int) -> subprocess.Popen[str]:
     environment = {name: value for name, value in worker_environment().items() if name != "TRITON_INTERPRET"}
     environment["TRITON_CACHE_DIR"] = str(cache)
     # Line tables hold the paths of this machine's files: without them the same kernel gives the same bytes anywhere.
@@ -206,11 +212,12 @@ def _start_worker(cache: Path) -> subprocess.Popen[str]:
     # Products and sums may fuse, as they do in the CPU's kernels; Triton 3.10 would change the default.
     environment.setdefault("TRITON_DEFAULT_FP_FUSION", "1")
     return subprocess.Popen(
-        worker_command("llmc.codegen.triton.compile_worker"),
+        worker_command("llmc.codegen.triton.compile_worker", str(lifeline)),
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         env=environment,
+        pass_fds=(lifeline,),
     )
 
 

@@ -18,9 +18,13 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from llmc.lifeline import end_with
+
 
 def main() -> None:
-    """Serve requests until standard input ends. What kernels' modules print goes to standard error."""
+    """Serve requests until standard input ends; the argument is a lifeline. What kernels' modules print goes to
+    standard error."""
+    end_with(int(sys.argv[1]))
     others = os.umask(0o077)  # Of Triton's cache nothing is for others; of an engine everything may be.
     importlib.import_module("llmc.ops")  # The kernels' modules name the ops that they compute.
     answers, sys.stdout = sys.stdout, sys.stderr
