@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import FastAPI, Request
@@ -18,6 +19,7 @@ from llmc.runtime.server.schemas.field_notes import REFUSED
 from llmc.runtime.server.schemas.text_parts import TEXT_ONLY
 
 _log = logging.getLogger("llmc.server")
+_STREAM_END = "llmc.stream_end"
 _TYPES: Mapping[int, str] = {
     400: "invalid_request_error",
     401: "authentication_error",
@@ -106,6 +108,24 @@ def answer_to(scope: Scope, error: Exception) -> ApiError:
 def error_events(error: ApiError) -> bytes:
     """How a stream ends that cannot go on: an event with the error, and the one that ends every stream."""
     return b"data: " + bytes(error.response().body) + b"\n\ndata: [DONE]\n\n"
+
+
+def typed_error_event(error: ApiError, sequence_number: int) -> bytes:
+    """The same for a stream of typed events: OpenAI's `error` event."""
+    body = error_body(error.status, error.message, error.param, error.code)["error"]
+    event = {"type": "error", **{name: body[name] for name in ("code", "message", "param")}}
+    return f"event: error\ndata: {json.dumps({**event, 'sequence_number': sequence_number})}\n\n".encode()
+
+
+def end_stream_with(scope: Scope, end: Callable[[ApiError], bytes]) -> None:
+    """Say how the stream that answers a request ends with an error, unless as error_events has it."""
+    scope[_STREAM_END] = end
+
+
+def stream_end(scope: Scope, error: ApiError) -> bytes:
+    """The last bytes of the stream that answers a request, which cannot go on."""
+    end: Callable[[ApiError], bytes] = scope.get(_STREAM_END, error_events)
+    return end(error)
 
 
 def add_error_handlers(app: FastAPI) -> None:

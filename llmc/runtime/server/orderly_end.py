@@ -7,7 +7,7 @@ from contextlib import suppress
 
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmc.runtime.server.errors import ApiError, answer_to, error_events
+from llmc.runtime.server.errors import ApiError, answer_to, stream_end
 from llmc.runtime.server.lifecycle import Lifecycle
 
 # For a client that does not read; the server is ending.
@@ -15,8 +15,8 @@ _SEND_SECONDS = 0.5
 
 
 class EndOrderly:
-    """ASGI middleware: a failure is a 500, or in a stream an event with the error and [DONE]; a request that is cut
-    off while the server drains ends in the same way with 503.
+    """ASGI middleware: a failure is a 500, or in a stream the event that its client expects (server/errors.py); a
+    request that is cut off while the server drains ends in the same way with 503.
     """
 
     def __init__(self, app: ASGIApp, lifecycle: Lifecycle) -> None:
@@ -66,7 +66,7 @@ class _Answer:
         if not self._started:
             await error.response()(scope, receive, self._send)
         elif self._is_stream and not self._complete:
-            await self._send({"type": "http.response.body", "body": error_events(error), "more_body": False})
+            await self._send({"type": "http.response.body", "body": stream_end(scope, error), "more_body": False})
 
 
 def _cut_off() -> ApiError:

@@ -16,7 +16,7 @@ from llmc.errors import LlmcError
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.request_output import RequestOutput
 from llmc.runtime.server.connection import ClientLeft, while_connected
-from llmc.runtime.server.errors import ApiError, answer_to, error_events
+from llmc.runtime.server.errors import ApiError, answer_to, stream_end
 from llmc.runtime.server.served_model import ServedModel
 
 Event = dict[str, Any]
@@ -128,7 +128,7 @@ class EventStream(Response):
             async for event in self._events:
                 await send(_body(self.encode(event)))
         except (ApiError, LlmcError) as error:
-            await send(_body(error_events(answer_to(scope, error)), more=False))
+            await send(_body(stream_end(scope, answer_to(scope, error)), more=False))
         else:
             await send(_body(self.ending, more=False))
 

@@ -45,14 +45,24 @@ THINKING_TEMPLATE = (
 
 @dataclass(frozen=True)
 class LiveServer:
-    """A server that listens, its process, and what it has said since on its standard error."""
+    """A server that listens, its process, what it has said on its standard error, and the thread that reads that."""
 
     url: str
     process: subprocess.Popen[str]
     said: list[str]
+    reader: threading.Thread
+
+    def log(self) -> str:
+        """All that it has said, after its end."""
+        assert self.process.poll() is not None
+        self.reader.join()
+        return "".join(self.said)
 
     def client(self, api_key: str | None = None) -> httpx.Client:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
+        if self.url.startswith("unix:"):
+            transport = httpx.HTTPTransport(uds=self.url.removeprefix("unix:"))
+            return httpx.Client(base_url="http://llmc", transport=transport, headers=headers, timeout=60)
         return httpx.Client(base_url=self.url, headers=headers, timeout=60)
 
 
@@ -109,7 +119,11 @@ def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     try:
         said: list[str] = []
-        yield LiveServer(address_of(process, said), process, said)
+        address = address_of(process, said)
+        assert process.stderr is not None
+        reader = threading.Thread(target=said.extend, args=(process.stderr,), daemon=True)
+        reader.start()
+        yield LiveServer(address, process, said, reader)
     finally:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
@@ -120,14 +134,13 @@ def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
 
 
 def address_of(process: subprocess.Popen[str], said: list[str] | None = None) -> str:
-    """The URL that the server prints once it listens. said: gets all that it prints, now and later."""
+    """The URL that the server prints once it listens. said: gets what it prints until then."""
     assert process.stderr is not None
     said = [] if said is None else said
     for line in process.stderr:
         said.append(line)
-        found = [word for word in line.split() if word.startswith("http://")]
+        found = [word for word in line.split() if word.startswith(("http://", "unix:"))]
         if found:
-            threading.Thread(target=said.extend, args=(process.stderr,), daemon=True).start()
             return found[0]
     raise AssertionError(f"the server ended: {''.join(said)}")
 

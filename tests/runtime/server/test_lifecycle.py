@@ -31,6 +31,7 @@ from llmc.runtime.step_loop import StepLoop
 from tests.cli.command import assert_user_error, llmc
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
 
+LONG_RESPONSE = {"input": "The king", "max_output_tokens": 400, "ignore_eos": True, "stream": True}
 LONG = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
 
 
@@ -116,7 +117,7 @@ def test_sigterm_before_it_listens(model_directory: Path, tmp_path: Path, monkey
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_what_is_cut_off_is_told_so(engine_directory: Path, replicas: int) -> None:
-    """Streams end with an event and [DONE], other answers are a 503, and the log does not fill with tracebacks."""
+    """Streams end with an event (and [DONE]), other answers are a 503, and the log does not fill with tracebacks."""
     flags = ("--drain-seconds", "0", "--data-parallel-size", str(replicas))
     body = {**LONG, "n": 4, "temperature": 1}
     with serving(engine_directory, *flags) as live, ExitStack() as stack, ThreadPoolExecutor(2) as beside:
@@ -127,18 +128,27 @@ def test_what_is_cut_off_is_told_so(engine_directory: Path, replicas: int) -> No
             streams.append(stack.enter_context(request).iter_lines())
             next(streams[-1])
         whole = [
-            beside.submit(httpx.post, f"{live.url}/v1/completions", json={**body, "n": 2}, timeout=60) for _ in range(2)
+            beside.submit(httpx.post, f"{live.url}/v1/completions", json={**body, "n": 1}, timeout=60) for _ in range(2)
         ]
-        eventually(lambda: metric(client, "llmc:num_requests_running") == 3 * 4 + 2 * 2)
+        request = client.stream("POST", "/v1/responses", json=LONG_RESPONSE)
+        response = stack.enter_context(request).iter_lines()
+        next(response)
+        eventually(lambda: metric(client, "llmc:num_requests_running") == 3 * 4 + 2 + 1)
         live.process.send_signal(signal.SIGTERM)
         for stream in streams:
             rest = [line for line in stream if line]
             error = json.loads(rest[-2].removeprefix("data: "))["error"]
             assert error["type"] == "service_unavailable_error" and "shutting down" in error["message"]
             assert rest[-1] == "data: [DONE]"
+        *_, name, data = [line for line in response if line]
+        event = json.loads(data.removeprefix("data: "))
+        # The router has not read what the response's events hold.
+        error = event["response"]["error"] if replicas == 1 else event
+        assert name == f"event: {event['type']}" == f"event: {'response.failed' if replicas == 1 else 'error'}"
+        assert "shutting down" in error["message"] and event["sequence_number"] > 1
         assert [answer.result().status_code for answer in whole] == [503, 503]
         assert live.process.wait(20) == 0
-        assert "Traceback" not in "".join(live.said) and "were cut off" in "".join(live.said)
+        assert "Traceback" not in live.log() and "were cut off" in live.log()
 
 
 def test_every_500_is_logged_under_the_name_that_the_client_is_told(

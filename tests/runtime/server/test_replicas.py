@@ -5,9 +5,8 @@ from __future__ import annotations
 import json
 import os
 import signal
-import time
+import socket
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -16,6 +15,8 @@ import psutil
 import pytest
 
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
+
+RESPONSE = {"input": "The king", "max_output_tokens": 400, "ignore_eos": True, "stream": True, "top_logprobs": 20}
 
 
 @pytest.fixture(scope="module")
@@ -47,21 +48,16 @@ def test_requests_are_answered_and_counted(pair: LiveServer) -> None:
 
 
 def test_load_is_spread(pair: LiveServer) -> None:
-    """The second request comes while the first one, in whichever replica, is held."""
-    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True}
-    with pair.client() as client, ThreadPoolExecutor(1) as beside:
+    """The second request comes while the first one is on its way: 8 MB that its client does not read, which is more
+    than sockets hold.
+    """
+    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8, "logprobs": 20}
+    slow = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
+    with pair.client() as client, httpx.Client(base_url=pair.url, transport=slow, timeout=60) as reluctant:
         before = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
-        with client.stream("POST", "/v1/completions", json={**body, "stream": True}):
-            held = workers(pair)
-            for worker in held:
-                worker.suspend()
-            try:
-                second = beside.submit(client.post, "/v1/completions", json=body)
-                time.sleep(0.3)  # It is routed meanwhile.
-            finally:
-                for worker in held:
-                    worker.resume()
-            assert second.result().status_code == 200
+        with reluctant.stream("POST", "/v1/completions", json=body):
+            second = client.post("/v1/completions", json={"prompt": "The king", "max_tokens": 1})
+            assert second.status_code == 200
         after = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
         assert [after[index] - before[index] for index in (0, 1)] == [1, 1]
         eventually(lambda: metric(client, "llmc:num_requests_running") == 0)
@@ -99,24 +95,30 @@ def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
         eventually(lambda: all(r["healthy"] for r in client.get("/live").json()["replicas"]))
 
 
-def test_streams_of_a_killed_replica_end_with_an_error(engine_directory: Path) -> None:
-    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "n": 8, "stream": True}
-    with serving(engine_directory, "--data-parallel-size", "2") as live, live.client() as client:
-        with ExitStack() as stack:
-            streams = []
-            for _ in range(4):
-                request = client.stream("POST", "/v1/completions", json=body)
-                streams.append(stack.enter_context(request).iter_lines())
-                next(streams[-1])
-            for worker in workers(live):
-                worker.kill()
-            for stream in streams:
-                rest = [line for line in stream if line]
-                *events, error = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
-                assert error["error"]["type"] == "service_unavailable_error" and rest[-1] == "data: [DONE]"
-                assert all(event["choices"] for event in events), "the events before it are whole"
-        assert "Traceback" not in "".join(live.said)
-        assert sum("has ended in its answer" in line for line in live.said) == 4
+def test_streams_of_a_killed_replica_end_with_an_error(engine_directory: Path, tmp_path: Path) -> None:
+    """Each has more to say than Unix sockets hold, so that none ends before."""
+    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "n": 2, "stream": True, "logprobs": 20}
+    flags = ("--data-parallel-size", "2", "--uds", str(tmp_path / "socket"))
+    with serving(engine_directory, *flags) as live, live.client() as client, ExitStack() as stack:
+        streams = []
+        for _ in range(4):
+            request = client.stream("POST", "/v1/completions", json=body)
+            streams.append(stack.enter_context(request).iter_lines())
+            next(streams[-1])
+        response = stack.enter_context(client.stream("POST", "/v1/responses", json=RESPONSE)).iter_lines()
+        next(response)
+        for worker in workers(live):
+            worker.kill()
+        *_, name, data = [line for line in response if line]
+        last = json.loads(data.removeprefix("data: "))
+        assert (name, last["type"]) == ("event: error", "error") and last["sequence_number"] > 0
+        for stream in streams:
+            rest = [line for line in stream if line]
+            *events, error = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
+            assert error["error"]["type"] == "service_unavailable_error" and rest[-1] == "data: [DONE]"
+            assert all(event["choices"] for event in events), "the events before it are whole"
+    assert "Traceback" not in live.log()
+    assert live.log().count("has ended in its answer") == 5
 
 
 def test_workers_end_with_the_router(engine_directory: Path) -> None:

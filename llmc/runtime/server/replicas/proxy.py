@@ -19,7 +19,7 @@ from starlette.types import Receive, Scope, Send
 
 from llmc.runtime.server.api_key import HOLDER_HEADER, holder_of
 from llmc.runtime.server.connection import ClientLeft, while_connected
-from llmc.runtime.server.errors import ApiError, error_events
+from llmc.runtime.server.errors import ApiError, end_stream_with, stream_end, typed_error_event
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Candidate, Router, previous_response_of, prompt_of
@@ -28,8 +28,9 @@ from llmc.runtime.server.responses.store import replica_of
 
 _log = logging.getLogger("llmc.server")
 _EVENT_END = b"\n\n"
-_PASSED_ON = ("/v1/completions", "/v1/chat/completions", "/v1/responses", "/tokenize", "/detokenize")
-_RESPONSE = "/v1/responses/{response_id}"
+_RESPONSES = "/v1/responses"
+_PASSED_ON = ("/v1/completions", "/v1/chat/completions", _RESPONSES, "/tokenize", "/detokenize")
+_RESPONSE = f"{_RESPONSES}/{{response_id}}"
 _ASKED_OF_ANY = ("/v1/models", "/version")
 # Of the connection, not of the message (RFC 9110, section 7.6.1).
 _HOP_BY_HOP = frozenset({"connection", "keep-alive", "transfer-encoding", "upgrade", "te", "trailer", "host"})
@@ -92,8 +93,11 @@ class PassedOn(Response):
         self._router = router
         self._request = request
         self._body = body
+        self._events = 0
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["path"] == _RESPONSES:
+            end_stream_with(scope, lambda error: typed_error_event(error, self._events))
         with suppress(ClientLeft):
             await while_connected(receive, self._pass_on(scope, receive, send))
 
@@ -146,6 +150,7 @@ class PassedOn(Response):
                 begun = True
                 async for events in _whole_events(answer.content):
                     await send({"type": "http.response.body", "body": events, "more_body": True})
+                    self._events += events.count(_EVENT_END)
                 await send({"type": "http.response.body", "body": b"", "more_body": False})
                 return True
         except (aiohttp.ClientError, OSError) as error:
@@ -154,7 +159,8 @@ class PassedOn(Response):
                 name = request_id(self._request.scope)
                 _log.warning("request %s: replica %d has ended in its answer: %r", name, replica.index, error)
                 lost = ApiError(503, "the replica that was answering has ended; send the request again")
-                await send({"type": "http.response.body", "body": error_events(lost), "more_body": False})
+                end = stream_end(self._request.scope, lost)
+                await send({"type": "http.response.body", "body": end, "more_body": False})
             return begun
 
 

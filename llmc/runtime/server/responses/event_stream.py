@@ -3,14 +3,26 @@
 from __future__ import annotations
 
 import json
+from collections.abc import AsyncGenerator, Callable
 
+from starlette.types import Receive, Scope, Send
+
+from llmc.runtime.server.errors import ApiError, end_stream_with
 from llmc.runtime.server.outputs import Event, EventStream
 
 
 class TypedEventStream(EventStream):
-    """Each event is named after its `type`, and no [DONE] follows."""
+    """Each event is named after its `type`, and no [DONE] follows. fail: the last event where an error cuts it off."""
 
     ending = b""
+
+    def __init__(self, events: AsyncGenerator[Event, None], fail: Callable[[ApiError], Event]) -> None:
+        super().__init__(events)
+        self._fail = fail
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        end_stream_with(scope, lambda error: self.encode(self._fail(error)))
+        await super().__call__(scope, receive, send)
 
     def encode(self, event: Event) -> bytes:
         """The event's name and its JSON."""

@@ -10,15 +10,13 @@ from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
-from starlette.types import Scope
 
-from llmc.errors import LlmcError
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.chat_generation import generation_request
 from llmc.runtime.server.chat_prompt import template_warnings
-from llmc.runtime.server.errors import ApiError, answer_to, bad_request
+from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.outputs import Event, answer, outputs_of
 from llmc.runtime.server.responses.conversation import (
     chat_request,
@@ -50,7 +48,7 @@ def response_routes(model: ServedModel) -> APIRouter:
         check_supported(model, body)
         asked = await asked_response(model, body, request)
         if body.stream:
-            return TypedEventStream(events(model, asked, request.scope))
+            return TypedEventStream(events(model, asked), asked.reply.fail)
         return await answer(request, whole(model, asked))
 
     @router.get("/v1/responses/{response_id}", response_model=None)
@@ -181,23 +179,17 @@ def keep(model: ServedModel, asked: AskedResponse) -> None:
     model.responses.put(StoredResponse(response, asked.added, conversation, size, asked.tenant))
 
 
-async def events(model: ServedModel, asked: AskedResponse, scope: Scope) -> AsyncGenerator[Event, None]:
+async def events(model: ServedModel, asked: AskedResponse) -> AsyncGenerator[Event, None]:
     """The events of a streamed response."""
     reply, begun = asked.reply, False
-    try:
-        async with aclosing(outputs_of(model, [asked.request])) as outputs:
-            async for _, output in outputs:
-                if not begun:
-                    begun = True
-                    for event in reply.begin():
-                        yield event
-                for event in reply.take(output):
+    async with aclosing(outputs_of(model, [asked.request])) as outputs:
+        async for _, output in outputs:
+            if not begun:
+                begun = True
+                for event in reply.begin():
                     yield event
-    except (ApiError, LlmcError) as error:
-        if not begun:
-            raise
-        yield reply.fail(answer_to(scope, error))
-        return
+            for event in reply.take(output):
+                yield event
     last = list(reply.end())
     # Before the client hears of the end: it may go on from it at once.
     keep(model, asked)
