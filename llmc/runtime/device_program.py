@@ -24,9 +24,9 @@ from llmc.program import (
     Wanted,
     parse_operand,
 )
+from llmc.runtime.launch_check import COUNTS, LaunchBounds, check_kernels, launch_problem
 from llmc.typed_json import REBUILD
 
-COUNTS = ("T", "L", "R", "max_blocks")
 ARENA = "arena"
 
 
@@ -110,18 +110,25 @@ def calls_of_step(
 
 
 def plan_calls(program: Program) -> tuple[PlannedCall, ...]:
-    """The program's launches in order. Raises EngineFormatError for one that names what the program does not have."""
+    """The program's launches in order.
+
+    Raises EngineFormatError for one that names what the program does not have, or does not fit its kernel or memory.
+    """
+    check_kernels(program)
     kernels = {kernel.name: kernel for kernel in program.kernels}
-    memory = _Memory(program)
-    return tuple(_planned(launch, kernels, memory) for launch in program.launches)
+    memory, bounds = _Memory(program), LaunchBounds(program)
+    return tuple(_planned(launch, kernels, memory, bounds) for launch in program.launches)
 
 
-def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memory) -> PlannedCall:
+def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memory, bounds: LaunchBounds) -> PlannedCall:
     kernel = kernels.get(launch.kernel)
     if kernel is None:
         raise EngineFormatError(f"a launch names the kernel {launch.kernel!r}, which is not there", fix=REBUILD)
     if not 1 <= len(launch.grid) <= 3:
         raise EngineFormatError(f"a launch of {kernel.name} has a grid of {len(launch.grid)} sizes", fix=REBUILD)
+    problem = launch_problem(launch, kernel, bounds)
+    if problem is not None:
+        raise EngineFormatError(f"a launch of {kernel.name} {problem}", fix=REBUILD)
     arguments = []
     for parameter in kernel.parameters:
         value = launch.arguments.get(parameter.name)
@@ -132,8 +139,6 @@ def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memor
         else:
             raise EngineFormatError(f"a launch of {kernel.name} has no {parameter.name}", fix=REBUILD)
         arguments.append(argument)
-    for text in launch.grid:
-        evaluate_grid(text, dict.fromkeys(COUNTS, 1))
     return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted)
 
 

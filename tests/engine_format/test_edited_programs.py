@@ -27,11 +27,11 @@ def check_edits(engine: Path, count: int, folder: Path) -> None:
 
 
 def test_edited_programs_of_cpu_engines(draft_engine: Path, tmp_path: Path) -> None:
-    check_edits(draft_engine, 200, tmp_path)
+    check_edits(draft_engine, 120, tmp_path)
 
 
 def test_edited_programs_of_reference_engines(tmp_path: Path) -> None:
-    check_edits(write_tiny_engine(tmp_path / "tiny.llmc"), 60, tmp_path)
+    check_edits(write_tiny_engine(tmp_path / "tiny.llmc"), 25, tmp_path)
 
 
 @pytest.mark.slow

@@ -53,7 +53,7 @@ def program(*archs: str) -> Program:
         vocab_size=1000,
         arena=Affine(4096, 256, 8),
         unplanned_arena=Affine(),
-        buffers=(Buffer("x", "BF16", RowCount.TOKENS, 64, Affine(64, 128, 4), 0, 0),),
+        buffers=(Buffer("x", "BF16", RowCount.TOKENS, 64, Affine(64, 128, 16), 0, 0),),
         weights=(WeightSlot("w", "BF16", (1000, 64), Layout.ROWS, 128000),),
         caches=(CacheSlot(2, 64, 64, "BF16"),),
         launches=(launch,),

@@ -32,7 +32,7 @@ def test_values_stand_where_the_pointers_point() -> None:
     pointers = (ctypes.c_uint64 * count).from_address(packed.address)
     raw = [ctypes.string_at(pointer, 8) for pointer in pointers]
     as_ints = [struct.unpack("<q", value)[0] for value in raw]
-    buffer_x = (1 << 44) + 64 + 8 * 2 + 128 * 20 + 4 * 3
+    buffer_x = (1 << 44) + 64 + 8 * 2 + 128 * 20 + 16 * 3
     positions = SHAPE.input_offsets()["positions"]
     assert as_ints[:5] == [buffer_x, 2 << 44, 3 << 44, positions, 4 << 44]
     assert struct.unpack("<i", raw[5][:4]) == (20,)

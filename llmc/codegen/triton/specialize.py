@@ -10,22 +10,9 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
 
-from llmc.codegen.call import Argument
 from llmc.codegen.triton.backend import Unspecialized
-from llmc.program import (
-    CHOICE_INPUTS,
-    CHOICE_OUTPUTS,
-    ITEMSIZES,
-    LIBRARY,
-    DeviceKernel,
-    DeviceParameter,
-    Launch,
-    Program,
-    parse_operand,
-)
-
-_ALIGNMENT = 16
-_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8": "*i8", "U8": "*u8"}
+from llmc.launch_signature import OperandDtypes, operand_dtypes, parameter_of
+from llmc.program import LIBRARY, DeviceKernel, DeviceParameter, Launch, Program
 
 
 def specialize(
@@ -37,7 +24,7 @@ def specialize(
     """
     names: dict[tuple[Unspecialized, tuple[DeviceParameter, ...]], str] = {}
     counts: Counter[str] = Counter()
-    dtypes = _dtypes(program)
+    dtypes = operand_dtypes(program)
 
     def specialized(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
         return tuple(replace(launch, kernel=name_of(launch)) for launch in launches)
@@ -67,27 +54,6 @@ def specialize(
     return replace(program, launches=launches, alternatives=alternatives, kernels=found)
 
 
-def _parameter(dtypes: Mapping[tuple[str, str], str], name: str, value: Argument) -> DeviceParameter:
-    if isinstance(value, str) and ":" in value:
-        operand = parse_operand(value)
-        dtype = dtypes.get((operand.space, operand.name), "F32" if operand.space == "output" else "I32")
-        return DeviceParameter(name, _POINTERS[dtype], operand.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
-    if isinstance(value, float):
-        return DeviceParameter(name, "fp32", False)
-    if isinstance(value, int) and not isinstance(value, bool):
-        return DeviceParameter(name, "i32" if -(2**31) <= value < 2**31 else "i64", value % _ALIGNMENT == 0)
-    assert isinstance(value, str), f"{name} is {value!r}: make it a constant of the kernel"
-    return DeviceParameter(name, "i32", False)
-
-
-def _dtypes(program: Program) -> dict[tuple[str, str], str]:
-    """Of what pointers point to, unless it is an int32 input or the logits.
-
-    Buffers, weights, caches, inputs and outputs themselves start at multiples of 16.
-    """
-    buffers = (*program.buffers, *(b for a in program.alternatives for b in a.buffers))
-    found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
-    found |= {("weight", slot.name): slot.dtype for slot in program.weights}
-    found |= {("cache", f"{i}.{part}"): cache.dtype for i, cache in enumerate(program.caches) for part in "kv"}
-    found |= {("input", name): dtype for name, dtype in CHOICE_INPUTS.items()}
-    return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}
+def _parameter(dtypes: OperandDtypes, name: str, value: str | int | float | bool | None) -> DeviceParameter:
+    assert value is not None and not isinstance(value, bool), f"{name} is {value!r}: make it a constant of the kernel"
+    return parameter_of(dtypes, name, value)

@@ -1,0 +1,41 @@
+"""The parameter of a GPU kernel that an argument of a launch needs: codegen compiles for it, the runtime checks it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, DeviceParameter, Program, parse_operand
+
+_ALIGNMENT = 16
+_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8": "*i8", "U8": "*u8"}
+
+OperandDtypes = Mapping[tuple[str, str], str]
+
+
+def parameter_of(dtypes: OperandDtypes, name: str, value: str | int | float) -> DeviceParameter:
+    """The parameter of that name for that value. dtypes: operand_dtypes of the program.
+
+    Raises EngineFormatError for a malformed operand, KeyError for a dtype that no kernel takes.
+    """
+    if isinstance(value, str) and ":" in value:
+        operand = parse_operand(value)
+        dtype = dtypes.get((operand.space, operand.name), "F32" if operand.space == "output" else "I32")
+        return DeviceParameter(name, _POINTERS[dtype], operand.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
+    if isinstance(value, float):
+        return DeviceParameter(name, "fp32", False)
+    if isinstance(value, int):
+        return DeviceParameter(name, "i32" if -(2**31) <= value < 2**31 else "i64", value % _ALIGNMENT == 0)
+    return DeviceParameter(name, "i32", False)
+
+
+def operand_dtypes(program: Program) -> OperandDtypes:
+    """Of what pointers point to, by space and name, unless it is an int32 input or the logits.
+
+    Buffers, weights, caches, inputs and outputs themselves start at multiples of 16.
+    """
+    buffers = (*program.buffers, *(b for a in program.alternatives for b in a.buffers))
+    found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
+    found |= {("weight", slot.name): slot.dtype for slot in program.weights}
+    found |= {("cache", f"{i}.{part}"): cache.dtype for i, cache in enumerate(program.caches) for part in "kv"}
+    found |= {("input", name): dtype for name, dtype in CHOICE_INPUTS.items()}
+    return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}
