@@ -23,7 +23,10 @@ def inspect(
     launches: Annotated[bool, typer.Option("--launches", help="every launch with where it comes from")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
     quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
-    context: Annotated[int, typer.Option(help="cached positions of the decode step that costs are for", min=1)] = 1024,
+    context: Annotated[
+        int | None,
+        typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
+    ] = None,
     requests: Annotated[int, typer.Option(help="requests of that step; on GPUs", min=1)] = 1,
     prefill: Annotated[int | None, typer.Option(help="instead, a prompt of so many tokens; on GPUs", min=1)] = None,
 ) -> None:
@@ -31,6 +34,8 @@ def inspect(
     from llmc.engine_format import read_engine
 
     directory = read_engine(engine, check_machine=False)
+    if context is None:
+        context = min(1024, directory.program.limits.max_model_len)
     console = standard_output()
     console.print(overview(directory))
     if directory.program.launches:

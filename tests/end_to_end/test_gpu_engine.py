@@ -95,6 +95,7 @@ def test_inspect_shows_both(engine: EngineDirectory, monkeypatch: pytest.MonkeyP
     shown = command("inspect", engine.path)
     assert shown.code == 0, shown.err
     assert "matmul" in shown.out
+    assert "one request at context 64" in shown.out, "there is no longer one"
     for each in engine.programs:
         title = f"on {each.target}, predicted and not measured"
         assert title in " ".join(shown.out.split())
