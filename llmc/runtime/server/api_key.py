@@ -17,7 +17,7 @@ from llmc.runtime.server.errors import error_body
 
 OPEN_PATHS = frozenset({"/health"})
 # A browser asks its user for the key on these, and sends it as a password.
-PAGE_PATHS = frozenset({"/", "/live"})
+PAGE_PATHS = frozenset({"/", "/docs", "/live"})
 HOLDER_HEADER = "x-llmc-key-holder"
 _HOLDER = "llmc.key_holder"
 

@@ -22,6 +22,7 @@ from llmc.runtime.server.request_id import NameRequests
 from llmc.runtime.server.request_metrics import CountAnswers
 from llmc.runtime.server.routes.chat import chat_routes
 from llmc.runtime.server.routes.completions import completion_routes
+from llmc.runtime.server.routes.docs import docs_routes
 from llmc.runtime.server.routes.page import page_routes
 from llmc.runtime.server.routes.responses import response_routes
 from llmc.runtime.server.routes.status import status_routes
@@ -53,7 +54,7 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
     registry.register(EngineCollector(model.engine, model.name))
     app = FastAPI(
         title="llmc",
-        docs_url=None,  # Its pages load scripts from elsewhere.
+        docs_url=None,  # FastAPI's page loads scripts from elsewhere; routes/docs.py has another.
         redoc_url=None,
         middleware=[Middleware(CountAnswers, metrics=model.metrics), *outer_middleware(model.lifecycle, limits)],
     )
@@ -65,6 +66,7 @@ def create_app(model: ServedModel, registry: CollectorRegistry, limits: HttpLimi
         token_routes(model),
         status_routes(model, registry, view),
         page_routes(),
+        docs_routes(app),
     ):
         app.include_router(routes)
     add_error_handlers(app)

@@ -232,7 +232,7 @@ def test_keys_guard_every_route_but_health(engine_directory: Path) -> None:
     with serving(engine_directory, "--api-key", "first", "--api-key", "sécond") as live:
         with live.client() as nobody:
             assert nobody.get("/health").status_code == 200
-            for path in ("/", "/live", "/metrics", "/v1/models", "/version", "/openapi.json", "/nothing"):
+            for path in ("/", "/docs", "/live", "/metrics", "/v1/models", "/version", "/openapi.json", "/nothing"):
                 assert nobody.get(path).status_code == 401, path
             for path in ("/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"):
                 answer = nobody.post(path, json={"prompt": "x"})
@@ -241,6 +241,10 @@ def test_keys_guard_every_route_but_health(engine_directory: Path) -> None:
             assert nobody.get("/live", auth=("me", "first")).status_code == 200
             for wrong in ("Bearer", "Bearer firs", "Bearer first1", "Basic %%%", "first"):
                 assert nobody.get("/v1/models", headers={"Authorization": wrong}).status_code == 401, wrong
+            assert nobody.get("/docs").headers["www-authenticate"].startswith("Basic")
+            page = nobody.get("/docs", auth=("me", "first"))
+            assert "POST /v1/chat/completions" in page.text and "<code>max_tokens</code>: integer or null" in page.text
+            assert "http" not in page.text and "<script" not in page.text, "nothing is loaded from elsewhere"
         with live.client("first") as known:
             assert known.get("/v1/models").status_code == 200
         bearer = {b"Authorization": "Bearer sécond".encode()}

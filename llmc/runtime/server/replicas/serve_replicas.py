@@ -19,6 +19,7 @@ from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.replicas.proxy import proxy_routes
 from llmc.runtime.server.replicas.replica import Replica
 from llmc.runtime.server.replicas.routing import Router, Routing
+from llmc.runtime.server.routes.docs import docs_routes
 from llmc.runtime.server.routes.page import page_routes
 from llmc.runtime.server.serve import DrainingServer, event_loop, http_limits, uvicorn_config
 from llmc.runtime.threads import available_cores
@@ -70,6 +71,7 @@ def create_proxy(replicas: Sequence[Replica], router: Router, lifecycle: Lifecyc
     )
     app.include_router(proxy_routes(replicas, router, lifecycle))
     app.include_router(page_routes())
+    app.include_router(docs_routes(app))
     add_error_handlers(app)
     return app
 
