@@ -29,13 +29,14 @@ test: $(STAMP)
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600
 
-# Asks the package index for llmc's dependencies, and takes as long as installing them.
+# Asks the package index for llmc's dependencies; a quarter of an hour of one core, and what it takes to download them.
 test-extras: $(STAMP)
 	$(BIN)/python -m pytest -m extras --timeout 3600
 
-# What pyproject.toml declares as the least, in an environment of its own, with the tests that meet most of other packages.
-# Not a part of .ci/run: CI calls it once for a release (6 minutes of one core). PyTorch is first, and stays: by default that of the other tests,
-# which the index may have for CPUs; its own least is MINIMUMS_TORCH=torch==2.12.1, gigabytes where that is CUDA's.
+# What pyproject.toml declares as the least, in an environment of its own, with the tests that meet most of other
+# packages: 6 minutes of one core. Not a part of .ci/run: CI calls it once for a release. PyTorch is first, and stays: by
+# default that of the other tests, which the index may have for CPUs; its own least, gigabytes where the index has it for
+# CUDA, is MINIMUMS_TORCH=torch==2.12.1.
 MINIMUMS := .venv-minimums
 MINIMUMS_TORCH ?= torch -c constraints.txt
 test-minimums:
