@@ -171,9 +171,8 @@ def test_breakers_are_the_tokens_that_contain_them(tmp_path: Path) -> None:
     (tmp_path / "tokenizer" / "tokenizer.json").write_bytes(TOKENIZER.read_bytes())
     tokenizer = Tokenizer(listed_files(tmp_path))
     found = breaker_tokens(DRY_BREAKERS, tokenizer)
-    every = {
-        token for token in range(4096) if any(text.encode() in tokenizer.token_bytes(token) for text in DRY_BREAKERS)
-    }
+    texts = [text.encode() for text in DRY_BREAKERS]
+    every = {token for token in range(4096) if any(text in tokenizer.token_bytes(token) for text in texts)}
     assert found == every and len(found) > 2
     never = "\nexeunt omnes"
     assert breaker_tokens((never,), tokenizer) == {tokenizer.encode("a" + never, add_special_tokens=False)[-1]}
