@@ -128,7 +128,13 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
             raise CheckpointError(f"the shard index names no file: {shard!r:.80}", at=index, fix=_DOWNLOAD_AGAIN)
         if not file.resolve().is_relative_to(directory.resolve()) and "/" in shard:
             raise CheckpointError(f"the shard index names a file outside its directory: {shard!r}", at=index)
-        if not file.is_file():
+        try:
+            is_there = file.is_file()
+        except OSError as error:  # e.g. a name that is too long
+            raise CheckpointError(
+                f"shard {shard:.80} cannot be read: {error.strerror}", at=index, fix=_DOWNLOAD_AGAIN
+            ) from None
+        if not is_there:
             raise CheckpointError(f"shard {shard} is missing", at=file, fix="download the missing shard")
         for name, entry in _read_header(file).items():
             if name in entries:

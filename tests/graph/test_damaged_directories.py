@@ -112,6 +112,10 @@ NESTED = "[" * 100_000
             ),
             r"the shard index names no file: 'model\\x00.safetensors'",
         ),
+        (
+            lambda m: (m / "model.safetensors.index.json").write_text(f'{{"weight_map": {{"a": "{"x" * 5000}"}}}}'),
+            "shard x{80} cannot be read: File name too long",
+        ),
         (lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=0)), "num_hidden_layers is 0"),
         (lambda m: edit_json(m / "config.json", lambda c: c.update(num_hidden_layers=-2)), "num_hidden_layers is -2"),
         (lambda m: edit_json(m / "config.json", lambda c: c.update(pad_token_id=99999)), "pad_token_id is not in the"),
