@@ -1,0 +1,51 @@
+"""`llmc models`: tiny models of transformers' architectures, and the page that is made of them."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from llmc.architectures.page import models_page
+from llmc.architectures.survey import LENGTH, Outcome, Verdict, survey
+from llmc.architectures.tiny_config import causal_architectures, text_half, tiny_architecture
+from llmc.errors import CaptureError
+
+PAGE = Path(__file__).parent.parent / "docs" / "models.md"
+KNOWN = dict(causal_architectures())
+
+
+def test_an_unknown_one_is_named() -> None:
+    with pytest.raises(CaptureError, match="no causal architecture 'llamma'"):
+        tiny_architecture("llamma")
+
+
+def test_a_multimodal_one_is_its_text_half() -> None:
+    assert text_half("gemma3") == "gemma3_text" and text_half("llama") is None
+    assert survey("gemma3", KNOWN["gemma3"], "reference").verdict is Verdict.NO_MODEL
+
+
+def test_the_page_says_each_verdict_once() -> None:
+    outcomes = [
+        Outcome("a", "AForCausalLM", Verdict.MATCHES, 3e-6),
+        Outcome("b", "BForCausalLM", Verdict.REFUSED, reason="it has a | in it"),
+    ]
+    page = models_page(outcomes, "5.0", LENGTH)
+    assert "**1** compile and match, **1** refused." in page
+    assert "| `a` | AForCausalLM | ≤ 1e-05 |" in page and "it has a \\| in it" in page
+
+
+def test_docs_have_a_row_for_every_architecture() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    rows = re.findall(r"^\| `([\w-]+)` \|", text, re.MULTILINE)
+    assert len(rows) == len(set(rows)) >= 150
+    counts = [int(count) for count in re.findall(r"\*\*(\d+)\*\*", text)]
+    assert sum(counts) == len(rows)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("model_type", sorted(KNOWN))
+def test_none_differs_and_none_fails(model_type: str) -> None:
+    found = survey(model_type, KNOWN[model_type], "reference")
+    assert found.verdict not in (Verdict.DIFFERS, Verdict.FAILED), found
