@@ -36,7 +36,7 @@ test-extras: $(STAMP)
 # What pyproject.toml declares as the least, in an environment of its own, with the tests that meet most of other
 # packages: 6 minutes of one core. Not a part of .ci/run: CI calls it once for a release. PyTorch is first, and stays: by
 # default that of the other tests, which the index may have for CPUs; its own least, gigabytes where the index has it for
-# CUDA, is MINIMUMS_TORCH=torch==2.12.1.
+# CUDA, is MINIMUMS_TORCH=torch==2.11.0.
 MINIMUMS := .venv-minimums
 MINIMUMS_TORCH ?= torch -c constraints.txt
 test-minimums:
