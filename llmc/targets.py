@@ -239,6 +239,12 @@ def is_cpu_target(name: str) -> bool:
     return name in {target.name for target in CPU_TARGETS}
 
 
+def cpu_target_here(name: str) -> CpuTarget | None:
+    """The CPU target of that name, if this machine has what it needs; None for others."""
+    target = next((each for each in CPU_TARGETS if each.name == name), None)
+    return None if target is None or missing_features(target) else target
+
+
 def lacking_here(target: Target, device: GpuTarget | None) -> str | None:
     """What this machine lacks to run engines for a target, None for nothing. device: its GPU's target."""
     if isinstance(target, GpuTarget):

@@ -50,11 +50,11 @@ def survey(model_type: str, class_name: str, target: str) -> Outcome:
     def outcome(verdict: Verdict, reason: str | None = None, difference: float | None = None) -> Outcome:
         return Outcome(model_type, class_name, verdict, difference, reason)
 
-    text_type = text_half(model_type)
-    if text_type is not None:
-        return outcome(Verdict.NO_MODEL, f"multimodal: its text half is {text_type}")
     tokens = [(7 + 37 * i + i * i) % 150 + 3 for i in range(LENGTH)]
     try:
+        text_type = text_half(model_type)
+        if text_type is not None:
+            return outcome(Verdict.NO_MODEL, f"multimodal: its text half is {text_type}")
         model = tiny_architecture(model_type)
         with torch.inference_mode():
             expected = model(input_ids=torch.tensor([tokens]), use_cache=False).logits[0].float().numpy()

@@ -91,7 +91,8 @@ def text_half(model_type: str) -> str | None:
     text = config_class.sub_configs.get("text_config")
     if text is None or config_class.model_type != model_type:
         return None
-    return str(text.model_type or getattr(config_class().get_text_config(), "model_type", "not a class of its own"))
+    # AutoConfig stands where any language model may be the text half: the default one is named.
+    return str(getattr(text, "model_type", "") or config_class().get_text_config().model_type)
 
 
 def tiny_config(model_type: str) -> Any:

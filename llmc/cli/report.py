@@ -12,7 +12,7 @@ from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import standard_output
 from llmc.cli.units import in_bytes
 from llmc.errors import ToolchainError
-from llmc.targets import resolve_target
+from llmc.targets import cpu_target_here
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
@@ -52,13 +52,15 @@ def report(
 
 
 def machine_rates(directory: EngineDirectory, threads: int | None) -> Rates | None:
-    """This machine's for a CPU engine that it runs, a GPU's data sheet's; None for others: the page says so."""
-    from llmc.codegen.target_kind import kind_of
+    """This machine's for a CPU engine that it runs; None for others, whose page says what it assumes."""
+    from llmc.codegen.cpp.measured_rates import measured_rates  # needs no torch, as the kinds of targets do
     from llmc.runtime.threads import thread_count
 
-    kind = kind_of(resolve_target(directory.manifest.target.name))
+    target = cpu_target_here(directory.manifest.target.name)
+    if target is None:
+        return None
     try:
         with Console(stderr=True).status("measuring this machine"):
-            return kind.rates(directory.program, thread_count(threads))
+            return measured_rates(target, thread_count(threads), directory.program)
     except ToolchainError:
         return None  # Without a compiler there are no probes, and a page is still worth having.
