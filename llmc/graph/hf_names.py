@@ -55,8 +55,12 @@ def stored_recipes(
             at=source.directory,
             fix="check that config.json belongs to these weights: num_hidden_layers, for one",
         )
-    notes = (f"{len(unread)} tensors of the checkpoint are not used: {_named(unread)}",) if unread else ()
-    return recipes, notes
+    if not unread:
+        return recipes, ()
+    tensors_are = (
+        "1 tensor of the checkpoint is" if len(unread) == 1 else f"{len(unread)} tensors of the checkpoint are"
+    )
+    return recipes, (f"{tensors_are} not used: {_named(unread)}",)
 
 
 # Buffers that older versions of transformers saved, and that a model computes by itself.

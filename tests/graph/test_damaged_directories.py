@@ -10,6 +10,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
 from llmc.errors import LlmcError
 from llmc.graph.capture_hf import read_directory
@@ -140,6 +142,14 @@ def test_what_is_said_of(
         return
     (note,) = read_directory(directory, BuildOptions()).notes
     assert note.startswith("9 tensors of the checkpoint are not used: model.layers.1.input_layernorm.weight, ")
+
+
+def test_one_tensor_that_is_not_used_is_named(sound: dict[str, Path], tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(sound["single"], tmp_path / "model"))
+    weights = directory / "model.safetensors"
+    save_file(load_file(weights) | {"model.layers.77.extra": torch.zeros(4)}, weights, {"format": "pt"})
+    (note,) = read_directory(directory, BuildOptions()).notes
+    assert note == "1 tensor of the checkpoint is not used: model.layers.77.extra"
 
 
 def test_a_checkpoint_that_is_mostly_unread_is_refused(tmp_path: Path) -> None:

@@ -69,21 +69,23 @@ def choice(params: SamplingParams, counter: int) -> RowChoice:
 @pytest.mark.parametrize("vocabulary", [1, 7, 512, 1021, 5000])
 def test_temperature_zero_takes_the_lowest_of_the_largest(target: CpuTarget, vocabulary: int) -> None:
     logits = np.round(random_rows(5, vocabulary))
-    logits[3, vocabulary // 2] = logits[4, -1] = np.inf
-    logits[4, 0] = np.nan
+    logits[3, vocabulary // 2] = logits[4, 0] = np.inf
+    logits[4, -1] = np.nan
     tokens, scores = choose(target, logits, [BEST] * 5)
-    assert tokens == [*logits[:3].argmax(1).tolist(), vocabulary // 2, 0]
-    assert scores == [*logits[:3].max(1).tolist(), np.inf, np.inf]
+    assert tokens == [*logits[:3].argmax(1).tolist(), vocabulary // 2, vocabulary - 1]
+    np.testing.assert_array_equal(scores, [*logits[:3].max(1), np.inf, np.nan])
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
 def test_an_unusable_row_is_told_by_its_score(target: CpuTarget) -> None:
-    logits = random_rows(3, 1500)
+    logits = random_rows(4, 1500)
     logits[0, 1400] = np.nan
     logits[1] = -np.inf
     logits[2, 7] = -np.inf
-    _, scores = choose(target, logits, [choice(SamplingParams(temperature=1.0, top_p=0.9), 0)] * 3)
-    assert scores == [np.inf, -np.inf, logits[2].max()]
+    logits[3, 1300] = np.inf
+    tokens, scores = choose(target, logits, [choice(SamplingParams(temperature=1.0, top_p=0.9), 0)] * 4)
+    np.testing.assert_array_equal(scores, [np.nan, -np.inf, logits[2].max(), np.inf])
+    assert (tokens[0], tokens[3]) == (1400, 1300), "the first at fault"
 
 
 @pytest.mark.parametrize("target", RUNNABLE)

@@ -110,12 +110,15 @@ float sum_of(const float* logits, int64_t count, float largest, float per_temper
   return llmc::sum_of(sum);
 }
 
-// The lowest token with the largest logit; a NaN counts as infinite.
+// The lowest token with the largest logit, or that is NaN where one is.
 int32_t first_largest(const Row& row) {
+  if (row.largest == kInfinity)
+    for (int64_t i = 0; i < row.vocabulary; i++)
+      if (std::isnan(row.logits[i])) return static_cast<int32_t>(i);
   for (int64_t block = 0;; block++) {
     if (row.blocks[block].largest != row.largest) continue;
     for (int64_t i = row.begin(block); i < row.end(block); i++)
-      if (row.logits[i] == row.largest || std::isnan(row.logits[i])) return static_cast<int32_t>(i);
+      if (row.logits[i] == row.largest) return static_cast<int32_t>(i);
   }
 }
 
@@ -343,7 +346,9 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   }
   a.scores[index] = row.largest;
   if (!is_random || !std::isfinite(row.largest)) {
-    a.tokens[index] = row.largest == -kInfinity ? 0 : first_largest(row);
+    const int32_t token = row.largest == -kInfinity ? 0 : first_largest(row);
+    a.tokens[index] = token;
+    if (row.largest == kInfinity) a.scores[index] = logits[token];  // NaN is told from infinity
     return;
   }
   for (int64_t block = 0; needs_total && block < blocks; block++)
