@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Sequence
 
 from llmc.architectures.survey import TOLERANCE, Outcome, Verdict
@@ -26,6 +27,10 @@ _TITLES = {
     Verdict.FAILED: ("Fail", "Neither an engine nor a refusal: a fault of llmc."),
     Verdict.NO_MODEL: ("Not looked at", "No tiny model of it can be made here, or transformers does not run it so."),
 }
+
+
+# Characters of a reason; what torch says of itself is longer.
+_REASON = 220
 
 
 def models_page(outcomes: Sequence[Outcome], version: str, length: int) -> str:
@@ -58,4 +63,4 @@ def figure(outcome: Outcome) -> str:
 
 
 def _cell(text: str | None) -> str:
-    return (text or "").replace("|", "\\|").replace("\n", " ")
+    return textwrap.shorten(text or "", _REASON, placeholder=" …").replace("|", "\\|")
