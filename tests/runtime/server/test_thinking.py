@@ -175,4 +175,7 @@ def test_unknown_fields_are_told_and_left_out(thinking: httpx.Client) -> None:
         "unknown field tools.0.function.speed is ignored",
     ]
     assert complete(thinking, prompt="The king", max_toks=5)["warnings"] == ["unknown field max_toks is ignored"]
+    for route, body in (("/tokenize", {"prompt": "The king"}), ("/detokenize", {"tokens": [5]})):
+        plain, told = (thinking.post(route, json=body | more).json() for more in ({}, {"foo": 1}))
+        assert told == plain | {"warnings": ["unknown field foo is ignored"]}
     assert thinking.post("/v1/chat/completions", json={"max_toks": 5}).status_code == 400

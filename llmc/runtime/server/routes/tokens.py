@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from fastapi import APIRouter
+from typing import Any
+
+from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llmc.runtime.server.chat_prompt import chat_prompt
@@ -10,6 +12,7 @@ from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.prompt_truncation import MOST_CONTEXTS
 from llmc.runtime.server.schemas.tokens import DetokenizeRequest, TokenizeRequest
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.server.unknown_fields import ignored_of
 
 
 def token_routes(model: ServedModel) -> APIRouter:
@@ -17,19 +20,24 @@ def token_routes(model: ServedModel) -> APIRouter:
     router = APIRouter(route_class=model.route_class)
 
     @router.post("/tokenize", response_model=None)
-    async def tokenize(body: TokenizeRequest) -> Response:
+    async def tokenize(body: TokenizeRequest, request: Request) -> Response:
         model.check_name(body.model)
         ids = await token_ids(model, body)
         answer = {"count": len(ids), "max_model_len": model.max_model_len, "tokens": ids}
         texts = [model.texts.text(token) for token in ids] if body.return_token_strs else None
-        return JSONResponse({**answer, "token_strs": texts})
+        return _answer(request, {**answer, "token_strs": texts})
 
     @router.post("/detokenize", response_model=None)
-    async def detokenize(body: DetokenizeRequest) -> Response:
+    async def detokenize(body: DetokenizeRequest, request: Request) -> Response:
         model.check_name(body.model)
-        return JSONResponse({"prompt": model.detokenize(body.tokens)})
+        return _answer(request, {"prompt": model.detokenize(body.tokens)})
 
     return router
+
+
+def _answer(request: Request, content: dict[str, Any]) -> Response:
+    warnings = ignored_of(request)
+    return JSONResponse({**content, "warnings": warnings} if warnings else content)
 
 
 async def token_ids(model: ServedModel, body: TokenizeRequest) -> list[int]:
