@@ -7,15 +7,15 @@ from itertools import pairwise
 import networkx as nx
 from torch import fx
 
-from llmc.codegen.pointwise import is_pointwise
 from llmc.codegen.views import View, Views
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import ELEMENTARY
 
 
 def is_loop_node(node: fx.Node, copies: frozenset[fx.Node], views: Views) -> bool:
     """Whether the node is computed by a loop: pointwise work that is no mere view, or a reshape that must copy."""
     view = views.get(node)
-    return node in copies or (is_pointwise(node) and isinstance(view, View) and view.value.node is node)
+    return node in copies or (node.target in ELEMENTARY and isinstance(view, View) and view.value.node is node)
 
 
 def computing_nodes(graph: ModelGraph, views: Views, copies: frozenset[fx.Node]) -> tuple[fx.Node, ...]:

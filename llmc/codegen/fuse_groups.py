@@ -17,9 +17,9 @@ from torch import fx
 
 from llmc.codegen.dependencies import dependencies, is_loop_node, operand_views
 from llmc.codegen.loop_space import Space, merged_space, reads_in_place, result_view, space_of
-from llmc.codegen.pointwise import reduces
 from llmc.codegen.views import Value, Views
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import reduces
 from llmc.program import RowCount
 
 # A step's size that gains are compared at; only their order matters.

@@ -13,18 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from enum import Enum
 from functools import cached_property
 
+from llmc.graph.pointwise import Kind
 from llmc.program import RowCount
-
-
-class Kind(Enum):
-    """The type of a value inside a loop."""
-
-    FLOAT = "float"
-    INT = "int"
-    BOOL = "bool"
 
 
 @dataclass(frozen=True)
@@ -57,7 +49,7 @@ class Constant:
 
 @dataclass(frozen=True)
 class Apply:
-    """A function from `FUNCTIONS` of earlier values; `kind` is the result's."""
+    """A function from graph/pointwise.py's FUNCTIONS of earlier values; `kind` is the result's."""
 
     function: str
     operands: tuple[int, ...]
@@ -83,16 +75,6 @@ class Store:
 
 Statement = Load | Constant | Apply | Reduce | Store
 
-# Name → number of operands. A printer says how each is written in its language; `to_*` convert between kinds and
-# `round_*` rounds where the model itself casts down and up again.
-FUNCTIONS: dict[str, int] = {
-    **dict.fromkeys(("add", "sub", "mul", "div", "floor_div", "pow", "maximum", "minimum", "remainder"), 2),
-    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or"), 2),
-    **dict.fromkeys(("neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "erf"), 1),
-    **dict.fromkeys(("floor", "ceil", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "softplus", "not"), 1),
-    **dict.fromkeys(("to_float", "to_int", "to_bool", "round_bf16", "round_f16"), 1),
-    "where": 3,
-}
 REDUCTIONS = frozenset({"sum", "mean", "max", "min"})
 
 

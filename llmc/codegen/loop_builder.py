@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from llmc.codegen.fuse_groups import Group
-from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Parameter, Reduce, Statement, Store, collapse
+from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Parameter, Reduce, Statement, Store, collapse
 from llmc.codegen.loop_space import Space, dims_of, operand_view, reads_in_place, result_view, strides_over
-from llmc.codegen.pointwise import emit, kind_of
 from llmc.codegen.views import View, Views, row_count
+from llmc.graph.pointwise import Kind, emit, kind_of
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from torch import fx
 
-from llmc.codegen.pointwise import reduces
 from llmc.codegen.views import Dim, Value, View, Views
+from llmc.graph.pointwise import reduces
 from llmc.program import RowCount
 
 Space = tuple[Dim, ...]

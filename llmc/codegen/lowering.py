@@ -21,10 +21,10 @@ from llmc.codegen.launches import CONCATENATIONS, LaunchBuilder
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
 from llmc.codegen.loop_builder import dtype_name
+from llmc.codegen.loop_refusal import loop_refusal
 from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
-from llmc.codegen.pointwise import refusal
 from llmc.codegen.views import View, Views, find_views
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
@@ -78,7 +78,7 @@ def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, backend: Bac
     if node in copies or node.target in CONCATENATIONS:
         return
     in_loop = is_loop_node(node, copies, views)
-    found = refusal(node, backend.float_dtypes) if in_loop else backend.refusal(node)
+    found = loop_refusal(node, backend.float_dtypes) if in_loop else backend.refusal(node)
     if found is not None:
         raise unsupported(found.node, found.reason, _WRITE_AN_OP)
 

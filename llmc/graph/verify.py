@@ -1,4 +1,4 @@
-"""What a graph may hold at each stage: aten's ops in a table, llmc:: ops by their records, inputs in another table.
+"""What a graph may hold at each stage: aten's pointwise vocabulary and shape ops, llmc:: ops by their records, inputs.
 
 Canonical graphs use aten.reshape, never aten.view: after the copies are gone a view need not exist.
 """
@@ -18,53 +18,13 @@ from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import op_call, ops_at, record_of
+from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.render import target_name
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 
 aten = torch.ops.aten
 
-POINTWISE = frozenset(
-    {
-        aten._to_copy.default,
-        aten.abs.default,
-        aten.add.Tensor,
-        aten.bitwise_and.Tensor,
-        aten.clamp.default,
-        aten.clamp_max.default,
-        aten.clamp_min.default,
-        aten.cos.default,
-        aten.div.Tensor,
-        aten.erf.default,
-        aten.exp.default,
-        aten.ge.Scalar,
-        aten.ge.Tensor,
-        aten.gelu.default,
-        aten.gt.Scalar,
-        aten.gt.Tensor,
-        aten.le.Scalar,
-        aten.le.Tensor,
-        aten.log.default,
-        aten.lt.Scalar,
-        aten.lt.Tensor,
-        aten.maximum.default,
-        aten.minimum.default,
-        aten.mul.Tensor,
-        aten.neg.default,
-        aten.pow.Tensor_Scalar,
-        aten.reciprocal.default,
-        aten.relu.default,
-        aten.rsqrt.default,
-        aten.sigmoid.default,
-        aten.silu.default,
-        aten.sin.default,
-        aten.sqrt.default,
-        aten.sub.Tensor,
-        aten.tanh.default,
-        aten.where.self,
-    }
-)
-REDUCTIONS = frozenset({aten.amax.default, aten.mean.dim, aten.sum.dim_IntList})
 SHAPE_OPS = frozenset(
     {
         operator.getitem,
@@ -81,15 +41,13 @@ SHAPE_OPS = frozenset(
         aten.unsqueeze.default,
     }
 )
-_TOKENWISE = POINTWISE | REDUCTIONS | SHAPE_OPS
+_TOKENWISE = SHAPE_OPS | ELEMENTARY.keys()
 
 # What else is legal if the build allows a contract of this name to be missed.
 FALLBACK_OPS: dict[str, frozenset[Any]] = {
     "paged_attention": frozenset({"llmc.attention.default"}),
     "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
-    "pointwise": frozenset(
-        {aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.softplus.default, aten.var.correction}
-    ),
+    "pointwise": frozenset({aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.var.correction}),
 }
 
 # Step inputs before the caches, with their ranks.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 
-from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Reduce, Store
+from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Reduce, Store
+from llmc.graph.pointwise import Kind
 
 # A parallel region costs some microseconds: a thread takes at least this many elements at a time.
 _GRAIN = 16384

@@ -10,7 +10,8 @@ import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Reduce, Store
+from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Reduce, Store
+from llmc.graph.pointwise import Kind
 from llmc.program import RowCount
 
 _MOST_ELEMENTS = 1024

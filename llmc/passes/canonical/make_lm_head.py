@@ -14,9 +14,9 @@ from torch import fx
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import POINTWISE
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog

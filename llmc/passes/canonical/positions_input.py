@@ -15,9 +15,9 @@ from torch import SymInt, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import POINTWISE
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
-from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.match import DATA_MOVEMENT
 from llmc.passes.node_rules import Call, Rule, apply_rules
@@ -91,13 +91,6 @@ def _is_slice(node: fx.Node) -> bool:
 
 
 _ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
-_USES = POINTWISE | {
-    aten.bitwise_not.default,
-    aten.embedding.default,
-    aten.eq.Scalar,
-    aten.eq.Tensor,
-    aten.matmul.default,
-    aten.ne.Tensor,
-}
+_USES = POINTWISE.keys() | {aten.embedding.default, aten.matmul.default}
 
 positions_input = GraphPass("positions_input", _run, Numerics.EXACT, Stage.CAPTURED)

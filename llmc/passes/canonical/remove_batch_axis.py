@@ -18,8 +18,8 @@ from torch._ops import OpOverload
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
-from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, build, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
@@ -292,23 +292,8 @@ def _size(node: fx.Node) -> Call | int | None:
     return 1 if front == 0 else Call(aten.sym_size.int, (source, front - 1))
 
 
-_MORE_POINTWISE = frozenset(
-    {
-        aten.bitwise_not.default,
-        aten.bitwise_or.Tensor,
-        aten.eq.Scalar,
-        aten.eq.Tensor,
-        aten.leaky_relu.default,
-        aten.log1p.default,
-        aten.logical_and.default,
-        aten.logical_not.default,
-        aten.ne.Scalar,
-        aten.ne.Tensor,
-        aten.softplus.default,
-    }
-)
 _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
-    **dict.fromkeys(POINTWISE | _MORE_POINTWISE, _broadcast),
+    **dict.fromkeys(POINTWISE, _broadcast),
     operator.getitem: lambda node: None,
     aten.amax.default: _along("dim"),
     aten.cat.default: _joined,
@@ -316,7 +301,9 @@ _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
     aten.embedding.default: _embedding,
     aten.expand.default: _expand,
     aten.layer_norm.default: _layer_norm,
+    aten.leaky_relu.default: _broadcast,
     aten.linear.default: _first_tensor,
+    aten.log1p.default: _broadcast,
     aten.matmul.default: _matmul,
     aten.mean.dim: _along("dim"),
     aten.repeat_interleave.self_int: _along("dim"),

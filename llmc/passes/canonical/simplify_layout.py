@@ -17,8 +17,8 @@ from torch import fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import RECORDS
+from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
-from llmc.graph.verify import POINTWISE
 from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics

@@ -8,7 +8,8 @@ import pytest
 
 from llmc.codegen.cpp.lowering import lower
 from llmc.codegen.cpp.printer import print_loop
-from llmc.codegen.kernel_ir import Apply, Constant, Kind, Load, Loop, Parameter, Reduce, Store, collapse
+from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Parameter, Reduce, Store, collapse
+from llmc.graph.pointwise import Kind
 from llmc.options import BuildOptions
 from llmc.program import RowCount
 from llmc.targets import CPU_TARGETS

@@ -1,22 +1,42 @@
-"""The aten operations that loops can hold: what each one reads, and the loop statements that it becomes."""
+"""The one pointwise vocabulary: aten's operations on elements and rows, each written in a few elementary functions.
+
+What stands here is legal in graphs (graph/verify.py), printed as loops (codegen/) and evaluated over symbols
+(debug/prove/); a printer or an evaluator knows the elementary functions alone.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
+from enum import Enum
 from typing import Any, Protocol
 
 import torch
 from torch import fx
 
-from llmc.codegen.kernel_ir import Kind
-from llmc.graph.dtype_names import torch_name
-from llmc.graph.refusal import Refusal
-
 _aten = torch.ops.aten
+
+# Name → number of operands. `to_*` convert between kinds and `round_*` round where the model itself casts down and up
+# again.
+FUNCTIONS: dict[str, int] = {
+    **dict.fromkeys(("add", "sub", "mul", "div", "floor_div", "pow", "maximum", "minimum", "remainder"), 2),
+    **dict.fromkeys(("lt", "le", "gt", "ge", "eq", "ne", "and", "or"), 2),
+    **dict.fromkeys(("neg", "abs", "square", "reciprocal", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "erf"), 1),
+    **dict.fromkeys(("floor", "ceil", "tanh", "sigmoid", "silu", "gelu", "gelu_tanh", "relu", "softplus", "not"), 1),
+    **dict.fromkeys(("to_float", "to_int", "to_bool", "round_bf16", "round_f16"), 1),
+    "where": 3,
+}
+
+
+class Kind(Enum):
+    """The type of an element while it is computed with."""
+
+    FLOAT = "float"
+    INT = "int"
+    BOOL = "bool"
 
 
 class Statements(Protocol):
-    """Where an operation's statements go; values are numbers of statements."""
+    """Where an operation's elementary functions go; values are numbers that stand for earlier results."""
 
     def read(self, argument: Any, kind: Kind) -> int:
         """An argument of the node: a tensor's element at the loop's place or a number, converted to `kind`."""
@@ -27,7 +47,7 @@ class Statements(Protocol):
         ...
 
     def apply(self, function: str, *operands: int, kind: Kind = Kind.FLOAT) -> int:
-        """A function from kernel_ir.FUNCTIONS."""
+        """A function from FUNCTIONS."""
         ...
 
     def reduce(self, reduction: str, operand: int) -> int:
@@ -45,45 +65,17 @@ def kind_of(dtype: torch.dtype) -> Kind:
     return Kind.FLOAT if dtype.is_floating_point else Kind.INT
 
 
-def is_pointwise(node: fx.Node) -> bool:
-    """Whether a loop can hold the node; `refusal` says whether with these arguments."""
-    return node.target in POINTWISE
-
-
 def reduces(node: fx.Node) -> bool:
-    """Whether the node's loop runs over its input's last axis, and not over its result's."""
-    return node.target in _REDUCTIONS or node.target is _aten._softmax.default
-
-
-def refusal(node: fx.Node, float_dtypes: frozenset[torch.dtype]) -> Refusal | None:
-    """Why no loop can hold the node, or None. float_dtypes: those that the loop's language stores."""
-    value = node.meta["val"]
-    if value.dtype not in float_dtypes | _DTYPES:
-        known = ", ".join(sorted(torch_name(d) for d in float_dtypes))
-        return Refusal(f"its result is {value.dtype}; loops know {known}, integers and booleans", node)
-    if node.target in _BITWISE and value.dtype != torch.bool:
-        return Refusal(f"it works on the bits of {value.dtype}; loops know it for booleans only", node)
-    if not reduces(node):
-        return None
-    source = node.args[0]
-    assert isinstance(source, fx.Node)
-    rank = source.meta["val"].dim()
-    axes = node.args[1] if len(node.args) > 1 else node.kwargs.get("dim")
-    found = [axes] if isinstance(axes, int) else list(axes) if isinstance(axes, Sequence) else list(range(rank))
-    if [a % rank for a in found if isinstance(a, int)] != [rank - 1]:
-        return Refusal(f"it reduces axes {found} of {rank}; a loop reduces only the last one", node)
-    if not isinstance(source.meta["val"].shape[-1], int):
-        return Refusal("it reduces over the tokens", node)
-    return None
+    """Whether the node mixes the elements of a row: its loop runs over its input's last axis, not its result's."""
+    return node.target in REDUCTIONS
 
 
 def emit(node: fx.Node, to: Statements) -> int:
     """The node's statements; returns the number of its result."""
     assert isinstance(node.target, torch._ops.OpOverload)
-    return POINTWISE[node.target](to, node)
+    return ELEMENTARY[node.target](to, node)
 
 
-_DTYPES = frozenset({torch.int32, torch.int64, torch.bool})
 _ROUNDING = {torch.bfloat16: "round_bf16", torch.float16: "round_f16"}
 
 
@@ -211,13 +203,7 @@ def _softmax(to: Statements, node: fx.Node) -> int:
     return to.apply("div", exponential, to.reduce("sum", exponential))
 
 
-_REDUCTIONS: dict[Any, str] = {
-    _aten.mean.dim: "mean",
-    _aten.sum.dim_IntList: "sum",
-    _aten.amax.default: "max",
-    _aten.amin.default: "min",
-}
-_BITWISE: dict[Any, str] = {
+BITWISE: dict[Any, str] = {
     _aten.bitwise_and.Tensor: "and",
     _aten.bitwise_or.Tensor: "or",
     _aten.bitwise_not.default: "not",
@@ -226,7 +212,6 @@ _MATH = ("abs", "sqrt", "rsqrt", "exp", "log", "sin", "cos", "erf", "floor", "ce
 
 POINTWISE: dict[Any, Emit] = {
     **{getattr(_aten, name).default: _math(name) for name in (*_MATH, "relu", "reciprocal", "square", "softplus")},
-    **{op: _reduction(name) for op, name in _REDUCTIONS.items()},
     **{getattr(_aten.mul, o): _arithmetic("mul") for o in ("Tensor", "Scalar")},
     **{getattr(_aten.div, o): _arithmetic("div") for o in ("Tensor", "Scalar")},
     **{getattr(_aten.add, o): _sum("add") for o in ("Tensor", "Scalar")},
@@ -238,7 +223,7 @@ POINTWISE: dict[Any, Emit] = {
         for o in ("Tensor", "Scalar")
     },
     **{getattr(_aten, f"logical_{name}").default: _logical(name) for name in ("and", "or", "not")},
-    **{op: _logical(name) for op, name in _BITWISE.items()},
+    **{op: _logical(name) for op, name in BITWISE.items()},
     _aten.neg.default: lambda to, node: to.apply("neg", to.read(node.args[0], _result(node)), kind=_result(node)),
     _aten.maximum.default: _arithmetic("maximum"),
     _aten.minimum.default: _arithmetic("minimum"),
@@ -261,10 +246,19 @@ POINTWISE: dict[Any, Emit] = {
     _aten.masked_fill.Tensor: _masked_fill,
     _aten._to_copy.default: _cast,
     _aten.to.dtype: _cast,
+}
+REDUCTIONS: dict[Any, Emit] = {
+    _aten.mean.dim: _reduction("mean"),
+    _aten.sum.dim_IntList: _reduction("sum"),
+    _aten.amax.default: _reduction("max"),
+    _aten.amin.default: _reduction("min"),
     _aten._softmax.default: _softmax,
+}
+_FILLS: dict[Any, Emit] = {
     _aten.full.default: _fill(1),
     _aten.full_like.default: _fill(1),
     _aten.scalar_tensor.default: _fill(0),
     _aten.zeros_like.default: lambda to, node: to.number(0, _result(node)),
     _aten.ones_like.default: lambda to, node: to.number(1, _result(node)),
 }
+ELEMENTARY: dict[Any, Emit] = {**POINTWISE, **REDUCTIONS, **_FILLS}
