@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmc.code_format import CODE_FORMATS
 from llmc.errors import OptionError
 
 CACHE_CODES = ("int8", "int4", "fp8")
@@ -20,8 +21,13 @@ class CacheFormat:
 
     def __str__(self) -> str:
         if self.group is None:
-            return f"{self.codes}:head" if self.codes == "int4" else self.codes
+            return f"{self.codes}:head" if self.has_minima else self.codes
         return f"{self.codes}:g{self.group}"
+
+    @property
+    def has_minima(self) -> bool:
+        """Whether each scale has a minimum beside it, which codes are counted from."""
+        return self.codes == "int4"
 
     def groups(self, channels: int) -> int:
         """How many scales a head has at each position."""
@@ -29,11 +35,11 @@ class CacheFormat:
 
     def code_bytes(self, channels: int) -> int:
         """Of one head's codes at one position."""
-        return channels // 2 if self.codes == "int4" else channels
+        return channels * CODE_FORMATS[self.codes].bits // 8
 
     def position_bytes(self, channels: int) -> int:
         """Of one head at one position, scales included."""
-        return self.code_bytes(channels) + self.groups(channels) * (4 if self.codes == "int4" else 2)
+        return self.code_bytes(channels) + self.groups(channels) * (4 if self.has_minima else 2)
 
 
 def parse_cache_format(text: str) -> CacheFormat:

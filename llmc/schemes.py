@@ -8,16 +8,14 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
+from llmc.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
 from llmc.errors import OptionError
 
-Format = Literal["int8", "int4", "fp8", "nf4", "mxfp4"]
-Activation = Literal["none", "int8", "fp8"]
-Granularity = Literal["tensor", "channel", "group", "block"]
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 
 NOT_QUANTIZED = "none"
 BLOCK = 128
-_BITS = {"int8": 8, "fp8": 8, "int4": 4, "nf4": 4, "mxfp4": 4}
+_GROUPS = ("g32", "g64", "g128")
 
 
 @dataclass(frozen=True)
@@ -31,7 +29,7 @@ class Scheme:
     """
 
     name: str
-    format: Format
+    format: str
     granularity: Granularity = "channel"
     group: int | None = None
     symmetric: bool = True
@@ -43,9 +41,14 @@ class Scheme:
     alpha: float = 0.5
 
     @property
+    def codes(self) -> CodeFormat:
+        """Of the weight."""
+        return CODE_FORMATS[self.format]
+
+    @property
     def code_bits(self) -> int:
         """Of one code."""
-        return _BITS[self.format]
+        return self.codes.bits
 
     @property
     def needs_calibration(self) -> bool:
@@ -119,13 +122,13 @@ def parse_scheme(text: str) -> Scheme | None:
 
 def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
     key, _, value = word.partition("=")
-    if key[:1] == "g" and key[1:] in ("32", "64", "128") and scheme.format != "mxfp4":
+    granularities = scheme.codes.granularities
+    if key in _GROUPS and "group" in granularities:
         return replace(scheme, granularity="group", group=int(key[1:]))
-    if key == "channel" and scheme.format in ("int8", "int4", "fp8"):
-        return replace(scheme, granularity="channel", group=None)
-    if key in ("tensor", "block") and scheme.format == "fp8":
-        return replace(scheme, granularity="tensor" if key == "tensor" else "block", group=None)
-    if key in ("sym", "asym") and scheme.format in ("int8", "int4"):
+    for granularity in granularities:
+        if key == granularity != "group":
+            return replace(scheme, granularity=granularity, group=None)
+    if key in ("sym", "asym") and scheme.codes.integers is not None:
         return replace(scheme, symmetric=key == "sym")
     if key in ("static", "dynamic") and scheme.activation != "none":
         return replace(scheme, is_static=key == "static")
@@ -143,10 +146,8 @@ def _with_option(scheme: Scheme, name: str, word: str) -> Scheme:
 
 
 def _options(scheme: Scheme) -> tuple[str, ...]:
-    options: tuple[str, ...] = () if scheme.format == "mxfp4" else ("g32", "g64", "g128")
-    options += ("channel",) if scheme.format in ("int8", "int4", "fp8") else ()
-    options += ("tensor", "block") if scheme.format == "fp8" else ()
-    options += ("sym", "asym") if scheme.format in ("int8", "int4") else ()
+    options = tuple(each for g in scheme.codes.granularities for each in (_GROUPS if g == "group" else (g,)))
+    options += ("sym", "asym") if scheme.codes.integers is not None else ()
     options += ("static", "dynamic") if scheme.activation != "none" else ()
     options += ("actorder", "noactorder", "damp=0.01") if scheme.method == "gptq" else ()
     options += ("alpha=0.5",) if scheme.method == "smoothquant" else ()

@@ -12,7 +12,7 @@ import llmc.ops  # noqa: F401  (registers the ops that are asked for)
 from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
-from llmc.ops.weight_codes import CODE_DTYPES
+from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 from llmc.schemes import SCHEMES, Scheme
 
@@ -47,7 +47,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
 def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str | None:
     with FakeTensorMode():
         x = torch.empty(_TOKENS, _COLUMNS, dtype=dtype)
-        codes = torch.empty(_ROWS, _COLUMNS, dtype=CODE_DTYPES[scheme.format])
+        codes = torch.empty(_ROWS, _COLUMNS, dtype=code_dtype(scheme.format))
         groups = _COLUMNS // (scheme.columns or _COLUMNS)
         scales = torch.empty(_ROWS, groups, dtype=torch.float32 if scheme.columns is None else torch.bfloat16)
         zeros = None if scheme.symmetric else torch.empty(_ROWS, groups, dtype=torch.int8)

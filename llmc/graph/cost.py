@@ -19,6 +19,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
+from llmc.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.op_record import C, L, R, T, op_call, record_of
 from llmc.graph.step_inputs import symbol_names
@@ -91,8 +92,6 @@ _VIEWS = frozenset(
 _COPIES = frozenset({"aten.cat", "aten.clone"})
 _CACHES = ("k_cache", "v_cache")
 _UNCOUNTED = frozenset({*_CACHES, "block_tables"})
-# Two codes of these lie in a byte, though a graph shows one in each.
-_HALF_BYTE_FORMATS = frozenset({"int4", "nf4", "mxfp4"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
@@ -120,8 +119,8 @@ def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[symp
     readers = [u for u in node.users if u in members]
     lookups = [u for u in readers if _is_lookup(u, node)]
     total = sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
-    is_half = any(_half_byte_codes(u) is node for u in readers)
-    return total / 2 if is_half and not lookups else total
+    bits = [_code_bits(u, node) for u in readers]
+    return total * min(bits) / 8 if bits and not lookups else total
 
 
 def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
@@ -129,9 +128,11 @@ def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
     return record is not None and record.table is not None and call_arguments(user)[record.table] is table
 
 
-def _half_byte_codes(user: fx.Node) -> object:
+def _code_bits(user: fx.Node, codes: fx.Node) -> int:
+    """Of each byte that the graph shows, those that are stored: a kernel's codes lie closer than a byte each."""
     arguments = call_arguments(user)
-    return arguments.get("codes") if arguments.get("format") in _HALF_BYTE_FORMATS else None
+    is_codes = arguments.get("codes") is codes
+    return CODE_FORMATS[arguments["format"]].bits if is_codes else 8
 
 
 def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from llmc.code_format import CODE_FORMATS
 from llmc.errors import CheckpointError
 
 METHODS = ("gptq", "awq", "compressed-tensors")
@@ -31,13 +32,17 @@ class StoredScheme:
 
     method: str
     format: str
-    bits: int
     required: tuple[str, ...]
     optional: tuple[str, ...]
     zero_offset: int = 0
     block: tuple[int, int] | None = None
     activation: str = "none"
     is_static: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Of a code."""
+        return CODE_FORMATS[self.format].bits
 
     @property
     def suffixes(self) -> tuple[str, ...]:
@@ -104,7 +109,7 @@ def _gptq(config: dict[str, Any], file: Path) -> StoredScheme:
     if version not in ("gptq", "gptq_v2"):
         raise _unread(f"GPTQ's checkpoint_format {version!r}", "gptq or gptq_v2", file)
     offset = 1 if version == "gptq" else 0
-    return StoredScheme("gptq", f"int{bits}", bits, ("qweight", "qzeros", "scales"), ("g_idx",), offset)
+    return StoredScheme("gptq", f"int{bits}", ("qweight", "qzeros", "scales"), ("g_idx",), offset)
 
 
 def _awq(config: dict[str, Any], file: Path) -> StoredScheme:
@@ -112,7 +117,7 @@ def _awq(config: dict[str, Any], file: Path) -> StoredScheme:
     if bits != 4 or version != "gemm":
         raise _unread(f"AWQ with {bits} bits in version {version!r}", "4 bits in version 'gemm'", file)
     required = ("qweight", "scales", *(("qzeros",) if config.get("zero_point", True) else ()))
-    return StoredScheme("awq", "int4", 4, required, ("qzeros",))
+    return StoredScheme("awq", "int4", required, ("qzeros",))
 
 
 def _compressed(config: dict[str, Any], file: Path) -> tuple[ModuleGroup, ...]:
@@ -141,13 +146,12 @@ def _compressed_group(config: dict[str, Any], group: dict[str, Any], file: Path)
     activation, is_static = _activation(inputs, file)
     if is_fp4:
         required = ("weight_packed", "weight_scale", *(("weight_global_scale",) if format.startswith("nv") else ()))
-        return StoredScheme("compressed-tensors", "mxfp4", 4, required, (), activation=activation)
+        return StoredScheme("compressed-tensors", "mxfp4", required, (), activation=activation)
     is_packed = format == "pack-quantized"
     optional = ("weight_g_idx",) + (() if weights.get("symmetric", True) else ("weight_zero_point",))
     return StoredScheme(
         "compressed-tensors",
         "fp8" if kind == "float" else f"int{bits}",
-        bits,
         ("weight_packed", "weight_scale", "weight_shape") if is_packed else ("weight", "weight_scale"),
         (*optional, "input_scale") if is_static else optional,
         block=_block(weights, file),

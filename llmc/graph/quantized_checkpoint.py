@@ -16,10 +16,10 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, read_json
+from llmc.graph.code_numbers import code_numbers
 from llmc.graph.quantization_config import ModuleGroup, StoredScheme, scheme_of, stored_schemes
 from llmc.graph.stored_codes import (
     UnpackedCodes,
-    code_numbers,
     unpack_awq,
     unpack_compressed,
     unpack_fp4,

@@ -12,8 +12,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Of e2m1 codes. Source: Open Compute Project, "Microscaling formats (MX) specification" 1.0.
-_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 # AWQ's kernels want the eight columns of a word in this order.
 _AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 
@@ -110,13 +108,6 @@ def unpack_fp4(packed: Tensor, scale: Tensor, global_scale: Tensor | None) -> Un
     else:
         scales = scale.float() / global_scale.float().reshape(1, 1)
     return UnpackedCodes(codes, scales, None)
-
-
-def code_numbers(codes: Tensor, format: str) -> Tensor:
-    """What codes stand for before zeros and scales, fp32."""
-    if format == "fp8":
-        return codes.view(torch.float8_e4m3fn).float()
-    return torch.tensor(_E2M1)[codes.int()] if format == "mxfp4" else codes.float()
 
 
 def _unpack(words: Tensor, bits: int, axis: int) -> Tensor:

@@ -20,7 +20,9 @@ import torch
 from torch import Tensor
 
 from llmc.cache_format import CacheFormat, parse_cache_format
-from llmc.ops.weight_codes import FP8_MAX
+from llmc.code_format import CODE_FORMATS
+from llmc.graph.code_numbers import code_dtype, code_numbers
+from llmc.ops.weight_codes import nearest_codes
 
 
 def write_codes(values: Tensor, cache: Tensor, slot_mapping: Tensor, cache_format: str) -> None:
@@ -41,10 +43,10 @@ def read_codes(blocks: Tensor, channels: int, cache_format: str) -> Tensor:
     """The values of some blocks of a cache, fp32. blocks: [n, kv_heads, block_size, bytes]; returns [.., channels]."""
     format = parse_cache_format(cache_format)
     codes, scales, minima = _parts(blocks.contiguous(), channels, format)
-    if format.codes == "int4":
+    if format.has_minima:
         values = torch.cat((codes & 15, codes >> 4), dim=-1).float()
     else:
-        values = codes.view(torch.float8_e4m3fn if format.codes == "fp8" else torch.int8).float()
+        values = code_numbers(codes.view(code_dtype(format.codes)), format.codes)
     width = channels // format.groups(channels)
     values = values * scales.float().transpose(2, 3).repeat_interleave(width, dim=-1)
     return values if minima is None else values + minima.float().transpose(2, 3).repeat_interleave(width, dim=-1)
@@ -54,18 +56,15 @@ def _quantize(values: Tensor, format: CacheFormat) -> tuple[Tensor, Tensor, Tens
     """Code bytes [tokens, heads, bytes], and scales and minima [tokens, heads, groups], bf16."""
     tokens, heads, channels = values.shape
     grouped = values.reshape(tokens, heads, format.groups(channels), -1)
-    if format.codes == "int4":
+    if format.has_minima:
         low, high = grouped.amin(-1).bfloat16(), grouped.amax(-1)
         scales = _positive(((high - low.float()) / 15).bfloat16())
         codes = torch.round((grouped - low.float()[..., None]) / scales.float()[..., None]).clamp(0, 15)
         first, second = codes.to(torch.uint8).reshape(tokens, heads, channels).chunk(2, dim=-1)
         return first | (second << 4), scales, low
-    largest = 127.0 if format.codes == "int8" else FP8_MAX
-    scales = _positive((grouped.abs().amax(-1) / largest).bfloat16())
-    scaled = (grouped / scales.float()[..., None]).clamp(-largest, largest).reshape(tokens, heads, channels)
-    if format.codes == "fp8":
-        return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales, None
-    return torch.round(scaled).to(torch.int8).view(torch.uint8), scales, None
+    scales = _positive((grouped.abs().amax(-1) / CODE_FORMATS[format.codes].largest).bfloat16())
+    scaled = (grouped / scales.float()[..., None]).reshape(tokens, heads, channels)
+    return nearest_codes(scaled, None, format.codes).view(torch.uint8), scales, None
 
 
 def _positive(scales: Tensor) -> Tensor:

@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
+from llmc.graph.code_numbers import code_dtype, code_numbers
 from llmc.ops.registry import FROM_CAPTURED, op, per_element
-from llmc.ops.weight_codes import FP8_MAX
-
-LARGEST = {"int8": 127.0, "fp8": FP8_MAX}
+from llmc.ops.weight_codes import nearest_codes
 
 
 def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
@@ -21,7 +21,7 @@ def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, T
     the dynamic 1 / scale is computed as largest / max |x[t]|; a row of zeros has scale 0 and codes 0. As codes cannot
     say that a value is a NaN, the scale of its row is one, a static scale too.
     """
-    values, largest = x.float(), LARGEST[format]
+    values, largest = x.float(), CODE_FORMATS[format].largest
     magnitude = values.abs().amax(-1, keepdim=True)
     if scale is None:
         scales = magnitude / largest
@@ -29,20 +29,16 @@ def token_codes(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, T
     else:
         scales = torch.where(magnitude.isnan(), magnitude, scale.float())
         inverse = 1.0 / scale.float()
-    scaled = (values * inverse).clamp(-largest, largest)
-    if format == "fp8":
-        return scaled.to(torch.float8_e4m3fn).view(torch.uint8), scales.contiguous()
-    return torch.round(scaled).to(torch.int8), scales.contiguous()
+    return nearest_codes(values * inverse, None, format), scales.contiguous()
 
 
 def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
     """What codes stand for, fp32."""
-    values = codes.view(torch.float8_e4m3fn).float() if format == "fp8" else codes.float()
-    return values * scales
+    return code_numbers(codes, format) * scales
 
 
 def _codes_and_scales(a: Any) -> tuple[Tensor, Tensor]:
-    codes = a.x.new_empty(a.x.shape, dtype=torch.uint8 if a.format == "fp8" else torch.int8)
+    codes = a.x.new_empty(a.x.shape, dtype=code_dtype(a.format))
     return codes, a.x.new_empty((*a.x.shape[:-1], 1), dtype=torch.float32)
 
 

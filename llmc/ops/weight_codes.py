@@ -14,54 +14,19 @@ tensor, per block) is repeated in each, so that rows stand alone and weights of 
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
+from llmc.graph.code_numbers import code_dtype, code_numbers
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
-
-# Quantiles of a normal distribution scaled to [-1, 1]. Source: Dettmers et al. 2023, "QLoRA", appendix E.
-NF4 = (
-    -1.0,
-    -0.6961928009986877,
-    -0.5250730514526367,
-    -0.39491748809814453,
-    -0.28444138169288635,
-    -0.18477343022823334,
-    -0.09105003625154495,
-    0.0,
-    0.07958029955625534,
-    0.16093020141124725,
-    0.24611230194568634,
-    0.33791524171829224,
-    0.44070982933044434,
-    0.5626170039176941,
-    0.7229568362236023,
-    1.0,
-)
-# Source: Open Compute Project, "Microscaling formats (MX) specification" 1.0.
-E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
-FP8_MAX = 448.0
-
-CODE_DTYPES = {
-    "int8": torch.int8,
-    "int4": torch.int8,
-    "fp8": torch.uint8,
-    "nf4": torch.uint8,
-    "mxfp4": torch.uint8,
-}
-# The smallest and the largest integer code.
-CODE_RANGE = {"int8": (-128, 127), "int4": (-8, 7)}
-CODE_BITS = {"int8": 8, "int4": 4, "fp8": 8, "nf4": 4, "mxfp4": 4}
 
 
 def code_values(codes: Tensor, zeros: Tensor | None, format: str) -> Tensor:
     """What codes stand for before they are scaled, fp32. zeros: [out, groups] or None."""
-    if format == "fp8":
-        return codes.view(torch.float8_e4m3fn).float()
-    if format in ("nf4", "mxfp4"):
-        table = torch.tensor(NF4 if format == "nf4" else E2M1, dtype=torch.float32, device=codes.device)
-        return table[codes.int()]
-    values = codes.float()
+    values = code_numbers(codes, format)
     return values if zeros is None else values - _per_column(zeros, codes.shape[1])
 
 
@@ -94,16 +59,17 @@ def weight_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows
     zero always included.
     """
     low, high = _extent(weight, group, rows)
-    if format in CODE_RANGE and not symmetric:
-        smallest, largest = CODE_RANGE[format]
+    codes = CODE_FORMATS[format]
+    if codes.integers is not None and not symmetric:
+        smallest, largest = codes.integers
         scales = (high - low) / (largest - smallest)
     else:
         magnitude = torch.maximum(high, -low)
-        if format == "mxfp4":
-            # The power of two that brings the largest magnitude into e2m1's top binade.
-            exponent = torch.floor(torch.log2(magnitude.clamp_min(2.0**-100))) - 2
+        if codes.power_of_two:
+            # The one that brings the largest magnitude into the format's top binade.
+            exponent = torch.floor(torch.log2(magnitude.clamp_min(2.0**-100))) - math.floor(math.log2(codes.largest))
             return torch.exp2(exponent.clamp(-126, 126)).to(dtype)
-        scales = magnitude / {"int8": 127.0, "int4": 7.5, "fp8": FP8_MAX, "nf4": 1.0}[format]
+        scales = magnitude / codes.largest
     rounded = scales.to(dtype)
     return torch.where(rounded > 0, rounded, torch.ones_like(rounded))
 
@@ -112,12 +78,12 @@ def weight_scales(weight: Tensor, format: str, group: int, symmetric: bool, rows
 def weight_zeros(weight: Tensor, scales: Tensor, format: str, rows: int) -> Tensor:
     """The code of zero, int8 [out, groups], that gives each group's minimum the least code: of asymmetric integers."""
     low, _ = _extent(weight, weight.shape[1] // scales.shape[1], rows)
-    smallest, largest = CODE_RANGE[format]
+    smallest, largest = _integers(format)
     return (smallest - torch.round(low / scales.float())).clamp(smallest, largest).to(torch.int8)
 
 
 @op(
-    fake=lambda a: a.weight.new_empty(a.weight.shape, dtype=CODE_DTYPES[a.format]),
+    fake=lambda a: a.weight.new_empty(a.weight.shape, dtype=code_dtype(a.format)),
     stages=IN_NO_GRAPH,
     flops=per_element(1),
 )
@@ -129,16 +95,23 @@ def weight_codes(weight: Tensor, scales: Tensor, zeros: Tensor | None, format: s
 
 def nearest_codes(scaled: Tensor, zeros: Tensor | None, format: str) -> Tensor:
     """The codes nearest to values that are scaled already; zeros has their shape. Ties go to even codes."""
-    if format == "fp8":
-        return scaled.clamp(-FP8_MAX, FP8_MAX).to(torch.float8_e4m3fn).view(torch.uint8)
-    if format == "nf4":
-        levels = torch.tensor(NF4, dtype=torch.float32, device=scaled.device)
-        return torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
-    if format == "mxfp4":
+    codes = CODE_FORMATS[format]
+    if codes.integers is not None:
+        smallest, largest = codes.symmetric if zeros is None else codes.integers
+        rounded = torch.round(scaled) if zeros is None else torch.round(scaled) + zeros
+        return rounded.clamp(smallest, largest).to(torch.int8)
+    if codes.table is None:
+        return scaled.clamp(-codes.largest, codes.largest).to(torch.float8_e4m3fn).view(torch.uint8)
+    if codes.power_of_two:
         return _e2m1_codes(scaled)
-    smallest, largest = CODE_RANGE[format]
-    rounded = torch.round(scaled) if zeros is None else torch.round(scaled) + zeros
-    return rounded.clamp(-largest if format == "int8" and zeros is None else smallest, largest).to(torch.int8)
+    levels = torch.tensor(codes.table, dtype=torch.float32, device=scaled.device)
+    return torch.bucketize(scaled, (levels[1:] + levels[:-1]) / 2).to(torch.uint8)
+
+
+def _integers(format: str) -> tuple[int, int]:
+    found = CODE_FORMATS[format].integers
+    assert found is not None, f"{format} has no zeros"
+    return found
 
 
 def _e2m1_codes(scaled: Tensor) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.ops.weight_codes import E2M1, NF4, nearest_codes, weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.code_format import CODE_FORMATS
+from llmc.ops.weight_codes import nearest_codes, weight_codes, weight_scales, weight_values, weight_zeros
 from llmc.schemes import parse_scheme
 
 # The widest gap between two values of a format; of mxfp4, where magnitudes from 6 to 8 become 6, twice the overflow.
 _STEP = {"int8": 1.0, "int4": 1.0, "nf4": 0.31, "mxfp4": 4.0, "fp8": 32.0}
+_E2M1 = CODE_FORMATS["mxfp4"].table or ()
 
 
 @pytest.mark.parametrize("spelled", ["int8", "int8:g32:asym", "int4:g32", "int4:g64:asym", "nf4", "mxfp4", "fp8:block"])
@@ -29,9 +31,9 @@ def test_values_are_within_half_a_step(spelled: str) -> None:
 
 
 def test_nf4_and_e2m1_levels_are_their_own_nearest() -> None:
-    levels = torch.tensor(NF4)
+    levels = torch.tensor(CODE_FORMATS["nf4"].table)
     assert nearest_codes(levels, None, "nf4").tolist() == list(range(16))
-    positive = torch.tensor(E2M1[:8])
+    positive = torch.tensor(_E2M1[:8])
     assert nearest_codes(positive, None, "mxfp4").tolist() == list(range(8))
     assert nearest_codes(-positive[1:], None, "mxfp4").tolist() == list(range(9, 16))
 
@@ -39,7 +41,7 @@ def test_nf4_and_e2m1_levels_are_their_own_nearest() -> None:
 def test_e2m1_ties_go_to_the_even_mantissa() -> None:
     ties = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5.0])
     expected = [0.0, 1.0, 1.0, 2.0, 2.0, 4.0, 4.0]
-    assert [E2M1[code] for code in nearest_codes(ties, None, "mxfp4").tolist()] == expected
+    assert [_E2M1[code] for code in nearest_codes(ties, None, "mxfp4").tolist()] == expected
 
 
 def test_fp8_codes_are_torchs() -> None:

@@ -11,6 +11,7 @@ from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.cache_format import parse_cache_format
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.backend import no_kernel
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.codegen.cpp import kernel_arguments as arguments
@@ -78,7 +79,7 @@ def _cache_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str
 
 def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
     format, x_format = given["format"], given.get("x_format", "none")
-    if x_format not in _X_FORMATS[format]:
+    if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if tensors["scales"].dtype not in SCALES:
         return Refusal(f"scales are {tensors['scales'].dtype}; kernels know {', '.join(map(str, SCALES))}", node)
@@ -91,14 +92,6 @@ def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str
 
 
 _CODED_HEAD = 1024  # LLMC_CODED_HEAD
-# What activations of products with weights of a format can be rounded to.
-_X_FORMATS = {
-    "int8": ("none", "int8"),
-    "int4": ("none", "int8"),
-    "fp8": ("none", "fp8"),
-    "nf4": ("none",),
-    "mxfp4": ("none",),
-}
 
 
 _MATRIX = {"x": (2,), "weight": (2,)}

@@ -7,15 +7,13 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.pack import PANEL, padded_rows
 from llmc.errors import LoweringError
-from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout
 
 # The layout in code panels of what a plain weight would have in panels.
 _PLAIN = {Layout.CODE_PANELS: Layout.PANELS, Layout.GATED_CODE_PANELS: Layout.GATED_PANELS}
-# What is added to integer codes and zeros, so that they are unsigned.
-_UNSIGNED = {"int8": 128, "int4": 8}
 # Panels put together at a time, so that memory holds little beside the codes and the result.
 _PANELS_AT_A_TIME = 64
 
@@ -38,7 +36,7 @@ class CodeShape:
     @property
     def words(self) -> int:
         """32-bit words of one row's codes of one group, the last one filled up."""
-        return -(-self.group * CODE_BITS[self.format] // 32)
+        return -(-self.group * CODE_FORMATS[self.format].bits // 32)
 
     @property
     def group_nbytes(self) -> int:
@@ -82,7 +80,7 @@ def _fill(to: Tensor, rows: Tensor, shape: CodeShape, codes: Tensor, scales: Ten
     lanes = (*rows.shape, shape.groups)
     of_rows = torch.where(rows[..., None] >= 0, scales[taken].view(lanes), torch.zeros((), dtype=scales.dtype))
     start = _put(to, 0, of_rows.transpose(1, 2))
-    shift = _UNSIGNED.get(shape.format, 0)
+    shift = CODE_FORMATS[shape.format].unsigned_shift
     if zeros is not None:
         start = _put(to, start, (zeros[taken].view(lanes).to(torch.int16) + shift).transpose(1, 2))
     unsigned = codes[taken].view(torch.uint8) + shift  # wraps around as it should
@@ -99,7 +97,7 @@ def _put(to: Tensor, start: int, values: Tensor) -> int:
 
 def _words(codes: Tensor, shape: CodeShape) -> Tensor:
     """[panels, PANEL, groups, words], int32, of unsigned codes [panels, PANEL, groups, group]."""
-    per_word = 32 // CODE_BITS[shape.format]
+    per_word = 32 // CODE_FORMATS[shape.format].bits
     codes = torch.nn.functional.pad(codes, (0, shape.words * per_word - shape.group))
     if per_word == 8:
         halves = codes.unflatten(-1, (shape.words, 2, 4))

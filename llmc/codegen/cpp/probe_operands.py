@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.cache_format import parse_cache_format
+from llmc.code_format import CODE_FORMATS
 from llmc.program import CacheSlot, Launch
 
 PANEL = 32  # LLMC_PANEL
 _ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
-_CODE_BITS = {"int8": 8, "int4": 4, "fp8": 8, "nf4": 4, "mxfp4": 4}
 # As api.h numbers them.
-_FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
+_FORMATS = tuple(CODE_FORMATS)
 _X_FORMATS = ("none", "int8", "fp8")
 _SCALE_TYPES = ("f32", "f16", "bf16")
 
@@ -125,7 +125,7 @@ class Product:
             return channels * _ITEM_BYTES[self.x]
         group = self.group or channels
         extra = _ITEM_BYTES[self.scale_type] + 2 * self.has_zeros
-        return channels // group * (extra + group * _CODE_BITS[self.format] // 8)
+        return channels // group * (extra + group * CODE_FORMATS[self.format].bits // 8)
 
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
         """The kernel's, of x [tokens, channels], weight [rows, channels] and y [tokens, rows] at these addresses."""

@@ -19,11 +19,12 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
+from llmc.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
-from llmc.ops.token_codes import LARGEST, token_codes, token_values
+from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
@@ -181,7 +182,7 @@ class Quantizer:
             if scheme.is_static:
                 assert self._stream is not None, "static scales are planned with calibration text only"
                 largest = max(float(part.abs().max()) for part in self._stream.parts(x))
-                scale = torch.tensor([max(largest, 1e-12) / LARGEST[scheme.activation]])
+                scale = torch.tensor([max(largest, 1e-12) / CODE_FORMATS[scheme.activation].largest])
             self._rounded_tokens[key] = insert_tokens(self._graph, product, x, scale, scheme.activation)
         # The weight may be the same node as x nowhere, so that this changes the one argument.
         product.replace_input_with(x, self._rounded_tokens[key])

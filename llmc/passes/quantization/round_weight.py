@@ -9,7 +9,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmc.ops.weight_codes import CODE_RANGE, weight_codes, weight_scales, weight_values, weight_zeros
+from llmc.code_format import CODE_FORMATS
+from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
 from llmc.schemes import BLOCK, Scheme
 
 # Elements that are rounded at a time, so that the many fp32 intermediates of a fit stay in a core's cache.
@@ -57,7 +58,7 @@ def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tup
     """Scales and zeros of a weight's rows: covering, or of several shrunk ones those with the least weighted error."""
     width = scheme.columns or weight.shape[1]
     scales, zeros = _covering(weight, scheme, width)
-    if importance is None or scheme.format == "mxfp4" or _shared_rows(weight, scheme) > 1:
+    if importance is None or CODE_FORMATS[scheme.format].power_of_two or _shared_rows(weight, scheme) > 1:
         return scales, zeros
     best = _group_error(weight, scales, zeros, scheme, importance)
     # What covers a group's extremes covers the group.
@@ -111,17 +112,18 @@ def _shared_rows(weight: Tensor, scheme: Scheme) -> int:
 
 def _group_error(weight: Tensor, scales: Tensor, zeros: Tensor | None, scheme: Scheme, importance: Tensor) -> Tensor:
     groups = scales.shape[1]
-    if scheme.format not in CODE_RANGE:
+    format = CODE_FORMATS[scheme.format]
+    if format.integers is None:
         codes = weight_codes(weight, scales, zeros, scheme.format)
         error = (weight_values(codes, scales, zeros, scheme.format) - weight).square_().mul_(importance)
         return error.reshape(len(weight), groups, -1).sum(-1)
     # The same in place and without codes: a fit does it seventeen times.
     grouped, scale = weight.view(len(weight), groups, -1), scales.float()[..., None]
-    low, high = (float(end) for end in CODE_RANGE[scheme.format])
     rounded = (grouped / scale).round_()
     if zeros is None:
-        rounded.clamp_(-high if scheme.format == "int8" else low, high)
+        rounded.clamp_(*format.symmetric)
     else:
         zero = zeros.float()[..., None]
+        low, high = format.integers
         rounded.clamp_(low - zero, high - zero)
     return rounded.mul_(scale).sub_(grouped).square_().mul_(importance.view(groups, -1)).sum(-1)

@@ -6,9 +6,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.pack_codes import CodeShape, pack_codes
 from llmc.errors import LoweringError
-from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout
 from tests.codegen.cpp.quantized_calls import FORMATS, SCALE_DTYPES, quantized
 
@@ -31,7 +31,7 @@ def unpacked(packed: Tensor, row: int, column: int, shape: CodeShape, gated: boo
         zero = int(block[start : start + 64].view(torch.int16)[lane]) - SHIFT[shape.format]
         start += 64
     words = block[start:].view(-1, 32, 4)
-    if CODE_BITS[shape.format] == 8:
+    if CODE_FORMATS[shape.format].bits == 8:
         code = int(words[k // 4, lane, k % 4])
     else:
         code = int(words[k // 8, lane, k % 4]) >> (4 if k % 8 >= 4 else 0) & 15

@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.graph.op_record import RECORDS
 from llmc.grid import evaluate_grid
-from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, Limits, RowCount, parse_operand
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from tests.gpu_target import gpu_target
@@ -141,7 +141,7 @@ class TensorCall:
 
     def code_rows(self) -> tuple[str, str, str | None]:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
-        is_pair = CODE_BITS[self._arguments["format"]] == 4
+        is_pair = CODE_FORMATS[self._arguments["format"]].bits == 4
         packed = code_rows(codes, Layout.CODE_PAIR_ROWS if is_pair else Layout.CODE_ROWS)
         return (
             self._put("weight:codes", packed),

@@ -16,7 +16,7 @@ from llmc.codegen.triton.kernels.quantized_linear import (
     quantized_linear,
 )
 from llmc.codegen.triton.kernels.select_channels import select_channels
-from llmc.ops.weight_codes import CODE_DTYPES
+from llmc.graph.code_numbers import code_dtype
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.triton.offline_compile import OLDER_TRITON, compile_checked, largest, meta, node_kernels
@@ -105,7 +105,7 @@ def _weight(
 ) -> tuple[Tensor, Tensor, Tensor | None]:
     groups = 1 if group is None else columns // group
     zeros = meta(out, groups, dtype=torch.int8) if asymmetric else None
-    return meta(out, columns, dtype=CODE_DTYPES[format]), _scales(out, groups), zeros
+    return meta(out, columns, dtype=code_dtype(format)), _scales(out, groups), zeros
 
 
 def _scales(out: int, groups: int) -> Tensor:

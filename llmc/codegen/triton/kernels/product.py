@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Argument, Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
-from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout, parse_operand
 
 _DESCRIPTOR_ALIGNMENT = 16
@@ -44,7 +44,7 @@ class Codes:
     @property
     def per_byte(self) -> int:
         """Codes in a byte."""
-        return 8 // CODE_BITS[self.format]
+        return 8 // CODE_FORMATS[self.format].bits
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from llmc.codegen.call import Argument, Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.codes import e4m3_codes, nearest_integers
 from llmc.codegen.triton.kernels.row_tile import row_tile
+from llmc.graph.code_numbers import code_dtype
 from llmc.program import RowCount
 
 
@@ -99,7 +100,7 @@ def quantize_launch(call: Call, format: str, *, normed: bool = False) -> tuple[D
     """
     (columns,) = call.shape("x")
     count = RowCount(str(call.count("x")))
-    dtype = torch.int8 if format == "int8" else torch.uint8
+    dtype = code_dtype(format)
     codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
     scales = rows("scales", call.workspace("x_scales", count, 1, torch.float32))["scales_ptr"]
     tile = row_tile(columns, most_rows=1)

@@ -10,6 +10,7 @@ import triton
 import triton.language as tl
 from torch import fx
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
@@ -18,7 +19,6 @@ from llmc.codegen.triton.kernels.quantized_linear import refuse_codes
 from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_ranks
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.refusal import Refusal
-from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout
 from llmc.targets import GpuTarget
 
@@ -69,7 +69,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     columns, format = call.shape("codes")[1], call.plain("format")
     codes, scales, zeros = call.code_rows()
-    layout = Layout.CODE_PAIR_ROWS if CODE_BITS[format] == 4 else Layout.CODE_ROWS
+    layout = Layout.CODE_PAIR_ROWS if CODE_FORMATS[format].bits == 4 else Layout.CODE_ROWS
     block = min(row_tile(columns, most_rows=1).block, 1024)
     return (
         DeviceLaunch(

@@ -12,6 +12,7 @@ from dataclasses import replace
 import torch
 from torch import fx
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Argument, Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
@@ -20,18 +21,9 @@ from llmc.codegen.triton.kernels.product_choice import product_launches
 from llmc.codegen.triton.kernels.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_dtypes, refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.ops.weight_codes import CODE_BITS
 from llmc.program import Layout
 from llmc.targets import GpuTarget
 
-# What x can be rounded to for weights of a format.
-_X_FORMATS = {
-    "int8": ("none", "int8"),
-    "int4": ("none", "int8"),
-    "fp8": ("none", "fp8"),
-    "nf4": ("none",),
-    "mxfp4": ("none",),
-}
 _LEAST_GROUP = 32
 
 
@@ -42,7 +34,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
         return found
     given = arguments_of(node)
     format, x_format = given["format"], given["x_format"]
-    if x_format not in _X_FORMATS[format]:
+    if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if x_format == "int8" and format == "int8" and given["zeros"] is not None:
         return Refusal("int8 weights with zeros are not int8 once their zeros are subtracted", node)
@@ -84,7 +76,7 @@ def coded_product(
     weight_rows, channels = call.shape("codes")
     groups, format, x_format = call.shape("scales")[1], call.plain("format"), call.plain("x_format")
     codes, scales, zeros = call.code_rows()
-    layout = Layout.CODE_PAIR_ROWS if CODE_BITS[format] == 4 else Layout.CODE_ROWS
+    layout = Layout.CODE_PAIR_ROWS if CODE_FORMATS[format].bits == 4 else Layout.CODE_ROWS
     width, outputs = row_bytes(channels, layout), weight_rows // 2 if gated else weight_rows
     quantize: DeviceLaunch | None = None
     x: dict[str, Argument] = {**rows("x", call.rows("x")), "x_scales_ptr": None}
