@@ -31,7 +31,9 @@ import numpy.typing as npt
 from llmc.program import Limits, Wanted
 from llmc.runtime.block_digests import BlockDigests
 from llmc.runtime.executors.executor import Chosen, Logits
-from llmc.runtime.generation import Ending, Generation, Origin
+from llmc.runtime.generation import Ending, Generation
+from llmc.runtime.prefix_cache import hash_prompt
+from llmc.runtime.request import Origin
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
@@ -121,7 +123,7 @@ def measure(requests: int, vocab_size: int, params: SamplingParams) -> dict[str,
         sampler = Sampler(params, prompt, vocab_size, np.zeros(0, np.int64))
         ending = Ending(frozenset((vocab_size,)), frozenset(), len(prompt) + output)
         request = Generation(prompt.tolist(), sampler, ending, origin=Origin())
-        request.digests = digests.of_prompt(request.tokens, b"")
+        hash_prompt(request, digests)
         loop.add(request)
 
     for _ in range(requests):

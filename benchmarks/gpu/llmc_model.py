@@ -22,7 +22,8 @@ from benchmarks.gpu.workloads import (
 )
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cuda import open_cuda
-from llmc.runtime.generation import Ending, Generation, Origin
+from llmc.runtime.generation import Ending, Generation
+from llmc.runtime.request import Origin
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step_loop import StepLoop

@@ -21,7 +21,8 @@ from llmc.graph.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor
-from llmc.runtime.request import Request
+from llmc.runtime.request import Origin, Request
+from llmc.runtime.request_state import Standing
 from llmc.runtime.step_inputs import StepInputs
 from llmc.runtime.step_plan import Chunk, StepPlan
 from llmc.runtime.threads import thread_count
@@ -155,7 +156,7 @@ class Profiler:
             chunk = Chunk(first, start, min(most, context - start), 0)
             self._executor.step(self._inputs.fill(_plan(chunk)))
         for other in others:
-            self._executor.copy_blocks(dict(zip(other.blocks, first.blocks, strict=True)))
+            self._executor.copy_blocks(dict(zip(other.standing.blocks, first.standing.blocks, strict=True)))
         plan = _plan(*(Chunk(sequence, context, 1, 1) for sequence in (first, *others)))
         name = f"decode, {batch} request{'s' if batch > 1 else ''} at context {context}"
         return PreparedStep(name, plan, StepShape.decode(batch, context + 1))
@@ -218,8 +219,8 @@ class _Sequence(Request):
     """Tokens with blocks, as the scheduler would give them; nobody reads the logits."""
 
     def __init__(self, tokens: Sequence[int], blocks: range) -> None:
-        super().__init__(tokens, every_logit=False)
-        self.blocks = list(blocks)
+        super().__init__(tokens, every_logit=False, origin=Origin())
+        self.standing = Standing(blocks=list(blocks))
 
     def receive(self, start: int, logits: Any) -> None:
         """Do nothing: steps are run for their times, and what follows random tokens tells nobody anything."""

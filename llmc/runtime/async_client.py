@@ -54,7 +54,7 @@ def choice_news(client: Client, choice: Request) -> ChoiceNews | None:
 def view(client: Client, now: float) -> RequestView:
     """For who looks at what is in flight."""
     sequences = client.job.sequences
-    blocks = sum(len(sequence.blocks) for sequence in sequences)
+    blocks = sum(len(sequence.standing.blocks) for sequence in sequences)
     return RequestView(
         request_id=client.request.request_id,
         priority=client.request.priority,

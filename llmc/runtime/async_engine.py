@@ -335,9 +335,9 @@ class AsyncEngine:
             results = job.results()
             self._generation_tokens += sum(len(result.token_ids) for result in results)
             self._finished[results[0].finish_reason] += 1
-            times = RequestTimes(client.arrived, job.first.started, client.first_token, now)
+            times = RequestTimes(client.arrived, job.first.standing.started, client.first_token, now)
             self._outbox.setdefault(client.stream.event_loop, []).append(
-                (client.stream, news_of_results(results, job.prompt_logprobs, job.first.cached_tokens, times))
+                (client.stream, news_of_results(results, job.prompt_logprobs, job.first.standing.cached_tokens, times))
             )
 
     def _post(
@@ -351,12 +351,12 @@ class AsyncEngine:
     ) -> None:
         first, times = client.job.first, client.times
         if times is None or finished:
-            times = RequestTimes(client.arrived, first.started, client.first_token, now if finished else None)
+            times = RequestTimes(client.arrived, first.standing.started, client.first_token, now if finished else None)
             client.times = times
         prompt_logprobs = None if client.told_prompt or error else client.job.prompt_logprobs
         client.told_prompt = True
         self._generation_tokens += sum(len(choice.token_ids) for choice in choices)
-        news = News(choices, first.cached_tokens, times, finished, error, prompt_logprobs)
+        news = News(choices, first.standing.cached_tokens, times, finished, error, prompt_logprobs)
         self._outbox.setdefault(client.stream.event_loop, []).append((client.stream, news))
 
     def _send(self) -> None:

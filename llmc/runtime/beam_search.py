@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.generation import Ending, Origin
+from llmc.runtime.generation import Ending
 from llmc.runtime.logit_edits import LogitEdit, edited
 from llmc.runtime.logprobs import likeliest, log_normalizer
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.request import Forks, Request
+from llmc.runtime.request import Forks, Origin, Request
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.sampler import nothing_allowed, penalize_output, penalize_repetition
 from llmc.runtime.sampling_params import SamplingParams
@@ -202,7 +202,7 @@ class BeamSearch:
                 forks.resume(parent)
         for parent in parents:
             if parent not in started:
-                parent.finished = True
+                parent.end()
                 if parent is not current:
                     forks.remove(parent)
         self._live = live
@@ -238,7 +238,7 @@ class BeamSearch:
     def _end(self) -> None:
         self.finished = True
         for beam in self._live:
-            beam.finished = True
+            beam.end()
 
 
 class Beam(Request):
@@ -252,15 +252,7 @@ class Beam(Request):
         total: float,
         text: OutputText | None,
     ) -> None:
-        origin = search.origin
-        super().__init__(
-            tokens,
-            every_logit=False,
-            priority=origin.priority,
-            salt=origin.salt,
-            arrived=origin.arrived,
-            deadline=origin.deadline,
-        )
+        super().__init__(tokens, every_logit=False, origin=search.origin)
         self.search = search
         self.logprobs = logprobs
         self.total = total

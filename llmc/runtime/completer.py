@@ -54,7 +54,7 @@ class Completer:
                 if self.cache is not None:
                     self.cache.put(request, answer)
             choices = tuple(self._choice(result, request.params) for result in answer.results)
-            found = len(request.prompt_token_ids) if job is None else job.first.cached_tokens
+            found = len(request.prompt_token_ids) if job is None else job.first.standing.cached_tokens
             completions.append(Completion(choices, len(request.prompt_token_ids), found, answer.prompt_logprobs))
         return completions
 

@@ -35,24 +35,23 @@ class DecodeSet:
 
     def add(self, request: SampledRequest, number: int) -> None:
         """Give a request with one pending token a place; `number` is that of the step that will compute it."""
-        request.phase = (number - request.computed) % self._block_size
-        self._cohorts[request.phase][request] = None
-        request.place = len(self._requests)
+        own = request.decoding
+        own.phase = (number - request.computed) % self._block_size
+        self._cohorts[own.phase][request] = None
+        own.place = len(self._requests)
         self._requests.append(request)
         self._entered.append(request)
 
     def remove(self, request: Request) -> None:
-        """Take a request out; its `computed` is its own again."""
-        place = request.place
+        """Take a request out; how much of it is computed must be counted from now on."""
+        own = request.decoding
+        place, own.place = own.place, None
         assert place is not None
-        computed = request.computed
-        request.place = None
-        request.computed = computed
-        del self._cohorts[request.phase][request]
+        del self._cohorts[own.phase][request]
         last = self._requests.pop()
         if last is not request:
             self._requests[place] = last
-            last.place = place
+            last.decoding.place = place
             self._entered.append(last)
 
     def note_exchange(self, request: Request) -> None:

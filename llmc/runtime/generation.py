@@ -9,10 +9,9 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.generation_request import Priority
 from llmc.runtime.logprobs import token_logprobs
 from llmc.runtime.output_text import OutputText
-from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
+from llmc.runtime.request import Forks, LogitRows, Origin, Request, SampledRequest
 from llmc.runtime.request_output import FinishReason, TokenLogprobs
 from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
@@ -26,16 +25,6 @@ class Ending:
     eos_ids: frozenset[int]
     stop_ids: frozenset[int]
     max_length: int
-
-
-@dataclass(frozen=True)
-class Origin:
-    """Where a sequence comes from, as the scheduler wants to know it (see Request)."""
-
-    priority: Priority = Priority.FREE
-    salt: bytes | None = b""
-    arrived: float | None = None
-    deadline: float | None = None
 
 
 class Generation(SampledRequest):
@@ -60,16 +49,8 @@ class Generation(SampledRequest):
         prompt_logprobs: int | None = None,
         siblings: Sequence[Generation] = (),
     ) -> None:
-        super().__init__(
-            prompt,
-            sampler,
-            is_steady=not siblings and prompt_logprobs is None and ending.max_length > len(prompt),
-            every_logit=prompt_logprobs is not None,
-            priority=origin.priority,
-            salt=origin.salt,
-            arrived=origin.arrived,
-            deadline=origin.deadline,
-        )
+        super().__init__(prompt, sampler, every_logit=prompt_logprobs is not None, origin=origin)
+        self.is_steady = not siblings and prompt_logprobs is None and ending.max_length > len(prompt)
         self.index = index
         self.prompt_tokens = len(self.tokens)
         self.text = text
@@ -187,7 +168,7 @@ class Generation(SampledRequest):
     def _finish(self, reason: FinishReason, stop_reason: str | int | None) -> None:
         self.finish_reason = reason
         self.stop_reason = stop_reason
-        self.finished = True
+        self.end()
         if self.text is not None:
             self.text.finish()
 
@@ -196,10 +177,11 @@ class Scoring(Request):
     """Gathers the logits after each token: `logits` [tokens, vocabulary], fp32, complete when finished."""
 
     def __init__(self, tokens: Sequence[int], vocab_size: int) -> None:
-        super().__init__(tokens, every_logit=True)
+        super().__init__(tokens, every_logit=True, origin=Origin(salt=None))
         self.logits = np.empty((len(self.tokens), vocab_size), np.float32)
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """Keep the rows."""
         self.logits[start : start + len(logits)] = logits
-        self.finished = start + len(logits) == len(self.tokens)
+        if start + len(logits) == len(self.tokens):
+            self.end()

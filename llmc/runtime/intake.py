@@ -12,12 +12,14 @@ from llmc.errors import RequestError
 from llmc.program import Limits
 from llmc.runtime.beam_search import BeamSearch
 from llmc.runtime.block_digests import BlockDigests, tenant_salt
-from llmc.runtime.generation import Ending, Generation, Origin
+from llmc.runtime.generation import Ending, Generation
 from llmc.runtime.generation_job import BeamJob, GenerationJob, SampledJob
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.logit_edits import logit_edits
 from llmc.runtime.output_text import OutputText
+from llmc.runtime.prefix_cache import hash_prompt
 from llmc.runtime.prompts import check_ids, check_length
+from llmc.runtime.request import Origin
 from llmc.runtime.sampler import Sampler, TokenMask
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.tokenizer import Tokenizer
@@ -81,9 +83,7 @@ class Intake:
         """The sequences for a request. new_mask: what its grammar was compiled to. Raises RequestError."""
         self.check(where, request.prompt_token_ids, request.params)
         job = self._job(request, arrived, new_mask)
-        if job.first.salt is not None:
-            # Here, because it takes microseconds a block, and a step waits for what the scheduler does.
-            job.first.digests = self._digests.of_prompt(job.first.tokens, job.first.salt)
+        hash_prompt(job.first, self._digests)
         return job
 
     def _job(

@@ -44,7 +44,7 @@ class PrefixCache:
         if request.salt is None or request.scored < request.scored_end:
             return []
         found: list[int] = []
-        digests = request.digests
+        digests = request.prefix.digests
         parent = _root(request)
         for index in range((len(request.tokens) - 1) // self._block_size):
             if index == len(digests):
@@ -58,27 +58,32 @@ class PrefixCache:
                 self._hash_first(chain)
         return found
 
-    def count(self, request: Request, blocks: int) -> None:
-        """Put a started request into the statistics."""
-        if request.salt is not None:
+    def start(self, request: Request, blocks: int) -> None:
+        """The request begins on so many blocks that it has found. The first time it is put into the statistics."""
+        request.prefix.registered = blocks
+        if request.salt is not None and request.standing.started is None:
             self.queries += len(request.tokens)
             self.hits += blocks * self._block_size
 
+    def leave(self, request: Request) -> None:
+        """The request holds no blocks any more."""
+        request.prefix.registered = 0
+        request.prefix.chain = None
+
     def register(self, request: Request) -> None:
         """Remember the blocks that the request has filled. Call it only once logits after them were finite."""
-        if request.salt is None:
-            return
+        own = request.prefix
         full = request.computed // self._block_size
-        if full <= request.registered:
+        if request.salt is None or full <= own.registered:
             return
-        chain, known = request.chain, None
+        chain, known = own.chain, None
         if chain is None:
-            begin, digests = request.registered, request.digests
-            chain = request.chain = Chain(request.tokens, begin, digests[begin - 1] if begin else _root(request))
+            begin, digests = own.registered, own.digests
+            chain = own.chain = Chain(request.tokens, begin, digests[begin - 1] if begin else _root(request))
             # `match` has looked for the first of them in vain.
             known = digests[begin] if len(digests) > begin else None
-        added = request.blocks[request.registered : full]
-        request.registered = full
+        added = request.standing.blocks[own.registered : full]
+        own.registered = full
         self._pool.keep(added, chain)
         is_folded = bool(chain.blocks)
         chain.blocks += added
@@ -90,14 +95,15 @@ class PrefixCache:
         if parent.salt is None:
             return
         self.register(parent)
-        chain = parent.chain
+        chain = parent.prefix.chain
         while chain is not None and chain.blocks:
             self._unfold(chain)
             self._hash_first(chain)
-        child.digests = parent.digests.copy()
-        child.registered = parent.registered
+        own = child.prefix
+        own.digests = parent.prefix.digests.copy()
+        own.registered = parent.prefix.registered
         if chain is not None:
-            child.chain = Chain(child.tokens, chain.begin, chain.parent)
+            own.chain = Chain(child.tokens, chain.begin, chain.parent)
 
     def _hash_first(self, chain: Chain, digest: bytes | None = None) -> None:
         """The chain's first block can be found from now on; the others are folded under it. digest: if known."""
@@ -138,6 +144,13 @@ class PrefixCache:
                 assert isinstance(content, bytes)
                 del self._blocks[content]
             begin = end
+
+
+def hash_prompt(request: Request, digests: BlockDigests) -> None:
+    """Before the request is added, because it takes microseconds a block, and a step waits for what the scheduler
+    does."""
+    if request.salt is not None:
+        request.prefix.digests = digests.of_prompt(request.tokens, request.salt)
 
 
 def _root(request: Request) -> bytes:

@@ -53,7 +53,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
     row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
-        request.computed += chunk.tokens
+        scheduler.advance(chunk)
         if not chunk.logit_rows:
             continue  # The request goes on prefilling; whether this chunk came out well shows in later logits.
         if isinstance(request, SampledRequest) and request.is_steady:
@@ -72,8 +72,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
             scheduler.settle(request)
     for chunk, row in readers:
         request = chunk.request
-        request.receive(request.computed - chunk.logit_rows, results.logits(row, chunk.logit_rows))
-        request.scored = max(request.scored, request.computed)
+        request.read(request.computed - chunk.logit_rows, results.logits(row, chunk.logit_rows))
         request.follow(scheduler)
         scheduler.settle(request)
     return tokens

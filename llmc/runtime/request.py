@@ -8,6 +8,7 @@ from __future__ import annotations
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy.typing as npt
 
 from llmc.errors import RequestError
 from llmc.runtime.generation_request import Priority
-from llmc.runtime.prefix_chain import Chain
+from llmc.runtime.request_state import Decoding, KnownPrefix, Standing
 from llmc.runtime.row_choice import RowChoice
 from llmc.runtime.sampler import Sampler
 
@@ -44,68 +45,60 @@ class Forks(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Origin:
+    """Where a request comes from.
+
+    salt: only requests with the same one share cached prefixes; None shares with nobody. arrived: time.monotonic(),
+    None for now. deadline: the same clock, None for no limit.
+    """
+
+    priority: Priority = Priority.FREE
+    salt: bytes | None = b""
+    arrived: float | None = None
+    deadline: float | None = None
+
+
 class Request(ABC):
     """Tokens to be read by the model, and what is done with the logits that it gives for them.
 
     A client's request with several choices has one of these for each.
 
-    tokens: the prompt and what was generated so far. blocks: of the KV cache, in order of position. computed: how
-    many of the tokens have their keys and values in those blocks. finished: no step may follow.
-    scored, scored_end: logits are wanted after each token from position `scored` to before `scored_end`, and always
-    after the last one. error: why it cannot go on. salt: only requests with the same one share cached prefixes; None
-    shares with nobody. arrived: time.monotonic(). deadline: the same clock, None for no limit.
-
-    The scheduler's own: sequence (order of arrival), is_waiting (in a queue), is_seated (holding blocks, one of
-    max_sequences), place and phase (see DecodeSet; place is None for one that does not decode), digests (of its first
-    blocks, as far as somebody asked), registered (how many of its blocks the prefix cache knows), chain (the last of
-    them), cached_tokens (found in the prefix cache when it first started).
+    tokens: the prompt and what was generated so far. finished: no step may follow. scored, scored_end: logits are
+    wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
+    cannot go on. priority, salt, arrived, deadline: see Origin; one that has failed loses its salt. standing, decoding,
+    prefix: what others note; see request_state.py.
     """
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        *,
-        every_logit: bool,
-        priority: Priority = Priority.FREE,
-        salt: bytes | None = None,
-        arrived: float | None = None,
-        deadline: float | None = None,
-    ) -> None:
+    def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
         self.tokens = list(prompt)
         self.scored = 0
         self.scored_end = len(self.tokens) if every_logit else 0
-        self.blocks: list[int] = []
-        self.place: int | None = None
-        self._computed = 0
         self.finished = False
         self.error: RequestError | None = None
-        self.priority = priority
-        self.salt = salt
-        self.arrived = time.monotonic() if arrived is None else arrived
-        self.deadline = deadline
-        self.started: float | None = None
-        self.sequence = 0
-        self.is_waiting = False
-        self.is_seated = False
-        self.phase = 0
-        self.digests: list[bytes] = []
-        self.registered = 0
-        self.chain: Chain | None = None
-        self.cached_tokens = 0
+        self.priority = origin.priority
+        self.salt = origin.salt
+        self.arrived = time.monotonic() if origin.arrived is None else origin.arrived
+        self.deadline = origin.deadline
+        self.standing = Standing()
+        self.decoding = Decoding()
+        self.prefix = KnownPrefix()
 
     @property
     def computed(self) -> int:
-        """See above. While the request decodes it is all tokens but the last, and nobody has to count."""
-        return self._computed if self.place is None else len(self.tokens) - 1
-
-    @computed.setter
-    def computed(self, count: int) -> None:
-        self._computed = count
+        """How many tokens have their keys and values in the blocks. While the request decodes it is all but the last,
+        and nobody has to count."""
+        return self.standing.computed if self.decoding.place is None else len(self.tokens) - 1
 
     @property
     def choice(self) -> RowChoice | None:
         """How a device can choose its next token without showing it the logits; None if it needs them."""
         return None
+
+    def read(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """The logits that it waited for: `receive` them, and want them no more."""
+        self.receive(start, logits)
+        self.scored = max(self.scored, start + len(logits))
 
     @abstractmethod
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
@@ -115,6 +108,10 @@ class Request(ABC):
         """The logits are of no use: end, and let nobody find the blocks."""
         self.error = error
         self.salt = None
+        self.end()
+
+    def end(self) -> None:
+        """Want no more steps."""
         self.finished = True
 
     def follow(self, forks: Forks) -> None:  # noqa: B027  (most have nobody to start)
@@ -122,7 +119,7 @@ class Request(ABC):
 
     def expire(self) -> None:
         """Its deadline has passed: end with what there is."""
-        self.finished = True
+        self.end()
 
     @property
     def pending(self) -> int:
@@ -158,23 +155,11 @@ class SampledRequest(Request):
     it reads its logits with `receive`.
     """
 
-    def __init__(
-        self,
-        prompt: Sequence[int],
-        sampler: Sampler,
-        *,
-        is_steady: bool,
-        every_logit: bool,
-        priority: Priority = Priority.FREE,
-        salt: bytes | None = None,
-        arrived: float | None = None,
-        deadline: float | None = None,
-    ) -> None:
-        super().__init__(
-            prompt, every_logit=every_logit, priority=priority, salt=salt, arrived=arrived, deadline=deadline
-        )
+    is_steady: bool
+
+    def __init__(self, prompt: Sequence[int], sampler: Sampler, *, every_logit: bool, origin: Origin) -> None:
+        super().__init__(prompt, every_logit=every_logit, origin=origin)
         self.sampler = sampler
-        self.is_steady = is_steady
 
     @abstractmethod
     def accept(self, token: int, rows: LogitRows, row: int) -> None:

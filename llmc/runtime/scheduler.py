@@ -13,8 +13,8 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 
 from llmc.program import Limits
 from llmc.runtime.block_pool import BlockPool
@@ -66,7 +66,6 @@ class Scheduler:
         self._arrivals = 0
         self._number = 0
         self._now = 0.0
-        self._plan = StepPlan.of([])
 
     @property
     def idle(self) -> bool:
@@ -86,9 +85,9 @@ class Scheduler:
     def add(self, request: Request) -> None:
         """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
         self._arrivals += 1
-        request.sequence = self._arrivals
+        request.standing.sequence = self._arrivals
         self._queue_of(request).append(request)
-        request.is_waiting = True
+        request.standing.is_waiting = True
         self._deadlines.watch(request)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -96,43 +95,46 @@ class Scheduler:
 
         Where no seat is free the child waits and computes them again.
         """
-        child.sequence = parent.sequence
-        child.started = parent.started
+        first, own = parent.standing, child.standing
+        own.sequence, own.started = first.sequence, first.started
         self._deadlines.watch(child)
-        if not parent.is_seated or not self._free_seats:
+        if not first.is_seated or not self._free_seats:
             self._requeue(child)
             return
         self._take_seat(child)
-        child.computed = parent.computed
-        child.blocks = parent.blocks[: -(-parent.computed // self._block_size)]
+        own.computed = parent.computed
+        own.blocks = first.blocks[: self._blocks_for(own.computed)]
         self.prefix_cache.fork(parent, child)
-        self._pool.share(child.blocks)
+        self._pool.share(own.blocks)
         self._forked += (parent, child)
         self._place(child)
 
     def resume(self, request: Request) -> None:
         """A parked request has tokens to compute again."""
         del self._parked[request]
-        if not request.is_seated:
+        if not request.standing.is_seated:
             self._requeue(request)
         else:
             self._place(request)
 
     def remove(self, request: Request) -> None:
         """Forget a request and free its blocks at once; one that is gone already is no error."""
-        if request.place is not None:
-            self._decoding.remove(request)
-            self.prefix_cache.register(request)
+        if request.decoding.place is not None:
+            self._stop_decoding(request)
         elif request in self._parked:
             self.prefix_cache.register(request)
             del self._parked[request]
         elif request in self._prefilling:
             del self._prefilling[request]
-        elif request.is_waiting:
+        elif request.standing.is_waiting:
             self._queue_of(request).remove(request)
-            request.is_waiting = False
+            request.standing.is_waiting = False
         self._release(request)
         self._deadlines.drop(request)
+
+    def advance(self, chunk: Chunk) -> None:
+        """The chunk's tokens have been computed."""
+        chunk.request.standing.computed += chunk.tokens
 
     def settle(self, request: Request) -> None:
         """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
@@ -151,7 +153,7 @@ class Scheduler:
     def preempt_all(self) -> None:
         """Take every block back. The plan that was made last is not to be computed then."""
         for request in [*self._decoding.requests(), *self._prefilling, *self._parked]:
-            if request.is_seated:
+            if request.standing.is_seated:
                 self._preempt(request)
 
     def expired(self) -> list[Request]:
@@ -161,94 +163,88 @@ class Scheduler:
     def schedule(self) -> StepPlan:
         """The next step, with blocks for its tokens. Empty only if no request has anything to compute.
 
-        The caller computes it, gives each request its logits or its token, advances `computed` of the chunks'
-        requests, and then settles those that got logits and every decode that has finished.
+        The caller computes it, gives each request its logits or its token, advances the chunks, and then settles those
+        that got logits and every decode that has finished.
         """
         self._number += 1
-        plan = self._plan = StepPlan.of(self._decoding.requests())
         preemptions = self.preemptions
-        cohort = self._decoding.cohort(self._number)
-        if cohort:
-            self._grow_cohort(cohort)
-        for request in self._take_forked():
-            if request.place is not None and self._grow(request, 1):
-                self._decoding.note_exchange(request)
-        room = _Room(self._budget - len(plan.decodes), self._rows - len(plan.decodes))
+        draft = _Draft(self._budget - len(self._decoding), self._rows - len(self._decoding))
+        self._grow_decodes(draft)
         for request in self._by_urgency():
-            if request.is_seated:
-                self._extend(request, request.fitting(room.tokens, room.rows), room)
+            if request.standing.is_seated:
+                self._extend(request, request.fitting(draft.tokens, draft.rows), draft)
         if self._free_seats and preemptions == self.preemptions:
             self._now = self._clock()
-            while self._free_seats and self._start_next(room):
+            while self._free_seats and self._start_next(draft):
                 pass
+        decodes, chunks = self._decoding.requests(), draft.chunks
         if preemptions != self.preemptions:
-            # Those that gave way are in it, perhaps.
-            plan.decodes[:] = self._decoding.requests()
-            plan.chunks[:] = [c for c in plan.chunks if c.request.is_seated]
-        if not plan:
+            # Those that gave way are among them, perhaps.
+            chunks = [c for c in chunks if c.request.standing.is_seated]
+        if not (decodes or chunks):
             # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
             is_stuck = self._parked and self.waiting and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
-        plan.entered.extend(self._decoding.take_entered())
-        return plan
+        return StepPlan(decodes, chunks, draft.copies, draft.grown, self._decoding.take_entered())
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
         requests = list(self._prefilling)
         if len(requests) > 1:
-            requests.sort(key=lambda r: (r.pending > 1, not self._is_urgent(r), r.sequence))
+            requests.sort(key=lambda r: (r.pending > 1, not self._is_urgent(r), r.standing.sequence))
         return requests
 
-    def _take_forked(self) -> list[Request]:
-        forked = self._forked
-        if forked:
-            self._forked = []
-        return forked
-
-    def _grow_cohort(self, cohort: dict[Request, None]) -> None:
-        """Give each of these decoding requests the block that its next token begins."""
+    def _grow_decodes(self, draft: _Draft) -> None:
+        """Give the decoding requests the blocks that they write next."""
+        cohort = self._decoding.cohort(self._number)
         if len(cohort) <= self._pool.available:
-            for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
-                request.blocks.append(block)
-            self._plan.grown.extend(cohort)
-            return
-        for request in list(cohort):
-            if request.place is not None and self._grow(request, 1):
-                self._plan.grown.append(request)
+            if cohort:
+                for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
+                    request.standing.blocks.append(block)
+                draft.grown.extend(cohort)
+        else:
+            for request in list(cohort):
+                if request.decoding.place is not None and self._grow(request, 1, draft):
+                    draft.grown.append(request)
+        if self._forked:
+            forked, self._forked = self._forked, []
+            for request in forked:
+                if request.decoding.place is not None and self._grow(request, 1, draft):
+                    self._decoding.note_exchange(request)
 
-    def _start_next(self, room: _Room) -> bool:
+    def _start_next(self, draft: _Draft) -> bool:
         """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
         queue = self._next_queue()
-        if queue is None or not room.tokens:
+        if queue is None or not draft.tokens:
             return False
         request = queue[0]
+        own, pool = request.standing, self._pool
         found = self.prefix_cache.match(request)
-        pool, known = self._pool, len(found)
+        known = len(found)
         missing = self._blocks_for(len(request.tokens)) - known
         revived = sum(not pool.holders(block) for block in found) if found else 0
         # With rows and tokens left, the running ones have got all that they want.
-        promised = 0 if room.rows else self._promised()
+        promised = 0 if draft.rows else self._promised()
         if missing + revived + promised > pool.available:
             return False
-        request.computed = known * self._block_size
-        count = request.fitting(room.tokens, room.rows)
+        own.computed = known * self._block_size
+        count = request.fitting(draft.tokens, draft.rows)
         if not count:
-            request.computed = 0
+            own.computed = 0
             return False
         queue.popleft()
-        request.is_waiting = False
+        own.is_waiting = False
         if found:
             pool.share(found)
-        request.blocks = found + pool.allocate(self._blocks_for(request.computed + count) - known)
-        request.registered = known
+        own.blocks = found + pool.allocate(self._blocks_for(own.computed + count) - known)
         self._take_seat(request)
-        if request.started is None:
-            request.started = self._now
-            request.cached_tokens = request.computed
-            self.prefix_cache.count(request, known)
+        self.prefix_cache.start(request, known)
+        if own.started is None:
+            own.started = self._now
+            own.cached_tokens = own.computed
         self._prefilling[request] = None
-        self._include(request, count, room)
+        draft.include(request, count)
         return True
 
     def _queue_of(self, request: Request) -> deque[Request]:
@@ -260,21 +256,15 @@ class Scheduler:
             return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
         return premium or free or None
 
-    def _extend(self, request: Request, count: int, room: _Room) -> None:
+    def _extend(self, request: Request, count: int, draft: _Draft) -> None:
         """Give the request's next `count` tokens blocks and a place in the step."""
-        if count > 0 and self._grow(request, count):
-            self._include(request, count, room)
+        if count > 0 and self._grow(request, count, draft):
+            draft.include(request, count)
 
-    def _include(self, request: Request, count: int, room: _Room) -> None:
-        rows = request.logit_rows(count)
-        self._plan.chunks.append(Chunk(request, request.computed, count, rows))
-        room.tokens -= count
-        room.rows -= rows
-
-    def _grow(self, request: Request, count: int) -> bool:
+    def _grow(self, request: Request, count: int, draft: _Draft) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
-        pool, blocks = self._pool, request.blocks
-        index, end = request.computed // self._block_size, self._blocks_for(request.computed + count)
+        pool, blocks, computed = self._pool, request.standing.blocks, request.computed
+        index, end = computed // self._block_size, self._blocks_for(computed + count)
         while True:
             is_shared = index < len(blocks) and pool.holders(blocks[index]) > 1
             missing = max(0, end - len(blocks))
@@ -286,7 +276,7 @@ class Scheduler:
                 return False
         if is_shared:
             (own,) = pool.allocate(1)
-            self._plan.copies[own] = blocks[index]
+            draft.copies[own] = blocks[index]
             pool.release((blocks[index],))
             blocks[index] = own
         if missing:
@@ -296,47 +286,55 @@ class Scheduler:
     def _victim(self) -> Request:
         """The youngest of the least urgent requests that hold blocks."""
         holding: list[Request] = [*self._decoding.requests()]
-        holding += [r for group in (self._prefilling, self._parked) for r in group if r.is_seated]
-        return max(holding, key=lambda r: (not self._is_urgent(r), r.sequence))
+        holding += [r for group in (self._prefilling, self._parked) for r in group if r.standing.is_seated]
+        return self._least_urgent(holding)
+
+    def _least_urgent(self, requests: Iterable[Request]) -> Request:
+        return max(requests, key=lambda r: (not self._is_urgent(r), r.standing.sequence))
 
     def _preempt(self, victim: Request) -> None:
         self.preemptions += 1
         if victim in self._parked:
             self._release(victim)
             return
-        if victim.place is not None:
-            self._decoding.remove(victim)
-            self.prefix_cache.register(victim)
+        if victim.decoding.place is not None:
+            self._stop_decoding(victim)
         else:
             del self._prefilling[victim]
         self._release(victim)
         self._requeue(victim)
 
     def _preempt_parked(self) -> bool:
-        holding = [request for request in self._parked if request.is_seated]
+        holding = [request for request in self._parked if request.standing.is_seated]
         if holding:
-            self._preempt(max(holding, key=lambda r: (not self._is_urgent(r), r.sequence)))
+            self._preempt(self._least_urgent(holding))
         return bool(holding)
 
+    def _stop_decoding(self, request: Request) -> None:
+        request.standing.computed = request.computed
+        self._decoding.remove(request)
+        self.prefix_cache.register(request)
+
     def _release(self, request: Request) -> None:
-        if request.is_seated:
-            request.is_seated = False
+        own = request.standing
+        if own.is_seated:
+            own.is_seated = False
             self._free_seats += 1
-        if request.blocks:
-            self._pool.release(request.blocks)
-            request.blocks = []
-        request.computed = request.registered = 0
-        request.chain = None
+        if own.blocks:
+            self._pool.release(own.blocks)
+            own.blocks = []
+        own.computed = 0
+        self.prefix_cache.leave(request)
 
     def _take_seat(self, request: Request) -> None:
-        request.is_seated = True
+        request.standing.is_seated = True
         self._free_seats -= 1
 
     def _requeue(self, request: Request) -> None:
         """Back among the waiting, by order of arrival."""
-        request.is_waiting = True
-        queue = self._queue_of(request)
-        place = next((i for i, other in enumerate(queue) if other.sequence > request.sequence), len(queue))
+        request.standing.is_waiting = True
+        queue, sequence = self._queue_of(request), request.standing.sequence
+        place = next((i for i, other in enumerate(queue) if other.standing.sequence > sequence), len(queue))
         queue.insert(place, request)
 
     def _place(self, request: Request) -> None:
@@ -357,12 +355,22 @@ class Scheduler:
 
     def _promised(self) -> int:
         """Blocks that running requests still need for the tokens they have: a new request must not take those."""
-        return sum([max(0, self._blocks_for(len(r.tokens)) - len(r.blocks)) for r in self._prefilling])
+        return sum([max(0, self._blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in self._prefilling])
 
 
-@dataclass
-class _Room:
-    """What is left of a step's tokens and logit rows."""
+@dataclass(slots=True)
+class _Draft:
+    """A step that is being planned, but for its decodes. tokens, rows: how many more it has room for."""
 
     tokens: int
     rows: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)
+    grown: list[Request] = field(default_factory=list)
+
+    def include(self, request: Request, count: int) -> None:
+        """The request's next `count` tokens, and the rows of logits that it wants after them."""
+        rows = request.logit_rows(count)
+        self.chunks.append(Chunk(request, request.computed, count, rows))
+        self.tokens -= count
+        self.rows -= rows

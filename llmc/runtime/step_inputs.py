@@ -80,18 +80,18 @@ class StepInputs:
 
     def _grow(self, plan: StepPlan) -> None:
         """Those that begin a block: it is their table's last, and they write its first slot."""
-        placed = [(request.place, request) for request in plan.grown if request.place is not None]
+        placed = [(place, r.standing.blocks) for r in plan.grown if (place := r.decoding.place) is not None]
         if placed:
             places, grown = zip(*placed, strict=True)
-            blocks = np.array([request.blocks[-1] for request in grown], np.int32)
-            self._standing_tables[list(places), [len(request.blocks) - 1 for request in grown]] = blocks
+            blocks = np.array([own[-1] for own in grown], np.int32)
+            self._standing_tables[list(places), [len(own) - 1 for own in grown]] = blocks
             self._slots[list(places)] = blocks * self._block_size
 
     def _enter(self, plan: StepPlan) -> None:
         for request in plan.entered:
-            place = request.place
+            place = request.decoding.place
             if place is not None:
-                position, blocks, size = request.computed, request.blocks, self._block_size
+                position, blocks, size = request.computed, request.standing.blocks, self._block_size
                 self._input_ids[place] = request.tokens[-1]
                 self._positions[place] = position
                 self._slots[place] = blocks[position // size] * size + position % size
@@ -100,7 +100,7 @@ class StepInputs:
     def _fill_chunk(self, chunk: Chunk, begin: int, table: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
         request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
         blocks = -(-stop // size)
-        table[:blocks] = request.blocks[:blocks]
+        table[:blocks] = request.standing.blocks[:blocks]
         self._input_ids[begin:end] = request.tokens[chunk.start : stop]
         self._positions[begin:end] = np.arange(chunk.start, stop)
         index, inside = np.divmod(self._positions[begin:end], size)

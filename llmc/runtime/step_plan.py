@@ -31,11 +31,6 @@ class StepPlan(NamedTuple):
     grown: list[Request]
     entered: list[Request]
 
-    @classmethod
-    def of(cls, decodes: list[SampledRequest]) -> StepPlan:
-        """A plan with nothing else yet."""
-        return cls(decodes, [], {}, [], [])
-
     def __bool__(self) -> bool:
         return bool(self.decodes or self.chunks)
 

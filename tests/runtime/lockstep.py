@@ -9,7 +9,7 @@ import numpy.typing as npt
 
 from llmc.errors import RequestError
 from llmc.runtime.generation_request import Priority
-from llmc.runtime.request import Forks, Request
+from llmc.runtime.request import Forks, Origin, Request
 from tests.runtime.model_free import next_token, no_logits
 
 
@@ -36,7 +36,7 @@ class Lockstep:
         self.error: RequestError | None = None
         self.live: list[Member] = []
         self._prompt, self._output, self._width, self._known = list(prompt), output, width, known
-        self._origin = (priority, salt, arrived, deadline)
+        self._origin = Origin(priority, salt, arrived, deadline)
         self.first = self._member(self._prompt)
         self.live.append(self.first)
 
@@ -62,7 +62,7 @@ class Lockstep:
             if member is not current:
                 forks.resume(member)
         for member in lost:
-            member.finished = True
+            member.end()
             if member is not current:
                 forks.remove(member)
         self.live = [*parents, *children]
@@ -71,13 +71,12 @@ class Lockstep:
         """Nobody goes on; `current` is left to the loop."""
         self.finished = True
         for member in self.live:
-            member.finished = True
+            member.end()
             if member is not current:
                 forks.remove(member)
 
     def _member(self, tokens: Sequence[int]) -> Member:
-        priority, salt, arrived, deadline = self._origin
-        member = Member(tokens, every_logit=False, priority=priority, salt=salt, arrived=arrived, deadline=deadline)
+        member = Member(tokens, every_logit=False, origin=self._origin)
         member.group = self
         self._known.append(member)
         return member

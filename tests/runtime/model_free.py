@@ -20,7 +20,7 @@ from llmc.runtime.block_pool import BlockPool
 from llmc.runtime.generation_request import Priority
 from llmc.runtime.prefix_chain import Chain
 from llmc.runtime.publish import publish
-from llmc.runtime.request import Forks, LogitRows, Request, SampledRequest
+from llmc.runtime.request import Forks, LogitRows, Origin, Request, SampledRequest
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.scheduler import Scheduler
@@ -77,13 +77,10 @@ class Counted(SampledRequest):
         super().__init__(
             prompt,
             Sampler(SamplingParams(), np.array(prompt), 97, np.zeros(0, np.int64)),
-            is_steady=not every_logit and not forks and output > 0,
             every_logit=every_logit,
-            priority=priority,
-            salt=salt,
-            arrived=arrived,
-            deadline=deadline,
+            origin=Origin(priority, salt, arrived, deadline),
         )
+        self.is_steady = not every_logit and not forks and output > 0
         self.prompt = list(prompt)
         self.output = 0 if every_logit else output
         self.variant = variant
@@ -97,7 +94,8 @@ class Counted(SampledRequest):
         """One more; the first one is moved."""
         is_first = len(self.tokens) == len(self.prompt)
         self.tokens.append((token + (self.variant if is_first else 0)) % 97)
-        self.finished = len(self.tokens) - len(self.prompt) == self.output
+        if len(self.tokens) - len(self.prompt) == self.output:
+            self.end()
 
     def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
         """`logits` has the next token in its one column."""
@@ -105,7 +103,8 @@ class Counted(SampledRequest):
         if np.isnan(logits).any():
             return self.fail(no_logits())
         if not self.output:
-            self.finished = self.rows == len(self.tokens)
+            if self.rows == len(self.tokens):
+                self.end()
             return
         for choice in (self, *self._unstarted):
             choice.accept(int(logits[-1, 0]), Checksums(logits), len(logits) - 1)
@@ -198,16 +197,18 @@ class Run:
 
     def check_accounts(self) -> None:
         """used + cached + free = all, and every holder is a request that has the block in its list."""
-        held = [block for request in self.requests for block in request.blocks]
+        held = [block for request in self.requests for block in request.standing.blocks]
         assert [held.count(block) for block in range(self.pool.count)] == [
             self.pool.holders(block) for block in range(self.pool.count)
         ]
         assert self.pool.used + self.pool.cached + self.pool.free == self.pool.count
-        assert sum(request.is_seated for request in self.requests) <= self.limits.max_sequences
-        places = sorted(request.place for request in self.requests if request.place is not None)
+        assert sum(request.standing.is_seated for request in self.requests) <= self.limits.max_sequences
+        places = sorted(request.decoding.place for request in self.requests if request.decoding.place is not None)
         assert places == list(range(len(places))), "the decoding requests' places have gaps"
-        assert all(request.is_seated for request in self.requests if request.place is not None)
-        assert not any(request.blocks for request in self.requests if request.finished), "a finished one holds blocks"
+        assert all(request.standing.is_seated for request in self.requests if request.decoding.place is not None)
+        assert not any(request.standing.blocks for request in self.requests if request.finished), (
+            "a finished one holds some"
+        )
         chains = {c for block in range(self.pool.count) if isinstance(c := self.pool.content(block), Chain)}
         folded = [block for chain in chains for block in chain.blocks]
         assert len(folded) == len(set(folded)) and all(self.pool.content(block) in chains for block in folded)
@@ -220,7 +221,7 @@ class Run:
         for request, start, tokens, _ in chunks:
             at = self.breaks_at.get(request)
             if at is not None and start <= at < start + tokens:
-                self.cells[request.blocks[at // size], at % size] = NAN
+                self.cells[request.standing.blocks[at // size], at % size] = NAN
 
     def _check_plan(self, plan: StepPlan, chunks: tuple[Chunk, ...]) -> None:
         assert chunks or self.scheduler.idle, "a step without work while requests are left"
@@ -235,7 +236,7 @@ class Run:
             assert 1 <= chunk.tokens <= request.pending
             assert chunk.logit_rows == request.logit_rows(chunk.tokens)
             size = self.limits.block_size
-            own = {request.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.tokens)}
+            own = {request.standing.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.tokens)}
             assert all(self.pool.holders(block) == 1 for block in own), "a block that others hold is written"
             assert not own & written, "a block has two writers"
             written |= own
@@ -246,7 +247,7 @@ class Run:
         places = [(chunk.request, at) for chunk in chunks for at in range(chunk.start, chunk.start + chunk.tokens)]
         assert step.input_ids.tolist() == [request.tokens[at] for request, at in places]
         assert step.positions.tolist() == [at for _, at in places]
-        assert step.slot_mapping.tolist() == [r.blocks[at // size] * size + at % size for r, at in places]
+        assert step.slot_mapping.tolist() == [r.standing.blocks[at // size] * size + at % size for r, at in places]
         ends = np.cumsum([chunk.tokens for chunk in chunks]).tolist()
         assert step.query_starts.tolist() == [0, *ends]
         assert step.context_lens.tolist() == [chunk.start + chunk.tokens for chunk in chunks]
@@ -254,9 +255,9 @@ class Run:
         assert step.logit_rows.tolist() == [row for each in rows for row in each]
         for table, chunk in zip(step.block_tables.tolist(), chunks, strict=True):
             used = -(-(chunk.start + chunk.tokens) // size)
-            assert table[:used] == chunk.request.blocks[:used]
+            assert table[:used] == chunk.request.standing.blocks[:used]
 
     def _read(self, request: Request, count: int) -> list[int]:
         size = self.limits.block_size
-        cells = self.cells[request.blocks[: -(-count // size)]].reshape(-1)[:count]
+        cells = self.cells[request.standing.blocks[: -(-count // size)]].reshape(-1)[:count]
         return [int(token) for token in cells]

@@ -17,8 +17,8 @@ from llmc.options import BuildOptions
 from llmc.program import Launch, Program, Wanted
 from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
-from llmc.runtime.generation import Ending, Generation, Origin, Scoring
-from llmc.runtime.request import Request
+from llmc.runtime.generation import Ending, Generation, Scoring
+from llmc.runtime.request import Origin, Request
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampler import Sampler
 from llmc.runtime.sampling_params import SamplingParams

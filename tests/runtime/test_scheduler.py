@@ -96,7 +96,7 @@ def test_a_new_request_waits_until_its_whole_prompt_has_room() -> None:
     run.add(second)
     chunks = run.step()
     assert [c.request for c in chunks] == [first]
-    assert not second.blocks
+    assert not second.standing.blocks
 
 
 def test_a_removed_request_frees_its_blocks_at_once() -> None:
@@ -126,7 +126,7 @@ def test_the_next_turn_finds_the_last_answer() -> None:
             run.step()
         assert request.tokens == request.expected()
     # 14 tokens, of which the last was never read: three full blocks of four.
-    assert (following.cached_tokens, stranger.cached_tokens) == (12, 0)
+    assert (following.standing.cached_tokens, stranger.standing.cached_tokens) == (12, 0)
     assert (run.scheduler.prefix_cache.queries, run.scheduler.prefix_cache.hits) == (9 + 16 + 16, 12)
 
 
@@ -143,7 +143,7 @@ def test_every_answer_to_one_prompt_is_found() -> None:
         run.add(following)
         while not following.finished:
             run.step()
-        assert following.cached_tokens == 20, "five full blocks of the 22 tokens that were read"
+        assert following.standing.cached_tokens == 20, "five full blocks of the 22 tokens that were read"
         assert following.tokens == following.expected()
     assert run.pool.used == 0 and run.pool.cached == 2 + 3 * (3 + 1), "the prompt's blocks are there once"
 
@@ -160,7 +160,7 @@ def test_blocks_that_nobody_asked_for_are_lost_from_their_end() -> None:
     run.add(again)
     while not again.finished:
         run.step()
-    assert again.cached_tokens == 16, "one of five blocks was needed"
+    assert again.standing.cached_tokens == 16, "one of five blocks was needed"
 
 
 def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
@@ -170,7 +170,7 @@ def test_a_prompt_that_is_cached_whole_computes_its_last_block() -> None:
         run.add(request)
         while not request.finished:
             run.step()
-        assert request.cached_tokens == expected
+        assert request.standing.cached_tokens == expected
         assert request.tokens == request.expected()
 
 
@@ -188,7 +188,7 @@ def test_what_broken_logits_came_from_is_not_found(prompt: int, kind: dict[str, 
     again = counted(prompt, 2, salt=b"", **kind)
     run.add(again)
     run.finish()
-    assert again.error is None and again.cached_tokens == 0 and again.tokens == again.expected()
+    assert again.error is None and again.standing.cached_tokens == 0 and again.tokens == again.expected()
 
 
 @pytest.mark.parametrize("steps", [1, 2])
@@ -201,7 +201,7 @@ def test_what_no_logits_have_followed_is_not_found(steps: int) -> None:
     for _ in range(steps):
         run.step()
     assert left.computed == 4 * steps
-    left.finished = True
+    left.end()
     run.scheduler.remove(left)
     assert run.pool.free == 8 and run.pool.cached == 0
 
@@ -216,7 +216,7 @@ def test_what_came_before_broken_logits_is_found() -> None:
     following = counted(9, 2, salt=b"")
     run.add(following)
     run.finish()
-    assert following.cached_tokens == 8 and following.tokens == following.expected()
+    assert following.standing.cached_tokens == 8 and following.tokens == following.expected()
 
 
 def test_forks_share_blocks_until_they_write() -> None:
@@ -224,9 +224,9 @@ def test_forks_share_blocks_until_they_write() -> None:
     parent = counted(9, 6, forks=2)
     run.add(parent)
     run.step()
-    assert [run.pool.holders(b) for b in parent.blocks] == [3, 3, 3]
+    assert [run.pool.holders(b) for b in parent.standing.blocks] == [3, 3, 3]
     run.step()
-    assert [run.pool.holders(b) for b in parent.blocks] == [3, 3, 1], "each has its own copy of the unfinished block"
+    assert [run.pool.holders(b) for b in parent.standing.blocks] == [3, 3, 1], "each copies the unfinished block"
     while not run.scheduler.idle:
         run.step()
     assert all(r.tokens == r.expected() for r in (parent, *parent.children))

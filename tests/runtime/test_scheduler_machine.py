@@ -133,7 +133,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for each in _together(request):
             if not each.finished:
                 self.dropped.add(each)
-            each.finished = True
+            each.end()
             self.run.scheduler.remove(each)
 
     @invariant()
