@@ -18,7 +18,7 @@ from llmc.graph.render import target_name
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import has_selected_logits
 from llmc.options import BuildOptions
-from llmc.passes.match import DATA_MOVEMENT
+from llmc.passes.uses import DATA_MOVEMENT
 
 aten = torch.ops.aten
 

@@ -21,3 +21,18 @@ class Refusal:
     found: str | None = None
     users: tuple[fx.Node, ...] = ()
     is_asked: bool = False
+
+
+class Refused(Exception):
+    """A Refusal that is raised, which ends a precondition where it is found."""
+
+    def __init__(
+        self,
+        reason: str,
+        node: fx.Node,
+        expected: str | None = None,
+        found: str | None = None,
+        users: tuple[fx.Node, ...] = (),
+    ) -> None:
+        super().__init__(reason)
+        self.refusal = Refusal(reason, node, expected, found, users)

@@ -8,48 +8,45 @@ matches but is refused (an extra user, the precondition) is always reported.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import islice
 from typing import Any
 
 import torch
 from torch import fx
-from torch._ops import OpOverload
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.refusal import Refusal
-from llmc.passes.pattern import CAST, COMMUTATIVE, trace_pattern
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal, Refused
+from llmc.passes.pattern import CAST, COMMUTATIVE, Pattern, Weight, either, trace_pattern
+from llmc.passes.uses import DATA_MOVEMENT, call_of, is_weight, used_only_by
 
 aten = torch.ops.aten
 
-DATA_MOVEMENT = frozenset(
-    {
-        CAST,
-        aten.expand.default,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.split_with_sizes.default,
-        aten.squeeze.dim,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-    }
-)
+# A pattern may hold in several ways at one place, which are tried until one is not refused.
+_MAX_WAYS = 16
 
 
 @dataclass(frozen=True)
 class Match:
     """A place where a pattern holds. bound: what each wildcard stands for, a node or a constant.
 
-    nodes: the ops between the wildcards and the root, which comes first.
+    nodes: the ops between the wildcards and the outputs, the root first. outputs: what the pattern returns, the root
+    first. graph: what it was found in.
     """
 
     root: fx.Node
     bound: dict[str, Any]
     nodes: tuple[fx.Node, ...]
+    outputs: tuple[fx.Node, ...]
+    graph: ModelGraph
+
+    @property
+    def place(self) -> fx.Node:
+        """The node that the replacement stands before: the root, or of several outputs the first."""
+        return min(self.outputs)
 
     def tensor(self, name: str) -> torch.Tensor:
         """The fake value of the node bound to a wildcard; PassError if it is bound to something else."""
@@ -63,133 +60,201 @@ class Match:
 def find_match(
     patterns: Sequence[Callable[..., Any]],
     root: fx.Node,
-    precondition: Callable[[Match], Refusal | None] | None,
-    shares_interior: bool,
+    graph: ModelGraph,
+    precondition: Callable[[Match], Refusal | None] | None = None,
+    shares_interior: bool = False,
     applies: Callable[[Match], bool] | None = None,
 ) -> Match | Refusal | None:
-    """The first pattern that holds at root and is not refused; else the Refusal that came closest; else None.
+    """The first way in which a pattern holds at root and is not refused; else the Refusal that came closest; else None.
 
-    applies: as in Rewrite.
+    precondition, shares_interior, applies: as in Rewrite.
     """
     refusal: Refusal | None = None
     closest = 0.0
     for function in patterns:
         pattern = trace_pattern(function)
-        if pattern.root.target is not root.target:
+        if root.target not in pattern.targets:
             continue
-        attempt = _Attempt(root)
-        state = attempt.solve(((pattern.root, root, None),), _State())
-        if state is None:
-            share = attempt.reached / pattern.size
-            if attempt.failure is not None and attempt.reached >= 2 and share > max(0.5, closest):
-                refusal, closest = attempt.failure, share
-            continue
-        match = Match(root, state.bound, tuple(dict.fromkeys(state.nodes.values())))
-        if applies is not None and not applies(match):
-            continue
-        problem = (None if shares_interior else _extra_user(match)) or (precondition(match) if precondition else None)
-        if problem is None:
-            return match
-        if closest < 1:
-            refusal, closest = problem, 1.0
+        attempt = _Attempt(pattern, root, graph)
+        for match in attempt.matches():
+            if applies is not None and not applies(match):
+                continue
+            problem = _problem(match, precondition, shares_interior)
+            if problem is None:
+                return match
+            if closest < 1:
+                refusal, closest = problem, 1.0
+        share = attempt.reached / pattern.size
+        if attempt.failure is not None and attempt.reached >= 2 and share > max(0.5, closest):
+            refusal, closest = attempt.failure, share
     return refusal
+
+
+def _problem(
+    match: Match, precondition: Callable[[Match], Refusal | None] | None, shares_interior: bool
+) -> Refusal | None:
+    inside = frozenset(match.nodes)
+    try:
+        for node in () if shares_interior else match.nodes:
+            if node not in match.outputs and node.target not in DATA_MOVEMENT:
+                used_only_by(node, inside)
+        for node in match.bound.values() if len(match.outputs) > 1 else ():
+            if isinstance(node, fx.Node) and not node < match.place:
+                reason = f"{node.name} is computed after {match.place.name}, before which the fused op would stand"
+                raise Refused(reason, match.root)
+        return precondition(match) if precondition is not None else None
+    except Refused as refused:
+        return refused.refusal
 
 
 @dataclass(frozen=True)
 class _State:
+    """nodes: what the pattern's ops stand for. chosen: what its `either` stand for."""
+
     bound: dict[str, Any] = field(default_factory=dict)
     nodes: dict[fx.Node, fx.Node] = field(default_factory=dict)
+    chosen: dict[fx.Node, Any] = field(default_factory=dict)
 
     def bind(self, name: str, value: Any) -> _State:
-        return _State({**self.bound, name: value}, self.nodes)
+        return replace(self, bound={**self.bound, name: value})
 
     def place(self, pattern: fx.Node, node: fx.Node) -> _State:
-        return _State(self.bound, {**self.nodes, pattern: node})
+        return replace(self, nodes={**self.nodes, pattern: node})
 
 
 # A pattern's value, the graph's, and for an argument the call it belongs to with the argument's name.
-_Goal = tuple[Any, Any, tuple[fx.Node, str] | None]
+_Call = tuple[fx.Node, str] | None
+_Goal = tuple[Any, Any, _Call]
+_Found = Iterator[_State]
 
 
 class _Attempt:
     """One pattern at one candidate: the search, and the failure furthest from the root."""
 
-    def __init__(self, root: fx.Node) -> None:
-        self._root = root
+    def __init__(self, pattern: Pattern, root: fx.Node, graph: ModelGraph) -> None:
+        self._pattern, self._root, self._graph = pattern, root, graph
         self.reached = 0
         self.failure: Refusal | None = None
 
-    def solve(self, goals: tuple[_Goal, ...], state: _State) -> _State | None:
+    def matches(self) -> Iterator[Match]:
+        """The ways in which the pattern holds, without repetition."""
+        root, *others = self._pattern.outputs
+        goals: list[_Goal] = [(root, self._root, None), *((each, _BY_ITS_INPUTS, None) for each in others)]
+        seen: list[Match] = []
+        for state in islice(self._solve(tuple(goals), _State()), _MAX_WAYS):
+            outputs = tuple(state.chosen.get(each) or state.nodes[each] for each in self._pattern.outputs)
+            match = Match(self._root, state.bound, tuple(dict.fromkeys(state.nodes.values())), outputs, self._graph)
+            if match not in seen:
+                seen.append(match)
+                yield match
+
+    def _solve(self, goals: tuple[_Goal, ...], state: _State) -> _Found:
         if not goals:
-            return state
+            yield state
+            return
         (pattern, value, call), rest = goals[0], goals[1:]
         if isinstance(pattern, fx.Node):
             if pattern.op == "placeholder":
-                return self._wildcard(str(pattern.target), value, call, rest, state)
-            return self._op(pattern, value, call, rest, state)
-        if isinstance(pattern, list | tuple):
+                yield from self._wildcard(str(pattern.target), value, call, rest, state)
+            elif value is _BY_ITS_INPUTS:
+                yield from self._output(pattern, rest, state)
+            elif pattern.target is either:
+                yield from self._either(pattern, value, call, rest, state)
+            else:
+                yield from self._op(pattern, value, call, rest, state)
+        elif isinstance(pattern, list | tuple):
             if not isinstance(value, list | tuple) or len(value) != len(pattern):
-                return self._fail(state, call, repr(value), f"{len(pattern)} elements")
-            return self.solve((*((p, v, call) for p, v in zip(pattern, value, strict=True)), *rest), state)
-        if not _same_constant(pattern, value, call):
-            return self._fail(state, call, repr(value), repr(pattern))
-        return self.solve(rest, state)
+                self._fail(state, call, repr(value), f"{len(pattern)} elements")
+            else:
+                goal = ((p, v, call) for p, v in zip(pattern, value, strict=True))
+                yield from self._solve((*goal, *rest), state)
+        elif not _same_constant(pattern, value, call):
+            self._fail(state, call, repr(value), repr(pattern))
+        else:
+            yield from self._solve(rest, state)
 
-    def _wildcard(
-        self, name: str, value: Any, call: tuple[fx.Node, str] | None, rest: tuple[_Goal, ...], state: _State
-    ) -> _State | None:
-        if name not in state.bound:
-            return self.solve(rest, state.bind(name, value))
-        if not _same_constant(state.bound[name], value, call):
-            return self._fail(state, call, repr(value), f"{state.bound[name]!r}, the same {name!r} as before")
-        return self.solve(rest, state)
+    def _wildcard(self, name: str, value: Any, call: _Call, rest: tuple[_Goal, ...], state: _State) -> _Found:
+        kind = self._pattern.kinds.get(name)
+        if name in state.bound:
+            if _same_constant(state.bound[name], value, call):
+                yield from self._solve(rest, state)
+            else:
+                self._fail(state, call, repr(value), f"{state.bound[name]!r}, the same {name!r} as before")
+        elif kind is float and (isinstance(value, bool) or not isinstance(value, int | float)):
+            self._fail(state, call, repr(value), "a number")
+        elif kind is Weight and not (isinstance(value, fx.Node) and is_weight(value, self._graph)):
+            self._fail(state, call, repr(value), "a weight")
+        else:
+            yield from self._solve(rest, state.bind(name, value))
 
-    def _op(
-        self,
-        pattern: fx.Node,
-        value: Any,
-        call: tuple[fx.Node, str] | None,
-        rest: tuple[_Goal, ...],
-        state: _State,
-    ) -> _State | None:
+    def _either(self, pattern: fx.Node, value: Any, call: _Call, rest: tuple[_Goal, ...], state: _State) -> _Found:
+        if pattern in state.chosen:
+            if state.chosen[pattern] is value:
+                yield from self._solve(rest, state)
+            else:
+                self._fail(state, call, repr(value), f"{state.chosen[pattern]!r} again")
+            return
+        chosen = replace(state, chosen={**state.chosen, pattern: value})
+        for alternative in pattern.args:
+            yield from self._solve(((alternative, value, call), *rest), chosen)
+
+    def _output(self, pattern: fx.Node, rest: tuple[_Goal, ...], state: _State) -> _Found:
+        """One of several outputs: placed already, within what the root is made of, or found by what it reads."""
+        if pattern in state.nodes or pattern in state.chosen:
+            yield from self._solve(rest, state)
+            return
+        for each in pattern.all_input_nodes:
+            source = state.bound.get(str(each.target)) if each.op == "placeholder" else state.nodes.get(each)
+            if isinstance(source, fx.Node):
+                for user in source.users:
+                    if user.target is pattern.target and user not in state.nodes.values():
+                        yield from self._op(pattern, user, None, rest, state)
+                return
+        raise TypeError(f"output {pattern.name} of pattern {self._pattern.name} reads nothing that the root is made of")
+
+    def _op(self, pattern: fx.Node, value: Any, call: _Call, rest: tuple[_Goal, ...], state: _State) -> _Found:
         if pattern in state.nodes:
             if state.nodes[pattern] is value:
-                return self.solve(rest, state)
-            return self._fail(state, call, repr(value), f"{state.nodes[pattern]!r} again")
+                yield from self._solve(rest, state)
+            else:
+                self._fail(state, call, repr(value), f"{state.nodes[pattern]!r} again")
+            return
+        holds = False
         if isinstance(value, fx.Node) and value.op == "call_function" and value.target is pattern.target:
             placed = state.place(pattern, value)
             for order in _argument_goals(pattern, value):
-                found = self.solve((*order, *rest), placed)
-                if found is not None:
-                    return found
+                for found in self._solve((*order, *rest), placed):
+                    holds = True
+                    yield found
         elif pattern.target is not CAST:
-            return self._fail(state, call, _call_of(value), f"a call of {pattern.target}")
-        if pattern.target is CAST and isinstance(value, fx.Node):
-            return self._absent_cast(pattern, value, call, rest, state)
-        return None
+            self._fail(state, call, call_of(value), f"a call of {pattern.target}")
+        if pattern.target is CAST and isinstance(value, fx.Node) and not holds:
+            yield from self._absent_cast(pattern, value, call, rest, state)
 
     def _absent_cast(
-        self, pattern: fx.Node, value: fx.Node, call: tuple[fx.Node, str] | None, rest: tuple[_Goal, ...], state: _State
-    ) -> _State | None:
+        self, pattern: fx.Node, value: fx.Node, call: _Call, rest: tuple[_Goal, ...], state: _State
+    ) -> _Found:
         wanted, tensor = pattern.kwargs.get("dtype"), value.meta.get("val")
         if not isinstance(tensor, torch.Tensor):
-            return self._fail(state, call, _call_of(value), "a tensor")
-        if isinstance(wanted, fx.Node):
-            return self.solve(((wanted, tensor.dtype, call), (pattern.args[0], value, call), *rest), state)
-        if wanted is not tensor.dtype:
-            return self._fail(state, call, f"dtype {tensor.dtype}", str(wanted), verb="has")
-        return self.solve(((pattern.args[0], value, call), *rest), state)
+            self._fail(state, call, call_of(value), "a tensor")
+        elif isinstance(wanted, fx.Node):
+            yield from self._solve(((wanted, tensor.dtype, call), (pattern.args[0], value, call), *rest), state)
+        elif wanted is not tensor.dtype:
+            self._fail(state, call, f"dtype {tensor.dtype}", str(wanted), verb="has")
+        else:
+            yield from self._solve(((pattern.args[0], value, call), *rest), state)
 
-    def _fail(
-        self, state: _State, call: tuple[fx.Node, str] | None, found: str, expected: str, verb: str = "is"
-    ) -> _State | None:
+    def _fail(self, state: _State, call: _Call, found: str, expected: str, verb: str = "is") -> None:
         reached = sum(p.target is not CAST for p in state.nodes)
         if reached > self.reached:
             node, name = call if call is not None else (self._root, "root")
             self.reached = reached
             reason = f"argument {name!r} of {node.target} {verb} {found}, expected {expected}"
             self.failure = Refusal(reason, node, f"{name}: {expected}", f"{name}: {found}")
-        return None
+
+
+# The value of an output that must still be found.
+_BY_ITS_INPUTS = object()
 
 
 def _argument_goals(pattern: fx.Node, node: fx.Node) -> list[tuple[_Goal, ...]]:
@@ -230,22 +295,3 @@ def dim_count(call: fx.Node) -> int:
         return int(call.meta["val"].dim())
     first = call.all_input_nodes[0].meta["val"]
     return max(int(first.dim()), 1)
-
-
-def _extra_user(match: Match) -> Refusal | None:
-    inside = set(match.nodes)
-    for node in match.nodes[1:]:
-        extra = next((user for user in node.users if user not in inside), None)
-        if extra is not None and node.target not in DATA_MOVEMENT:
-            reason = f"{node.name} is also used by {extra.name} ({_call_of(extra)})"
-            inner = ", ".join(u.name for u in node.users if u in inside)
-            return Refusal(reason, node, f"no user but {inner}", f"the user {extra.name}", (extra,))
-    return None
-
-
-def _call_of(value: Any) -> str:
-    if not isinstance(value, fx.Node):
-        return repr(value)
-    if isinstance(value.target, OpOverload):
-        return str(value.target)
-    return f"{value.op} {value.name}"

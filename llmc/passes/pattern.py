@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,30 +16,77 @@ COMMUTATIVE = frozenset({torch.ops.aten.add.Tensor, torch.ops.aten.mul.Tensor})
 CAST = torch.ops.aten._to_copy.default
 
 
+class Weight:
+    """The annotation of a wildcard that binds what is known when the engine is built: a weight, or what is computed
+    from weights alone, such as the values of codes."""
+
+
+def either(*alternatives: Any) -> Any:
+    """Inside a pattern: a value that may be any of these, tried in order. At least one must be an op's result.
+
+    Wildcards of the alternatives that do not hold stay unbound.
+    """
+    tracer = next(a.tracer for a in alternatives if isinstance(a, fx.Proxy))
+    return tracer.create_proxy("call_function", either, alternatives, {})
+
+
 @dataclass(frozen=True)
 class Pattern:
-    """root: the traced node that anchors the match. size: how many ops it has, casts not counted, since they may be
-    absent from what it matches."""
+    """outputs: the traced nodes that it returns, the root, which anchors the match, first. targets: what the root may
+    call. size: how many ops it has at least, casts not counted, since they may be absent from what it matches. kinds:
+    of wildcards that bind one kind of value only: Weight, or float for numbers."""
 
     name: str
-    root: fx.Node
+    outputs: tuple[fx.Node, ...]
+    targets: frozenset[Any]
     size: int
+    kinds: dict[str, type]
 
 
 @functools.cache
 def trace_pattern(function: Callable[..., Any]) -> Pattern:
-    """The pattern that a function draws by calling ops on its parameters. It must return one op's result."""
+    """The pattern that a function draws by calling ops on its parameters. It must return an op's result, or several."""
     graph = fx.Graph()
     tracer = GraphAppendingTracer(graph)  # fx.Tracer patches and searches modules first, which takes 20 times as long
     result = function(**{name: fx.Proxy(graph.placeholder(name), tracer) for name in parameters(function)})
-    root = result.node if isinstance(result, fx.Proxy) else result
-    if not isinstance(root, fx.Node) or root.op != "call_function":
-        raise TypeError(f"pattern {function.__name__} must return the result of one op, not {root!r}")
-    size = sum(n.op == "call_function" and n.target is not CAST for n in graph.nodes)
-    return Pattern(function.__name__, root, size)
+    several = result if isinstance(result, tuple) else (result,)
+    outputs = tuple(r.node if isinstance(r, fx.Proxy) else r for r in several)
+    for each in outputs:
+        if not isinstance(each, fx.Node) or each.op != "call_function":
+            raise TypeError(f"pattern {function.__name__} must return results of ops, not {each!r}")
+    targets = frozenset(node.target for node in _alternatives(outputs[0]))
+    return Pattern(function.__name__, outputs, targets, _size(outputs), _kinds(function))
 
 
 @functools.cache
 def parameters(function: Callable[..., Any]) -> tuple[str, ...]:
     """The names of a pattern's wildcards, or of what a replacement takes."""
     return tuple(inspect.signature(function).parameters)
+
+
+def _alternatives(node: fx.Node) -> Iterator[fx.Node]:
+    """A node, or what `either` chooses from."""
+    if node.target is not either:
+        yield node
+        return
+    for each in node.all_input_nodes:
+        yield from _alternatives(each)
+
+
+def _size(outputs: tuple[fx.Node, ...]) -> int:
+    """Ops in the smallest form of the pattern."""
+
+    def within(node: fx.Node) -> frozenset[fx.Node]:
+        if node.op == "placeholder":
+            return frozenset()
+        if node.target is either:
+            return min((within(a) if isinstance(a, fx.Node) else frozenset() for a in node.args), key=len)
+        own = frozenset({node} if node.target is not CAST else ())
+        return own.union(*(within(n) for n in node.all_input_nodes))
+
+    return len(frozenset().union(*(within(each) for each in outputs)))
+
+
+def _kinds(function: Callable[..., Any]) -> dict[str, type]:
+    annotations = inspect.get_annotations(function, eval_str=True)
+    return {name: kind for name, kind in annotations.items() if name != "return" and kind in (Weight, float)}

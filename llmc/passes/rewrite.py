@@ -34,15 +34,18 @@ class Rewrite:
     """A pattern pass, pure data; the runner does the rest.
 
     patterns: plain functions that call torch.ops.aten.* or torch.ops.llmc.* on their parameters, and return one
-        value, the root. A parameter is a wildcard: it binds a node or a constant, and the same one each time it is
-        used; names mean the same in every pattern of the pass. Optional arguments are filled in on both sides, dims
+        value, the root, or a tuple of it and more outputs, which others may read too. A parameter is a wildcard: it
+        binds a node or a constant, and the same one each time it is used; names mean the same in every pattern of the
+        pass. One annotated `Weight` binds only what is known when the engine is built, one annotated `float` only
+        numbers. `either(a, b)` is a value of one of several forms. Optional arguments are filled in on both sides, dims
         compare modulo the rank, add and mul match in both orders, and a cast (`_to_copy`) also matches a value that
         has its dtype already, since export leaves such casts out. So one pattern serves fp32 and bf16 models.
     replacement: takes any of the patterns' parameters, nodes as fx proxies and constants as they are, None where the
-        pattern that matched has no such parameter, and returns what takes the root's place; dtype and shape must be
-        the root's. May call several ops. A parameter `match` is given the Match.
-    precondition: sees a match before it is rewritten; a Refusal leaves the candidate alone and is recorded.
-    shares_interior: whether nodes between the root and the wildcards may also be used outside the match. If not,
+        pattern that matched has no such parameter, and returns what takes the root's place, or a tuple with one result
+        an output; dtypes and shapes must be theirs. May call several ops. A parameter `match` is given the Match.
+    precondition: sees a match before it is rewritten; a Refusal, returned or raised as Refused, leaves it alone and is
+        recorded, after the other ways in which the patterns hold at the root were tried.
+    shares_interior: whether nodes between the outputs and the wildcards may also be used outside the match. If not,
         such a use is a refusal, except of a node that only moves data (a view, a cast), which costs little twice.
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
     applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.

@@ -193,7 +193,7 @@ def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog
         if data is not None:
             each.run(graph, options, log, data)
         return
-    roots = tuple(dict.fromkeys(trace_pattern(p).root.target for p in each.patterns))
+    roots = tuple(dict.fromkeys(target for p in each.patterns for target in trace_pattern(p).targets))
     for _ in range(_MAX_ROUNDS):
         log.drop_refusals()
         if not _round(each, roots, graph, log):
@@ -206,40 +206,45 @@ def _apply(each: Pass, graph: ModelGraph, options: BuildOptions, log: RewriteLog
 
 def _round(each: Rewrite, roots: tuple[Any, ...], graph: ModelGraph, log: RewriteLog) -> bool:
     """Look at every candidate once, in graph order; whether anything was rewritten."""
-    candidates = [n for target in roots for n in graph.graph.find_nodes(op="call_function", target=target)]
-    if len(roots) > 1:
-        candidates.sort()
+    candidates = sorted(n for target in roots for n in graph.graph.find_nodes(op="call_function", target=target))
     changed = False
     for root in candidates:
         if not root.users:
             continue
-        found = find_match(each.patterns, root, each.precondition, each.shares_interior, each.applies)
+        found = find_match(each.patterns, root, graph, each.precondition, each.shares_interior, each.applies)
         if isinstance(found, Refusal):
             log.refuse(found)
         elif found is not None:
             names = [n.name for n in found.nodes]
             log.step(f"{' + '.join(names[:6])}{' + …' if len(names) > 6 else ''}", *found.nodes)
-            replace(graph.graph, found, each.replacement)
+            replace(found, each.replacement)
             changed = True
     return changed
 
 
-def replace(graph: fx.Graph, match: Match, replacement: Callable[..., Any]) -> fx.Node:
-    """Put the replacement's ops before the root and hand them the root's users; the new node.
+def replace(match: Match, replacement: Callable[..., Any]) -> None:
+    """Put the replacement's ops where the match is, hand them the outputs' users, and erase what nobody reads now.
 
-    Raises PassError if dtype or shape would change.
+    Raises PassError if an output's dtype or shape would change.
     """
+    graph = match.graph.graph
     tracer = GraphAppendingTracer(graph)
     values = {**match.bound, "match": match}
     arguments = {name: _proxy(values.get(name), tracer) for name in parameters(replacement)}
-    with graph.inserting_before(match.root):
+    with graph.inserting_before(match.place):
         made = replacement(**arguments)
-    node = made.node if isinstance(made, fx.Proxy) else made
-    if not isinstance(node, fx.Node):
-        raise PassError(f"the replacement returned {made!r}, not a node", at=match.root.name)
-    _check_same(match.root.meta["val"], node.meta["val"], match.root)
-    match.root.replace_all_uses_with(node)
-    return node
+    results = made if isinstance(made, tuple) else (made,)
+    if len(results) != len(match.outputs):
+        raise PassError(f"the replacement returned {len(results)} results for {len(match.outputs)}", at=match.root.name)
+    for output, result in zip(match.outputs, results, strict=True):
+        node = result.node if isinstance(result, fx.Proxy) else result
+        if not isinstance(node, fx.Node):
+            raise PassError(f"the replacement returned {node!r}, not a node", at=output.name)
+        _check_same(output.meta["val"], node.meta["val"], output)
+        output.replace_all_uses_with(node)
+    for node in sorted(match.nodes, reverse=True):
+        if not node.users:
+            graph.erase_node(node)
 
 
 def _proxy(value: Any, tracer: GraphAppendingTracer) -> Any:

@@ -23,7 +23,7 @@ def _match(body: Callable[..., Any], *patterns: Callable[..., Any], **weights: A
     assert isinstance(logits, fx.Node)
     root = logits.args[0]
     assert isinstance(root, fx.Node)
-    return find_match(patterns, root, None, False)
+    return find_match(patterns, root, made.graph)
 
 
 def test_arguments_match_however_they_are_spelled() -> None:
@@ -98,7 +98,7 @@ def test_an_extra_user_is_named_unless_it_only_costs_a_view() -> None:
 
     made = PatternGraph(shared_view)
     (exp,) = made.graph.graph.find_nodes(op="call_function", target=aten.exp.default)
-    assert isinstance(find_match((pattern,), exp, None, False), Match)
+    assert isinstance(find_match((pattern,), exp, made.graph), Match)
 
     def shared_arithmetic(x: Any) -> Any:
         negative = aten.neg.default(aten.slice.Tensor(x, 1, 0, 4))
@@ -106,10 +106,10 @@ def test_an_extra_user_is_named_unless_it_only_costs_a_view() -> None:
 
     made = PatternGraph(shared_arithmetic)
     (exp,) = made.graph.graph.find_nodes(op="call_function", target=aten.exp.default)
-    seen = find_match((pattern,), exp, None, False)
+    seen = find_match((pattern,), exp, made.graph)
     assert isinstance(seen, Refusal)
     assert seen.reason == "neg_default is also used by abs_default (aten.abs.default)"
-    assert isinstance(find_match((pattern,), exp, None, True), Match)
+    assert isinstance(find_match((pattern,), exp, made.graph, shares_interior=True), Match)
 
 
 def test_less_than_half_of_a_pattern_is_no_near_miss() -> None:

@@ -10,107 +10,85 @@ the channels that turn. x of [heads, tokens, channels] is transposed around the 
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refusal, Refused
 from llmc.graph.stage import Stage
 from llmc.passes.match import Match
+from llmc.passes.pattern import either
 from llmc.passes.rewrite import Numerics, Rewrite
 
 aten = torch.ops.aten
 
-Pattern = Callable[..., Any]
+
+def rotate_half(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, start: Any, middle: Any, end: Any) -> Any:
+    """transformers' rotate_half."""
+
+    def twice(half: Any) -> Any:
+        return _spread(aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype), axis)
+
+    back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
+    turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
+    x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
+    return aten.add.Tensor(aten.mul.Tensor(x, twice(cos)), aten.mul.Tensor(turned, twice(sin)))
 
 
-def _twice(half: Any, dtype: Any, width: Any) -> Any:
-    return aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype)
+def rotate_pairs(
+    x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, wide: Any, flat: Any, end: Any, last: Any
+) -> Any:
+    """GPT-J's and Cohere's, of neighbouring channels."""
+
+    def twice(half: Any) -> Any:
+        pairs = aten.reshape.default(aten.stack.default([half, half], -1), width)
+        return _spread(aten._to_copy.default(pairs, dtype=dtype), axis)
+
+    odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
+    turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
+    x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
+    return aten.add.Tensor(aten.mul.Tensor(x, twice(cos)), aten.mul.Tensor(turned, twice(sin)))
 
 
-def _pairs(half: Any, dtype: Any, width: Any) -> Any:
-    return aten._to_copy.default(aten.reshape.default(aten.stack.default([half, half], -1), width), dtype=dtype)
+def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
+    """Both halves turned by themselves."""
+    a, b = aten.slice.Tensor(x, -1, start, middle), aten.slice.Tensor(x, -1, middle, end)
+    return aten.cat.default(_turned(a, b, cos, sin, axis, dtype), -1)
 
 
-def _without_repeat(half: Any, dtype: Any, width: Any) -> Any:
-    return aten._to_copy.default(half, dtype=dtype)
+def split_pairs(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, flat: Any, end: Any, last: Any) -> Any:
+    """Even and odd channels turned by themselves."""
+    a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
+    return aten.reshape.default(aten.stack.default(_turned(a, b, cos, sin, axis, dtype), -1), flat)
 
 
-def _as_they_are(angles: Any, axis: Any) -> Any:
-    return angles
+def _spread(angles: Any, axis: Any) -> Any:
+    return either(aten.unsqueeze.default(angles, axis), angles)
 
 
-def _unsqueezed(angles: Any, axis: Any) -> Any:
-    return aten.unsqueeze.default(angles, axis)
+def _turned(a: Any, b: Any, cos: Any, sin: Any, axis: Any, dtype: Any) -> list[Any]:
+    c, s = (_spread(aten._to_copy.default(angles, dtype=dtype), axis) for angles in (cos, sin))
+    first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
+    return [first, aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))]
 
 
-def _rotate_half(spread: Pattern) -> Pattern:
-    def rotate_half(
-        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, wide: Any, start: Any, middle: Any, end: Any
-    ) -> Any:
-        c, s = (spread(_twice(a, dtype, width), axis) for a in (cos, sin))
-        back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
-        turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
-        x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
-        return aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
-
-    return rotate_half
-
-
-def _rotate_pairs(spread: Pattern) -> Pattern:
-    def rotate_pairs(
-        x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, width: Any, wide: Any, flat: Any, end: Any, last: Any
-    ) -> Any:
-        c, s = (spread(_pairs(a, dtype, width), axis) for a in (cos, sin))
-        odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
-        turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
-        x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
-        return aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
-
-    return rotate_pairs
-
-
-def _split_halves(spread: Pattern) -> Pattern:
-    def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
-        c, s = (spread(_without_repeat(a, dtype, None), axis) for a in (cos, sin))
-        a, b = aten.slice.Tensor(x, -1, start, middle), aten.slice.Tensor(x, -1, middle, end)
-        first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
-        second = aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))
-        return aten.cat.default([first, second], -1)
-
-    return split_halves
-
-
-def _split_pairs(spread: Pattern) -> Pattern:
-    def split_pairs(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, flat: Any, end: Any, last: Any) -> Any:
-        c, s = (spread(_without_repeat(a, dtype, None), axis) for a in (cos, sin))
-        a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
-        first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
-        second = aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))
-        return aten.reshape.default(aten.stack.default([first, second], -1), flat)
-
-    return split_pairs
-
-
-def _precondition(match: Match) -> Refusal | None:
+def _precondition(match: Match) -> None:
     x, cos, sin = (match.tensor(name) for name in ("x", "cos", "sin"))
     axis = match.bound.get("axis", 0)
     if x.dim() != 3:
-        return Refusal(f"x has {x.dim()} axes {list(x.shape)}, expected heads, tokens and channels", match.root)
+        raise Refused(f"x has {x.dim()} axes {list(x.shape)}, expected heads, tokens and channels", match.root)
     if cos.dim() != 2 or sin.shape != cos.shape:
-        return Refusal(f"cos is {list(cos.shape)}, sin {list(sin.shape)}, expected [tokens, angles]", match.root)
+        raise Refused(f"cos is {list(cos.shape)}, sin {list(sin.shape)}, expected [tokens, angles]", match.root)
     if axis not in (0, 1):
-        return Refusal(f"the angles are broadcast along axis {axis}, expected 0 or 1", match.root)
+        raise Refused(f"the angles are broadcast along axis {axis}, expected 0 or 1", match.root)
     if match.root.meta["val"].dtype not in (x.dtype, torch.float32):
-        return Refusal(f"the rotation returns {match.root.meta['val'].dtype} but x is {x.dtype}", match.root)
+        raise Refused(f"the rotation returns {match.root.meta['val'].dtype} but x is {x.dtype}", match.root)
     half, width = cos.shape[-1], x.shape[-1]
     ends = {"start": 0, "middle": half, "end": width, "last": width}
     wrong = {n: match.bound[n] for n, v in ends.items() if n in match.bound and not _is_end(match.bound[n], v, n)}
     if 2 * half != width or wrong:
-        return Refusal(f"{half} angles turn {width} channels, split at {wrong or 'the middle'}", match.root)
-    return None
+        raise Refused(f"{half} angles turn {width} channels, split at {wrong or 'the middle'}", match.root)
 
 
 def _is_end(seen: Any, wanted: int, name: str) -> bool:
@@ -165,11 +143,7 @@ def _cast_precondition(match: Match) -> Refusal | None:
 
 fuse_rope = Rewrite(
     "fuse_rope",
-    patterns=tuple(
-        make(spread)
-        for make in (_rotate_half, _rotate_pairs, _split_halves, _split_pairs)
-        for spread in (_unsqueezed, _as_they_are)
-    ),
+    patterns=(rotate_half, rotate_pairs, split_halves, split_pairs),
     replacement=_replacement,
     precondition=_precondition,
     numerics=Numerics.REORDER,

@@ -25,12 +25,13 @@ from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import front_dim, sizes_with_inferred, tensor_of
+from llmc.passes.uses import is_weight
 
 aten = torch.ops.aten
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    matmul = _matmul_rule(frozenset(n.name for n in graph.weight_nodes()))
+    matmul = _matmul_rule(graph)
     apply_rules(graph, _RULES | {aten.matmul.default: matmul}, log)
 
 
@@ -133,22 +134,16 @@ def _addmm(node: fx.Node) -> Call | None:
     return Call(aten.linear.default, (arguments["mat1"], weight, arguments["self"]))
 
 
-def _matmul_rule(weights: frozenset[str]) -> Rule:
+def _matmul_rule(graph: ModelGraph) -> Rule:
     def rule(node: fx.Node) -> Call | None:
         """x·W with a matrix of weights is linear."""
         x, other = node.args
         value = tensor_of(other)
-        if value is None or value.dim() != 2 or not isinstance(other, fx.Node) or not _is_weight(other, weights):
+        if value is None or value.dim() != 2 or not isinstance(other, fx.Node) or not is_weight(other, graph):
             return None
         return Call(aten.linear.default, (x, Call(aten.transpose.int, (other, 0, 1))))
 
     return rule
-
-
-def _is_weight(node: fx.Node, weights: frozenset[str]) -> bool:
-    if node.op == "placeholder":
-        return node.name in weights
-    return bool(node.all_input_nodes) and all(_is_weight(n, weights) for n in node.all_input_nodes)
 
 
 def _linear(node: fx.Node) -> Call | None:

@@ -19,11 +19,11 @@ from llmc.graph.pointwise import POINTWISE
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.match import DATA_MOVEMENT
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.shapes import same_size, tensor_of
+from llmc.passes.uses import DATA_MOVEMENT
 
 aten = torch.ops.aten
 

@@ -1,0 +1,56 @@
+"""Who else reads a node, and what is known when the engine is built: questions that many passes ask."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+import torch
+from torch import fx
+from torch._ops import OpOverload
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refused
+
+aten = torch.ops.aten
+
+DATA_MOVEMENT = frozenset(
+    {
+        aten._to_copy.default,
+        aten.expand.default,
+        aten.permute.default,
+        aten.reshape.default,
+        aten.select.int,
+        aten.slice.Tensor,
+        aten.split_with_sizes.default,
+        aten.squeeze.dim,
+        aten.transpose.int,
+        aten.unsqueeze.default,
+        aten.view.default,
+    }
+)
+
+
+def used_only_by(node: fx.Node, users: Collection[fx.Node], at: fx.Node | None = None) -> None:
+    """Raise Refused if something but `users` reads the node. at: the node that is refused for it; None is itself."""
+    others = tuple(user for user in node.users if user not in users)
+    if others:
+        seen = ", ".join(f"{user.name} ({call_of(user)})" for user in others)
+        wanted = ", ".join(user.name for user in node.users if user in users) or "those of the match"
+        names = ", ".join(user.name for user in others)
+        raise Refused(
+            f"{node.name} is also used by {seen}", at or node, f"no user but {wanted}", f"the user {names}", others
+        )
+
+
+def is_weight(node: fx.Node, graph: ModelGraph) -> bool:
+    """Whether a node's value is known when the engine is built: a weight, or computed from weights alone."""
+    if node.op == "placeholder":
+        return node.name in graph.weights
+    return bool(node.all_input_nodes) and all(is_weight(n, graph) for n in node.all_input_nodes)
+
+
+def call_of(value: object) -> str:
+    """What a node calls, or what else a value is."""
+    if not isinstance(value, fx.Node):
+        return repr(value)
+    return str(value.target) if isinstance(value.target, OpOverload) else f"{value.op} {value.name}"
