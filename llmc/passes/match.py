@@ -8,6 +8,7 @@ matches but is refused (an extra user, the precondition) is always reported.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
@@ -82,8 +83,8 @@ def find_match(
             problem = _problem(match, precondition, shares_interior)
             if problem is None:
                 return match
-            if closest < 1:
-                refusal, closest = problem, 1.0
+            if closest < math.inf:
+                refusal, closest = problem, math.inf
         share = attempt.reached / pattern.size
         if attempt.failure is not None and attempt.reached >= 2 and share > max(0.5, closest):
             refusal, closest = attempt.failure, share
@@ -144,7 +145,8 @@ class _Attempt:
         for state in islice(self._solve(tuple(goals), _State()), _MAX_WAYS):
             outputs = tuple(state.chosen.get(each) or state.nodes[each] for each in self._pattern.outputs)
             match = Match(self._root, state.bound, tuple(dict.fromkeys(state.nodes.values())), outputs, self._graph)
-            if match not in seen:
+            # What a wildcard binds is read by the replacement, so it cannot be among what the replacement is for.
+            if match not in seen and not any(value in match.nodes for value in state.bound.values()):
                 seen.append(match)
                 yield match
 
@@ -182,7 +184,7 @@ class _Attempt:
                 self._fail(state, call, repr(value), f"{state.bound[name]!r}, the same {name!r} as before")
         elif kind is float and (isinstance(value, bool) or not isinstance(value, int | float)):
             self._fail(state, call, repr(value), "a number")
-        elif kind is Weight and not (isinstance(value, fx.Node) and is_weight(value, self._graph)):
+        elif kind is Weight and not (value is None or is_weight(value, self._graph)):
             self._fail(state, call, repr(value), "a weight")
         else:
             yield from self._solve(rest, state.bind(name, value))

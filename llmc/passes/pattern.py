@@ -18,7 +18,7 @@ CAST = torch.ops.aten._to_copy.default
 
 class Weight:
     """The annotation of a wildcard that binds what is known when the engine is built: a weight, or what is computed
-    from weights alone, such as the values of codes."""
+    from weights alone, such as the values of codes. Also None, for an argument that is not given."""
 
 
 def either(*alternatives: Any) -> Any:
@@ -89,4 +89,5 @@ def _size(outputs: tuple[fx.Node, ...]) -> int:
 
 def _kinds(function: Callable[..., Any]) -> dict[str, type]:
     annotations = inspect.get_annotations(function, eval_str=True)
-    return {name: kind for name, kind in annotations.items() if name != "return" and kind in (Weight, float)}
+    kinds = {Weight: Weight, Weight | None: Weight, float: float}
+    return {name: kinds[kind] for name, kind in annotations.items() if name != "return" and kind in kinds}

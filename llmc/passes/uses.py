@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from typing import Any
 
 import torch
 from torch import fx
@@ -42,8 +43,10 @@ def used_only_by(node: fx.Node, users: Collection[fx.Node], at: fx.Node | None =
         )
 
 
-def is_weight(node: fx.Node, graph: ModelGraph) -> bool:
-    """Whether a node's value is known when the engine is built: a weight, or computed from weights alone."""
+def is_weight(node: Any, graph: ModelGraph) -> bool:
+    """Whether this is a node whose value is known when the engine is built: made from weights alone, or one itself."""
+    if not isinstance(node, fx.Node):
+        return False
     if node.op == "placeholder":
         return node.name in graph.weights
     return bool(node.all_input_nodes) and all(is_weight(n, graph) for n in node.all_input_nodes)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -9,9 +10,12 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refusal, Refused
+from llmc.graph.stage import Stage
 from llmc.passes.match import Match, find_match
-from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph
+from llmc.passes.pattern import Weight, either
+from llmc.passes.rewrite import Rewrite
+from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, rewritten
 
 aten = torch.ops.aten
 
@@ -132,3 +136,95 @@ def test_the_first_pattern_that_holds_wins() -> None:
     match = _match(lambda x: aten.exp.default(aten.neg.default(x)), other, any_exp)
     assert isinstance(match, Match)
     assert match.bound["x"].name == "neg_default"
+
+
+def test_alternatives_inside_a_pattern() -> None:
+    def pattern(x: Any, power: Any) -> Any:
+        square = either(aten.pow.Tensor_Scalar(x, power), aten.mul.Tensor(x, x))
+        return either(aten.neg.default(square), aten.exp.default(square))
+
+    by_power = _match(lambda x: aten.neg.default(aten.pow.Tensor_Scalar(x, 2)), pattern)
+    by_product = _match(lambda x: aten.exp.default(aten.mul.Tensor(x, x)), pattern)
+    assert isinstance(by_power, Match) and by_power.bound["power"] == 2
+    assert isinstance(by_product, Match) and "power" not in by_product.bound
+    seen = _match(lambda x: aten.exp.default(aten.sin.default(x)), pattern)
+    assert seen is None  # one op of two is no near-miss
+
+
+def test_an_alternative_that_is_used_twice_is_the_same_one() -> None:
+    def pattern(x: Any) -> Any:
+        y = either(aten.neg.default(x), aten.abs.default(x))
+        return aten.sub.Tensor(aten.exp.default(y), y)
+
+    assert isinstance(_match(lambda x: aten.sub.Tensor(aten.exp.default(y := aten.abs.default(x)), y), pattern), Match)
+    mixed = _match(lambda x: aten.sub.Tensor(aten.exp.default(aten.neg.default(x)), aten.abs.default(x)), pattern)
+    assert isinstance(mixed, Refusal)
+
+
+def test_wildcards_of_one_kind() -> None:
+    def pattern(x: Any, weight: Weight, factor: float) -> Any:
+        return aten.mul.Tensor(aten.add.Tensor(x, weight), factor)
+
+    # In the order in which the operands stand, x would be the weight.
+    match = _match(lambda x, a: aten.mul.Tensor(aten.add.Tensor(a, x), 0.5), pattern, a=(WIDTH,))
+    assert isinstance(match, Match)
+    assert {n: getattr(v, "name", v) for n, v in match.bound.items()} == {
+        "weight": "a",
+        "x": "embedding_default",
+        "factor": 0.5,
+    }
+    seen = _match(lambda x, a: aten.mul.Tensor(aten.add.Tensor(x, a), a), pattern, a=(WIDTH,))
+    assert isinstance(seen, Refusal)
+    assert seen.reason == "argument 'other' of aten.mul.Tensor is a, expected a number"
+    seen = _match(lambda x: aten.mul.Tensor(aten.add.Tensor(x, aten.neg.default(x)), 2.0), pattern)
+    assert isinstance(seen, Refusal)
+    assert seen.reason.endswith("expected a weight")
+
+
+def test_a_refused_way_is_followed_by_the_next_one() -> None:
+    def pattern(x: Any, y: Any) -> Any:
+        return aten.add.Tensor(aten.neg.default(x), y)
+
+    def precondition(match: Match) -> None:
+        if match.bound["y"].target is not aten.abs.default:
+            raise Refused("y is no abs", match.root)
+
+    def body(x: Any) -> Any:
+        return aten.add.Tensor(aten.neg.default(aten.exp.default(x)), aten.neg.default(aten.abs.default(x)))
+
+    made = PatternGraph(body)
+    (root,) = made.graph.graph.find_nodes(op="call_function", target=aten.add.Tensor)
+    seen = find_match((pattern,), root, made.graph, precondition)
+    assert isinstance(seen, Refusal) and seen.reason == "y is no abs"
+    swapped = find_match((lambda x, y: aten.add.Tensor(aten.neg.default(y), x),), root, made.graph)
+    assert isinstance(swapped, Match)
+
+
+def test_an_output_that_the_root_is_not_made_of_is_found_by_what_it_reads() -> None:
+    def pattern(x: Any) -> Any:
+        return aten.exp.default(x), aten.neg.default(x)
+
+    made = PatternGraph(lambda x: aten.mul.Tensor(aten.neg.default(x), aten.exp.default(x)))
+    (root,) = made.graph.graph.find_nodes(op="call_function", target=aten.exp.default)
+    match = find_match((pattern,), root, made.graph)
+    assert isinstance(match, Match)
+    assert [n.name for n in match.outputs] == ["exp_default", "neg_default"]
+    assert match.place.name == "neg_default"
+
+
+def test_several_outputs_are_replaced_together() -> None:
+    def pattern(x: Any) -> Any:
+        total = aten.exp.default(x)
+        return aten.sin.default(total), total
+
+    def replacement(x: Any) -> Any:
+        same = aten.exp.default(aten.mul.Tensor(x, 1.0))
+        return aten.cos.default(aten.sub.Tensor(same, math.pi / 2)), same
+
+    def body(x: Any) -> Any:
+        total = aten.exp.default(x)
+        return aten.mul.Tensor(aten.abs.default(total), aten.sin.default(total))
+
+    both = Rewrite("both", (pattern,), replacement, stage=Stage.CAPTURED)
+    text = rewritten(PatternGraph(body), both)
+    assert text.count("aten.exp") == 1 and "aten.sin" not in text

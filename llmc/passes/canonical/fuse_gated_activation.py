@@ -14,16 +14,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import describe
-from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
 from llmc.passes.match import Match
-from llmc.passes.node_rules import Call, apply_rules
-from llmc.passes.rewrite import GraphPass, Numerics, Rewrite
-from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.pattern import either
+from llmc.passes.rewrite import Numerics, Rewrite
 from llmc.passes.shapes import same_value, tensor_of
 
 aten = torch.ops.aten
@@ -48,13 +44,12 @@ def tanh_gelu_constant_first(x: Any, cube: Any, root: Any) -> Any:
     return aten.mul.Tensor(aten.mul.Tensor(aten.add.Tensor(tanh, 1.0), 0.5), x)
 
 
-def _has_gelu_constants(match: Match) -> Refusal | None:
+def _has_gelu_constants(match: Match) -> None:
     wanted = {"cube": 0.044715, "root": math.sqrt(2 / math.pi)}
     for name, value in wanted.items():
         seen = match.bound[name]
         if not isinstance(seen, float) or not math.isclose(seen, value, rel_tol=1e-6):
-            return Refusal(f"the {name} factor of this GELU is {seen}, expected {value}", match.root)
-    return None
+            raise Refused(f"the {name} factor of this GELU is {seen}, expected {value}", match.root)
 
 
 def _silu(x: Any) -> Any:
@@ -65,35 +60,35 @@ def _tanh_gelu(x: Any) -> Any:
     return aten.gelu.default(x, approximate="tanh")
 
 
-def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    apply_rules(graph, {aten.mul.Tensor: _gated}, log)
+def activated_gate(gate: Any, up: Any, approximate: Any) -> Any:
+    """An activation that kernels know, times what it gates."""
+    activated = either(
+        aten.relu.default(gate),
+        aten.sigmoid.default(gate),
+        aten.silu.default(gate),
+        aten.gelu.default(gate, approximate=approximate),
+    )
+    return aten.mul.Tensor(activated, up)
 
 
-def _gated(node: fx.Node) -> Call | Refusal | None:
-    for gated, up in (node.args[:2], node.args[1::-1]):
-        name = _activation(gated)
-        if name is None or not isinstance(gated, fx.Node):
-            continue
-        gate = gated.args[0]
-        extra = next((u for u in gated.users if u is not node), None)
-        if extra is not None:
-            return Refusal(f"{gated.name} is also used by {extra.name}", gated)
-        if not same_value(tensor_of(gate), tensor_of(up)):
-            seen = [describe(n.meta["val"]) if isinstance(n, fx.Node) else repr(n) for n in (gate, up)]
-            return Refusal(f"the gate is {seen[0]}, what it multiplies is {seen[1]}", node)
-        return Call(torch.ops.llmc.gated_activation.default, (gate, up, name))
-    return None
+def _same_type(match: Match) -> None:
+    gate, up = (match.bound[name] for name in ("gate", "up"))
+    if not same_value(tensor_of(gate), tensor_of(up)):
+        seen = [describe(n.meta["val"]) if isinstance(n, fx.Node) else repr(n) for n in (gate, up)]
+        raise Refused(f"the gate is {seen[0]}, what it multiplies is {seen[1]}", match.root)
 
 
-def _activation(node: Any) -> str | None:
-    if not isinstance(node, fx.Node) or node.op != "call_function":
-        return None
-    if node.target is aten.gelu.default:
-        return "gelu_tanh" if call_arguments(node)["approximate"] == "tanh" else "gelu"
-    return _NAMES.get(node.target)
+def _gated(gate: Any, up: Any, approximate: str | None, match: Match) -> Any:
+    (name,) = (_NAMES[node.target] for node in match.nodes[1:])
+    return torch.ops.llmc.gated_activation.default(gate, up, "gelu_tanh" if approximate == "tanh" else name)
 
 
-_NAMES: dict[Any, str] = {aten.relu.default: "relu", aten.sigmoid.default: "sigmoid", aten.silu.default: "silu"}
+_NAMES: dict[Any, str] = {
+    aten.gelu.default: "gelu",
+    aten.relu.default: "relu",
+    aten.sigmoid.default: "sigmoid",
+    aten.silu.default: "silu",
+}
 
 fuse_silu = Rewrite("fuse_silu", (sigmoid_product,), _silu, None, Numerics.REORDER, Stage.CAPTURED)
 fuse_tanh_gelu = Rewrite(
@@ -104,4 +99,6 @@ fuse_tanh_gelu = Rewrite(
     Numerics.REORDER,
     Stage.CAPTURED,
 )
-fuse_gated_activation = GraphPass("fuse_gated_activation", _run, Numerics.REORDER, Stage.CAPTURED)
+fuse_gated_activation = Rewrite(
+    "fuse_gated_activation", (activated_gate,), _gated, _same_type, Numerics.REORDER, Stage.CAPTURED
+)

@@ -139,7 +139,7 @@ def _matmul_rule(graph: ModelGraph) -> Rule:
         """x·W with a matrix of weights is linear."""
         x, other = node.args
         value = tensor_of(other)
-        if value is None or value.dim() != 2 or not isinstance(other, fx.Node) or not is_weight(other, graph):
+        if value is None or value.dim() != 2 or not is_weight(other, graph):
             return None
         return Call(aten.linear.default, (x, Call(aten.transpose.int, (other, 0, 1))))
 

@@ -3,8 +3,8 @@
     s = add(x, r); rms_norm(s, w, eps)       ->  add_rms_norm(x, r, w, eps): the norm and s
     s = add(x, r); layer_norm(s, w, b, eps)  ->  add_layer_norm(x, r, w, b, eps): the norm and s
 For the sums that fuse_linear_residual could not put into a product: where a norm comes after the product (Gemma 2,
-OLMo 2), or tokens and positions are summed (GPT-2). Others may read s too.
-Must have: x and r are matrices of one shape and dtype; w and b are weights, which are there before the sum is.
+OLMo 2), or tokens and positions are summed (GPT-2). Others may read s too; a second norm reads what comes out.
+Must have: x and r are matrices of one shape and dtype; w and b are there before the sum is.
 Numerics: exact, since s is rounded as before. Saves reading s once.
 """
 
@@ -14,71 +14,55 @@ from operator import getitem
 from typing import Any
 
 import torch
-from torch import Tensor, fx
+from torch import fx
 
-from llmc.graph.call_arguments import call_arguments
-from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.match import Match
+from llmc.passes.rewrite import Numerics, Rewrite
 
 _ADD = torch.ops.aten.add.Tensor
-_FUSED: dict[Any, torch._ops.OpOverload] = {
-    torch.ops.llmc.rms_norm.default: torch.ops.llmc.add_rms_norm.default,
-    torch.ops.llmc.layer_norm.default: torch.ops.llmc.add_layer_norm.default,
-}
+_llmc = torch.ops.llmc
 
 
-def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Try every norm, in order; the first norm of a sum takes it, a second one reads what comes out."""
-    for norm in [n for n in graph.graph.nodes if n.target in _FUSED]:
-        total = call_arguments(norm)["x"]
-        if total.target is not _ADD:
-            continue
-        refusal = _refusal(total) or _computed_weight(norm)
-        if refusal is not None:
-            log.refuse(refusal)
-            continue
-        log.step(f"{total.name} + {norm.name}", norm, total)
-        _fuse(graph, total, norm)
+def normed_by_rms(x: Any, residual: Any, weight: Any, eps: Any) -> Any:
+    """Llama's norm."""
+    total = _ADD(x, residual)
+    return _llmc.rms_norm.default(total, weight, eps), total
 
 
-fuse_add_norm = GraphPass("fuse_add_norm", run, Numerics.EXACT, Stage.OPTIMIZED)
+def normed_by_layer(x: Any, residual: Any, weight: Any, bias: Any, eps: Any) -> Any:
+    """GPT-2's norm."""
+    total = _ADD(x, residual)
+    return _llmc.layer_norm.default(total, weight, bias, eps), total
 
 
-def _refusal(total: fx.Node) -> Refusal | None:
-    arguments = call_arguments(total)
-    first, second, alpha = arguments["self"], arguments["other"], arguments["alpha"]
-    if alpha != 1:
-        return Refusal(f"the sum multiplies its second operand by {alpha}", total)
-    if not isinstance(first, fx.Node) or not isinstance(second, fx.Node):
-        return Refusal(f"the sum of {first} and {second} adds a number", total)
-    if render_type(first) != render_type(second):
-        return Refusal(f"the sum is of {render_type(first)} and {render_type(second)}", total)
-    x: Tensor = first.meta["val"]
-    if x.ndim != 2:
-        return Refusal(f"the sum is {render_type(total)}, not a matrix of tokens", total)
-    return None
+def replacement(x: Any, residual: Any, weight: Any, bias: Any, eps: Any, match: Match) -> Any:
+    """The norm and the sum."""
+    if match.root.target is _llmc.rms_norm.default:
+        both = _llmc.add_rms_norm.default(x, residual, weight, eps)
+    else:
+        both = _llmc.add_layer_norm.default(x, residual, weight, bias, eps)
+    return getitem(both, 0), getitem(both, 1)
 
 
-def _computed_weight(norm: fx.Node) -> Refusal | None:
-    for operand in norm.all_input_nodes:
-        if operand.op != "placeholder" and operand is not call_arguments(norm)["x"]:
-            return Refusal(f"the norm takes {operand.name}, which is computed and may come after the sum", norm)
-    return None
+def precondition(match: Match) -> None:
+    """Refuse sums that broadcast, of numbers, and of what is no matrix of tokens."""
+    total, terms = match.outputs[1], (match.bound["x"], match.bound["residual"])
+    if not all(isinstance(term, fx.Node) for term in terms):
+        raise Refused(f"the sum of {terms[0]} and {terms[1]} adds a number", total)
+    if render_type(terms[0]) != render_type(terms[1]):
+        raise Refused(f"the sum is of {render_type(terms[0])} and {render_type(terms[1])}", total)
+    if match.tensor("x").ndim != 2:
+        raise Refused(f"the sum is {render_type(total)}, not a matrix of tokens", total)
 
 
-def _fuse(graph: ModelGraph, total: fx.Node, norm: fx.Node) -> None:
-    terms = [call_arguments(total)[name] for name in ("self", "other")]
-    parameters = [value for name, value in call_arguments(norm).items() if name != "x"]
-    # At the place of the sum, since others may read it before the norm does; norms take weights only beside it.
-    with graph.graph.inserting_before(total):
-        both = graph.graph.call_function(_FUSED[norm.target], (*terms, *parameters))
-        normalized, kept = (graph.graph.call_function(getitem, (both, i)) for i in range(2))
-    norm.replace_all_uses_with(normalized)
-    total.replace_all_uses_with(kept)
-    graph.graph.erase_node(norm)
-    graph.graph.erase_node(total)
+fuse_add_norm = Rewrite(
+    "fuse_add_norm",
+    (normed_by_rms, normed_by_layer),
+    replacement,
+    precondition,
+    numerics=Numerics.EXACT,
+    stage=Stage.OPTIMIZED,
+)

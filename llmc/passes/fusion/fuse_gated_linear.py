@@ -9,124 +9,108 @@ Numerics: reorder, since gate and up are not rounded in between. Saves writing a
 
 from __future__ import annotations
 
+from itertools import accumulate
 from operator import getitem
+from typing import Any
 
 import torch
 from torch import fx
 
-from llmc.graph.call_arguments import call_arguments
-from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
-from llmc.options import BuildOptions
-from llmc.passes.fusion.merged_weight import cannot_stack, stack_rows
-from llmc.passes.rewrite import GraphPass, Numerics
-from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.fusion.merged_weight import check_stackable, stack_rows
+from llmc.passes.match import Match
+from llmc.passes.pattern import Weight, either
+from llmc.passes.rewrite import Numerics, Rewrite
+from llmc.passes.uses import used_only_by
 
-_LINEAR = torch.ops.llmc.linear.default
-_SPLITS = (torch.ops.aten.split_with_sizes.default, torch.ops.aten.split.Tensor)
-
-
-def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    """Try every gated activation, in order."""
-    for node in graph.graph.find_nodes(op="call_function", target=torch.ops.llmc.gated_activation.default):
-        gate, up, activation = (call_arguments(node)[n] for n in ("gate", "up", "activation"))
-        whole = _whole_of(gate, up)
-        refusal = _cannot_fuse_two(graph, gate, up) if whole is None else _cannot_fuse_halves(whole, gate, up)
-        if refusal is not None:
-            log.refuse(refusal)
-            continue
-        products = (gate, up) if whole is None else (whole,)
-        log.step(" + ".join(n.name for n in (*products, node)), node, *products)
-        x, weight, bias = _stacked(graph, gate, up) if whole is None else _linear_arguments(whole)
-        with graph.graph.inserting_before(node):
-            fused = graph.graph.call_function(torch.ops.llmc.gated_linear.default, (x, weight, bias, activation))
-        node.replace_all_uses_with(fused)
+aten = torch.ops.aten
+_linear = torch.ops.llmc.linear.default
+_gated = torch.ops.llmc.gated_activation.default
 
 
-fuse_gated_linear = GraphPass("fuse_gated_linear", run, Numerics.REORDER, Stage.OPTIMIZED)
+def two_products(
+    x: Any, gate: Weight, up: Weight, gate_bias: Weight | None, up_bias: Weight | None, activation: Any
+) -> Any:
+    """Gate and up with weights of their own."""
+    return _gated(_linear(x, gate, gate_bias), _linear(x, up, up_bias), activation)
 
 
-def _cannot_fuse_two(graph: ModelGraph, gate: fx.Node, up: fx.Node) -> Refusal | None:
-    for name, node in (("gate", gate), ("up", up)):
-        if node.target is not _LINEAR:
-            return Refusal(f"{name} is {node.name}, a {node.target} and no llmc.linear", node)
-    (x, gate_weight, gate_bias), (other, up_weight, up_bias) = _linear_arguments(gate), _linear_arguments(up)
-    if x is not other:
-        return Refusal(f"gate is a product of {x.name}, up of {other.name}", up)
-    if (gate_bias is None) != (up_bias is None):
-        return Refusal(f"gate has the bias {gate_bias}, up {up_bias}", up)
-    refusal = _used_elsewhere(gate) or _used_elsewhere(up)
-    refusal = refusal or cannot_stack(graph, [(gate_weight, gate), (up_weight, up)])
-    if refusal is None and gate_bias is not None and up_bias is not None:
-        refusal = cannot_stack(graph, [(gate_bias, gate), (up_bias, up)])
-    return refusal
+def halves_by_slices(
+    x: Any, weight: Any, bias: Any, activation: Any, start: Any, middle: Any, second: Any, end: Any
+) -> Any:
+    """One product cut in two, as normalize_ops leaves it."""
+    y = _linear(x, weight, bias)
+    return _gated(aten.slice.Tensor(y, -1, start, middle), aten.slice.Tensor(y, -1, second, end), activation)
 
 
-def _stacked(graph: ModelGraph, gate: fx.Node, up: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
-    """x, weight and bias of both products as one."""
-    (x, gate_weight, gate_bias), (_, up_weight, up_bias) = _linear_arguments(gate), _linear_arguments(up)
-    weight = stack_rows(graph, (gate_weight, up_weight))
-    if gate_bias is None or up_bias is None:
-        return x, weight, None
-    return x, weight, stack_rows(graph, (gate_bias, up_bias))
+def halves_by_split(x: Any, weight: Any, bias: Any, activation: Any, sizes: Any, gate_index: Any, up_index: Any) -> Any:
+    """The same by torch.split."""
+    y = _linear(x, weight, bias)
+    parts = either(aten.split_with_sizes.default(y, sizes, -1), aten.split.Tensor(y, sizes, -1))
+    return _gated(getitem(parts, gate_index), getitem(parts, up_index), activation)
 
 
-def _whole_of(gate: fx.Node, up: fx.Node) -> fx.Node | None:
-    """The product that gate and up are both parts of."""
-    first, second = _source(gate), _source(up)
-    return first if first is not None and first is second and first.target is _LINEAR else None
+def replacement(
+    x: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, weight: Any, bias: Any, activation: str, match: Match
+) -> Any:
+    """One product, whose weight is gate's rows and then up's."""
+    if gate is not None:
+        weight = _stacked(match, gate, up)
+        bias = None if gate_bias is None else _stacked(match, gate_bias, up_bias)
+    return torch.ops.llmc.gated_linear.default(x, weight, bias, activation)
 
 
-def _source(part: fx.Node) -> fx.Node | None:
-    if part.target is torch.ops.aten.slice.Tensor:
-        return part.all_input_nodes[0]
-    if part.target is getitem and part.all_input_nodes[0].target in _SPLITS:
-        return part.all_input_nodes[0].all_input_nodes[0]
-    return None
+def precondition(match: Match) -> None:
+    """Refuse weights that cannot be stacked, and parts that are not the halves in order."""
+    products = [node for node in match.nodes if node.target is _linear]
+    if len(products) == 2:
+        _check_two(match, *products)
+        return
+    width = products[0].meta["val"].shape[-1]
+    gate, up = _columns(match, width)
+    if (gate, up) != ((0, width // 2), (width // 2, width)):
+        raise Refused(f"gate is columns {gate} of {width} and up {up}, not the two halves in order", products[0])
+    for node in match.nodes[1:]:
+        used_only_by(node, match.nodes)  # also of slices: the product would be computed twice
 
 
-def _cannot_fuse_halves(whole: fx.Node, gate: fx.Node, up: fx.Node) -> Refusal | None:
-    width = whole.meta["val"].shape[-1]
-    seen = [_columns(n, width) for n in (gate, up)]
-    if seen != [(0, width // 2), (width // 2, width)]:
-        return Refusal(f"gate is columns {seen[0]} of {width} and up {seen[1]}, not the two halves in order", whole)
-    return _used_elsewhere(gate) or _used_elsewhere(up) or _parts_used_elsewhere(whole, gate, up)
+fuse_gated_linear = Rewrite(
+    "fuse_gated_linear",
+    (two_products, halves_by_slices, halves_by_split),
+    replacement,
+    precondition,
+    numerics=Numerics.REORDER,
+    stage=Stage.OPTIMIZED,
+)
 
 
-def _parts_used_elsewhere(whole: fx.Node, gate: fx.Node, up: fx.Node) -> Refusal | None:
-    parts = {gate, up, *gate.all_input_nodes, *up.all_input_nodes} - {whole}
-    others = [u.name for n in (whole, *parts - {gate, up}) for u in n.users if u not in parts]
-    return Refusal(f"{whole.name} is also used by {', '.join(others)}", whole) if others else None
+def _check_two(match: Match, gate: fx.Node, up: fx.Node) -> None:
+    biases = match.bound["gate_bias"], match.bound["up_bias"]
+    if (biases[0] is None) != (biases[1] is None):
+        raise Refused(f"gate has the bias {biases[0]}, up {biases[1]}", up)
+    check_stackable(match.graph, [(match.bound["gate"], gate), (match.bound["up"], up)])
+    if biases[0] is not None:
+        check_stackable(match.graph, [(biases[0], gate), (biases[1], up)])
 
 
-def _columns(part: fx.Node, width: int) -> tuple[int, int] | None:
-    """The range of the last axis that a slice or an element of a split is; None if it is of another axis."""
-    arguments = call_arguments(part if part.target is torch.ops.aten.slice.Tensor else part.all_input_nodes[0])
-    if arguments["dim"] not in (-1, 1):
-        return None
-    if part.target is torch.ops.aten.slice.Tensor:
-        if arguments["step"] != 1:
-            return None
-        return _clipped(arguments["start"] or 0, width), _clipped(arguments["end"], width)
-    index = part.args[1]
-    assert isinstance(index, int)
-    sizes = arguments.get("split_sizes") or [arguments["split_size"]] * -(-width // arguments["split_size"])
-    return sum(sizes[:index]), min(sum(sizes[: index + 1]), width)
+def _stacked(match: Match, gate: fx.Proxy, up: fx.Proxy) -> fx.Proxy:
+    return fx.Proxy(stack_rows(match.graph, (gate.node, up.node)), gate.tracer)
+
+
+def _columns(match: Match, width: int) -> tuple[tuple[int, int], tuple[int, int]]:
+    """What gate and up are of the product's columns."""
+    if "sizes" not in match.bound:
+        start, middle, second, end = (match.bound[name] for name in ("start", "middle", "second", "end"))
+        return (_clipped(start or 0, width), _clipped(middle, width)), (_clipped(second, width), _clipped(end, width))
+    sizes = match.bound["sizes"]
+    ends = list(accumulate(sizes)) if isinstance(sizes, list | tuple) else [*range(sizes, width, sizes), width]
+    gate, up = (match.bound[name] % len(ends) for name in ("gate_index", "up_index"))
+    starts = [0, *ends]
+    return (starts[gate], ends[gate]), (starts[up], ends[up])
 
 
 def _clipped(bound: int | None, width: int) -> int:
     if bound is None:
         return width
     return min(bound + width if bound < 0 else bound, width)
-
-
-def _linear_arguments(node: fx.Node) -> tuple[fx.Node, fx.Node, fx.Node | None]:
-    arguments = call_arguments(node)
-    return arguments["x"], arguments["weight"], arguments["bias"]
-
-
-def _used_elsewhere(node: fx.Node) -> Refusal | None:
-    if len(node.users) == 1:
-        return None
-    return Refusal(f"{node.name} has {len(node.users)} users: {', '.join(u.name for u in node.users)}", node)

@@ -14,11 +14,12 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.uses import used_only_by
 
 _ROPE = torch.ops.llmc.rope.default
 _WRITE = torch.ops.llmc.kv_write.default
@@ -32,11 +33,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         k = call_arguments(write)["k"]
         if k.target is not _ROPE:
             continue
-        found = _find(write, k)
-        if isinstance(found, Refusal):
-            log.refuse(found)
+        try:
+            q, attention = _find(write, k)
+        except Refused as refused:
+            log.refuse(refused.refusal)
             continue
-        q, attention = found
         log.step(f"{q.name} + {k.name} + {write.name}", q, k, write)
         _fuse(graph, q, k, write, attention)
 
@@ -44,27 +45,25 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 fuse_rope_kv_write = GraphPass("fuse_rope_kv_write", run, Numerics.EXACT, Stage.OPTIMIZED)
 
 
-def _find(write: fx.Node, k: fx.Node) -> tuple[fx.Node, fx.Node] | Refusal:
+def _find(write: fx.Node, k: fx.Node) -> tuple[fx.Node, fx.Node]:
     """The rotated queries that go with a write, and the attention that reads them."""
     k_cache = call_arguments(write)["k_cache"]
     readers = [u for u in k_cache.users if u.target is _ATTENTION]
     if len(readers) != 1:
-        return Refusal(f"{k_cache.name} is read by {len(readers)} attentions", write)
+        raise Refused(f"{k_cache.name} is read by {len(readers)} attentions", write)
     q = call_arguments(readers[0])["q"]
     if q.target is not _ROPE:
-        return Refusal(f"the keys are rotated, but the queries are {q.name}, a {q.target}", q)
-    for node, reader in ((q, readers[0]), (k, write)):
-        others = [u.name for u in node.users if u is not reader]
-        if others:
-            return Refusal(f"{node.name} is also used by {', '.join(others)}", node)
+        raise Refused(f"the keys are rotated, but the queries are {q.name}, a {q.target}", q)
+    used_only_by(q, readers)
+    used_only_by(k, (write,))
     turn, k_turn = call_arguments(q), call_arguments(k)
     for name in ("cos", "sin", "interleaved"):
         if turn[name] is not k_turn[name]:
-            return Refusal(f"{name} is {turn[name]} for the queries and {k_turn[name]} for the keys", k)
+            raise Refused(f"{name} is {turn[name]} for the queries and {k_turn[name]} for the keys", k)
     tensors = {"q": turn["x"], "k": k_turn["x"], "v": call_arguments(write)["v"]}
     dtypes = {name: node.meta["val"].dtype for name, node in tensors.items()}
     if len(set(dtypes.values())) != 1:
-        return Refusal(f"dtypes differ: {', '.join(f'{n} is {d}' for n, d in dtypes.items())}", write)
+        raise Refused(f"dtypes differ: {', '.join(f'{n} is {d}' for n, d in dtypes.items())}", write)
     return q, readers[0]
 
 

@@ -16,10 +16,10 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.fusion.merged_weight import cannot_stack, stack_rows
+from llmc.passes.fusion.merged_weight import check_stackable, stack_rows
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -34,9 +34,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for linears in groups.values():
         if len(linears) == 1:
             continue
-        refusal = _refusal(graph, linears)
-        if refusal is not None:
-            log.refuse(refusal)
+        try:
+            _check(graph, linears)
+        except Refused as refused:
+            log.refuse(refused.refusal)
             continue
         log.step(" + ".join(n.name for n in linears), *linears)
         _merge(graph, linears)
@@ -45,15 +46,15 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 merge_qkv = GraphPass("merge_qkv", run, Numerics.REORDER, Stage.OPTIMIZED)
 
 
-def _refusal(graph: ModelGraph, linears: Sequence[fx.Node]) -> Refusal | None:
+def _check(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:
     biases = [call_arguments(n)["bias"] for n in linears]
     for node, bias in zip(linears, biases, strict=True):
         if (bias is None) != (biases[0] is None):
-            return Refusal(f"{linears[0].name} has the bias {biases[0]}, {node.name} of the same input {bias}", node)
-    refusal = cannot_stack(graph, [(call_arguments(n)["weight"], n) for n in linears])
-    if refusal is None and biases[0] is not None:
-        refusal = cannot_stack(graph, list(zip(biases, linears, strict=True)))
-    return refusal
+            reason = f"{linears[0].name} has the bias {biases[0]}, {node.name} of the same input {bias}"
+            raise Refused(reason, node)
+    check_stackable(graph, [(call_arguments(n)["weight"], n) for n in linears])
+    if biases[0] is not None:
+        check_stackable(graph, list(zip(biases, linears, strict=True)))
 
 
 def _merge(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:

@@ -13,8 +13,9 @@ from torch import fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import fake_mode
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.weights import Derived
+from llmc.passes.uses import used_only_by
 
 _DEQUANTIZE = torch.ops.llmc.dequantize.default
 _PARTS = ("codes", "scales", "zeros")
@@ -43,30 +44,19 @@ def _stacked(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
     return node
 
 
-def cannot_stack(graph: ModelGraph, owners: Sequence[tuple[fx.Node, fx.Node]]) -> Refusal | None:
-    """Why the weights of some ops cannot become one. owners: (weight, the op that reads it)."""
-    first = owners[0][0].meta["val"]
+def check_stackable(graph: ModelGraph, owners: Sequence[tuple[fx.Node, fx.Node]]) -> None:
+    """Raise Refused if the weights of some ops cannot become one. owners: (weight, the op that reads it)."""
+    (first, _), *_ = owners
+    dtype = first.meta["val"].dtype
     for weight, op in owners:
-        if weight.target is _DEQUANTIZE or owners[0][0].target is _DEQUANTIZE:
-            refusal = _cannot_stack_codes(owners[0][0], weight, op)
-            if refusal is not None:
-                return refusal
-        elif weight.name not in graph.weights:
-            return Refusal(f"{weight.name} is computed in the step, not a weight", op)
-        others = [u.name for u in weight.users if u is not op]
-        if others:
-            return Refusal(f"weight {weight.name} is also used by {', '.join(others)}", op)
-        if weight.meta["val"].dtype is not first.dtype:
-            return Refusal(f"weight {weight.name} is {weight.meta['val'].dtype}, {owners[0][0].name} {first.dtype}", op)
-    return None
-
-
-def _cannot_stack_codes(first: fx.Node, weight: fx.Node, op: fx.Node) -> Refusal | None:
-    """Why a quantized weight cannot be stacked on the first one."""
-    kinds = [_code_kind(each) for each in (first, weight)]
-    if kinds[0] != kinds[1]:
-        return Refusal(f"weight {weight.name} is {kinds[1]}, {first.name} {kinds[0]}", op)
-    return None
+        kind, wanted = _code_kind(weight), _code_kind(first)
+        if kind != wanted:
+            raise Refused(f"weight {weight.name} is {kind}, {first.name} {wanted}", op)
+        if weight.target is not _DEQUANTIZE and weight.name not in graph.weights:
+            raise Refused(f"{weight.name} is computed in the step, not a weight", op)
+        used_only_by(weight, (op,), at=op)
+        if weight.meta["val"].dtype is not dtype:
+            raise Refused(f"weight {weight.name} is {weight.meta['val'].dtype}, {first.name} {dtype}", op)
 
 
 def _code_kind(weight: fx.Node) -> str:

@@ -19,12 +19,13 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
+from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Derived
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.uses import used_only_by
 
 aten = torch.ops.aten
 _LINEAR = torch.ops.llmc.linear.default
@@ -40,9 +41,10 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         parts = _parts(heads)
         if len(parts) < 2 or heads.meta["val"].shape[1] == 1:
             continue
-        refusal = _refusal(graph, linear, heads, parts)
-        if refusal is not None:
-            log.refuse(refusal)
+        try:
+            _check(graph, linear, heads, parts)
+        except Refused as refused:
+            log.refuse(refused.refusal)
             continue
         log.step(" + ".join(part.node.name for part in parts), linear, heads, *(part.node for part in parts))
         _separate(graph, linear, heads, parts)
@@ -80,25 +82,20 @@ def _parts(heads: fx.Node) -> list[_Part]:
     return sorted(found, key=lambda part: part.start)
 
 
-def _refusal(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_Part]) -> Refusal | None:
+def _check(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_Part]) -> None:
     width = linear.meta["val"].shape[-1] // heads.meta["val"].shape[1]
     ends = [0, *(part.end for part in parts)]
     if [*(part.start for part in parts), width] != ends:
         taken = ", ".join(f"{part.start} to {part.end}" for part in parts)
-        return Refusal(f"channels {taken} of a head's {width} are read, expected each of them once", heads)
+        raise Refused(f"channels {taken} of a head's {width} are read, expected each of them once", heads)
     arguments = call_arguments(linear)
     for tensor in (arguments["weight"], arguments["bias"]):
         for weight, reader in () if tensor is None else _stored(tensor, linear):
             if weight.name not in graph.weights:
-                return Refusal(f"{weight.name} is computed in the step, not a weight", linear)
+                raise Refused(f"{weight.name} is computed in the step, not a weight", linear)
             if weight.meta["val"].shape[0] != linear.meta["val"].shape[-1]:
-                return Refusal(
-                    f"{weight.name} has {weight.meta['val'].shape[0]} rows, not one for each channel", linear
-                )
-            others = [user.name for user in weight.users if user is not reader]
-            if others:
-                return Refusal(f"weight {weight.name} is also used by {', '.join(others)}", linear)
-    return None
+                raise Refused(f"{weight.name} has {weight.meta['val'].shape[0]} rows, not one for each channel", linear)
+            used_only_by(weight, (reader,), at=linear)
 
 
 def _stored(tensor: fx.Node, reader: fx.Node) -> list[tuple[fx.Node, fx.Node]]:

@@ -67,4 +67,4 @@ def test_refuses_a_gate_that_is_used_twice() -> None:
         return aten.add.Tensor(aten.mul.Tensor(gate, x), gate)
 
     made = PatternGraph(body, weight=(WIDTH, WIDTH))
-    assert refusals(made, fuse_gated_activation) == ["silu_default is also used by add_tensor"]
+    assert refusals(made, fuse_gated_activation) == ["silu_default is also used by add_tensor (aten.add.Tensor)"]

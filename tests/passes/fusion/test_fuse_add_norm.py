@@ -70,7 +70,7 @@ def _per_head(b: GraphBuilder, h: fx.Node) -> Any:
 @pytest.mark.parametrize(
     ("total", "reason"),
     [
-        (_doubled, "the sum multiplies its second operand by 2"),
+        (_doubled, "argument 'alpha' of aten.add.Tensor is 2, expected 1"),
         (_number, "the sum of embedding_default and 1.5 adds a number"),
         (_vector, "the sum is of float32[T, 8] and float32[8]"),
         (_per_head, "the sum is float32[T, 2, 4], not a matrix of tokens"),
@@ -93,4 +93,6 @@ def test_refuses_a_norm_whose_weight_is_computed() -> None:
     total = b.call(aten.add.Tensor, h, b.call(aten.tanh.default, h))
     weight = b.call(aten.add.Tensor, b.weight("norm.weight", 8), 1)
     graph, source = b.finish(b.call(torch.ops.llmc.rms_norm.default, total, weight, 1e-5))
-    assert "which is computed and may come after the sum" in refusals(graph, source, (fuse_add_norm,))
+    assert "is computed after add_tensor, before which the fused op would stand" in refusals(
+        graph, source, (fuse_add_norm,)
+    )

@@ -51,7 +51,7 @@ def test_refuses_a_weight_that_others_read() -> None:
         torch.ops.llmc.linear.default, b.call(aten.tanh.default, b.call(aten.mul.Tensor, first, second)), shared
     )
     graph, source = b.finish(third)
-    assert "weight shared is also used by" in refusals(graph, source, (merge_qkv,))
+    assert "shared is also used by" in refusals(graph, source, (merge_qkv,))
 
 
 def test_refuses_weights_of_two_dtypes() -> None:
