@@ -104,7 +104,7 @@ def class_table(workload: Workload, rounds: list[StepProfile], directory: Engine
     predicted: defaultdict[str, list[float]] = defaultdict(lambda: [0.0] * len(rounds))
     for number, step in enumerate(rounds):
         for each in step.launches:
-            name = kernel_class(launches[each.launch]).removeprefix("llmc_")
+            name = kernel_class(launches[each.launch])
             measured[name][number] += each.seconds
             predicted[name][number] += each.predicted
     table = Table(title=workload.name, title_justify="left")

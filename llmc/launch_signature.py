@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, DeviceParameter, Program, parse_operand
+from llmc.launch_arguments import Argument, Operand
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, DeviceParameter, Program
 
 _ALIGNMENT = 16
 _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8": "*i8", "U8": "*u8"}
@@ -12,20 +13,24 @@ _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8
 OperandDtypes = Mapping[tuple[str, str], str]
 
 
-def parameter_of(dtypes: OperandDtypes, name: str, value: str | int | float) -> DeviceParameter:
-    """The parameter of that name for that value. dtypes: operand_dtypes of the program.
+def parameter_of(dtypes: OperandDtypes, name: str, value: Argument) -> DeviceParameter:
+    """The parameter of that name for an operand, a count or a number. dtypes: operand_dtypes of the program.
 
-    Raises EngineFormatError for a malformed operand, KeyError for a dtype that no kernel takes.
+    Raises KeyError for a dtype that no kernel takes.
     """
-    if isinstance(value, str) and ":" in value:
-        operand = parse_operand(value)
-        dtype = dtypes.get((operand.space, operand.name), "F32" if operand.space == "output" else "I32")
-        return DeviceParameter(name, _POINTERS[dtype], operand.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
+    if isinstance(value, Operand):
+        dtype = dtype_of(dtypes, value)
+        return DeviceParameter(name, _POINTERS[dtype], value.offset * ITEMSIZES[dtype] % _ALIGNMENT == 0)
     if isinstance(value, float):
         return DeviceParameter(name, "fp32", False)
     if isinstance(value, int):
         return DeviceParameter(name, "i32" if -(2**31) <= value < 2**31 else "i64", value % _ALIGNMENT == 0)
     return DeviceParameter(name, "i32", False)
+
+
+def dtype_of(dtypes: OperandDtypes, operand: Operand) -> str:
+    """Of what the operand points to."""
+    return dtypes.get((operand.space, operand.name), "F32" if operand.space == "output" else "I32")
 
 
 def operand_dtypes(program: Program) -> OperandDtypes:
@@ -36,6 +41,6 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     buffers = (*program.buffers, *(b for a in program.alternatives for b in a.buffers))
     found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
     found |= {("weight", slot.name): slot.dtype for slot in program.weights}
-    found |= {("cache", f"{i}.{part}"): cache.dtype for i, cache in enumerate(program.caches) for part in "kv"}
+    found |= {("cache", name): cache.dtype for name, cache in program.cache_names().items()}
     found |= {("input", name): dtype for name, dtype in CHOICE_INPUTS.items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

@@ -5,12 +5,12 @@ A step's tensors are matrices of rows: T tokens, L requested logit rows, or a co
 
 from __future__ import annotations
 
-import re
 from dataclasses import dataclass, field
 from enum import Enum
 
 from llmc.cache_format import parse_cache_format
 from llmc.errors import EngineFormatError
+from llmc.launch_arguments import Argument, Count
 
 # Bytes of an element of each dtype, by what safetensors calls it.
 ITEMSIZES = {
@@ -35,6 +35,11 @@ class RowCount(Enum):
     TOKENS = "T"
     LOGIT_ROWS = "L"
     ONE = "1"
+
+    @property
+    def count(self) -> Count | int:
+        """As a launch's argument."""
+        return 1 if self is RowCount.ONE else Count(self.value)
 
 
 class Wanted(Enum):
@@ -164,38 +169,10 @@ class Origin:
     source: str | None
 
 
-@dataclass(frozen=True)
-class Operand:
-    """A pointer among a launch's arguments, as text `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
-
-    space: buffer (of the arena), weight, input (of the step; CHOICE_INPUTS too), cache (`3.k` is layer 3's keys) or
-    output (logits, CHOICE_OUTPUTS).
-    offset: in elements, left out if 0. stride: elements from row to row; None (left out) for what has no rows.
-    """
-
-    space: str
-    name: str
-    offset: int = 0
-    stride: int | None = None
-
-    def __str__(self) -> str:
-        offset = f"+{self.offset}" if self.offset else ""
-        return f"{self.space}:{self.name}{offset}" + ("" if self.stride is None else f"/{self.stride}")
-
-
 # In place of a source file: the kernel is a library's.
 LIBRARY = "library"
-
-_OPERAND = re.compile(r"(buffer|weight|input|cache|output):([A-Za-z0-9_.]+)(?:\+(\d+))?(?:/(\d+))?")
-
-
-def parse_operand(text: str) -> Operand:
-    """The operand of that text; raises EngineFormatError for anything else."""
-    match = _OPERAND.fullmatch(text)
-    if match is None:
-        raise EngineFormatError(f"{text!r} is no operand", fix="rebuild the engine with this llmc")
-    space, name, offset, stride = match.groups()
-    return Operand(space, name, int(offset or 0), None if stride is None else int(stride))
+# The family of kernels that are generated from a graph's pointwise work.
+LOOP = "loop"
 
 
 @dataclass(frozen=True)
@@ -214,19 +191,23 @@ class RowRange:
 
 @dataclass(frozen=True)
 class Launch:
-    """One kernel call. arguments: the fields of the kernel's struct (kernels/api.h), or rows, p0, p1, … of a loop.
+    """One kernel call.
 
-    A text argument is an operand (it has a colon), a count (T, L, R or max_blocks) or the name of an activation or
-    of a format.
-    On a GPU `kernel` names a DeviceKernel and the arguments are its parameters. grid: of a GPU launch, one to three
-    expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs in; None is all of them. wanted:
-    what those are to give; empty for anything. bytes_moved and flops are sympy expressions over the symbols of
-    graph/cost.py, as text (graph/cost_expression.py). seconds: predicted with all that tiling adds, together with the
-    launches that follow for the same node, at the most rows of `only`; None where bytes and operations say it.
+    kernel: on a CPU a function (kernels/api.h, or a loop of the engine's), on a GPU the name of a DeviceKernel. family:
+    the function without its element types, LOOP for a generated one. dtypes: of the elements that it is for, as
+    safetensors names; of a cache of codes (llmc/cache_format.py), theirs.
+    arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop.
+    grid: of a GPU launch, one to three expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs
+    in; None is all of them. wanted: what those are to give; empty for anything. bytes_moved and flops are sympy
+    expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted with all
+    that tiling adds, together with the launches that follow for the same node, at the most rows of `only`; None where
+    bytes and operations say it.
     """
 
     kernel: str
-    arguments: dict[str, str | int | float | bool | None]
+    family: str
+    dtypes: tuple[str, ...]
+    arguments: dict[str, Argument]
     origin: Origin
     bytes_moved: str
     flops: str
@@ -234,6 +215,13 @@ class Launch:
     only: RowRange | None = None
     wanted: tuple[Wanted, ...] = ()
     seconds: float | None = None
+
+    def number(self, name: str) -> int:
+        """An argument that is a whole number. Raises EngineFormatError for another."""
+        value = self.arguments.get(name)
+        if not isinstance(value, int):
+            raise EngineFormatError(f"a launch of {self.kernel} passes {value!r} as {name}, which is no whole number")
+        return value
 
     def runs(self, *, tokens: int, logit_rows: int, wanted: Wanted = Wanted.LOGITS) -> bool:
         """Whether a step of T tokens and L logit rows has the launch."""
@@ -337,6 +325,10 @@ class Program:
     launches: tuple[Launch, ...] = field(default=())
     kernels: tuple[DeviceKernel, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+
+    def cache_names(self) -> dict[str, CacheSlot]:
+        """What operands call the keys and the values of each layer, in the order in which engines are given them."""
+        return {f"{layer}.{part}": slot for layer, slot in enumerate(self.caches) for part in "kv"}
 
     def launched_kernels(self) -> tuple[DeviceKernel, ...]:
         """The kernels that steps launch from binaries: none of a library, none that only alternatives use."""

@@ -20,6 +20,8 @@ REBUILD = "the file is damaged or was edited: rebuild the engine with `llmc buil
 
 def to_json(value: Any) -> Any:
     """The plain JSON value of a dataclass, enum, tuple, dict or scalar; fields keep their declared order."""
+    if hasattr(value, "from_text"):
+        return str(value)
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {field.name: to_json(getattr(value, field.name)) for field in dataclasses.fields(value)}
     if isinstance(value, enum.Enum):
@@ -35,7 +37,9 @@ def from_json(kind: type[T], value: Any, at: str) -> T:
     """A `kind` made of a parsed JSON value. at: where the value stands, for the error.
 
     Understands dataclasses, enums, tuple[X, ...], dict[str, X], X | None, bool, int, float, str, unions of these
-    four and None, and Any.
+    four and None, and Any. Of a union, a class with `from_text` and an enum are texts: the first that a text belongs to
+    stands for it. from_text(text): the value, None for a text that is no such value's, or a ValueError that
+    says what is wrong.
     """
     wanted: Any = kind
     try:
@@ -95,8 +99,7 @@ def _scalar_decoder(kind: type) -> _Decoder:
 
 
 def _enum_decoder(kind: enum.EnumType) -> _Decoder:
-    members: tuple[enum.Enum, ...] = tuple(kind)
-    by_value = {member.value: member for member in members}
+    by_value = _members(kind)
 
     def decode(value: Any) -> Any:
         _expect(isinstance(value, str) and value in by_value, f"one of {', '.join(map(str, by_value))}", value)
@@ -105,17 +108,33 @@ def _enum_decoder(kind: enum.EnumType) -> _Decoder:
     return decode
 
 
+def _members(kind: enum.EnumType) -> dict[Any, enum.Enum]:
+    members: tuple[enum.Enum, ...] = tuple(kind)
+    return {member.value: member for member in members}
+
+
 def _union_decoder(kinds: tuple[Any, ...]) -> _Decoder:
     others = [kind for kind in kinds if kind is not types.NoneType]
     takes_none = len(others) < len(kinds)
     only = _decoder(others[0]) if len(others) == 1 else None
+    scalars = [kind for kind in others if kind in _SCALARS]
+    parsers: list[_Decoder] = [kind.from_text for kind in others if hasattr(kind, "from_text")]
+    parsers += [_members(kind).get for kind in others if isinstance(kind, enum.EnumType)]
 
     def decode(value: Any) -> Any:
         if value is None and takes_none:
             return None
         if only is not None:
             return only(value)
-        _expect(type(value) in others, " or ".join(_SCALARS[kind] for kind in others), value)
+        if type(value) is str:
+            for parse in parsers:
+                try:
+                    found = parse(value)
+                except ValueError as error:
+                    raise _MismatchError(str(error)) from None
+                if found is not None:
+                    return found
+        _expect(type(value) in scalars, " or ".join(_SCALARS[kind] for kind in scalars), value)
         return value
 
     return decode

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.errors import EngineFormatError
+from llmc.launch_arguments import Count, Operand
 from llmc.program import Affine, Buffer, CacheSlot, Launch, Layout, Limits, Origin, Program, RowCount, WeightSlot
 from llmc.program_json import program_from_json, program_to_json
 
@@ -23,8 +24,20 @@ PROGRAM = Program(
     caches=(CacheSlot(2, 64, 64, "BF16"),),
     launches=(
         Launch(
+            "llmc_linear_bf16",
             "linear",
-            {"x": "x", "scale": 1.0, "activation": 0, "interleaved": False, "bias": None, "cap": float("inf")},
+            ("BF16",),
+            {
+                "x": Operand("buffer", "x", 8, 256),
+                "k": Operand("cache", "0.k"),
+                "tokens": Count.TOKENS,
+                "max_blocks": Count.MAX_BLOCKS,
+                "scale": 1.0,
+                "activation": "silu",
+                "interleaved": False,
+                "bias": None,
+                "cap": float("inf"),
+            },
             Origin(("linear_1", "add"), "#12 fuse_linear", 'File "modèle.py", line 3\n  y = f(x)'),
             "2*T*256 + 393216",
             "2*T*256*768",
@@ -36,6 +49,7 @@ AT = Path("e.llmc/program.json")
 
 def test_round_trip() -> None:
     text = program_to_json(PROGRAM)
+    assert '"x": "buffer:x+8/256", "k": "cache:0.k", "tokens": "T", "max_blocks": "max_blocks"' in text
     assert program_from_json(text, AT) == PROGRAM
     assert program_to_json(program_from_json(text, AT)) == text
 
@@ -53,6 +67,11 @@ def test_round_trip() -> None:
         (lambda p: p["buffers"][0].update(rows="X"), "expected one of T, L, 1, found 'X'", "program.buffers[0].rows"),
         (lambda p: p["arena"].update(tokens=1.5), "expected a whole number, found 1.5", "program.arena.tokens"),
         (lambda p: p["launches"][0]["arguments"].update(x=[1]), r"found \[1\]", "program.launches[0].arguments.x"),
+        (
+            lambda p: p["launches"][0]["arguments"].update(x="buffer:x+"),
+            r"'buffer:x\+' is no operand",
+            "program.launches[0].arguments.x",
+        ),
         (lambda p: p["weights"][0].update(shape=256), "expected a list, found 256", "program.weights[0].shape"),
     ],
 )

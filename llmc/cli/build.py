@@ -194,8 +194,8 @@ def summary_table(report: BuildReport) -> FittingTable:
 def predicted_decode(report: BuildReport) -> str:
     """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
     from llmc.codegen.target_kind import kind_of
-    from llmc.graph.predict import predict_step
-    from llmc.graph.step_shape import StepShape
+    from llmc.prediction.launch_time import predict_step
+    from llmc.prediction.step_shape import StepShape
 
     moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
     rates = kind_of(report.target).rates(report.program, thread_count(None))

@@ -6,7 +6,7 @@ from collections import defaultdict
 
 from llmc.cli.table import Column, FittingTable
 from llmc.cli.units import in_bytes, in_seconds
-from llmc.graph.predict_device import StepPrediction
+from llmc.prediction.device_step import StepPrediction
 from llmc.program import Launch, Program
 from llmc.targets import GpuTarget
 

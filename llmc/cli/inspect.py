@@ -83,7 +83,7 @@ def overview(directory: EngineDirectory) -> FittingTable:
 
 def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
     """Launches, bytes and operations of each kernel in a decode step of one request."""
-    from llmc.graph.cost_expression import evaluate_expression
+    from llmc.prediction.cost_expression import evaluate_expression
 
     step = {"T": 1, "L": 1, "R": 1, "C": context, "A": context}
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
@@ -111,7 +111,7 @@ def print_device_tables(
 ) -> None:
     """The kernels with a step's predicted times, and the choices that were made, for each GPU."""
     from llmc.cli.device_kernels import candidates, device_kernels
-    from llmc.graph.predict_device import predict_decode, predict_prefill
+    from llmc.prediction.device_step import predict_decode, predict_prefill
     from llmc.targets import gpu_target
 
     for each in directory.programs:

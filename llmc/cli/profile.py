@@ -17,7 +17,7 @@ from llmc.cli.units import in_bytes, in_seconds
 
 if TYPE_CHECKING:
     from llmc.debug.profile import StepProfile
-    from llmc.graph.predict import KindRates
+    from llmc.prediction.rates import KindRates
     from llmc.program import Launch
 
 
@@ -89,7 +89,7 @@ class _Total:
 def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     """Kernels of a step, the one that takes longest first."""
     from llmc.debug.profile import kernel_class
-    from llmc.graph.cost_expression import evaluate_expression
+    from llmc.prediction.cost_expression import evaluate_expression
 
     totals: defaultdict[str, _Total] = defaultdict(_Total)
     values, every = step.shape.values(), _Total()
@@ -107,7 +107,7 @@ def step_table(step: StepProfile, launches: tuple[Launch, ...]) -> FittingTable:
     columns = (Column("kernel"), *(Column(name, rank, right=True) for name, rank in figures))
     table = FittingTable(title, columns, caption=machine_line(step))
     for name, total in sorted(totals.items(), key=lambda item: -item[1].measured):
-        table.add_row(name.removeprefix("llmc_"), *total.cells(every.measured))
+        table.add_row(name, *total.cells(every.measured))
     table.add_section()
     table.add_row("all", *every.cells(every.measured))
     return table

@@ -16,7 +16,7 @@ from llmc.targets import cpu_target_here
 
 if TYPE_CHECKING:
     from llmc.engine_format import EngineDirectory
-    from llmc.graph.predict import Rates
+    from llmc.prediction.rates import Rates
 
 
 def report(

@@ -12,9 +12,10 @@ from torch import fx
 from torch._ops import OpOverload
 
 import llmc.ops  # noqa: F401  (registers the ops that are named here)
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument, Operand
 from llmc.program import Layout, RowRange
 
 
@@ -27,7 +28,9 @@ class KernelCall:
     """
 
     kernel: str
+    family: str
     arguments: dict[str, Argument]
+    dtypes: tuple[str, ...] = ()
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
     seconds: float | None = None
@@ -72,7 +75,7 @@ class Backend(Protocol):
         """Of a quantized weight [out, in] in code panels, with its scales and zeros."""
         ...
 
-    def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
+    def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         """The launch of a generated loop. pointers: operands of its parameters."""
         ...
 

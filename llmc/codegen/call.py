@@ -1,4 +1,4 @@
-"""How a kernel table sees the node that it is asked to launch: the node's arguments as operand texts and numbers."""
+"""How a kernel table sees the node that it is asked to launch: the node's arguments as operands, counts and numbers."""
 
 from __future__ import annotations
 
@@ -7,20 +7,18 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from llmc.program import Layout, Limits, RowCount
-
-# An operand's text (llmc.program.Operand), a count (T, L, R or max_blocks), another word, or a number.
-Argument = str | int | float | bool | None
+from llmc.launch_arguments import Count, Operand
+from llmc.program import Layout, Limits
 
 
 class Call(Protocol):
-    """A node to be called: how its arguments become text. `name` is the argument's in the op's schema."""
+    """A node to be called: how its arguments become a launch's. `name` is the argument's in the op's schema."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
         ...
 
-    def count(self, name: str) -> str | int:
+    def count(self, name: str) -> Count | int:
         """How many rows a tensor argument has."""
         ...
 
@@ -28,27 +26,27 @@ class Call(Protocol):
         """An argument that is no tensor."""
         ...
 
-    def rows(self, name: str) -> str | None:
+    def rows(self, name: str) -> Operand | None:
         """A tensor argument as rows (pointer and row stride); None if the op is called without it."""
         ...
 
-    def result(self, index: int = 0) -> str:
+    def result(self, index: int = 0) -> Operand:
         """Where to write a result, as rows."""
         ...
 
-    def vector(self, name: str) -> str | None:
+    def vector(self, name: str) -> Operand | None:
         """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""
         ...
 
-    def weight(self, name: str, layout: Layout) -> str:
+    def weight(self, name: str, layout: Layout) -> Operand:
         """A weight in a layout."""
         ...
 
-    def code_panels(self, layout: Layout) -> str:
+    def code_panels(self, layout: Layout) -> Operand:
         """A quantized weight, the arguments codes, scales, zeros and format, in a layout."""
         ...
 
-    def code_rows(self) -> tuple[str, str, str | None]:
+    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         """The same arguments, with row-major codes (CODE_ROWS or CODE_PAIR_ROWS), scales and zeros each by itself."""
         ...
 
@@ -60,11 +58,11 @@ class Call(Protocol):
         """Of a tensor argument."""
         ...
 
-    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
-        """Memory of rows × columns elements for what passes between the node's own launches, as rows."""
+    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+        """Memory for what passes between the node's own launches, as rows. rows: a count, or 1."""
         ...
 
-    def cache(self, name: str) -> str:
+    def cache(self, name: str) -> Operand:
         """A cache pointer."""
         ...
 

@@ -23,6 +23,7 @@ from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost, node_cost
 from llmc.graph.model_graph import ModelGraph
+from llmc.launch_arguments import Operand
 from llmc.program import (
     ITEMSIZES,
     Affine,
@@ -31,10 +32,8 @@ from llmc.program import (
     Launch,
     Layout,
     Limits,
-    Operand,
     Origin,
     RowCount,
-    parse_operand,
 )
 
 CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
@@ -95,7 +94,7 @@ class LaunchBuilder:
         """Copy the output into the caller's logits, where the launch that makes it could not write it there."""
         if self._placements.get(self._output.value) != Placement(None, 0, self._output.value.columns):
             columns = math.prod(dims_of(self._output.shape))
-            place = Place(str(Operand("output", "logits")), "F32", columns)
+            place = Place(Operand("output", "logits"), "F32", columns)
             loop, pointers = build_copy(
                 self._output, place, contiguous_strides(self._output.shape, columns), self.locate
             )
@@ -128,16 +127,16 @@ class LaunchBuilder:
         if value.node.name in self.graph.weights:
             return self._locate_weight(view)
         if value.node.op == "placeholder":
-            return Place(str(Operand("input", value.node.name, view.offset)), "I32", value.columns)
+            return Place(Operand("input", value.node.name, view.offset), "I32", value.columns)
         operand, stride = self.operand(view)
-        return Place(str(operand), _dtype_of(value), stride)
+        return Place(operand, _dtype_of(value), stride)
 
     def _locate_weight(self, view: View) -> Place:
         value = view.value
         as_vector = len(value.shape) < 2 or not value.dtype.is_floating_point
         layout = Layout.VECTOR_F32 if as_vector else Layout.ROWS
         slot = self.weights.request(value.node, layout, value.dtype)
-        return Place(str(Operand("weight", slot.name, view.offset)), slot.dtype, value.columns)
+        return Place(Operand("weight", slot.name, view.offset), slot.dtype, value.columns)
 
     def operand(self, view: View) -> tuple[Operand, int]:
         """The pointer to a computed view, and its row stride."""
@@ -174,7 +173,7 @@ class LaunchBuilder:
     # ---- launches --------------------------------------------------------------------------------------------------
 
     def _launch_loop(
-        self, loop: Loop, pointers: Sequence[str], nodes: Sequence[fx.Node], nbytes: int | None = None
+        self, loop: Loop, pointers: Sequence[Operand], nodes: Sequence[fx.Node], nbytes: int | None = None
     ) -> None:
         name = self.loops.setdefault(loop, f"loop_{len(self.loops)}_{_loop_title(loop)}")
         call, cost = self._backend.loop_call(name, loop, pointers), group_cost(nodes)
@@ -224,7 +223,7 @@ def spans_of(launches: Sequence[Launch]) -> dict[str, tuple[int, int]]:
 def alike(launches: Sequence[Launch]) -> Hashable:
     """Equal for launches of the same kernels that differ in their operands only."""
     return tuple(
-        (x.kernel, x.grid, x.only, *((n, a) for n, a in x.arguments.items() if not (isinstance(a, str) and ":" in a)))
+        (x.kernel, x.grid, x.only, *((n, a) for n, a in x.arguments.items() if not isinstance(a, Operand)))
         for x in launches
     )
 
@@ -248,7 +247,8 @@ def _group_launches(group: Sequence[KernelCall], origin: Origin, moved: str, flo
 
 
 def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:
-    return Launch(call.kernel, call.arguments, origin, moved, flops, call.grid, call.only, seconds=call.seconds)
+    function = call.kernel, call.family, call.dtypes, call.arguments
+    return Launch(*function, origin, moved, flops, call.grid, call.only, seconds=call.seconds)
 
 
 def _written(units: Sequence[Unit], output: View, views: Views) -> dict[Unit, tuple[Value, ...]]:
@@ -267,8 +267,7 @@ def _written(units: Sequence[Unit], output: View, views: Views) -> dict[Unit, tu
 
 
 def _buffers_of(launch: Launch) -> tuple[str, ...]:
-    texts = (a for a in launch.arguments.values() if isinstance(a, str) and ":" in a)
-    return tuple(o.name for o in map(parse_operand, texts) if o.space == "buffer")
+    return tuple(a.name for a in launch.arguments.values() if isinstance(a, Operand) and a.space == "buffer")
 
 
 def _loop_title(loop: Loop) -> str:

@@ -14,13 +14,14 @@ from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Parameter, Reduc
 from llmc.codegen.loop_space import Space, dims_of, operand_view, reads_in_place, result_view, strides_over
 from llmc.codegen.views import View, Views, row_count
 from llmc.graph.pointwise import Kind, emit, kind_of
+from llmc.launch_arguments import Operand
 
 
 @dataclass(frozen=True)
 class Place:
-    """Where an element of memory is for a loop: an operand's text without stride, its dtype and its row stride."""
+    """Where an element of memory is for a loop: an operand without stride, its dtype and its row stride."""
 
-    pointer: str
+    pointer: Operand
     dtype: str
     row_stride: int
 
@@ -31,7 +32,7 @@ Locate = Callable[[View], Place]
 
 def build_loop(
     group: Group, stored: Sequence[fx.Node], views: Views, copies: frozenset[fx.Node], locate: Locate
-) -> tuple[Loop, tuple[str, ...]]:
+) -> tuple[Loop, tuple[Operand, ...]]:
     """The group's loop and the pointers of its parameters. stored: the nodes of the group that others read."""
     builder = _LoopBuilder(group.space, views, locate)
     for node in group.nodes:
@@ -42,7 +43,7 @@ def build_loop(
     return builder.finish()
 
 
-def build_copy(view: View, to: Place, strides: tuple[int, ...], locate: Locate) -> tuple[Loop, tuple[str, ...]]:
+def build_copy(view: View, to: Place, strides: tuple[int, ...], locate: Locate) -> tuple[Loop, tuple[Operand, ...]]:
     """A loop that writes a view's elements to `to`. strides: there, from one row, dim… of the view to the next."""
     builder = _LoopBuilder(view.shape, {}, locate)
     index = builder.load(view, kind_of(view.value.dtype))
@@ -57,7 +58,7 @@ class _LoopBuilder:
         self._space, self._views, self._locate = space, views, locate
         self._statements: list[Statement] = []
         self._numbers: dict[Statement, int] = {}
-        self._parameters: dict[tuple[str, str, tuple[int, ...]], int] = {}
+        self._parameters: dict[tuple[Operand, str, tuple[int, ...]], int] = {}
         self._written: set[int] = set()
         self._computed: dict[fx.Node, tuple[int, View]] = {}
 
@@ -79,7 +80,7 @@ class _LoopBuilder:
         kind = Kind.INT if place.dtype == "I32" else Kind.FLOAT
         self._append(Store(parameter, self._converted(index, kind)))
 
-    def finish(self) -> tuple[Loop, tuple[str, ...]]:
+    def finish(self) -> tuple[Loop, tuple[Operand, ...]]:
         """The loop and its parameters' pointers."""
         parameters = tuple(
             Parameter(dtype, strides, i in self._written) for (_, dtype, strides), i in self._parameters.items()

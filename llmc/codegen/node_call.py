@@ -1,4 +1,4 @@
-"""How one node's arguments become the text of a kernel call."""
+"""How one node's arguments become those of a kernel call."""
 
 from __future__ import annotations
 
@@ -16,7 +16,8 @@ from llmc.codegen.placement import row_stride_only
 from llmc.codegen.views import View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.model_graph import ModelGraph
-from llmc.program import Layout, Limits, Operand, RowCount
+from llmc.launch_arguments import Count, Operand
+from llmc.program import Layout, Limits, RowCount
 
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
 
@@ -51,42 +52,42 @@ class NodeCall:
     def __init__(self, builder: StepMemory, node: fx.Node) -> None:
         self._builder, self._node = builder, node
         self._arguments = arguments_of(node)
-        self._given: dict[tuple[str, str], str] = {}
+        self._given: dict[tuple[str, str], Operand] = {}
 
     def shape(self, name: str) -> tuple[int, ...]:
         fake: Tensor = self._arguments[name].meta["val"]
         return tuple(size for size in fake.shape if isinstance(size, int))
 
-    def count(self, name: str) -> str | int:
-        return count_text(self._view(name).rows)
+    def count(self, name: str) -> Count | int:
+        return self._view(name).rows.count
 
     def plain(self, name: str) -> Any:
         return self._arguments[name]
 
-    def rows(self, name: str) -> str | None:
+    def rows(self, name: str) -> Operand | None:
         if self._arguments[name] is None:
             return None
         if ("rows", name) not in self._given:
             view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
             operand, stride = self._builder.operand(view)
             row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
-            self._given["rows", name] = str(replace(operand, stride=stride if row else 0))
+            self._given["rows", name] = replace(operand, stride=stride if row else 0)
         return self._given["rows", name]
 
-    def result(self, index: int = 0) -> str:
+    def result(self, index: int = 0) -> Operand:
         views = self._builder.views[self._node]
         view = views if isinstance(views, View) else views[index]
         operand, stride = self._builder.operand(view)
-        return str(replace(operand, stride=stride))
+        return replace(operand, stride=stride)
 
-    def vector(self, name: str) -> str | None:
+    def vector(self, name: str) -> Operand | None:
         if self._arguments[name] is None:
             return None
         if ("vector", name) not in self._given:
             self._given["vector", name] = self._vector(name)
         return self._given["vector", name]
 
-    def _vector(self, name: str) -> str:
+    def _vector(self, name: str) -> Operand:
         view = self._view(name)
         if view.value.node.name in self._builder.graph.weights:
             if view.offset or not row_stride_only(view) or math.prod(dims_of(view.shape)) != view.value.columns:
@@ -95,32 +96,32 @@ class NodeCall:
                 slot = self._builder.weights.request(view.value.node, Layout.ROWS, torch.int32)
             else:
                 slot = self._builder.weights.request(view.value.node, Layout.VECTOR_F32, torch.float32)
-            return str(Operand("weight", slot.name))
+            return Operand("weight", slot.name)
         if view.value.node.op == "placeholder":
-            return str(Operand("input", view.value.node.name, view.offset))
+            return Operand("input", view.value.node.name, view.offset)
         dtype = torch.int32 if not view.value.dtype.is_floating_point else torch.float32
         operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._node, packed=True))
-        return str(operand)
+        return operand
 
-    def weight(self, name: str, layout: Layout) -> str:
+    def weight(self, name: str, layout: Layout) -> Operand:
         node = self._weight_node(name)
         x = self._arguments.get("x")
         dtype = node.meta["val"].dtype
         if x is not None and dtype.is_floating_point:
             dtype = x.meta["val"].dtype
-        return str(Operand("weight", self._builder.weights.request(node, layout, dtype).name))
+        return Operand("weight", self._builder.weights.request(node, layout, dtype).name)
 
-    def code_panels(self, layout: Layout) -> str:
+    def code_panels(self, layout: Layout) -> Operand:
         parts = [self._weight_node(name) for name in ("codes", "scales")]
         zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
         slot = self._builder.weights.request_codes(parts[0], parts[1], zeros, self._arguments["format"], layout)
-        return str(Operand("weight", slot.name))
+        return Operand("weight", slot.name)
 
-    def code_rows(self) -> tuple[str, str, str | None]:
+    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         codes, scales = (self._weight_node(name) for name in ("codes", "scales"))
         zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
         slots = self._builder.weights.request_code_rows(codes, scales, zeros, self._arguments["format"])
-        first, second, third = (None if slot is None else str(Operand("weight", slot.name)) for slot in slots)
+        first, second, third = (None if slot is None else Operand("weight", slot.name) for slot in slots)
         assert first is not None and second is not None
         return first, second, third
 
@@ -133,12 +134,14 @@ class NodeCall:
         dtype: torch.dtype = self._arguments[name].meta["val"].dtype
         return dtype
 
-    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
-        return str(self._builder.workspace(self._node, name, rows, columns, dtype))
+    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+        count = next(each for each in RowCount if each.count == rows)
+        return self._builder.workspace(self._node, name, count, columns, dtype)
 
-    def cache(self, name: str) -> str:
-        placeholder = self._view(name).value.node.name
-        return str(Operand("cache", placeholder.removeprefix("kv_cache_").replace("_", ".")))
+    def cache(self, name: str) -> Operand:
+        layers = range(len(self._builder.graph.caches))
+        names = {f"kv_cache_{layer}_{part}": f"{layer}.{part}" for layer in layers for part in "kv"}
+        return Operand("cache", names[self._view(name).value.node.name])
 
     def block_size(self) -> int:
         return self.shape("k_cache")[1]
@@ -156,8 +159,3 @@ class NodeCall:
         view = self._builder.views[self._arguments[name]]
         assert isinstance(view, View), f"{name} of {self._node.name} is a tuple"
         return view
-
-
-def count_text(rows: RowCount) -> str | int:
-    """A row count as a launch's argument."""
-    return 1 if rows is RowCount.ONE else rows.value

@@ -15,8 +15,8 @@ from llmc.engine_format import EngineWriter
 from llmc.engine_format.reader import GRAPH_NAME
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.predict import Rates
 from llmc.options import BuildOptions
+from llmc.prediction.rates import Rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.targets import ReferenceTarget
 

@@ -17,8 +17,8 @@ from llmc.build_stages import Stages
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.engine_format import EngineWriter
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.predict import Rates
 from llmc.options import BuildOptions
+from llmc.prediction.rates import Rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.targets import CpuTarget, GpuTarget, ReferenceTarget, Target
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory
 from llmc.errors import EngineFormatError
-from llmc.graph.predict import Rates
-from llmc.graph.step_shape import StepShape
-from llmc.program import Launch
+from llmc.prediction.rates import Rates
+from llmc.prediction.step_shape import StepShape
+from llmc.program import LOOP, Launch
 
 PROFILE_VERSION = 3
 
@@ -54,9 +54,11 @@ class Profile:
 
 
 def kernel_class(launch: Launch) -> str:
-    """The kernel's name, and of a product its shape, which decides its time."""
+    """What the kernel computes, for which dtypes, and of a product its shape: what decides its time."""
+    is_in_api = launch.family != LOOP and not launch.grid
+    name = "_".join((launch.family, *launch.dtypes)).lower() if is_in_api else launch.kernel
     channels, rows = launch.arguments.get("in"), launch.arguments.get("out")
-    return launch.kernel if channels is None else f"{launch.kernel} {channels} → {rows}"
+    return name if channels is None else f"{name} {channels} → {rows}"
 
 
 def read_profile(path: Path) -> Profile:

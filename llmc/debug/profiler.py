@@ -16,8 +16,10 @@ from llmc.codegen.target_kind import kind_of
 from llmc.debug.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
-from llmc.graph.predict import Rates, launch_costs, predict_launch
-from llmc.graph.step_shape import StepShape
+from llmc.prediction.launch_cost import launch_costs
+from llmc.prediction.launch_time import predict_launch
+from llmc.prediction.rates import Rates
+from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor

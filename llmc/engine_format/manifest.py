@@ -15,7 +15,7 @@ from llmc.targets import Target
 from llmc.typed_json import REBUILD, from_json, to_json
 
 FORMAT = "llmc-engine"
-FORMAT_VERSION = 2
+FORMAT_VERSION = 3
 MANIFEST_NAME = "manifest.json"
 _MOST_BYTES = 64 << 20
 

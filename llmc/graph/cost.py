@@ -4,7 +4,7 @@ T: tokens. L: logit rows. R: requests. C: cached positions read, summed over req
 summed over requests; one query a request (a decode step) makes A = C. A sliding window caps both at `window` a
 request or a query, which is exact when all contexts are on the same side of it.
 
-Each operand is read once, each result written once, and views are free; graph/predict.py makes seconds of it.
+Each operand is read once, each result written once, and views are free; llmc/prediction makes seconds of it.
 """
 
 from __future__ import annotations

@@ -6,9 +6,10 @@ import ctypes
 import struct
 from collections.abc import Callable
 
+from llmc.launch_arguments import Count
 from llmc.program import DeviceBinary
 from llmc.runtime.device_inputs import StepShape
-from llmc.runtime.device_program import Count, PlannedCall, Pointer
+from llmc.runtime.device_program import PlannedCall, Pointer
 
 Address = Callable[[str, str], int]
 
@@ -39,7 +40,7 @@ def argument_values(call: PlannedCall, shape: StepShape, address: Address, extra
             offset = argument.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
             values.append(struct.pack("<Q", address(argument.space, argument.name) + offset))
         elif isinstance(argument, Count):
-            values.append(struct.pack("<q", counts[argument.name]))
+            values.append(struct.pack("<q", counts[argument.value]))
         elif parameter.type == "fp32":
             values.append(struct.pack("<f4x", argument.value))
         else:

@@ -11,6 +11,7 @@ from typing import Any
 
 from llmc.errors import EngineFormatError
 from llmc.grid import evaluate_grid
+from llmc.launch_arguments import Count, Operand
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -18,13 +19,11 @@ from llmc.program import (
     Affine,
     DeviceKernel,
     Launch,
-    Operand,
     Program,
     RowRange,
     Wanted,
-    parse_operand,
 )
-from llmc.runtime.launch_check import COUNTS, LaunchBounds, check_kernels, launch_problem
+from llmc.runtime.launch_check import LaunchBounds, check_kernels, launch_problem
 from llmc.typed_json import REBUILD
 
 ARENA = "arena"
@@ -45,13 +44,6 @@ class Pointer:
 
 
 @dataclass(frozen=True)
-class Count:
-    """A count of the step: T, L, R or max_blocks (the width of block_tables), as int32."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class Number:
     """A number known at build time. type: i32, i64 or fp32."""
 
@@ -59,6 +51,7 @@ class Number:
     type: str
 
 
+# A count is an int32.
 CallArgument = Pointer | Count | Number
 
 
@@ -85,7 +78,7 @@ class PlannedCall:
             if isinstance(argument, Pointer):
                 values[parameter.name] = tensor(argument)
             else:
-                values[parameter.name] = counts[argument.name] if isinstance(argument, Count) else argument.value
+                values[parameter.name] = counts[argument.value] if isinstance(argument, Count) else argument.value
         return values
 
     def programs(self, counts: Mapping[str, int]) -> tuple[int, int, int]:
@@ -132,8 +125,10 @@ def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memor
     arguments = []
     for parameter in kernel.parameters:
         value = launch.arguments.get(parameter.name)
-        if isinstance(value, str):
-            argument: CallArgument = Count(value) if value in COUNTS else memory.pointer(parse_operand(value))
+        if isinstance(value, Operand):
+            argument: CallArgument = memory.pointer(value)
+        elif isinstance(value, Count):
+            argument = value
         elif isinstance(value, int | float) and not isinstance(value, bool):
             argument = Number(value, parameter.type)
         else:
@@ -148,7 +143,7 @@ class _Memory:
     def __init__(self, program: Program) -> None:
         self._buffers = {buffer.name: buffer for buffer in program.buffers}
         self._weights = {slot.name: slot for slot in program.weights}
-        self._caches = program.caches
+        self._caches = program.cache_names()
 
     def pointer(self, operand: Operand) -> Pointer:
         space, name = operand.space, operand.name
@@ -158,9 +153,8 @@ class _Memory:
             return Pointer(ARENA, "", Affine(start.constant + extra, start.tokens, start.logit_rows), buffer.dtype)
         if space == "weight" and name in self._weights:
             return self._at(operand, self._weights[name].dtype)
-        layer, _, part = name.partition(".")
-        if space == "cache" and part in ("k", "v") and layer.isdigit() and int(layer) < len(self._caches):
-            return self._at(operand, self._caches[int(layer)].dtype)
+        if space == "cache" and name in self._caches:
+            return self._at(operand, self._caches[name].dtype)
         if space == "input":
             return self._at(operand, CHOICE_INPUTS.get(name, "I32"))
         if space == "output":

@@ -42,7 +42,7 @@ from llmc.runtime.tokenizer import Tokenizer
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
-    from llmc.graph.predict_device import StepPrediction
+    from llmc.prediction.device_step import StepPrediction
 
 Logits = npt.NDArray[np.float32]
 

@@ -11,7 +11,7 @@ from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.targets import GPU_TARGETS
 
 if TYPE_CHECKING:
-    from llmc.graph.predict_device import StepPrediction
+    from llmc.prediction.device_step import StepPrediction
 
 
 def report_file(directory: EngineDirectory) -> Path:
@@ -38,7 +38,7 @@ def predicted_step(directory: EngineDirectory, requests: int, context: int, pref
     for name, value in (("requests", requests), ("context", context), ("prefill", prefill)):
         if not (value is None and name == "prefill") and (type(value) is not int or value < 1):
             raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix="give a whole number from 1")
-    from llmc.graph.predict_device import predict_decode, predict_prefill  # imports torch
+    from llmc.prediction.device_step import predict_decode, predict_prefill  # imports torch
 
     if prefill is not None:
         return predict_prefill(first.program, target, prefill)

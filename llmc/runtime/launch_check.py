@@ -14,6 +14,7 @@ from dataclasses import fields
 from llmc import library
 from llmc.errors import EngineFormatError
 from llmc.grid import evaluate_grid
+from llmc.launch_arguments import Argument, Count, Operand
 from llmc.launch_signature import operand_dtypes, parameter_of
 from llmc.program import (
     CHOICE_INPUTS,
@@ -23,16 +24,13 @@ from llmc.program import (
     DeviceKernel,
     Launch,
     Layout,
-    Operand,
     Program,
     RowCount,
     Wanted,
-    parse_operand,
 )
 from llmc.runtime.step import Step
 from llmc.typed_json import REBUILD
 
-COUNTS = ("T", "L", "R", "max_blocks")
 # What CUDA allows in each direction.
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
 _MOST_FLOAT = 3.4028234663852886e38
@@ -126,21 +124,26 @@ def _launch_problems(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds)
         if value is None or isinstance(value, bool):
             yield f"passes {value!r} as {parameter.name}"
             return
-        if isinstance(value, str) and ":" not in value and value not in COUNTS:
+        if isinstance(value, str):
             yield f"passes {value!r:.80} as {parameter.name}, which is no count of a step"
             return
         if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= _MOST_FLOAT):
             yield f"passes {value!r} as {parameter.name}, which is no fp32 number"
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
             yield f"passes {value!r:.80} as {parameter.name}, which is no 64-bit number"
-        if isinstance(value, str) and ":" in value:
-            yield from _operand_problems(launch, parameter.name, parse_operand(value), bounds)
+        if isinstance(value, Operand):
+            yield from _operand_problems(launch, parameter.name, value, bounds)
         needed = parameter_of(bounds.dtypes, parameter.name, value)
         if (needed.type, parameter.type) not in _FITTING and needed.type != parameter.type:
-            yield f"passes {value!r:.80} as {parameter.name}, which is {needed.type} and not {parameter.type}"
+            yield f"passes {_shown(value)} as {parameter.name}, which is {needed.type} and not {parameter.type}"
         if parameter.divisible and not needed.divisible:
-            yield f"passes {value!r:.80} as {parameter.name}, compiled for multiples of {_ALIGNMENT} only"
+            yield f"passes {_shown(value)} as {parameter.name}, compiled for multiples of {_ALIGNMENT} only"
     yield from _grid_problems(launch, bounds)
+
+
+def _shown(value: Argument) -> str:
+    """As it stands in program.json."""
+    return f"{str(value) if isinstance(value, Operand | Count) else value!r:.80}"
 
 
 # A small number may be passed as a large one.
@@ -168,7 +171,7 @@ def _operand_problems(launch: Launch, name: str, operand: Operand, bounds: Launc
 
 
 def _grid_problems(launch: Launch, bounds: LaunchBounds) -> Iterator[str]:
-    for counts in (bounds.counts, dict.fromkeys(COUNTS, 1)):
+    for counts in (bounds.counts, dict.fromkeys(bounds.counts, 1)):
         for text, most in zip(launch.grid, _MOST_PROGRAMS, strict=False):
             size = evaluate_grid(text, counts)
             if size > most:

@@ -16,11 +16,12 @@ from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.lowering import plan_step
 from llmc.errors import LlmcError, LoweringError
-from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.step_shape import StepShape
+from llmc.launch_arguments import Count, Operand
 from llmc.options import BuildOptions
-from llmc.program import Layout, RowCount, parse_operand
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Layout, RowCount
 from llmc.targets import host_target
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, gemma2, gpt2, llama, ops
 
@@ -88,21 +89,23 @@ def test_bf16_vectors_are_widened() -> None:
 
 def test_heads_are_rotated_in_place() -> None:
     launches = lowered(llama()[0]).program.launches
-    write = next(x for x in launches if x.kernel.startswith("llmc_kv_write"))
-    assert write.arguments["q_out"] == write.arguments["q"] == "buffer:linear_default/96"
-    assert write.arguments["k"] == "buffer:linear_default+48/96"
+    write = next(x for x in launches if x.family == "kv_write")
+    q, q_out, k = (write.arguments[name] for name in ("q", "q_out", "k"))
+    assert q == q_out == Operand("buffer", "linear_default", stride=96)
+    assert k == Operand("buffer", "linear_default", 48, 96)
 
 
 def test_the_last_loop_works_on_the_logits_in_place() -> None:
     *_, head, cap = lowered(gemma2()[0]).program.launches
-    assert head.arguments["y"] == f"output:logits/{VOCABULARY}"
-    assert cap.arguments == {"rows": "L", "p0": "output:logits"}
+    assert head.arguments["y"] == Operand("output", "logits", stride=VOCABULARY)
+    assert cap.arguments == {"rows": Count.LOGIT_ROWS, "p0": Operand("output", "logits")}
 
 
 def test_logits_of_another_dtype_are_copied() -> None:
     b, x = start(torch.bfloat16)
     *_, copy = lowered(finish(b, x)).program.launches
-    assert copy.arguments == {"rows": "L", "p0": "buffer:select_rows_default", "p1": "output:logits"}
+    source = Operand("buffer", "select_rows_default")
+    assert copy.arguments == {"rows": Count.LOGIT_ROWS, "p0": source, "p1": Operand("output", "logits")}
 
 
 def test_a_value_that_is_read_later_is_not_overwritten() -> None:
@@ -130,7 +133,7 @@ def test_buffers_span_their_launches() -> None:
             i
             for i, launch in enumerate(program.launches)
             for a in launch.arguments.values()
-            if isinstance(a, str) and ":" in a and parse_operand(a).name == buffer.name
+            if isinstance(a, Operand) and a.name == buffer.name
         ]
         assert (buffer.first_launch, buffer.last_launch) == (min(used), max(used))
 
@@ -221,7 +224,7 @@ class _AsksForMemory(CppBackend):
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         if node.target is ops.rms_norm.default:
-            self.own = [call.workspace(f"own{i}", RowCount.TOKENS, CHANNELS // 2, torch.float32) for i in range(9)]
+            self.own = [call.workspace(f"own{i}", Count.TOKENS, CHANNELS // 2, torch.float32) for i in range(9)]
             self.copied = call.rows("x")
         ((first, *_), *_) = super().calls(node, call)
         if node.target is not ops.rms_norm.default:
@@ -236,5 +239,6 @@ def test_copies_and_memory_of_one_node_are_told_apart() -> None:
     backend = _AsksForMemory(host_target())
     graph = finish(b, b.call(ops.lm_head.default, normed, b.weight("head", VOCABULARY, CHANNELS // 2)))
     program = plan_step(graph, backend, BuildOptions()).program
-    names = {parse_operand(text).name for text in (*backend.own, str(backend.copied))}
+    assert backend.copied is not None
+    names = {operand.name for operand in (*backend.own, backend.copied)}
     assert len(names) == 10 and names <= {buffer.name for buffer in program.buffers}

@@ -84,8 +84,8 @@ def test_a_tied_weight_is_stored_once() -> None:
     captured = Captured(run_pipeline(found.graph, canonical(), options).graph, found.source)
     graph = optimized("w4a8:g32,lm_head=w4a8:g32", captured=captured).graph
     program = lower(graph, host_target(), parse_options({})).program
-    (head,) = (launch for launch in program.launches if launch.kernel.startswith("llmc_quantized_lm_head"))
-    (rows,) = (launch for launch in program.launches if launch.kernel.startswith("llmc_quantized_embedding"))
+    (head,) = (launch for launch in program.launches if launch.family == "quantized_lm_head")
+    (rows,) = (launch for launch in program.launches if launch.family == "quantized_embedding")
     assert head.arguments["weight"] == rows.arguments["weight"]
     assert {slot.layout for slot in program.weights if slot.dtype == "U8"} == {
         Layout.CODE_PANELS,

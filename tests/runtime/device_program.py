@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import (
     Affine,
     Buffer,
@@ -36,18 +37,18 @@ def kernel(*archs: str) -> DeviceKernel:
 
 def program(*archs: str) -> Program:
     """One launch of that kernel."""
-    arguments: dict[str, str | int | float | bool | None] = {
-        "x_ptr": "buffer:x+8/64",
-        "w_ptr": "weight:w",
-        "k_ptr": "cache:0.k",
-        "ids_ptr": "input:positions",
-        "y_ptr": "output:logits",
-        "n": "T",
+    arguments: dict[str, Argument] = {
+        "x_ptr": Operand("buffer", "x", 8, 64),
+        "w_ptr": Operand("weight", "w"),
+        "k_ptr": Operand("cache", "0.k"),
+        "ids_ptr": Operand("input", "positions"),
+        "y_ptr": Operand("output", "logits"),
+        "n": Count.TOKENS,
         "stride": -3,
         "big": 2**40,
         "scale": 0.5,
     }
-    launch = Launch("k.0", arguments, Origin((), None, None), "0", "0", ("cdiv(T, 8)", "R"))
+    launch = Launch("k.0", "k", (), arguments, Origin((), None, None), "0", "0", ("cdiv(T, 8)", "R"))
     return Program(
         limits=LIMITS,
         vocab_size=1000,

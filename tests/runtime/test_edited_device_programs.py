@@ -15,6 +15,7 @@ import torch
 from llmc.codegen.triton.lowering import lower_device
 from llmc.engine_format.program_check import check_program
 from llmc.errors import EngineFormatError, LlmcError
+from llmc.launch_arguments import Operand
 from llmc.options import BuildOptions
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Launch, Program, Wanted
 from llmc.program_json import program_from_json
@@ -119,14 +120,17 @@ def with_argument(name: str, value: Any) -> Callable[[Launch], Launch]:
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        (with_argument("x_ptr", "buffer:x+32768"), "begins a row at element 32768 of buffer:x.32768, which has 32768"),
-        (with_argument("w_ptr", "weight:w+64000"), "begins a row at element 64000 of weight:w"),
-        (with_argument("k_ptr", "cache:0.k+2048"), "begins a row at element 2048 of cache:0.k"),
-        (with_argument("ids_ptr", "input:positions+1"), "begins a row at element 1 of input:positions"),
-        (with_argument("ids_ptr", "input:nothing"), "names input:nothing, which the program does not have"),
-        (with_argument("ids_ptr", "input:seeds"), "reads input:seeds in steps that choose no tokens"),
-        (with_argument("y_ptr", "output:nothing"), "names output:nothing, which the program does not have"),
-        (with_argument("y_ptr", "buffer:x"), "as y_ptr, which is .bf16 and not .fp32"),
+        (
+            with_argument("x_ptr", Operand("buffer", "x", 32768)),
+            "begins a row at element 32768 of buffer:x.32768, which has 32768",
+        ),
+        (with_argument("w_ptr", Operand("weight", "w", 64000)), "begins a row at element 64000 of weight:w"),
+        (with_argument("k_ptr", Operand("cache", "0.k", 2048)), "begins a row at element 2048 of cache:0.k"),
+        (with_argument("ids_ptr", Operand("input", "positions", 1)), "begins a row at element 1 of input:positions"),
+        (with_argument("ids_ptr", Operand("input", "nothing")), "names input:nothing, which the program does not have"),
+        (with_argument("ids_ptr", Operand("input", "seeds")), "reads input:seeds in steps that choose no tokens"),
+        (with_argument("y_ptr", Operand("output", "nothing")), "names output:nothing, which the program does not have"),
+        (with_argument("y_ptr", Operand("buffer", "x")), "as y_ptr, which is .bf16 and not .fp32"),
         (with_argument("n", "R2"), "passes 'R2' as n, which is no count of a step"),
         (with_argument("n", 1 << 40), "as n, which is i64 and not i32"),
         (with_argument("big", 1 << 64), "as big, which is no 64-bit number"),
@@ -155,7 +159,7 @@ def test_strides_and_multiples() -> None:
 
     def strided(value: int) -> Program:
         arguments = {name: given for name, given in launch.arguments.items() if name != "stride"}
-        changed = replace(launch, arguments={**arguments, "x_ptr": "buffer:x", "x_row_stride": value})
+        changed = replace(launch, arguments={**arguments, "x_ptr": Operand("buffer", "x"), "x_row_stride": value})
         return replace(program, kernels=(kernel,), launches=(changed,))
 
     assert plan_calls(strided(64))

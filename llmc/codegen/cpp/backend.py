@@ -8,21 +8,23 @@ import torch
 from torch import fx
 
 from llmc.codegen.backend import KernelCall
-from llmc.codegen.call import Argument, Call, arguments_of
-from llmc.codegen.cpp.kernel_arguments import SUFFIXES
-from llmc.codegen.cpp.kernel_table import KERNELS, suffix, supports
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.kernel_arguments import DTYPES
+from llmc.codegen.cpp.kernel_library import function_name
+from llmc.codegen.cpp.kernel_table import KERNELS, element_type, supports
 from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
-from llmc.program import Layout, RowCount
+from llmc.launch_arguments import Argument, Operand
+from llmc.program import LOOP, Layout
 from llmc.targets import CpuTarget
 
 
 class CppBackend:
     """Calls of the C++ kernel table and of generated C++ loops."""
 
-    float_dtypes: frozenset[torch.dtype] = frozenset(SUFFIXES)
+    float_dtypes: frozenset[torch.dtype] = frozenset(DTYPES)
     has_panels = True
 
     def __init__(self, target: CpuTarget) -> None:
@@ -38,9 +40,9 @@ class CppBackend:
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         kernel, given = KERNELS[node.target], arguments_of(node)
         arguments: dict[str, Argument] = {n: a for n, a in kernel.arguments(call).items() if a is not None}
-        base = kernel.function if isinstance(kernel.function, str) else kernel.function(call)
-        name = "_".join([base, *(suffix(given, s) or "" for s in kernel.suffixes)])
-        return ((KernelCall(name, arguments),),)
+        family = kernel.family if isinstance(kernel.family, str) else kernel.family(call)
+        dtypes = tuple(element_type(given[name], given.get("cache_format")) or "" for name in kernel.typed)
+        return ((KernelCall(function_name(family, dtypes), family, arguments, dtypes),),)
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
         return packed_nbytes(shape, layout, dtype)
@@ -50,6 +52,6 @@ class CppBackend:
     ) -> int:
         return CodeShape(shape, int(scales.shape[1]), format, scales.dtype, has_zeros).nbytes(layout)
 
-    def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
-        arguments: dict[str, Argument] = {"rows": 1 if loop.rows is RowCount.ONE else loop.rows.value}
-        return KernelCall(name, arguments | {f"p{i}": pointer for i, pointer in enumerate(pointers)})
+    def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
+        arguments: dict[str, Argument] = {"rows": loop.rows.count}
+        return KernelCall(name, LOOP, arguments | {f"p{i}": pointer for i, pointer in enumerate(pointers)})

@@ -55,7 +55,7 @@ def library_name(content: bytes) -> str:
 
 def compile_source(lowered: Lowered, source: Path, target: CpuTarget) -> bytes:
     """The library made of a program's source, which is in the file `source`; raises as `compile_engine`."""
-    is_coded = any(part_of(launch.kernel) is Part.CODED for launch in lowered.program.launches)
+    is_coded = any(part_of(launch.family, launch.dtypes) is Part.CODED for launch in lowered.program.launches)
     parts = (Part.CODED, Part.PLAIN) if is_coded else (Part.PLAIN,)
     archives, toolchain = [kernel_archive(target, part=part) for part in parts], find_toolchain()
     with tempfile.TemporaryDirectory(prefix="llmc-") as temporary:

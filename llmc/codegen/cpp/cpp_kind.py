@@ -21,8 +21,8 @@ from llmc.engine_format import EngineWriter
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.predict import Rates
 from llmc.options import BuildOptions
+from llmc.prediction.rates import Rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.storage_error import storage_error
 from llmc.targets import CpuTarget, missing_features

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 
 from llmc.cache_format import parse_cache_format
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
+from llmc.launch_arguments import Argument, Count
 from llmc.program import Layout
 
-# How kernels' names say element types, and what type scales have.
-SUFFIXES = {torch.float32: "f32", torch.bfloat16: "bf16"}
+# Element types of activations and weights, and of scales.
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 _NORM_FIELDS = "tokens groups channels x residual weight bias eps y sum"
@@ -115,11 +116,6 @@ def quantized_embedding(call: Call) -> dict[str, Argument]:
     } | _codes(call)
 
 
-def quantized_embedding_function(call: Call) -> str:
-    """The kernel for the dtype of its result."""
-    return f"llmc_quantized_embedding_{SUFFIXES[call.plain('dtype')]}"
-
-
 def embedding(call: Call) -> dict[str, Argument]:
     """llmc::embedding."""
     return {
@@ -131,9 +127,9 @@ def embedding(call: Call) -> dict[str, Argument]:
     }
 
 
-def embedding_function(call: Call) -> str:
+def embedding_family(call: Call) -> str:
     """The kernel for how its table lies."""
-    return "llmc_embedding_panels" if call.table("weight") is Layout.PANELS else "llmc_embedding"
+    return "embedding_panels" if call.table("weight") is Layout.PANELS else "embedding"
 
 
 def select_rows(call: Call) -> dict[str, Argument]:
@@ -209,8 +205,8 @@ def rope_angles(call: Call) -> dict[str, Argument]:
         "positions": call.vector("positions"),
         "inv_freq": call.vector("inv_freq"),
         "scale": call.plain("scale"),
-        "cos": call.result(0).partition("/")[0],
-        "sin": call.result(1).partition("/")[0],
+        "cos": call.result(0).pointer,
+        "sin": call.result(1).pointer,
     }
 
 
@@ -276,7 +272,7 @@ def paged_attention(call: Call) -> dict[str, Argument]:
     kv_heads, _, _ = call.shape("k_cache")
     return {
         "tokens": call.count("q"),
-        "requests": "R",
+        "requests": Count.REQUESTS,
         "heads": heads,
         "kv_heads": kv_heads,
         "head_dim": head_dim,
@@ -288,7 +284,7 @@ def paged_attention(call: Call) -> dict[str, Argument]:
         "query_starts": call.vector("query_starts"),
         "context_lens": call.vector("context_lens"),
         "block_tables": call.vector("block_tables"),
-        "max_blocks": "max_blocks",
+        "max_blocks": Count.MAX_BLOCKS,
         "scale": call.plain("scale"),
         "window": call.plain("window") or 0,
         "softcap": call.plain("softcap") or 0.0,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
@@ -17,6 +18,7 @@ from pathlib import Path
 from llmc.atomic_directory import AtomicDirectory
 from llmc.cache import CacheKind, open_cache
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
+from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
 
 # Hidden: two instruction sets' libraries in one process must not share the inline functions that both define.
@@ -35,6 +37,8 @@ _COMMON_FLAGS = (
 )
 _SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 _LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
+PAGED_ATTENTION = "paged_attention"
+_CODED = ("quantized_linear", "quantized_gated_linear", "quantized_lm_head", "quantized_embedding")
 _ARCHIVE, _SHARED, _HASHES = "libllmc_kernels.a", "libllmc_kernels.so", "sha256.json"
 
 
@@ -46,12 +50,15 @@ class Part(Enum):
     CODED = "coded"
 
 
-def part_of(kernel: str) -> Part:
-    """The part that has a function of api.h."""
-    is_coded = kernel.startswith("llmc_quantized_") or (
-        kernel.startswith("llmc_paged_attention_") and kernel.endswith(("_int8", "_int4", "_fp8"))
-    )
-    return Part.CODED if is_coded else Part.PLAIN
+def function_name(family: str, dtypes: Sequence[str]) -> str:
+    """The function of api.h for these element types."""
+    return "_".join(("llmc", family, *(dtype.lower() for dtype in dtypes)))
+
+
+def part_of(family: str, dtypes: Sequence[str]) -> Part:
+    """The part that has that function."""
+    is_coded_attention = family == PAGED_ATTENTION and dtypes[1] not in ITEMSIZES
+    return Part.CODED if is_coded_attention or family in _CODED else Part.PLAIN
 
 
 def kernel_archive(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:

@@ -13,10 +13,11 @@ import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.cache_format import parse_cache_format
 from llmc.code_format import CODE_FORMATS
 from llmc.codegen.backend import no_kernel
-from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp import kernel_arguments as arguments
-from llmc.codegen.cpp.kernel_arguments import SCALES, SUFFIXES
+from llmc.codegen.cpp.kernel_arguments import DTYPES, SCALES
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument
 from llmc.targets import CpuTarget
 
 _llmc = torch.ops.llmc
@@ -24,14 +25,14 @@ _llmc = torch.ops.llmc
 
 @dataclass(frozen=True)
 class Kernel:
-    """function: name without the suffixes of element types, which are those of the tensor arguments `suffixes`.
+    """family: of functions, one for each combination of the element types that the arguments `typed` can have.
 
     in_place: an argument that may lie where a result goes, and which result.
     """
 
-    function: str | Callable[[Call], str]
+    family: str | Callable[[Call], str]
     arguments: Callable[[Call], dict[str, Argument]]
-    suffixes: tuple[str, ...] = ("x",)
+    typed: tuple[str, ...] = ("x",)
     in_place: tuple[tuple[str, int], ...] = ()
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
 
@@ -43,9 +44,10 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
         return no_kernel(node, target.name)
     given = arguments_of(node)
     tensors = {name: a.meta["val"] for name, a in given.items() if isinstance(a, fx.Node)}
-    for name in kernel.suffixes:
-        if suffix(given, name) is None:
-            return Refusal(f"{name} is {tensors[name].dtype}; kernels know float32 and bfloat16", node)
+    for name in kernel.typed:
+        if element_type(given[name], given.get("cache_format")) is None:
+            dtype = tensors[name].dtype if name in tensors else given[name]
+            return Refusal(f"{name} is {dtype}; kernels know float32 and bfloat16", node)
     if given.get("cache_format") is not None:
         return _cache_refusal(node, given, tensors)
     for name, ranks in kernel.ranks.items():
@@ -61,12 +63,12 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     return None
 
 
-def suffix(given: Mapping[str, Any], name: str) -> str | None:
-    """How kernels' names say a tensor argument's element type, or what codes a cache holds; None for no kernel's."""
-    dtype = given[name].meta["val"].dtype
-    if dtype == torch.uint8 and given.get("cache_format") is not None:
-        return parse_cache_format(given["cache_format"]).codes
-    return SUFFIXES.get(dtype)
+def element_type(argument: fx.Node | torch.dtype, cache_format: str | None) -> str | None:
+    """What a launch says of a tensor's elements, or of a cache's codes; None for what no kernel takes."""
+    dtype = argument.meta["val"].dtype if isinstance(argument, fx.Node) else argument
+    if dtype == torch.uint8 and cache_format is not None:
+        return parse_cache_format(cache_format).codes
+    return DTYPES.get(dtype)
 
 
 def _cache_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
@@ -86,8 +88,6 @@ def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str
     columns, groups = tensors["codes"].shape[1], tensors["scales"].shape[1]
     if groups > 1 and columns // groups % 16:
         return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
-    if given.get("dtype", torch.float32) not in SUFFIXES:
-        return Refusal(f"the result is {given['dtype']}; kernels know float32 and bfloat16", node)
     return None
 
 
@@ -101,41 +101,39 @@ _NORMS = frozenset({_llmc.rms_norm.default, _llmc.layer_norm.default}) | frozens
 )
 
 KERNELS: dict[Any, Kernel] = {
-    _llmc.linear.default: Kernel("llmc_linear", arguments.linear, ranks=_MATRIX),
-    _llmc.fused_linear.default: Kernel("llmc_linear", arguments.fused_linear, ranks=_MATRIX),
-    _llmc.gated_linear.default: Kernel("llmc_gated_linear", arguments.gated_linear, ranks=_MATRIX),
-    _llmc.lm_head.default: Kernel("llmc_lm_head", arguments.linear, ranks=_MATRIX),
-    _llmc.embedding.default: Kernel(
-        arguments.embedding_function, arguments.embedding, ("weight",), ranks={"ids": (1,)}
-    ),
-    _llmc.quantized_linear.default: Kernel("llmc_quantized_linear", arguments.quantized_linear, ranks=_CODES),
+    _llmc.linear.default: Kernel("linear", arguments.linear, ranks=_MATRIX),
+    _llmc.fused_linear.default: Kernel("linear", arguments.fused_linear, ranks=_MATRIX),
+    _llmc.gated_linear.default: Kernel("gated_linear", arguments.gated_linear, ranks=_MATRIX),
+    _llmc.lm_head.default: Kernel("lm_head", arguments.linear, ranks=_MATRIX),
+    _llmc.embedding.default: Kernel(arguments.embedding_family, arguments.embedding, ("weight",), ranks={"ids": (1,)}),
+    _llmc.quantized_linear.default: Kernel("quantized_linear", arguments.quantized_linear, ranks=_CODES),
     _llmc.quantized_gated_linear.default: Kernel(
-        "llmc_quantized_gated_linear", arguments.quantized_gated_linear, ranks=_CODES
+        "quantized_gated_linear", arguments.quantized_gated_linear, ranks=_CODES
     ),
-    _llmc.quantized_lm_head.default: Kernel("llmc_quantized_lm_head", arguments.quantized_lm_head, ranks=_CODES),
+    _llmc.quantized_lm_head.default: Kernel("quantized_lm_head", arguments.quantized_lm_head, ranks=_CODES),
     _llmc.quantized_embedding.default: Kernel(
-        arguments.quantized_embedding_function, arguments.quantized_embedding, (), ranks={"ids": (1,)}
+        "quantized_embedding", arguments.quantized_embedding, ("dtype",), ranks={"ids": (1,)}
     ),
-    _llmc.select_rows.default: Kernel("llmc_select_rows", arguments.select_rows),
+    _llmc.select_rows.default: Kernel("select_rows", arguments.select_rows),
     _llmc.select_channels.default: Kernel(
-        "llmc_select_channels", arguments.select_channels, ranks={"x": (2,), "order": (1,)}
+        "select_channels", arguments.select_channels, ranks={"x": (2,), "order": (1,)}
     ),
-    _llmc.rms_norm.default: Kernel("llmc_rms_norm", arguments.rms_norm, ranks={"x": (2, 3)}),
-    _llmc.layer_norm.default: Kernel("llmc_layer_norm", arguments.layer_norm, ranks={"x": (2, 3)}),
-    _llmc.add_rms_norm.default: Kernel("llmc_rms_norm", arguments.add_rms_norm, ranks={"x": (2,)}),
-    _llmc.add_layer_norm.default: Kernel("llmc_layer_norm", arguments.add_layer_norm, ranks={"x": (2,)}),
-    _llmc.gated_activation.default: Kernel("llmc_gated_activation", arguments.gated_activation, ("gate",)),
-    _llmc.rope_angles.default: Kernel("llmc_rope_angles", arguments.rope_angles, (), ranks={"positions": (1,)}),
-    _llmc.rope.default: Kernel("llmc_rope", arguments.rope, in_place=(("x", 0),), ranks={"x": (3,)}),
-    _llmc.kv_write.default: Kernel("llmc_kv_write", arguments.kv_write, ("k", "k_cache"), ranks={"k": (3,), "v": (3,)}),
+    _llmc.rms_norm.default: Kernel("rms_norm", arguments.rms_norm, ranks={"x": (2, 3)}),
+    _llmc.layer_norm.default: Kernel("layer_norm", arguments.layer_norm, ranks={"x": (2, 3)}),
+    _llmc.add_rms_norm.default: Kernel("rms_norm", arguments.add_rms_norm, ranks={"x": (2,)}),
+    _llmc.add_layer_norm.default: Kernel("layer_norm", arguments.add_layer_norm, ranks={"x": (2,)}),
+    _llmc.gated_activation.default: Kernel("gated_activation", arguments.gated_activation, ("gate",)),
+    _llmc.rope_angles.default: Kernel("rope_angles", arguments.rope_angles, (), ranks={"positions": (1,)}),
+    _llmc.rope.default: Kernel("rope", arguments.rope, in_place=(("x", 0),), ranks={"x": (3,)}),
+    _llmc.kv_write.default: Kernel("kv_write", arguments.kv_write, ("k", "k_cache"), ranks={"k": (3,), "v": (3,)}),
     _llmc.rope_kv_write.default: Kernel(
-        "llmc_kv_write",
+        "kv_write",
         arguments.rope_kv_write,
         ("q", "k_cache"),
         in_place=(("q", 0),),
         ranks={"q": (3,), "k": (3,), "v": (3,)},
     ),
     _llmc.paged_attention.default: Kernel(
-        "llmc_paged_attention", arguments.paged_attention, ("q", "k_cache"), ranks={"q": (3,), "k_cache": (4,)}
+        "paged_attention", arguments.paged_attention, ("q", "k_cache"), ranks={"q": (3,), "k_cache": (4,)}
     ),
 }

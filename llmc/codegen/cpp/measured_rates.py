@@ -1,4 +1,4 @@
-"""Measure what graph/predict.py wants to know of this machine, with the engine's own kernels on made-up operands.
+"""Measure what llmc/prediction wants to know of this machine, with the engine's own kernels on made-up operands.
 
 Each kind of product, and attention, runs on operands in cache with several numbers of rows: what it reaches with each.
 Then it reads its operands from memory, which shows how much of the shorter of transfer and arithmetic the longer does
@@ -15,7 +15,8 @@ from pathlib import Path
 from llmc.codegen.cpp.kernel_library import Part, part_of
 from llmc.codegen.cpp.probe_operands import PANEL, Attention, Batch, Lookup, Product
 from llmc.codegen.cpp.probes import MAX_CHANNELS, MAX_TOKENS, Memory, Probes, open_probes
-from llmc.graph.predict import ATTENTION_KEYS, LOOKUP, PLAIN, KindRates, Rates, Reach, kind_of
+from llmc.prediction.launch_cost import ATTENTION_KEYS, LOOKUP, PLAIN, kind_of
+from llmc.prediction.rates import KindRates, Rates, Reach
 from llmc.program import Launch, Program
 from llmc.targets import CpuTarget
 
@@ -59,7 +60,7 @@ def measured_rates(target: CpuTarget, threads: int, program: Program, *, cache_d
         if kind.startswith("attention") and program.caches
     }
     products = {kind: Product.of(launch) for kind, launch in launches.items() if "in" in launch.arguments}
-    is_coded = any(part_of(launch.kernel) is Part.CODED for launch in launches.values())
+    is_coded = any(part_of(launch.family, launch.dtypes) is Part.CODED for launch in launches.values())
     part = Part.CODED if is_coded else Part.PLAIN
     with (
         open_probes(target, threads, cache_dir, part=part, attentions=attentions.values()) as probes,

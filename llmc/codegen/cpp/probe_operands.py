@@ -8,10 +8,10 @@ from typing import Any
 
 from llmc.cache_format import parse_cache_format
 from llmc.code_format import CODE_FORMATS
-from llmc.program import CacheSlot, Launch
+from llmc.codegen.cpp.kernel_library import function_name
+from llmc.program import ITEMSIZES, CacheSlot, Launch
 
 PANEL = 32  # LLMC_PANEL
-_ITEM_BYTES = {"f32": 4, "bf16": 2, "f16": 2}
 # As api.h numbers them.
 _FORMATS = tuple(CODE_FORMATS)
 _X_FORMATS = ("none", "int8", "fp8")
@@ -88,7 +88,7 @@ class Embedding(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Product:
-    """A kind of product. x: f32 or bf16, which plain weights are too. format: of a weight's codes, with its further
+    """A kind of product. x: F32 or BF16, which plain weights are too. format: of a weight's codes, with its further
     fields; None for a plain weight. group: weights of a row that share a scale, None for all."""
 
     x: str
@@ -101,10 +101,11 @@ class Product:
     @staticmethod
     def of(launch: Launch) -> Product:
         """What a launch multiplies."""
-        arguments, x = launch.arguments, launch.kernel.rpartition("_")[2]
+        arguments = launch.arguments
+        (x,) = launch.dtypes
         if "format" not in arguments:
             return Product(x)
-        group = None if arguments["group"] == arguments["in"] else int(str(arguments["group"]))
+        group = None if arguments["group"] == arguments["in"] else launch.number("group")
         return Product(
             x,
             format=str(arguments["format"]),
@@ -117,14 +118,14 @@ class Product:
     @property
     def function(self) -> str:
         """The kernel of api.h."""
-        return f"llmc_linear_{self.x}" if self.format is None else f"llmc_quantized_linear_{self.x}"
+        return function_name("linear" if self.format is None else "quantized_linear", (self.x,))
 
     def row_bytes(self, channels: int) -> int:
         """Of one row of the weight. channels: a multiple of the group."""
         if self.format is None:
-            return channels * _ITEM_BYTES[self.x]
+            return channels * ITEMSIZES[self.x]
         group = self.group or channels
-        extra = _ITEM_BYTES[self.scale_type] + 2 * self.has_zeros
+        extra = ITEMSIZES[self.scale_type.upper()] + 2 * self.has_zeros
         return channels // group * (extra + group * CODE_FORMATS[self.format].bits // 8)
 
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
@@ -148,8 +149,8 @@ class Lookup:
     @staticmethod
     def of(launch: Launch) -> Lookup:
         """What a launch looks up."""
-        itemsize = _ITEM_BYTES[launch.kernel.rpartition("_")[2]]
-        return Lookup(launch.kernel, int(str(launch.arguments["channels"])), itemsize)
+        (dtype,) = launch.dtypes
+        return Lookup(launch.kernel, launch.number("channels"), ITEMSIZES[dtype])
 
     @property
     def row_bytes(self) -> int:
@@ -189,14 +190,14 @@ class Attention:
         group = None if cache.format is None else parse_cache_format(cache.format).group
         return Attention(
             function=launch.kernel,
-            heads=int(str(launch.arguments["heads"])),
+            heads=launch.number("heads"),
             kv_heads=cache.kv_heads,
             head_dim=cache.head_dim,
             value_dim=cache.value_dim,
             block_size=block_size,
             k_width=k_width,
             v_width=v_width,
-            itemsize={"F32": 4, "BF16": 2, "F16": 2, "U8": 1}[cache.dtype],
+            itemsize=ITEMSIZES[cache.dtype],
             cache_group=group or 0,
         )
 

@@ -5,14 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from llmc.codegen.call import Argument
+from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
-from llmc.program import Affine, Launch, Operand, Origin, Program, parse_operand
+from llmc.launch_arguments import Argument, Count, Operand
+from llmc.program import LOOP, Affine, Launch, Origin, Program
 from llmc.program_interface import interface_text
 
-_COUNTS = {"T": "step->tokens", "L": "step->logit_rows", "R": "step->requests", "max_blocks": "step->max_blocks"}
+_COUNTS = {
+    Count.TOKENS: "T",
+    Count.LOGIT_ROWS: "L",
+    Count.REQUESTS: "R",
+    Count.MAX_BLOCKS: "step->max_blocks",
+}
 _INPUTS = {"logit_rows": "logit_row_ids"}
 # Arguments that are one of an enum's names (kernels/api.h), and what those names start with.
 _ENUMS = {"activation": "LLMC_", "format": "LLMC_", "x_format": "LLMC_X_", "scale_type": "LLMC_SCALES_"}
@@ -116,11 +122,11 @@ def literal(text: str) -> str:
 def _scratch(program: Program) -> Iterator[str]:
     tokens = max(program.limits.max_batch_tokens, program.limits.max_logit_rows)
     yield f"llmc_choose_rows_scratch({program.vocab_size})"
-    channels = [int(a["in"] or 0) for a in (x.arguments for x in program.launches) if "in" in a]
+    channels = [x.number("in") for x in program.launches if "in" in x.arguments]
     if channels:
         yield f"llmc_linear_scratch({tokens}, {max(channels)})"
     for launch in program.launches:
-        if launch.kernel.startswith("llmc_paged_attention"):
+        if launch.family == PAGED_ATTENTION:
             shape = (launch.arguments[name] for name in ("heads", "kv_heads", "head_dim", "value_dim"))
             yield f"llmc_paged_attention_scratch({', '.join(map(str, shape))})"
 
@@ -150,6 +156,7 @@ class _LaunchPrinter:
 
     def __init__(self, program: Program) -> None:
         self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
+        self._caches = {name: i for i, name in enumerate(program.cache_names())}
         self._weight_dtypes = {slot.name: slot.dtype for slot in program.weights}
 
     def lines(self, launch: Launch) -> Iterator[str]:
@@ -157,7 +164,7 @@ class _LaunchPrinter:
         for line in describe(launch.origin).splitlines():
             yield f"  // {line}"
         values = {name: self._value(name, value) for name, value in launch.arguments.items()}
-        if launch.kernel.startswith("llmc_"):
+        if launch.family != LOOP:
             yield f"  run({launch.kernel}, pool,"
             fields = [f".{name} = {value}" for name, value in values.items()]
             yield from wrapped(fields, "      {", "});")
@@ -169,17 +176,14 @@ class _LaunchPrinter:
             return "1" if value else "0"
         if isinstance(value, float):
             return f"{value!r}f"
-        if not isinstance(value, str):
-            return str(value)
-        if name in _ENUMS:
-            return _ENUMS[name] + value.upper()
-        if value == "max_blocks":
+        if isinstance(value, Count):
             return _COUNTS[value]
-        if value in _COUNTS:
-            return value
-        operand = parse_operand(value)
-        place = self._pointer(operand) + (f" + {operand.offset}" if operand.offset else "")
-        return place if operand.stride is None else f"{{{place}, {operand.stride}}}"
+        if isinstance(value, str):
+            return _ENUMS[name] + value.upper()
+        if not isinstance(value, Operand):
+            return str(value)
+        place = self._pointer(value) + (f" + {value.offset}" if value.offset else "")
+        return place if value.stride is None else f"{{{place}, {value.stride}}}"
 
     def _pointer(self, operand: Operand) -> str:
         if operand.space == "buffer":
@@ -188,8 +192,7 @@ class _LaunchPrinter:
             index, name = self._weights[operand.name], operand.name
             return f"({pointer(self._weight_dtypes[name], written=False)})w[{index} /* {name} */]"
         if operand.space == "cache":
-            layer, part = operand.name.split(".")
-            return f"engine->caches[{2 * int(layer) + (part == 'v')}]"
+            return f"engine->caches[{self._caches[operand.name]}]"
         return f"step->{_INPUTS.get(operand.name, operand.name)}"
 
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmc.codegen.launches import alike, plan_buffers, spans_of
+from llmc.launch_arguments import Operand
 from llmc.program import Alternative, Buffer, Launch, Program
 
 
@@ -60,12 +61,12 @@ def _moved(launches: Sequence[Launch], own: Sequence[Launch], here: Sequence[Lau
         value: theirs.arguments[name]
         for ours, theirs in zip(own, here, strict=True)
         for name, value in ours.arguments.items()
-        if isinstance(value, str)
+        if isinstance(value, Operand)
     }
     return tuple(
         replace(
             launch,
-            arguments={n: operands.get(v, v) if isinstance(v, str) else v for n, v in launch.arguments.items()},
+            arguments={n: operands.get(v, v) if isinstance(v, Operand) else v for n, v in launch.arguments.items()},
             origin=here[0].origin,
         )
         for launch in launches

@@ -12,7 +12,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.backend import KernelCall, no_kernel
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction
@@ -20,7 +20,8 @@ from llmc.codegen.triton.kernel_table import KERNELS
 from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
 from llmc.errors import LoweringError
 from llmc.graph.refusal import Refusal
-from llmc.program import LIBRARY, Layout, RowCount, RowRange
+from llmc.launch_arguments import Argument, Count, Operand
+from llmc.program import LIBRARY, LOOP, Layout, RowCount, RowRange
 from llmc.targets import GpuTarget
 
 
@@ -76,12 +77,12 @@ class TritonBackend:
     ) -> int:
         raise LoweringError(f"{self._target.name} keeps codes in rows", at=f"layout {layout.value}")
 
-    def loop_call(self, name: str, loop: Loop, pointers: Sequence[str]) -> KernelCall:
+    def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         arguments: dict[str, Argument] = {f"p{i}": pointer for i, pointer in enumerate(pointers)}
         if needs_rows(loop):
-            arguments["rows"] = 1 if loop.rows is RowCount.ONE else loop.rows.value
+            arguments["rows"] = loop.rows.count
         self.kernels[name] = Unspecialized(name, None, (), loop_tile(loop).num_warps, 2)
-        return KernelCall(name, arguments, loop_grid(loop))
+        return KernelCall(name, LOOP, arguments, grid=loop_grid(loop))
 
     def _group(
         self, launch: DeviceLaunch, only: RowRange | None, others: tuple[tuple[KernelCall, ...], ...]
@@ -102,7 +103,7 @@ class TritonBackend:
         names = list(inspect.signature(function).parameters)
         assert given.keys() == set(names), f"{function.__name__} takes {names}, and was given {list(given)}"
         arguments = {n: launch.arguments[n] for n in names if launch.arguments.get(n) is not None}
-        return KernelCall(name, arguments, launch.grid, only, launch.seconds)
+        return KernelCall(name, function.__name__, arguments, (), launch.grid, only, launch.seconds)
 
 
 def python_function(function: Any) -> Any:
@@ -143,5 +144,5 @@ def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
 
 def _counted(launch: DeviceLaunch) -> RowCount:
     """What the launch's rows are."""
-    is_logit_rows = any(RowCount.LOGIT_ROWS.value in each.arguments.values() for each in (launch, *launch.then))
+    is_logit_rows = any(Count.LOGIT_ROWS in each.arguments.values() for each in (launch, *launch.then))
     return RowCount.LOGIT_ROWS if is_logit_rows else RowCount.TOKENS

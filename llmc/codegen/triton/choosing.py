@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 
-from llmc.codegen.call import Argument
 from llmc.codegen.triton.backend import TritonBackend, Unspecialized
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows, join_launch
@@ -24,6 +23,7 @@ from llmc.codegen.triton.kernels.product_narrow import narrow_kernel
 from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -33,7 +33,6 @@ from llmc.program import (
     Launch,
     Layout,
     Limits,
-    Operand,
     Origin,
     Program,
     RowCount,
@@ -48,7 +47,7 @@ CANDIDATES = 64
 _GEMV_BLOCKS = 8
 _ALIGNMENT = 64
 _CHOSEN = (Wanted.BEST, Wanted.DRAWN, Wanted.FILTERED)
-_LOGITS = str(Operand("output", "logits"))
+_LOGITS = Operand("output", "logits")
 
 
 def add_choosing(program: Program, backend: TritonBackend, target: GpuTarget) -> Program:
@@ -90,7 +89,8 @@ def _add_filtered(tail: _Tail, noise: dict[str, _Tensor], vocab_size: int) -> No
 
 
 def _touches_logits(launch: Launch) -> bool:
-    return any(str(value).partition("/")[0].partition("+")[0] == _LOGITS for value in launch.arguments.values())
+    operands = (a for a in launch.arguments.values() if isinstance(a, Operand))
+    return any((a.space, a.name) == (_LOGITS.space, _LOGITS.name) for a in operands)
 
 
 def _best(launch: Launch, kernel: Unspecialized, tail: _Tail) -> DeviceLaunch | None:
@@ -101,8 +101,8 @@ def _best(launch: Launch, kernel: Unspecialized, tail: _Tail) -> DeviceLaunch | 
     )
     if launch.arguments.get("y_ptr") != _LOGITS or not is_whole:
         return None
-    count, outputs, block = str(launch.arguments["tokens"]), constants["OUT"], constants["OUT_BLOCK"]
-    assert isinstance(outputs, int) and isinstance(block, int)
+    count, outputs, block = launch.arguments["tokens"], constants["OUT"], constants["OUT_BLOCK"]
+    assert isinstance(count, Count) and isinstance(outputs, int) and isinstance(block, int)
     is_gemv = kernel.function == gemv_kernel.fn.__name__
     blocks = _GEMV_BLOCKS if is_gemv else 1
     chunks = -(-outputs // (block * blocks))
@@ -117,7 +117,7 @@ def _best(launch: Launch, kernel: Unspecialized, tail: _Tail) -> DeviceLaunch | 
     }
     into: dict[str, Argument] = {}
     for name in ("tokens", "scores"):
-        into |= {f"{name}_ptr": str(Operand("output", name)), f"{name}_row_stride": 1}
+        into |= {f"{name}_ptr": Operand("output", name), f"{name}_row_stride": 1}
     return DeviceLaunch(
         best_gemv_kernel if is_gemv else best_narrow_kernel,
         {**arguments, **found},
@@ -152,9 +152,14 @@ def _rows_left(launches: Sequence[Launch]) -> list[RowRange | None]:
 class _Tensor:
     """Rows in memory, a logit row each. pointer: an operand without stride."""
 
-    pointer: str
+    pointer: Operand
     columns: int
     dtype: torch.dtype
+
+    @property
+    def rows(self) -> Operand:
+        """Its rows, one after the other."""
+        return replace(self.pointer, stride=self.columns)
 
 
 class _Tail:
@@ -172,7 +177,7 @@ class _Tail:
     def inputs(self, *names: str) -> dict[str, _Tensor]:
         """Numbers that each row's request gives."""
         dtypes = {"F32": torch.float32, "I32": torch.int32}
-        return {name: _Tensor(str(Operand("input", name)), 1, dtypes[CHOICE_INPUTS[name]]) for name in names}
+        return {name: _Tensor(Operand("input", name), 1, dtypes[CHOICE_INPUTS[name]]) for name in names}
 
     def buffer(self, name: str, columns: int, dtype: torch.dtype) -> _Tensor:
         """A new one; each different size of a name is one buffer."""
@@ -182,7 +187,7 @@ class _Tail:
             end, last = self.arena, self._at
             self.buffers.append(Buffer(full, dtype_name, RowCount.LOGIT_ROWS, columns, end, last, last))
             self.arena = _plus(end, -(-columns * ITEMSIZES[dtype_name] // _ALIGNMENT) * _ALIGNMENT)
-        return _Tensor(str(Operand("buffer", full)), columns, dtype)
+        return _Tensor(Operand("buffer", full), columns, dtype)
 
     def add(
         self,
@@ -203,8 +208,8 @@ class _Tail:
             call, is_first = self._backend.call(each, only), index == 0
             bytes_moved, seconds = (self._bytes(launch), launch.seconds) if is_first else ("0", None)
             origin = Origin((f"choose_{wanted[0].value}",), None, None)
-            parts = (call.kernel, call.arguments, origin, bytes_moved, "0", call.grid, only, wanted, seconds)
-            self.launches.append(Launch(*parts))
+            function = call.kernel, call.family, call.dtypes, call.arguments
+            self.launches.append(Launch(*function, origin, bytes_moved, "0", call.grid, only, wanted, seconds))
 
     def _bytes(self, launch: DeviceLaunch) -> str:
         """The logits once where they are read; of a product, W."""
@@ -226,31 +231,30 @@ class _OperandCall:
     def shape(self, name: str) -> tuple[int, ...]:
         return (self.given[name].columns,)
 
-    def count(self, name: str) -> str | int:
-        return RowCount.LOGIT_ROWS.value
+    def count(self, name: str) -> Count:
+        return Count.LOGIT_ROWS
 
     def plain(self, name: str) -> Any:
         return self.given[name]
 
-    def rows(self, name: str) -> str | None:
+    def rows(self, name: str) -> Operand:
         tensor: _Tensor = self.given[name]
-        return f"{tensor.pointer}/{tensor.columns}"
+        return tensor.rows
 
-    def result(self, index: int = 0) -> str:
-        tensor = self.results[index]
-        return f"{tensor.pointer}/{tensor.columns}"
+    def result(self, index: int = 0) -> Operand:
+        return self.results[index].rows
 
-    def vector(self, name: str) -> str | None:
+    def vector(self, name: str) -> Operand:
         tensor: _Tensor = self.given[name]
         return tensor.pointer
 
-    def weight(self, name: str, layout: Layout) -> str:
+    def weight(self, name: str, layout: Layout) -> Operand:
         raise NotImplementedError(f"{self.op} has no weights")
 
-    def code_panels(self, layout: Layout) -> str:
+    def code_panels(self, layout: Layout) -> Operand:
         raise NotImplementedError(f"{self.op} has no weights")
 
-    def code_rows(self) -> tuple[str, str, str | None]:
+    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         raise NotImplementedError(f"{self.op} has no weights")
 
     def table(self, name: str) -> Layout:
@@ -260,11 +264,10 @@ class _OperandCall:
         dtype: torch.dtype = self.given[name].dtype
         return dtype
 
-    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
-        tensor = self.tail.buffer(f"{self.op}_{name}", columns, dtype)
-        return f"{tensor.pointer}/{columns}"
+    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+        return self.tail.buffer(f"{self.op}_{name}", columns, dtype).rows
 
-    def cache(self, name: str) -> str:
+    def cache(self, name: str) -> Operand:
         raise NotImplementedError(f"{self.op} reads no cache")
 
     def block_size(self) -> int:
@@ -275,7 +278,7 @@ class _OperandCall:
 
 
 def _output(name: str) -> _Tensor:
-    return _Tensor(str(Operand("output", name)), 1, {"F32": torch.float32, "I32": torch.int32}[CHOICE_OUTPUTS[name]])
+    return _Tensor(Operand("output", name), 1, {"F32": torch.float32, "I32": torch.int32}[CHOICE_OUTPUTS[name]])
 
 
 def _plus(size: Affine, logit_row_bytes: int) -> Affine:

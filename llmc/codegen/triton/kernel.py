@@ -8,9 +8,9 @@ from typing import Any
 
 from torch import fx
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.graph.refusal import Refusal
-from llmc.program import parse_operand
+from llmc.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 Constant = int | float | bool | str | None
@@ -21,13 +21,12 @@ class DeviceLaunch:
     """One way to launch a kernel for a node.
 
     function: a @triton.jit function at the top of a module, or a LibraryFunction. arguments, by the function's
-    parameter names: an operand's text (a pointer; without a stride), a count (T, L, R or max_blocks), an int or a
-    float, or None for a pointer that is absent (then the kernel is compiled for None). constants: the tl.constexpr
-    parameters. grid: one to three expressions in T, L and R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches
-    that follow, such as one that adds up what this one left in a workspace. min_tokens, max_tokens: the row counts (T,
-    or L where the launch's rows are logit rows) that the launch serves, None for no limit; together the candidates
-    serve every count. seconds: predicted at the most of them, of all launches together, with the one that does the
-    work; None where the node's cost says it.
+    parameter names: an operand without a stride, a count, an int or a float, or None for a pointer that is absent (then
+    the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three expressions in T, L and
+    R (llmc/grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that adds up what this one left
+    in a workspace. min_tokens, max_tokens: the row counts (T, or L where the launch's rows are logit rows) that the
+    launch serves, None for no limit; together the candidates serve every count. seconds: predicted at the most of them,
+    of all launches together, with the one that does the work; None where the node's cost says it.
     """
 
     function: Any
@@ -71,10 +70,8 @@ class KernelTemplate:
     in_place: tuple[tuple[str, int], ...] = ()
 
 
-def rows(name: str, operand: str | None) -> dict[str, Argument]:
+def rows(name: str, operand: Operand | None) -> dict[str, Argument]:
     """`{name}_ptr` and `{name}_row_stride` (in elements) of Call.rows or Call.result; None and 0 for None."""
     if operand is None:
         return {f"{name}_ptr": None, f"{name}_row_stride": 0}
-    pointer, _, stride = operand.partition("/")
-    parse_operand(pointer)
-    return {f"{name}_ptr": pointer, f"{name}_row_stride": int(stride)}
+    return {f"{name}_ptr": operand.pointer, f"{name}_row_stride": operand.stride}

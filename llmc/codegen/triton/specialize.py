@@ -11,7 +11,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmc.codegen.triton.backend import Unspecialized
-from llmc.launch_signature import OperandDtypes, operand_dtypes, parameter_of
+from llmc.launch_arguments import Argument, Operand
+from llmc.launch_signature import OperandDtypes, dtype_of, operand_dtypes, parameter_of
 from llmc.program import LIBRARY, DeviceKernel, DeviceParameter, Launch, Program
 
 
@@ -27,7 +28,7 @@ def specialize(
     dtypes = operand_dtypes(program)
 
     def specialized(launches: tuple[Launch, ...]) -> tuple[Launch, ...]:
-        return tuple(replace(launch, kernel=name_of(launch)) for launch in launches)
+        return tuple(replace(x, kernel=name_of(x), dtypes=_dtypes(x, dtypes)) for x in launches)
 
     def name_of(launch: Launch) -> str:
         kernel = kernels[launch.kernel]
@@ -54,6 +55,12 @@ def specialize(
     return replace(program, launches=launches, alternatives=alternatives, kernels=found)
 
 
-def _parameter(dtypes: OperandDtypes, name: str, value: str | int | float | bool | None) -> DeviceParameter:
-    assert value is not None and not isinstance(value, bool), f"{name} is {value!r}: make it a constant of the kernel"
+def _parameter(dtypes: OperandDtypes, name: str, value: Argument) -> DeviceParameter:
+    is_constant = value is None or isinstance(value, bool | str)
+    assert not is_constant, f"{name} is {value!r}: make it a constant of the kernel"
     return parameter_of(dtypes, name, value)
+
+
+def _dtypes(launch: Launch, dtypes: OperandDtypes) -> tuple[str, ...]:
+    """Those that the launch's operands have, in order."""
+    return tuple(dict.fromkeys(dtype_of(dtypes, a) for a in launch.arguments.values() if isinstance(a, Operand)))

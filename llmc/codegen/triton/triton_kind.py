@@ -20,9 +20,9 @@ from llmc.engine_format import EngineWriter
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAMS
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.predict import Rates, gpu_rates
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
+from llmc.prediction.rates import Rates, gpu_rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.program_json import program_to_json
 from llmc.targets import GpuTarget

@@ -6,10 +6,10 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from llmc.codegen.cpp.kernel_library import kernel_include_dir
+from llmc.codegen.cpp.kernel_library import function_name, kernel_include_dir
 from llmc.debug.profile import kernel_class
 from llmc.debug.report.contents import EngineContents
-from llmc.graph.predict import launch_costs
+from llmc.prediction.launch_cost import launch_costs
 from llmc.program import DeviceKernel, Launch, Program
 from llmc.typed_json import to_json
 
@@ -83,21 +83,20 @@ def _code_of(
     device = next((kernel for kernel in program.kernels if kernel.name == launch.kernel), None)
     if device is not None:
         return {"file": device.source, "language": "python", "device": _device(device)}
-    file = _hand_written(launch.kernel)
+    file = _hand_written(launch)
     if file is None:
         return {}
     code.setdefault(file, (kernel_include_dir() / file).read_text(encoding="utf-8"))
     return {"file": file, "language": "cpp"}
 
 
-def _hand_written(kernel: str) -> str | None:
-    """The file of the kernel library that defines a function; element types are suffixes that a macro may add."""
-    name = kernel
-    while name.count("_") >= 1:
+def _hand_written(launch: Launch) -> str | None:
+    """The file of the kernel library that defines the launch's function; a macro may add the element types to it."""
+    for count in range(len(launch.dtypes), -1, -1):
+        name = function_name(launch.family, launch.dtypes[:count])
         for file in sorted(kernel_include_dir().glob("*.cpp")):
-            if re.search(rf"\b{name}\b\(?|\b{name}_", file.read_text(encoding="utf-8")):
+            if re.search(rf"\b{name}(\b|_)", file.read_text(encoding="utf-8")):
                 return file.name
-        name = name.rpartition("_")[0]
     return None
 
 

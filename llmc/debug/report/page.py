@@ -14,7 +14,7 @@ from llmc.debug.report.graphs import graphs_data
 from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
 from llmc.debug.report.quantization import quantization_data
-from llmc.graph.predict import KindRates, Rates, gpu_rates
+from llmc.prediction.rates import KindRates, Rates, gpu_rates
 from llmc.targets import gpu_target
 from llmc.typed_json import to_json
 

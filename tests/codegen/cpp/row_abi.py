@@ -11,11 +11,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library, part_of
+from llmc.codegen.cpp.kernel_library import Part, function_name, kernel_shared_library, part_of
 from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import CpuTarget
 
-SUFFIX = {torch.float32: "f32", torch.bfloat16: "bf16"}
+_DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 ACTIVATION_NUMBER = {name: number for number, name in enumerate(ACTIVATIONS)}
 # Against a reference that rounds at the same places: a few ulp of the type for values of order one.
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
@@ -162,16 +162,15 @@ def call(
     threads: int = 2,
     scratch: int = 64,
 ) -> None:
-    """Run llmc_{kernel}_{suffixes of dtypes} with a pool of its own."""
+    """Run llmc_{kernel}_{dtypes} with a pool of its own."""
     with thread_pool(target, threads, scratch) as pool:
         function(target, kernel, dtypes)(pool, ctypes.byref(arguments))
 
 
 def function(target: CpuTarget, kernel: str, dtypes: Sequence[torch.dtype | str]) -> Callable[..., Any]:
-    """llmc_{kernel}_{suffixes of dtypes}(pool, struct); a string is a suffix itself."""
-    suffixes = [d if isinstance(d, str) else SUFFIX[d] for d in dtypes]
-    name = "_".join(["llmc", kernel, *suffixes])
-    loaded: Callable[..., Any] = getattr(library(target, part_of(name)), name)
+    """llmc_{kernel}_{dtypes}(pool, struct); a string names a cache's codes."""
+    names = [d if isinstance(d, str) else _DTYPES[d] for d in dtypes]
+    loaded: Callable[..., Any] = getattr(library(target, part_of(kernel, names)), function_name(kernel, names))
     return loaded
 
 

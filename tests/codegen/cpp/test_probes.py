@@ -7,21 +7,26 @@ from math import isfinite
 
 import pytest
 
-from llmc.codegen.cpp.kernel_library import kernel_include_dir
+from llmc.codegen.cpp.kernel_library import function_name, kernel_include_dir
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.errors import LlmcError
-from llmc.graph.predict import ATTENTION_KEYS
+from llmc.launch_arguments import Argument, Count
+from llmc.prediction.launch_cost import ATTENTION_KEYS
 from llmc.program import Affine, CacheSlot, Launch, Limits, Origin, Program
 from llmc.targets import host_target
 
-PRODUCT = {"in": 64, "out": 32, "tokens": "T"}
-CODES = {"format": "int4", "x_format": "none", "has_zeros": True, "group": 32, "scale_type": "bf16"}
-ATTENTION = {"heads": 8, "kv_heads": 2}
+Arguments = dict[str, Argument]
+PRODUCT: Arguments = {"in": 64, "out": 32, "tokens": Count.TOKENS}
+CODES: Arguments = {"format": "int4", "x_format": "none", "has_zeros": True, "group": 32, "scale_type": "bf16"}
+ATTENTION: Arguments = {"heads": 8, "kv_heads": 2}
 
 
-def program(launches: dict[str, dict[str, str | int | float | bool | None]], cache: CacheSlot) -> Program:
-    made = tuple(Launch(name, arguments, Origin((), None, None), "1", "1") for name, arguments in launches.items())
+def program(launches: dict[tuple[str, ...], Arguments], cache: CacheSlot) -> Program:
+    made = tuple(
+        Launch(function_name(family, dtypes), family, tuple(dtypes), arguments, Origin((), None, None), "1", "1")
+        for (family, *dtypes), arguments in launches.items()
+    )
     return Program(Limits(16, 4, 4, 32, 8), 10, Affine(), Affine(), (), (), (cache,), made)
 
 
@@ -45,19 +50,19 @@ def test_threads_that_cannot_be_had_are_an_error() -> None:
     [
         (
             {
-                "llmc_linear_bf16": PRODUCT,
-                "llmc_paged_attention_bf16_bf16": ATTENTION,
-                "llmc_rms_norm_bf16": {},
-                "llmc_embedding_panels_bf16": {"tokens": "T", "channels": 64},
+                ("linear", "BF16"): PRODUCT,
+                ("paged_attention", "BF16", "BF16"): ATTENTION,
+                ("rms_norm", "BF16"): {},
+                ("embedding_panels", "BF16"): {"tokens": Count.TOKENS, "channels": 64},
             },
             CacheSlot(2, 32, 32, "BF16"),
             {"F32", "BF16", "attention bf16·bf16", "lookup"},
         ),
         (
             {
-                "llmc_quantized_linear_bf16": {**PRODUCT, **CODES},
-                "llmc_quantized_lm_head_bf16": {**PRODUCT, **CODES, "format": "int8", "x_format": "int8", "group": 64},
-                "llmc_paged_attention_bf16_int4": ATTENTION,
+                ("quantized_linear", "BF16"): {**PRODUCT, **CODES},
+                ("quantized_lm_head", "BF16"): {**PRODUCT, **CODES, "format": "int8", "x_format": "int8", "group": 64},
+                ("paged_attention", "BF16", "int4"): ATTENTION,
             },
             CacheSlot(2, 32, 32, "U8", "int4"),
             {"F32", "int4:asym·BF16", "int8:asym·int8", "attention bf16·int4"},
@@ -66,7 +71,7 @@ def test_threads_that_cannot_be_had_are_an_error() -> None:
     ids=["plain", "codes"],
 )
 def test_rates_are_those_of_some_machine(
-    launches: dict[str, dict[str, str | int | float | bool | None]], cache: CacheSlot, kinds: set[str]
+    launches: dict[tuple[str, ...], Arguments], cache: CacheSlot, kinds: set[str]
 ) -> None:
     rates = measured_rates(host_target(), 1, program(launches, cache))
     assert rates.measured and 1e8 < rates.bandwidth < 1e13 and 0 <= rates.launch < 1e-2

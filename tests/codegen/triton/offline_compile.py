@@ -15,6 +15,7 @@ from torch import Tensor
 from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
+from llmc.launch_arguments import Operand
 from llmc.program import DeviceKernel, DeviceParameter
 from llmc.targets import GpuTarget
 from tests.codegen.triton.tensor_call import TensorCall
@@ -113,8 +114,9 @@ def _kernel(call: TensorCall, launch: DeviceLaunch, name: str) -> DeviceKernel:
     parameters = []
     for argument in code.co_varnames[: code.co_argcount]:
         value = launch.arguments.get(argument)
-        if isinstance(value, str) and ":" in value:
-            parameters.append(DeviceParameter(argument, f"*{_DTYPES[call.memory[value].dtype]}", True))
+        if isinstance(value, Operand):
+            dtype = call.memory[value.space, value.name].dtype
+            parameters.append(DeviceParameter(argument, f"*{_DTYPES[dtype]}", True))
         elif value is not None:
             kind = "fp32" if isinstance(value, float) else "i32"
             parameters.append(DeviceParameter(argument, kind, isinstance(value, int) and value % 16 == 0))

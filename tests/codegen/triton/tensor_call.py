@@ -18,7 +18,8 @@ from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.graph.op_record import RECORDS
 from llmc.grid import evaluate_grid
-from llmc.program import Layout, Limits, RowCount, parse_operand
+from llmc.launch_arguments import Argument, Count, Operand
+from llmc.program import Layout, Limits
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from tests.gpu_target import gpu_target
 
@@ -59,7 +60,7 @@ def check(
         for step in (launch, *launch.then):
             call.run(step)
         names = [template.op._schema.arguments[i].name for i in mutated]
-        got = [call.results[i] for i in range(len(expected))] + [call.memory[f"cache:{n}"] for n in names]
+        got = [call.results[i] for i in range(len(expected))] + [call.memory["cache", n] for n in names]
         wanted = [*expected, *(expected_arguments[i] for i in mutated)]
         for g, w in zip(got, wanted, strict=True):
             error = relative_error(g, w)
@@ -93,7 +94,7 @@ class TensorCall:
         for argument in template.op._schema.arguments[len(arguments) :]:
             self._arguments[argument.name] = argument.default_value
         self._gap = gap
-        self._device, self.memory, self.results = device, dict[str, Tensor](), dict[int, Tensor]()
+        self._device, self.memory, self.results = device, dict[tuple[str, str], Tensor](), dict[int, Tensor]()
         self._expected = expected
         self._aliases = {index: name for name, index in template.in_place} if in_place else {}
         first = next(a for a in arguments if isinstance(a, Tensor))
@@ -103,50 +104,52 @@ class TensorCall:
         shape = tuple(self._arguments[name].shape)
         return shape if name in _WHOLE or name.endswith("_cache") else shape[1:]
 
-    def count(self, name: str) -> str | int:
-        return "L" if name == "rows" else "T"
+    def count(self, name: str) -> Count:
+        return Count.LOGIT_ROWS if name == "rows" else Count.TOKENS
 
     def plain(self, name: str) -> Any:
         return self._arguments[name]
 
-    def rows(self, name: str) -> str | None:
+    def rows(self, name: str) -> Operand | None:
         tensor = self._arguments[name]
         if tensor is None:
             return None
         return self._in_rows(name, tensor)
 
-    def result(self, index: int = 0) -> str:
+    def result(self, index: int = 0) -> Operand:
         expected = self._expected[index]
         alias = self._aliases.get(index)
         unwritten = torch.full_like(expected, _unwritten(expected.dtype))
-        text = self._in_rows(alias or f"result{index}", self._arguments[alias] if alias else unwritten)
-        stored = self.memory[text.split("/")[0]]
+        operand = self._in_rows(alias or f"result{index}", self._arguments[alias] if alias else unwritten)
+        stored = self.memory[operand.space, operand.name]
         self.results[index] = stored[:, : expected[0].numel()].reshape(expected.shape)
-        return text
+        return operand
 
-    def vector(self, name: str) -> str | None:
+    def vector(self, name: str) -> Operand | None:
         tensor = self._arguments[name]
         if tensor is None:
             return None
         dtype = torch.float32 if tensor.is_floating_point() else torch.int32
-        return self._put(f"input:{name}", tensor.to(dtype).contiguous())
+        return self._put(Operand("input", name), tensor.to(dtype).contiguous())
 
-    def weight(self, name: str, layout: Layout) -> str:
+    def weight(self, name: str, layout: Layout) -> Operand:
         assert layout is Layout.ROWS
-        return self._put(f"weight:{name}", self._arguments[name].contiguous())
+        return self._put(Operand("weight", name), self._arguments[name].contiguous())
 
-    def code_panels(self, layout: Layout) -> str:
+    def code_panels(self, layout: Layout) -> Operand:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
-        return self._put("weight:codes", pack_codes(codes, scales, zeros, self._arguments["format"], layout))
+        return self._put(
+            Operand("weight", "codes"), pack_codes(codes, scales, zeros, self._arguments["format"], layout)
+        )
 
-    def code_rows(self) -> tuple[str, str, str | None]:
+    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
         is_pair = CODE_FORMATS[self._arguments["format"]].bits == 4
         packed = code_rows(codes, Layout.CODE_PAIR_ROWS if is_pair else Layout.CODE_ROWS)
         return (
-            self._put("weight:codes", packed),
-            self._put("weight:scales", scales.contiguous()),
-            None if zeros is None else self._put("weight:zeros", zeros.contiguous()),
+            self._put(Operand("weight", "codes"), packed),
+            self._put(Operand("weight", "scales"), scales.contiguous()),
+            None if zeros is None else self._put(Operand("weight", "zeros"), zeros.contiguous()),
         )
 
     def table(self, name: str) -> Layout:
@@ -156,14 +159,13 @@ class TensorCall:
         dtype: torch.dtype = self._arguments[name].dtype
         return dtype
 
-    def workspace(self, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> str:
-        count = {RowCount.TOKENS: self.tokens, RowCount.LOGIT_ROWS: self.tokens, RowCount.ONE: 1}[rows]
-        text = f"buffer:workspace_{name}"
-        self._put(text, torch.full((count, columns), _unwritten(dtype), dtype=dtype, device=self._device))
-        return f"{text}/{columns}"
+    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+        count = rows if isinstance(rows, int) else self.tokens
+        unwritten = torch.full((count, columns), _unwritten(dtype), dtype=dtype, device=self._device)
+        return self._put(Operand("buffer", f"workspace_{name}", stride=columns), unwritten)
 
-    def cache(self, name: str) -> str:
-        return self._put(f"cache:{name}", self._arguments[name].clone())
+    def cache(self, name: str) -> Operand:
+        return self._put(Operand("cache", name), self._arguments[name].clone())
 
     def block_size(self) -> int:
         return int(self._arguments["k_cache"].shape[2])
@@ -189,21 +191,22 @@ class TensorCall:
             constants = constants | {"UPCAST": self._device == "cpu"}
         launch.function[grid](**bound, **constants, num_warps=launch.num_warps, num_stages=launch.num_stages)
 
-    def _bind(self, value: Any, counts: dict[str, int]) -> Any:
-        if not isinstance(value, str):
-            return value
-        return counts[value] if value in counts else self.memory[str(parse_operand(value))]
+    def _bind(self, value: Argument, counts: dict[str, int]) -> Any:
+        if isinstance(value, Operand):
+            return self.memory[value.space, value.name]
+        return counts[value.value] if isinstance(value, Count) else value
 
-    def _in_rows(self, name: str, tensor: Tensor) -> str:
+    def _in_rows(self, name: str, tensor: Tensor) -> Operand:
         flat = tensor.reshape(tensor.shape[0], -1).to(self._device)
         padded = flat.new_full((flat.shape[0], flat.shape[1] + self._gap), _unwritten(tensor.dtype))
         padded[:, : flat.shape[1]] = flat
-        return f"{self._put(f'buffer:{name}', padded)}/{padded.shape[1]}"
+        return self._put(Operand("buffer", name, stride=padded.shape[1]), padded)
 
-    def _put(self, text: str, tensor: Tensor) -> str:
-        if text not in self.memory:
-            self.memory[text] = tensor.to(self._device)
-        return text
+    def _put(self, operand: Operand, tensor: Tensor) -> Operand:
+        key = operand.space, operand.name
+        if key not in self.memory:
+            self.memory[key] = tensor.to(self._device)
+        return operand
 
 
 def _unwritten(dtype: torch.dtype) -> float:

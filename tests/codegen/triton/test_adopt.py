@@ -27,7 +27,7 @@ def choices(program: Program, kernel: str) -> list[Alternative]:
     """For each site an alternative whose last kernels are of that name, where it has one."""
     found: dict[int, Alternative] = {}
     for alternative in program.alternatives:
-        names = {launch.kernel.split(".")[0] for launch in alternative.launches}
+        names = {launch.family for launch in alternative.launches}
         if kernel in names:
             found.setdefault(alternative.first, alternative)
     return list(found.values())

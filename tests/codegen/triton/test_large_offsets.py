@@ -68,7 +68,7 @@ def test_writing_into_a_large_cache_of_codes(device: str, limit: int) -> None:
     call = TensorCall(kv_write, (k, k, cache, cache, slots, FORMAT), (), device, in_place=False)
     _run_first(kv_write, call, 1)
     for name in ("k_cache", "v_cache"):
-        assert torch.equal(call.memory[f"cache:{name}"][-1].cpu(), wanted[0])
+        assert torch.equal(call.memory["cache", name][-1].cpu(), wanted[0])
 
 
 @SIZES

@@ -161,8 +161,8 @@ def test_long_rows_are_normed_in_blocks(device: str) -> None:
     launch = norm_quantized_linear.candidates(call, H100)[0]
     call.run(launch)
     codes, scales = token_codes(torch.ops.llmc.rms_norm(x, norm, 1e-5), None, "int8")
-    assert (call.memory["buffer:workspace_x_codes"][:, :4100].cpu() - codes).abs().max() <= 1
-    assert torch.allclose(call.memory["buffer:workspace_x_scales"].cpu(), scales, rtol=1e-6)
+    assert (call.memory["buffer", "workspace_x_codes"][:, :4100].cpu() - codes).abs().max() <= 1
+    assert torch.allclose(call.memory["buffer", "workspace_x_scales"].cpu(), scales, rtol=1e-6)
 
 
 @pytest.mark.parametrize("target", ["mi300x", pytest.param("a100", marks=pytest.mark.slow)])

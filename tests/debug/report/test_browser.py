@@ -21,9 +21,11 @@ from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import REPORT_NAME
-from llmc.graph.cost_expression import evaluate_expression
-from llmc.graph.predict import KindRates, Rates, Reach, launch_costs, predict_launch
-from llmc.graph.step_shape import StepShape
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.launch_cost import launch_costs
+from llmc.prediction.launch_time import predict_launch
+from llmc.prediction.rates import KindRates, Rates, Reach
+from llmc.prediction.step_shape import StepShape
 from llmc.quantized_weight import QuantizedWeight
 from tests.tiny_models import tiny_checkpoint
 
@@ -120,9 +122,9 @@ def test_identical_layers_are_drawn_once_or_one_by_one(page: Page) -> None:
 
 
 def test_a_kernel_shows_its_code_and_origin(page: Page) -> None:
-    page.locator('[data-kernel="llmc_rms_norm_bf16"]').click()
+    page.locator('[data-kernel="rms_norm_bf16"]').click()
     kernel = page.locator(".kernel")
-    assert kernel.locator("h3").inner_text() == "llmc_rms_norm_bf16"
+    assert kernel.locator("h3").inner_text() == "rms_norm_bf16"
     assert "run(llmc_rms_norm_bf16, pool," in kernel.locator("pre").first.inner_text()
     assert "modeling_llama.py" in kernel.locator(".records").first.inner_text()
     kernel.get_by_text("Its kernel").click()
@@ -130,7 +132,7 @@ def test_a_kernel_shows_its_code_and_origin(page: Page) -> None:
 
 
 def test_sliders_change_costs_and_measured_steps_show_measured_times(page: Page, profile: Profile) -> None:
-    row = page.locator("tr", has=page.locator('[data-kernel="llmc_paged_attention_bf16_bf16"]'))
+    row = page.locator("tr", has=page.locator('[data-kernel="paged_attention_bf16_bf16"]'))
     before = row.inner_text()
     page.get_by_label("Context, exactly").fill("7")
     page.keyboard.press("Tab")

@@ -5,14 +5,18 @@ Memory-bound: moves T·KV·(D + Dv) elements and as many codes. A program takes 
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch
 from llmc.codegen.triton.kernels.cache_codes import write_codes
+from llmc.launch_arguments import Argument
 
 _ELEMENTS_PER_PROGRAM = 1024
+_CONSTANTS = ["KV_HEADS", "HEAD_DIM", "VALUE_DIM", "BLOCK_SIZE", "CACHE_FORMAT", "CACHE_GROUP", "HALF", "INTERLEAVED"]
 
 
 @triton.jit
@@ -99,26 +103,16 @@ def _turned(
     return x
 
 
-def code_launch(
-    call: Call, arguments: dict[str, Argument], constants: dict[str, Constant], rotation: dict[str, Argument]
-) -> DeviceLaunch:
-    """The launch. arguments, constants: of the caches, as kv_write's. rotation: cos_ptr, sin_ptr, HALF, INTERLEAVED."""
+def code_launch(call: Call, arguments: Mapping[str, Argument], constants: Mapping[str, Constant]) -> DeviceLaunch:
+    """The launch. arguments, constants: of the caches, as kv_write's, and of the rotation, where None turns nothing."""
     heads, dims = constants["KV_HEADS"], (constants["HEAD_DIM"], constants["VALUE_DIM"])
     assert isinstance(heads, int)
     half_block = max(triton.next_power_of_2(int(dim or 0) // 2) for dim in dims)
     block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // (2 * half_block)))
-    kept = {name: constants[name] for name in ("KV_HEADS", "HEAD_DIM", "VALUE_DIM", "BLOCK_SIZE")}
+    kept = {name: constants[name] for name in _CONSTANTS}
     return DeviceLaunch(
         code_write_kernel,
-        {**arguments, "cos_ptr": rotation["cos_ptr"], "sin_ptr": rotation["sin_ptr"]},
-        {
-            **kept,
-            "CACHE_FORMAT": constants["CACHE_FORMAT"],
-            "CACHE_GROUP": constants["CACHE_GROUP"],
-            "HALF": rotation["HALF"],
-            "INTERLEAVED": rotation["INTERLEAVED"],
-            "HEAD_BLOCK": block,
-            "HALF_BLOCK": half_block,
-        },
+        dict(arguments),
+        {**kept, "HEAD_BLOCK": block, "HALF_BLOCK": half_block},
         (str(call.count("k")), str(2 * triton.cdiv(heads, block))),
     )

@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount
+from llmc.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 _CHUNK = 4096
@@ -117,28 +117,27 @@ def draw_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
 
 
 def _launch(call: Call, noise: dict[str, Argument]) -> DeviceLaunch:
-    (vocabulary,), count = call.shape("logits"), str(call.count("logits"))
+    (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
     chunks = triton.cdiv(vocabulary, chunk)
-    found = {}
+    found: dict[str, Argument] = {}
     for name, dtype in (("maxima", torch.float32), ("places", torch.int32)):
-        workspace = rows(name, call.workspace(name, RowCount(count), chunks, dtype))
-        found[f"{name}_ptr"] = workspace[f"{name}_ptr"]
+        found[f"{name}_ptr"] = call.workspace(name, count, chunks, dtype).pointer
     return DeviceLaunch(
         draw_chunks_kernel,
         {**rows("logits", call.rows("logits")), **noise, **found},
         {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
-        (str(chunks), count),
+        (str(chunks), str(count)),
         num_warps=8,
         then=(join_launch(found, rows("tokens", call.result(0)) | rows("scores", call.result(1)), chunks, count),),
     )
 
 
-def join_launch(found: dict[str, Argument], into: dict[str, Argument], chunks: int, count: str) -> DeviceLaunch:
+def join_launch(found: dict[str, Argument], into: dict[str, Argument], chunks: int, count: Count | int) -> DeviceLaunch:
     """The launch that joins what chunks left in `maxima_ptr` and `places_ptr`."""
     tile = min(_MAX_CHUNK_TILE, triton.next_power_of_2(chunks))
-    constants = {"CHUNKS": chunks, "CHUNK_TILE": tile}
-    return DeviceLaunch(join_chunks_kernel, {**found, **into}, constants, (count,), num_warps=8 if tile > 1024 else 1)
+    constants, num_warps = {"CHUNKS": chunks, "CHUNK_TILE": tile}, 8 if tile > 1024 else 1
+    return DeviceLaunch(join_chunks_kernel, {**found, **into}, constants, (str(count),), num_warps=num_warps)
 
 
 argmax_rows = KernelTemplate(torch.ops.llmc.argmax_rows.default, supports, argmax_candidates)

@@ -11,11 +11,12 @@ import triton.language as tl
 from torch import fx
 
 from llmc.cache_format import parse_cache_format
-from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.code_write import code_launch
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 _ELEMENTS_PER_PROGRAM = 1024
@@ -84,8 +85,9 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     if call.plain("cache_format") is not None:
-        not_turned: dict[str, Argument] = {"cos_ptr": None, "sin_ptr": None, "HALF": 0, "INTERLEAVED": False}
-        return (code_launch(call, cache_arguments(call), cache_constants(call) | cache_codes(call), not_turned),)
+        arguments = {**cache_arguments(call), "cos_ptr": None, "sin_ptr": None}
+        not_turned = {"HALF": 0, "INTERLEAVED": False}
+        return (code_launch(call, arguments, {**cache_constants(call), **cache_codes(call), **not_turned}),)
     constants = cache_constants(call)
     heads, dim = constants["KV_HEADS"], constants["DIM_BLOCK"]
     block = min(triton.next_power_of_2(heads), max(1, _ELEMENTS_PER_PROGRAM // dim))

@@ -12,9 +12,10 @@ import torch
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.norm_rows import norm_launch, store_rows, summand, supports
+from llmc.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 

@@ -20,7 +20,7 @@ from llmc.codegen.triton.kernels.product_choice import product_launches
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.rms_norm import norm_of_x
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount
+from llmc.launch_arguments import Count
 from llmc.targets import GpuTarget
 
 
@@ -69,7 +69,7 @@ def norm_gated_linear_candidates(call: Call, target: GpuTarget) -> tuple[DeviceL
 
 
 def _normed(call: Call, product: Product) -> Product:
-    workspace = call.workspace("normed", RowCount.TOKENS, product.channels, call.dtype("x"))
+    workspace = call.workspace("normed", Count.TOKENS, product.channels, call.dtype("x"))
     norm, eps = call.vector("norm"), float(call.plain("eps"))
     launch = norm_of_x(call, norm, into=workspace)
     return replace(product, norm=Norm({"norm_ptr": norm, "eps": eps}, launch, rows("x", workspace)))

@@ -8,11 +8,12 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 
@@ -58,7 +59,12 @@ def store_rows(
 
 
 def norm_launch(
-    function: Any, call: Call, vectors: dict[str, Argument], into: str, residual: str | None, total: str | None
+    function: Any,
+    call: Call,
+    vectors: dict[str, Argument],
+    into: Operand,
+    residual: Operand | None,
+    total: Operand | None,
 ) -> DeviceLaunch:
     """One launch for the node's x. vectors: the kernel's weight and bias. into, residual, total: rows."""
     *groups, channels = call.shape("x")

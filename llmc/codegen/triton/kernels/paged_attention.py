@@ -16,14 +16,14 @@ import torch
 import triton
 from torch import fx
 
-from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.kv_write import cache_codes, refuse_format
 from llmc.codegen.triton.kernels.paged_decode import combine_splits_kernel, paged_decode_kernel
 from llmc.codegen.triton.kernels.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount
+from llmc.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 _MAX_DIM = 256
@@ -104,7 +104,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         "query_starts_ptr": call.vector("query_starts"),
         "context_lens_ptr": call.vector("context_lens"),
         "block_tables_ptr": call.vector("block_tables"),
-        "max_blocks": "max_blocks",
+        "max_blocks": Count.MAX_BLOCKS,
         "scale": float(call.plain("scale")),
     }
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
@@ -119,7 +119,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         launches.append(
             DeviceLaunch(
                 paged_prefill_kernel,
-                {**arguments, "sinks_ptr": sinks, **y, "requests": "R"},
+                {**arguments, "sinks_ptr": sinks, **y, "requests": Count.REQUESTS},
                 {**constants, "ROW_TILE": row_tile, "KEY_TILE": tile.keys},
                 (str(kv_heads), tiles),
                 tile.num_warps,
@@ -138,11 +138,11 @@ def _decode(
     min_split = 2 * tile.keys
     splits = decode_splits(target, kv_heads, call.limits().max_model_len, min_split)
     columns = call.limits().max_sequences * heads * splits * (value_tile + 4)
-    partials = rows("partials", call.workspace("partials", RowCount.ONE, columns, torch.float32))
+    partials = call.workspace("partials", 1, columns, torch.float32).pointer
     split: dict[str, Constant] = {"KEY_TILE": tile.keys, "SPLITS": splits, "MIN_SPLIT": min_split}
     attend = DeviceLaunch(
         paged_decode_kernel,
-        {**arguments, "partials_ptr": partials["partials_ptr"]},
+        {**arguments, "partials_ptr": partials},
         {**constants, **split, "ROW_TILE": tile.rows},
         (str(splits), str(kv_heads), "R"),
         tile.num_warps,
@@ -151,7 +151,7 @@ def _decode(
     combine = DeviceLaunch(
         combine_splits_kernel,
         {
-            "partials_ptr": partials["partials_ptr"],
+            "partials_ptr": partials,
             "query_starts_ptr": arguments["query_starts_ptr"],
             "context_lens_ptr": arguments["context_lens_ptr"],
             "sinks_ptr": call.vector("sinks"),

@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmc.code_format import CODE_FORMATS
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
-from llmc.program import Layout, parse_operand
+from llmc.launch_arguments import Argument, Count
+from llmc.program import Layout
 
 _DESCRIPTOR_ALIGNMENT = 16
 # A row stride that is a multiple of this is compiled as such; the stores of a wide tile need it to fit in registers.
@@ -60,7 +61,7 @@ class Product:
     call: Call
     arguments: dict[str, Argument]
     constants: dict[str, Constant]
-    count: str | int
+    count: Count | int
     channels: int
     outputs: int
     gated: bool
@@ -92,20 +93,22 @@ def product_of(
 ) -> Product:
     """The product that a node asks for. A result in fp32 where x is not is lm_head's."""
     weight_rows, channels = call.shape("weight")
-    x = rows("x", call.rows("x"))
+    x, y = call.rows("x"), call.result()
+    residual = call.rows("residual") if has_residual else None
+    assert x is not None
     itemsize = call.dtype("x").itemsize
     arguments: dict[str, Argument] = {
-        **x,
+        **rows("x", x),
         "weight_ptr": call.weight("weight", Layout.ROWS),
         "bias_ptr": call.vector("bias"),
-        **rows("residual", call.rows("residual") if has_residual else None),
-        **rows("y", call.result()),
+        **rows("residual", residual),
+        **rows("y", y),
         "tokens": call.count("x"),
         "scale": scale,
     }
     outputs = weight_rows // 2 if gated else weight_rows
-    read = (int(x["x_row_stride"] or 0), channels, parse_operand(str(x["x_ptr"])).offset)
-    written = (int(arguments[f"{name}_row_stride"] or 0) for name in ("residual", "y"))
+    read = (x.stride or 0, channels, x.offset)
+    written = (each.stride or 0 for each in (residual, y) if each is not None)
     is_aligned = all(stride * itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in read)
     return Product(
         call,

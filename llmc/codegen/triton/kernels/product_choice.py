@@ -9,7 +9,6 @@ import torch
 import triton
 
 from llmc import library
-from llmc.codegen.call import Argument
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
 from llmc.codegen.triton.kernels.code_gemv import code_gemv_kernel
 from llmc.codegen.triton.kernels.code_tile import code_tile_kernel
@@ -26,7 +25,7 @@ from llmc.codegen.triton.kernels.product_tiling import (
     tilings,
 )
 from llmc.codegen.triton.kernels.tiling import Tiling, Way
-from llmc.program import RowCount
+from llmc.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 # Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.
@@ -64,7 +63,7 @@ class _Range:
 def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
     """Ranges are joined only where measuring has the same ways to choose from: few rows keep those made for them."""
     limits = product.call.limits()
-    most = limits.max_logit_rows if product.count == RowCount.LOGIT_ROWS.value else limits.max_batch_tokens
+    most = limits.max_logit_rows if product.count == Count.LOGIT_ROWS else limits.max_batch_tokens
     found: list[_Range] = []
     first = 1
     for bucket in _BUCKETS:
@@ -174,10 +173,8 @@ def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
     """The launch with its sums going to a workspace, and the one that adds them up."""
     columns = splits * product.weight_rows
     # A fixed size: only this many rows are ever split, while a step may have many more.
-    workspace = product.call.workspace(
-        f"partial_sums_{splits}", RowCount.ONE, MOST_NARROW_ROWS * columns, torch.float32
-    )
-    pointer = workspace.partition("/")[0]
+    workspace = product.call.workspace(f"partial_sums_{splits}", 1, MOST_NARROW_ROWS * columns, torch.float32)
+    pointer = workspace.pointer
     no_residual: dict[str, Argument] = rows("residual", None)
     into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **no_residual}
     finish = _finish(product, {"partial_ptr": pointer, "partial_row_stride": columns}, splits)
@@ -190,8 +187,7 @@ def _library(product: Product, tiling: Tiling) -> DeviceLaunch:
     y = {name: product.arguments[name] for name in ("y_ptr", "y_row_stride")}
     then: tuple[DeviceLaunch, ...] = ()
     if needs_finish(product, tiling):
-        count = RowCount(str(product.count))
-        y = rows("y", product.call.workspace("product", count, product.weight_rows, product.call.dtype("x")))
+        y = rows("y", product.call.workspace("product", product.count, product.weight_rows, product.call.dtype("x")))
         partial = {"partial_ptr": y["y_ptr"], "partial_row_stride": y["y_row_stride"]}
         then = (_finish(product, partial, 1),)
     arguments = {**_x(product, tiling), "weight_ptr": product.arguments["weight_ptr"], **y}

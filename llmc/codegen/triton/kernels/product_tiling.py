@@ -14,7 +14,7 @@ import triton
 from llmc.codegen.triton.kernels.code_tiling import code_operands, code_tilings
 from llmc.codegen.triton.kernels.product import Product
 from llmc.codegen.triton.kernels.tiling import Tiling, Way
-from llmc.graph.launch_seconds import SECONDS_PER_LAUNCH
+from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH
 from llmc.targets import GpuTarget
 
 MOST_GEMV_ROWS = 4

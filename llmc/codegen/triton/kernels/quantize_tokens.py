@@ -14,12 +14,12 @@ import torch
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.codes import e4m3_codes, nearest_integers
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.code_numbers import code_dtype
-from llmc.program import RowCount
+from llmc.launch_arguments import Argument
 
 
 @triton.jit
@@ -99,10 +99,10 @@ def quantize_launch(call: Call, format: str, *, normed: bool = False) -> tuple[D
     normed: the node norms x first, with its arguments norm and eps.
     """
     (columns,) = call.shape("x")
-    count = RowCount(str(call.count("x")))
+    count = call.count("x")
     dtype = code_dtype(format)
     codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
-    scales = rows("scales", call.workspace("x_scales", count, 1, torch.float32))["scales_ptr"]
+    scales = call.workspace("x_scales", count, 1, torch.float32).pointer
     tile = row_tile(columns, most_rows=1)
     launch = DeviceLaunch(
         quantize_tokens_kernel,
@@ -115,7 +115,7 @@ def quantize_launch(call: Call, format: str, *, normed: bool = False) -> tuple[D
             "scales_ptr": scales,
         },
         {"COLUMNS": columns, "FORMAT": format, "NORMED": normed, "BLOCK": min(tile.block, 4096)},
-        (str(call.count("x")),),
+        (str(count),),
         num_warps=max(1, min(8, min(tile.block, 4096) // 256)),
         num_stages=2,
     )

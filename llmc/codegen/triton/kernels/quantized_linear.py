@@ -13,7 +13,7 @@ import torch
 from torch import fx
 
 from llmc.code_format import CODE_FORMATS
-from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.product import Codes, Product
@@ -21,6 +21,7 @@ from llmc.codegen.triton.kernels.product_choice import product_launches
 from llmc.codegen.triton.kernels.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_dtypes, refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument
 from llmc.program import Layout
 from llmc.targets import GpuTarget
 

@@ -11,9 +11,10 @@ import torch
 import triton
 import triton.language as tl
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.norm_rows import norm_launch, store_rows, summand, supports
+from llmc.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 
@@ -77,7 +78,7 @@ def candidates_with_sum(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ..
     return (norm_launch(rms_norm_kernel, call, vectors, call.result(), call.rows("residual"), call.result(1)),)
 
 
-def norm_of_x(call: Call, weight: str | None, into: str) -> DeviceLaunch:
+def norm_of_x(call: Call, weight: Operand | None, into: Operand) -> DeviceLaunch:
     """The norm of a node's x, which may be another op's. into: rows, such as of a workspace."""
     return norm_launch(rms_norm_kernel, call, {"weight_ptr": weight}, into, None, None)
 

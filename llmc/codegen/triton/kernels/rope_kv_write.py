@@ -12,7 +12,7 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels import kv_write as kv_write_kernels
 from llmc.codegen.triton.kernels.code_write import code_launch
@@ -26,6 +26,7 @@ from llmc.codegen.triton.kernels.kv_write import (
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rope import rope_kernel, rotation_constants, turn
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 
@@ -126,12 +127,12 @@ def _coded(call: Call) -> DeviceLaunch:
     (half,) = call.shape("cos")
     turned = rotation_constants(heads, head_dim, half, call.plain("interleaved"))
     angles: dict[str, Argument] = {"cos_ptr": call.vector("cos"), "sin_ptr": call.vector("sin")}
-    x = {f"x_{name.partition('_')[2]}": value for name, value in rows("q", call.rows("q")).items()}
-    rotation = {**angles, "HALF": half, "INTERLEAVED": call.plain("interleaved")}
-    write = code_launch(call, cache_arguments(call), cache_constants(call) | cache_codes(call), rotation)
+    rotation = {"HALF": half, "INTERLEAVED": call.plain("interleaved")}
+    constants = {**cache_constants(call), **cache_codes(call), **rotation}
+    write = code_launch(call, {**cache_arguments(call), **angles}, constants)
     return DeviceLaunch(
         rope_kernel,
-        {**x, **angles, **rows("y", call.result())},
+        {**rows("x", call.rows("q")), **angles, **rows("y", call.result())},
         {"HEADS": heads, **turned},
         (str(call.count("q")), str(triton.cdiv(heads, turned["HEAD_BLOCK"]))),
         then=(write,),

@@ -14,7 +14,6 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount
 from llmc.targets import GpuTarget
 
 _CHUNK = 4096
@@ -64,15 +63,15 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way."""
-    (vocabulary,), count = call.shape("logits"), str(call.count("logits"))
+    (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
     chunks = triton.cdiv(vocabulary, chunk)
-    parts = rows("parts", call.workspace("parts", RowCount(count), chunks, torch.float32))["parts_ptr"]
+    parts = call.workspace("parts", count, chunks, torch.float32).pointer
     join = DeviceLaunch(
         add_masses_kernel,
         {"parts_ptr": parts, **rows("y", call.result())},
         {"CHUNKS": chunks, "CHUNK_TILE": triton.next_power_of_2(chunks)},
-        (count,),
+        (str(count),),
         num_warps=1,
     )
     arguments = {**rows("logits", call.rows("logits")), **rows("values", call.rows("values"))}
@@ -81,7 +80,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
             mass_chunks_kernel,
             {**arguments, "temperature_ptr": call.vector("temperature"), "parts_ptr": parts},
             {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks},
-            (str(chunks), count),
+            (str(chunks), str(count)),
             num_warps=8,
             then=(join,),
         ),

@@ -12,11 +12,12 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Argument, Call
+from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 
@@ -51,7 +52,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     return (gather_launch(arguments, columns, call.count("rows")),)
 
 
-def gather_launch(arguments: dict[str, Argument], columns: int, count: str | int) -> DeviceLaunch:
+def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | int) -> DeviceLaunch:
     """The launch that gathers `count` rows of that many columns."""
     tile = row_tile(columns, most_rows=1)
     block = min(tile.block, 2048)

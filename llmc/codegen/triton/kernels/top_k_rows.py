@@ -13,11 +13,11 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Argument, Call, arguments_of
+from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.program import RowCount
+from llmc.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 _CHUNK = 2048
@@ -135,17 +135,16 @@ def _chunk(vocabulary: int) -> int:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
     (vocabulary,), k = call.shape("logits"), call.plain("k")
-    chunk, k_tile, count = _chunk(vocabulary), triton.next_power_of_2(k), str(call.count("logits"))
+    chunk, k_tile, count = _chunk(vocabulary), triton.next_power_of_2(k), call.count("logits")
     chunks = triton.cdiv(vocabulary, chunk)
     found: dict[str, Argument] = {}
     for name, dtype in (("chunk_values", torch.float32), ("chunk_indices", torch.int32)):
-        workspace = rows(name, call.workspace(name, RowCount(count), chunks * k, dtype))
-        found[f"{name}_ptr"] = workspace[f"{name}_ptr"]
+        found[f"{name}_ptr"] = call.workspace(name, count, chunks * k, dtype).pointer
     join = DeviceLaunch(
         top_k_of_chunks_kernel,
         {**found, **rows("values", call.result(0)), **rows("indices", call.result(1))},
         {"K": k, "K_TILE": k_tile, "CHUNKS": chunks, "CANDIDATE_TILE": triton.next_power_of_2(chunks * k)},
-        (count,),
+        (str(count),),
         num_warps=8,
     )
     return (
@@ -153,7 +152,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
             top_k_chunks_kernel,
             {**rows("logits", call.rows("logits")), **found},
             {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks, "K": k, "K_TILE": k_tile},
-            (str(chunks), count),
+            (str(chunks), str(count)),
             num_warps=4,
             then=(join,),
         ),

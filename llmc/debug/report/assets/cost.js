@@ -1,4 +1,4 @@
-// What launches cost in the chosen step: the prediction of llmc/graph/predict.py.
+// What launches cost in the chosen step: the prediction of llmc/prediction/launch_time.py.
 
 import { expression } from "./expression.js";
 import { chosen, data, measuredStep, shape } from "./state.js";

@@ -1,4 +1,4 @@
-// Cost expressions, as llmc/graph/cost_expression.py reads them; the text is parsed here and never given to eval.
+// Cost expressions, as llmc/prediction/cost_expression.py reads them; the text is parsed here and never given to eval.
 //
 //   sum = product (("+" | "-") product)*    product = factor ("*" factor)*
 //   factor = number | symbol | "Min" "(" sum ("," sum)* ")" | "(" sum ")"

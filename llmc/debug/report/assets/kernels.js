@@ -41,7 +41,7 @@ function kernelTable() {
     const button = el("button", {
       type: "button", class: "link", "aria-pressed": String(row.index === chosen.kernel), "data-kernel": row.kernel.name,
       onclick: () => change({ kernel: row.index }),
-    }, row.kernel.name.replace(/^llmc_/, ""));
+    }, row.kernel.name);
     const share = whole ? time(row) / whole : 0;
     return [...cells(row, button, el("span", { class: "meter", style: `--share:${(share * 100).toFixed(2)}%` }, inPercent(share))), el("span", { class: `bound ${row.bound}` }, row.bound)];
   });

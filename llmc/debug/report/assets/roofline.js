@@ -76,7 +76,7 @@ function labels(points, roofs, x, y) {
   const most = points.map((point, i) => ({ ...point, circle: circles[i] })).sort((a, b) => b.share - a.share).slice(0, 5);
   const placed = [];
   for (const { row, circle } of most.sort((a, b) => b.y - a.y)) {
-    const text = row.kernel.name.replace(/^llmc_/, ""), width = LETTER * text.length, right = circle.x <= 0.62 * WIDTH;
+    const text = row.kernel.name, width = LETTER * text.length, right = circle.x <= 0.62 * WIDTH;
     const boxes = nearby.flatMap((down) => [right, !right].map((after) => ({
       left: after ? circle.x + circle.r + 5 : circle.x - circle.r - 5 - width, top: circle.y - LABEL / 2 + down, width, text,
     })));

@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.errors import EngineFormatError
-from llmc.graph.cost_expression import evaluate_expression
 from llmc.graph.op_record import A, C, L, R, T
+from llmc.prediction.cost_expression import evaluate_expression
 
 VALUES = {"T": 7, "L": 3, "R": 2, "C": 40, "A": 90}
 

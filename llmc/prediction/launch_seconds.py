@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.graph.cost_expression import evaluate_expression
-from llmc.graph.step_shape import StepShape
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, RowCount
 from llmc.targets import GpuTarget
 

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmc.graph.cost_expression import evaluate_expression
-from llmc.graph.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
-from llmc.graph.step_shape import StepShape
 from llmc.grid import evaluate_grid
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
+from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Program, Wanted
 from llmc.targets import GpuTarget
 

@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.graph.predict import (
-    KindRates,
-    LaunchCost,
-    Rates,
-    Reach,
-    gpu_rates,
-    launch_costs,
-    predict_launch,
-    predict_step,
-)
-from llmc.graph.step_shape import StepShape
+from llmc.launch_arguments import Argument, Count
+from llmc.prediction.launch_cost import LaunchCost, launch_costs
+from llmc.prediction.launch_time import predict_launch, predict_step
+from llmc.prediction.rates import KindRates, Rates, Reach, gpu_rates
+from llmc.prediction.step_shape import StepShape
 from llmc.program import Affine, Launch, Limits, Origin, Program, RowCount, RowRange
 from tests.gpu_target import gpu_target
 
@@ -26,7 +20,7 @@ KINDS = {
 }
 RATES = Rates(bandwidth=100.0, kinds=KINDS, launch=0.5, measured=True)
 STEP = StepShape.decode(requests=2, context=8)
-Arguments = dict[str, str | int | float | bool | None]
+Arguments = dict[str, Argument]
 
 
 def test_longer_plus_a_part_of_the_shorter() -> None:
@@ -63,17 +57,17 @@ def test_nothing_is_shared_for_a_single_token_but_products() -> None:
 
 
 def test_a_step_is_the_launches_that_it_has() -> None:
-    product: Arguments = {"in": 64, "out": 32, "tokens": "T"}
+    product: Arguments = {"in": 64, "out": 32, "tokens": Count.TOKENS}
     codes: Arguments = {"format": "int4", "x_format": "int8", "has_zeros": True, "group": 32, "scale_type": "bf16"}
     launches = (
-        launch("llmc_linear_bf16", product),
-        launch("loop_0_round_bf16", {"rows": "T"}),
-        launch("llmc_kv_write_f32_bf16", {"tokens": "T"}),
-        launch("llmc_quantized_lm_head_f32", {**product, **codes, "tokens": "L"}),
-        launch("llmc_quantized_linear_f32", {**product, **codes, "x_format": "none", "has_zeros": False}),
-        launch("llmc_paged_attention_bf16_int8", {"heads": 12, "kv_heads": 4}),
-        launch("llmc_embedding_panels_bf16", {"tokens": "T", "channels": 8}),
-        launch("llmc_linear_bf16", product, RowRange(RowCount.TOKENS, 100, None)),
+        launch("linear BF16", product),
+        launch("loop", {"rows": Count.TOKENS}),
+        launch("kv_write F32 BF16", {"tokens": Count.TOKENS}),
+        launch("quantized_lm_head F32", {**product, **codes, "tokens": Count.LOGIT_ROWS}),
+        launch("quantized_linear F32", {**product, **codes, "x_format": "none", "has_zeros": False}),
+        launch("paged_attention BF16 int8", {"heads": 12, "kv_heads": 4}),
+        launch("embedding_panels BF16", {"tokens": Count.TOKENS, "channels": 8}),
+        launch("linear BF16", product, RowRange(RowCount.TOKENS, 100, None)),
     )
     limits = Limits(16, 4, 4, 32, 8)
     program = Program(limits, 10, Affine(), Affine(), (), (), (), launches)
@@ -107,4 +101,5 @@ def test_steps_count_positions_and_pairs() -> None:
 
 
 def launch(kernel: str, arguments: Arguments, only: RowRange | None = None) -> Launch:
-    return Launch(kernel, arguments, Origin((), None, None), "8*T", "2*T", (), only)
+    family, *dtypes = kernel.split()
+    return Launch(kernel, family, tuple(dtypes), arguments, Origin((), None, None), "8*T", "2*T", (), only)

@@ -1,0 +1,62 @@
+"""What a launch passes to its kernel: operands, counts of the step, numbers and names. They are text in JSON alone."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass, replace
+from enum import Enum
+
+
+@dataclass(frozen=True)
+class Operand:
+    """A pointer, in JSON `space:name+offset/stride`, such as `buffer:qkv+2048/3072`.
+
+    space: buffer (of the arena), weight, input (of the step; CHOICE_INPUTS too), cache (`3.k` is layer 3's keys) or
+    output (logits, CHOICE_OUTPUTS).
+    offset: in elements, left out if 0. stride: elements from row to row; None (left out) for what has no rows.
+    """
+
+    space: str
+    name: str
+    offset: int = 0
+    stride: int | None = None
+
+    @property
+    def pointer(self) -> Operand:
+        """Where the first row begins, without a stride."""
+        return replace(self, stride=None)
+
+    def __str__(self) -> str:
+        offset = f"+{self.offset}" if self.offset else ""
+        return f"{self.space}:{self.name}{offset}" + ("" if self.stride is None else f"/{self.stride}")
+
+    @staticmethod
+    def from_text(text: str) -> Operand | None:
+        """The operand of that text; None without the colon that every operand has. Raises ValueError."""
+        if ":" not in text:
+            return None
+        match = _OPERAND.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text!r:.200} is no operand")
+        space, name, offset, stride = match.groups()
+        return Operand(space, name, int(offset or 0), None if stride is None else int(stride))
+
+
+_OPERAND = re.compile(r"(buffer|weight|input|cache|output):([A-Za-z0-9_.]+)(?:\+(\d+))?(?:/(\d+))?")
+
+
+class Count(Enum):
+    """A number that each step says: its tokens, requested logit rows and requests, and the width of block_tables."""
+
+    TOKENS = "T"
+    LOGIT_ROWS = "L"
+    REQUESTS = "R"
+    MAX_BLOCKS = "max_blocks"
+
+    def __str__(self) -> str:
+        """As in a launch's grid."""
+        return self.value
+
+
+# A plain text is the name of an activation or of a format. None: an optional pointer that is not given.
+Argument = Operand | Count | str | int | float | bool | None

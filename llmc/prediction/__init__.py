@@ -1,0 +1,1 @@
+"""How long launches and steps take, from what they cost and what a machine delivers."""

@@ -1,0 +1,71 @@
+"""What a launch costs, and which of a machine's rates apply to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.program import Launch, Program
+
+PLAIN = "F32"
+LOOKUP = "lookup"
+# Keys that a CPU's attention multiplies together: kAttentionKeys of attention_products.h.
+ATTENTION_KEYS = 64
+
+
+@dataclass(frozen=True)
+class LaunchCost:
+    """A launch's cost as expressions of a step's symbols (graph/cost.py). kind: whose rates apply.
+
+    rows / parts: rows of one product, which share what is brought into registers. depth / parts: what each of them is
+    multiplied with, in whole tiles of depth_tile. is_shared: among threads, whatever the step.
+    """
+
+    bytes_moved: str
+    flops: str
+    packed: str
+    kind: str
+    rows: str = "T"
+    parts: str = "1"
+    depth: str = "1"
+    depth_tile: int = 1
+    is_shared: bool = False
+
+
+def launch_costs(program: Program) -> tuple[LaunchCost, ...]:
+    """The cost of each of the program's launches."""
+    return tuple(map(_launch_cost, program.launches))
+
+
+def kind_of(launch: Launch) -> str:
+    """What decides a kernel's rates beside its shape: of a C++ kernel the operands of products and of attention, or
+    that it looks up rows that do not lie together; of a GPU's, its widest float that is not fp32; else F32."""
+    arguments = launch.arguments
+    if launch.grid:
+        return next((dtype for dtype in ("BF16", "F16") if dtype in launch.dtypes), PLAIN)
+    if launch.family == "embedding_panels":
+        return LOOKUP
+    if launch.family == "paged_attention":
+        return f"attention {'·'.join(launch.dtypes).lower()}"
+    if "in" not in arguments:
+        return PLAIN
+    (dtype,) = launch.dtypes
+    if "format" not in arguments:
+        return dtype
+    x = dtype if arguments["x_format"] == "none" else arguments["x_format"]
+    return f"{arguments['format']}{':asym' if arguments['has_zeros'] else ''}·{x}"
+
+
+def _launch_cost(launch: Launch) -> LaunchCost:
+    """Products of CPU engines are the launches that have an `in`."""
+    kind = kind_of(launch)
+    if launch.grid:
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+    if launch.family == "paged_attention":
+        group = launch.number("heads") // launch.number("kv_heads")
+        tiles = ("C", ATTENTION_KEYS)
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind, f"{group}*T", "R", *tiles, is_shared=True)
+    if "in" not in launch.arguments:
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+    rows = str(launch.arguments["tokens"])
+    packed = f"{launch.number('in')}*{rows}"
+    return LaunchCost(launch.bytes_moved, launch.flops, packed, kind, rows, is_shared=True)
