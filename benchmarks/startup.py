@@ -5,8 +5,9 @@
 
 Each measurement is a whole process: the interpreter, the imports, opening the model, a prompt of one token, its first
 token, and the end. Both sides are Python processes that are given token ids, take turns, and find their files in the
-page cache. llama.cpp does not check its weights; llmc compares them with their hashes before the token is given away.
-`benchmarks/llama_1b.py` builds the engine and, with `--llama-cpp-python`, writes the GGUF file.
+page cache and their modules compiled, as pip leaves them. llama.cpp does not check its weights; llmc compares them with
+their hashes before the token is given away. `benchmarks/llama_1b.py` builds the engine and, with `--llama-cpp-python`,
+writes the GGUF file.
 """
 
 from __future__ import annotations
@@ -96,7 +97,8 @@ def parse_arguments() -> argparse.Namespace:
 def process_seconds(command: list[str]) -> float:
     """From the start of the process to its end. Raises RuntimeError with the last of what it said if it fails."""
     start = time.perf_counter()
-    done = subprocess.run(command, capture_output=True, text=True)
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONDONTWRITEBYTECODE"}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment)
     seconds = time.perf_counter() - start
     if done.returncode:
         raise RuntimeError(f"{command[0]} ended with exit code {done.returncode}:\n{done.stderr[-2000:]}")

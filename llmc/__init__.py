@@ -17,9 +17,10 @@ if TYPE_CHECKING:
     from llmc.compiler import build, compile
     from llmc.llm import LLM
     from llmc.runtime.async_engine import AsyncEngine
-    from llmc.runtime.engine import Engine, load
+    from llmc.runtime.engine import Engine
     from llmc.runtime.generation_request import GenerationRequest
     from llmc.runtime.grammar import Grammar, GrammarKind
+    from llmc.runtime.loading import load
     from llmc.runtime.sampling_params import SamplingParams
 
 __version__ = VERSION
@@ -47,7 +48,7 @@ _HOMES = {
     "build": "llmc.compiler",
     "compile": "llmc.compiler",
     "Engine": "llmc.runtime.engine",
-    "load": "llmc.runtime.engine",
+    "load": "llmc.runtime.loading",
     "SamplingParams": "llmc.runtime.sampling_params",
 }
 

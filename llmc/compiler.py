@@ -28,7 +28,6 @@ from llmc.debug.explain_text import overview_lines
 from llmc.debug.graph_record import GraphRecord
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
-from llmc.engine_format import EngineWriter
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import (
     COVERAGE_NAME,
@@ -39,6 +38,7 @@ from llmc.engine_format.reader import (
     QUANTIZATION_NAME,
     REPORT_NAME,
 )
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.finite_weights import FiniteWeights
@@ -54,8 +54,9 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import WeightSlot
 from llmc.program_json import program_to_json
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
+from llmc.runtime.loading import load
 from llmc.targets import Target, resolve_target
 from llmc.typed_json import to_json
 

@@ -14,7 +14,8 @@ from llmc.errors import OptionError
 from llmc.keywords import expanded, shows_keywords
 from llmc.runtime.completion import Completion, Piece
 from llmc.runtime.conversation import Conversation
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
+from llmc.runtime.loading import load
 from llmc.runtime.progress import Progress
 from llmc.runtime.prompts import Prompt, Prompts
 from llmc.runtime.sampling_keywords import SamplingKeywords, sampling_defaults

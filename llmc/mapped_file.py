@@ -5,17 +5,12 @@ from __future__ import annotations
 import mmap
 from contextlib import suppress
 
-import numpy as np
-import numpy.typing as npt
-
 from llmc.file_lock import share_lock
-
-Bytes = npt.NDArray[np.uint8]
 
 HUGE_PAGE_BYTES = 2 << 20
 
 
-def mapped_file(descriptor: int) -> Bytes:
+def mapped_file(descriptor: int) -> memoryview:
     """An open file's bytes, read-only, shared with every process that maps it. The file is not empty.
 
     What is not in the page cache yet is read into it in huge pages: with small ones, decoding reads its weights 15 to
@@ -26,4 +21,4 @@ def mapped_file(descriptor: int) -> Bytes:
     if hasattr(mmap, "MADV_HUGEPAGE"):
         with suppress(OSError):  # of a kernel without them
             mapping.madvise(mmap.MADV_HUGEPAGE)
-    return np.frombuffer(mapping, np.uint8)
+    return memoryview(mapping)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import difflib
-import platform
+import os
+import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
@@ -255,7 +256,7 @@ def lacking_here(target: Target, device: GpuTarget | None) -> str | None:
 
 def host_target() -> CpuTarget:
     """The best CPU target that this machine can run."""
-    machine, features = platform.machine(), host_features()
+    machine, features = os.uname().machine, host_features()
     return next(t for t in CPU_TARGETS if t.machine in (None, machine) and t.features <= features)
 
 
@@ -330,7 +331,7 @@ def _has_tiles() -> bool:
     Asks for that, as every process must before its first tile instruction; it stays granted.
     Source: Documentation/arch/x86/xstate.rst of Linux, ARCH_REQ_XCOMP_PERM.
     """
-    if platform.machine() != "x86_64" or platform.system() != "Linux":
+    if os.uname().machine != "x86_64" or sys.platform != "linux":
         return False
     arch_prctl, request_permission, tile_data = 158, 0x1023, 18
     return bool(ctypes.CDLL(None).syscall(arch_prctl, request_permission, tile_data) == 0)
@@ -338,6 +339,6 @@ def _has_tiles() -> bool:
 
 def missing_features(target: CpuTarget) -> tuple[str, ...]:
     """What this machine lacks to run the target, sorted; a foreign machine type counts as one."""
-    machine = platform.machine()
+    machine = os.uname().machine
     foreign = () if target.machine in (None, machine) else (f"{target.machine} processor (this is {machine})",)
     return (*foreign, *sorted(target.features - host_features()))

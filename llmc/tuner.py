@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING
 from llmc.codegen.triton.adopt import adopt, with_every_buffer
 from llmc.codegen.triton.compile import Workers, processors
 from llmc.codegen.triton.compile_engine import device_target_of
-from llmc.engine_format import EngineDirectory, EngineWriter, read_engine
+from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import TargetProgram
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError
 from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange, Wanted
 from llmc.program_json import program_to_json

@@ -14,7 +14,7 @@ import torch
 from llmc.architectures.tiny_config import text_half, tiny_architecture
 from llmc.compiler import build
 from llmc.errors import LlmcError
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 
 # Largest |Δlogit| over the logits' standard deviation: what re-ordered fp32 sums may cost.
 TOLERANCE = 1e-3

@@ -113,7 +113,7 @@ def bench_throughput(
 ) -> None:
     """Generate for all prompts at once, without a server: the most that the engine gives."""
     from llmc.bench.prompts import PromptShape, make_requests
-    from llmc.runtime.engine import load
+    from llmc.runtime.loading import load
     from llmc.runtime.sampling_params import SamplingParams
 
     shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
@@ -158,7 +158,7 @@ def bench_latency(
     """Time whole batches, one after the other, without a server."""
     from llmc.bench.prompts import PromptShape, make_requests
     from llmc.bench.summary import latency, quantile
-    from llmc.runtime.engine import load
+    from llmc.runtime.loading import load
     from llmc.runtime.sampling_params import SamplingParams
 
     shape = PromptShape(input_len=input_len, output_len=output_len)

@@ -136,7 +136,7 @@ def _reference(against: Path, tokens: Sequence[int]) -> Tensor:
 
     from llmc.debug.compare import hf_logits
     from llmc.engine_format.manifest import MANIFEST_NAME
-    from llmc.runtime.engine import load
+    from llmc.runtime.loading import load
 
     if (against / MANIFEST_NAME).exists():
         with load(against) as engine:

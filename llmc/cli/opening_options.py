@@ -39,8 +39,8 @@ class OpeningOptions:
 
     def open(self, engine: Path) -> Engine:
         """Raises LlmcError."""
-        from llmc.runtime.engine import load
         from llmc.runtime.executors.opening import check_executor_name
+        from llmc.runtime.loading import load
 
         name = None if self.executor is None else check_executor_name(self.executor)
         return load(engine, threads=self.threads, executor=name)

@@ -44,7 +44,7 @@ def verify(
 ) -> None:
     """Compare an engine's logits with the Hugging Face model in fp32 on the CPU."""
     from llmc.debug.compare import compare, hf_logits
-    from llmc.runtime.engine import load
+    from llmc.runtime.loading import load
 
     check_output(json)
     if perplexity is not None:
@@ -81,7 +81,7 @@ def compare_perplexities(
     from llmc.debug.compare import Perplexity, hf_logits
     from llmc.debug.measured_perplexity import measured_perplexity, perplexity_json
     from llmc.engine_format import read_engine
-    from llmc.runtime.engine import load
+    from llmc.runtime.loading import load
 
     with load(engine) as opened:
         longest = min(length, opened.limits.max_model_len)

@@ -11,8 +11,8 @@ from torch import Tensor
 from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.reference import ReferenceEngine, lower_reference
-from llmc.engine_format import EngineWriter
 from llmc.engine_format.reader import GRAPH_NAME
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions

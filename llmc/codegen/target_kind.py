@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llmc.build_stages import Stages
 from llmc.codegen.weight_slots import SlotRecipe
-from llmc.engine_format import EngineWriter
+from llmc.engine_format.writer import EngineWriter
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.prediction.rates import Rates

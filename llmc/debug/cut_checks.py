@@ -20,7 +20,7 @@ from llmc.debug.difference import difference
 from llmc.debug.memo_run import MemoRun
 from llmc.errors import LlmcError, OptionError
 from llmc.graph.render import render
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.settings import BISECT_PREFIX
 

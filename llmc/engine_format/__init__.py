@@ -3,13 +3,11 @@
 from llmc.engine_format.engine_files import EngineFiles
 from llmc.engine_format.manifest import FORMAT_VERSION, Manifest, ModelRecord, PassRecord, TargetRecord
 from llmc.engine_format.reader import EngineDirectory, engine_files, read_engine, start_engine
-from llmc.engine_format.writer import EngineWriter
 
 __all__ = [
     "FORMAT_VERSION",
     "EngineDirectory",
     "EngineFiles",
-    "EngineWriter",
     "Manifest",
     "ModelRecord",
     "PassRecord",

@@ -10,12 +10,10 @@ from io import BufferedReader
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_sha256
 from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import Bytes, mapped_file
+from llmc.mapped_file import mapped_file
 from llmc.regular_file import open_regular
 from llmc.typed_json import REBUILD
 
@@ -36,7 +34,7 @@ class EngineFiles:
     path: Path
     records: Mapping[str, FileRecord]
     # Files that were mapped: who maps one again is to find its pages in place.
-    _mapped: dict[str, Bytes] = field(default_factory=dict, compare=False, repr=False)
+    _mapped: dict[str, memoryview] = field(default_factory=dict, compare=False, repr=False)
 
     def __contains__(self, name: str) -> bool:
         return name in self.records
@@ -74,13 +72,13 @@ class EngineFiles:
         except (ValueError, RecursionError) as error:
             raise EngineFormatError(f"the file is not JSON: {error}", at=self.path / name, fix=REBUILD) from None
 
-    def mapped(self, name: str) -> Bytes:
+    def mapped(self, name: str) -> memoryview:
         """A file's bytes as memory, of the right size, the same each time; their hashes are not checked. Raises as
         `read`."""
         if name not in self._mapped:
             with self._open(name) as file:
                 is_empty = not self._record(name).bytes
-                self._mapped[name] = np.empty(0, np.uint8) if is_empty else mapped_file(file.fileno())
+                self._mapped[name] = memoryview(b"") if is_empty else mapped_file(file.fileno())
         return self._mapped[name]
 
     def check(self, name: str) -> None:

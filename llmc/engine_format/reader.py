@@ -13,7 +13,6 @@ from llmc.engine_format.program_check import check_program
 from llmc.engine_format.weight_check import WeightCheck, compare_hashes
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
-from llmc.mapped_file import Bytes
 from llmc.program import Program
 from llmc.program_json import program_from_json
 from llmc.quantized_weight import QuantizedWeight
@@ -58,7 +57,7 @@ class EngineDirectory:
         """The directory."""
         return self.files.path
 
-    def weight_file(self, stored: StoredTensor) -> Bytes:
+    def weight_file(self, stored: StoredTensor) -> memoryview:
         """The bytes of the file that a tensor lies in."""
         return self.files.mapped(str(stored.path.relative_to(self.path)))
 
@@ -220,7 +219,7 @@ def find_weights(files: EngineFiles, program: Program) -> tuple[StoredTensor, ..
     """Where each weight of the program lies; missing or unfitting ones raise EngineFormatError."""
     stored: dict[str, StoredTensor] = {}
     for name in files.below("weights"):
-        stored.update(read_header(files.mapped(name).data, files.path / name))
+        stored.update(read_header(files.mapped(name), files.path / name))
     for slot in program.weights:
         if slot.name not in stored:
             raise EngineFormatError(f"no weight file holds {slot.name!r}", at=files.path / "weights", fix=REBUILD)

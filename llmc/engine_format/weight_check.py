@@ -23,12 +23,13 @@ class WeightCheck:
 
     def __init__(self, files: EngineFiles) -> None:
         work = [
-            partial(check_chunk_xxh3, files.mapped(name).data, index, digest, files.path / name)
+            partial(check_chunk_xxh3, files.mapped(name), index, digest, files.path / name)
             for name in files.below("weights")
             for index, digest in enumerate(files.records[name].xxh3)
         ]
         work += [partial(_read, files, name) for name in files.records if not name.startswith(WEIGHTS)]
-        self._pool = _pool()
+        # One core is left to the start, as far as there are several.
+        self._pool = _pool(_cores() - 1)
         self._parts = [self._pool.submit(each) for each in work]
         self._pool.shutdown(wait=False)
 
@@ -44,9 +45,9 @@ class WeightCheck:
 
 def compare_hashes(files: EngineFiles, names: Iterable[str]) -> None:
     """Compare these files' SHA-256. Raises EngineFormatError for the first chunk that is corrupt."""
-    with _pool() as pool:
+    with _pool(_cores()) as pool:
         parts = [
-            pool.submit(check_chunk_sha256, files.mapped(name).data, index, digest, files.path / name)
+            pool.submit(check_chunk_sha256, files.mapped(name), index, digest, files.path / name)
             for name in names
             for index, digest in enumerate(files.records[name].sha256)
         ]
@@ -58,5 +59,9 @@ def _read(files: EngineFiles, name: str) -> None:
     files.read(name)
 
 
-def _pool() -> ThreadPoolExecutor:
-    return ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))), "llmc-check")
+def _cores() -> int:
+    return len(os.sched_getaffinity(0))
+
+
+def _pool(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(max(1, min(_MOST_THREADS, threads)), "llmc-check")

@@ -20,10 +20,11 @@ from llmc.errors import RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.runtime.async_client import Client, choice_news, view
 from llmc.runtime.conversation import Conversation, is_conversation
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
 from llmc.runtime.generation_job import SampledJob
 from llmc.runtime.generation_request import GenerationRequest, Priority
+from llmc.runtime.loading import load
 from llmc.runtime.output_cache import CachedAnswer
 from llmc.runtime.output_stream import ChoiceNews, News, OutputStream, news_of_results
 from llmc.runtime.prompts import Prompt

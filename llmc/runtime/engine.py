@@ -1,9 +1,8 @@
-"""The engine as its users see it: load a directory, generate text, compute logits."""
+"""The engine as its users see it: generate text, compute logits."""
 
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Unpack, overload
@@ -11,11 +10,11 @@ from typing import TYPE_CHECKING, Any, Unpack, overload
 import numpy as np
 import numpy.typing as npt
 
-from llmc.engine_format import EngineDirectory, EngineFiles, Manifest, ModelRecord, read_engine, start_engine
+from llmc.engine_format import EngineDirectory, EngineFiles, Manifest, ModelRecord
 from llmc.engine_format.copy import copy_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.weight_check import WeightCheck
-from llmc.errors import OptionError, RequestError, UnavailableError
+from llmc.errors import RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.program import Limits
 from llmc.runtime.completer import Completer
@@ -24,7 +23,6 @@ from llmc.runtime.conversation import Conversation, ConversationPrompts, convers
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.executors.opening import ExecutorName, open_or_explain
 from llmc.runtime.generation import Scoring
 from llmc.runtime.grammar_compiler import GrammarCompiler
 from llmc.runtime.intake import Intake
@@ -36,7 +34,6 @@ from llmc.runtime.sampling_keywords import SamplingKeywords, chosen_params, para
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.shared_loop import SharedLoop
 from llmc.runtime.step_loop import StepLoop
-from llmc.runtime.threads import thread_count
 from llmc.runtime.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
@@ -45,62 +42,6 @@ if TYPE_CHECKING:
     from llmc.prediction.device_step import StepPrediction
 
 Logits = npt.NDArray[np.float32]
-
-
-def load(
-    path: str | Path,
-    *,
-    threads: int | None = None,
-    kv_cache_bytes: int | None = None,
-    kv_memory: float | None = None,
-    max_step_tokens: int | None = None,
-    max_sequences: int | None = None,
-    prefix_cache: bool = True,
-    output_cache_bytes: int = 0,
-    check_weights: bool = True,
-    executor: ExecutorName | None = None,
-    owned: TemporaryDirectory[str] | None = None,
-) -> Engine:
-    """Open an engine directory.
-
-    executor: what runs the steps; by default what the engine was built for. If this machine cannot run that, the engine
-    opens all the same, to be looked at and saved, and its steps raise TargetError; one that is named is there or is an
-    error at once. "reference" runs a GPU engine's graph in torch, "triton_interpreter" its kernels, on the CPU.
-    threads: of a step; default LLMC_THREADS, else the physical cores available. kv_cache_bytes: default as in
-    kv_capacity.block_count; untouched parts of it cost nothing. kv_memory: the same as a share of the free memory (a
-    GPU's on a GPU). max_step_tokens, max_sequences: lower limits of a step than the engine was built for.
-    prefix_cache: keep the blocks of finished requests for those that begin alike.
-    output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). check_weights:
-    compare the weights' hashes, beside the start: if they are corrupt, EngineFormatError is raised before the first
-    token or logit leaves. owned: a temporary directory to delete when the engine is closed. Raises
-    EngineFormatError, TargetError, OptionError.
-    """
-    place, check = path_argument("path", path), None
-    if check_weights:
-        directory, check = start_engine(place)
-    else:
-        directory = read_engine(place, check_weights=False, check_machine=False)
-    limits = directory.program.limits
-    _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
-    _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
-    limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
-    is_temporary = owned is not None
-    opened, blocks = open_or_explain(
-        directory, executor, kv_cache_bytes, kv_memory, thread_count(threads), is_temporary, check
-    )
-    loop = StepLoop(opened, limits, blocks, max_step_tokens)
-    return Engine(
-        directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
-    )
-
-
-def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
-    if value is not None and (type(value) is not int or not 1 <= value <= most):
-        raise OptionError(
-            f"{name} cannot be {value!r}",
-            at=f"{name}={value!r}",
-            fix=f"give a whole number 1 to {most}, the engine's {built}",
-        )
 
 
 class Engine:

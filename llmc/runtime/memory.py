@@ -6,8 +6,11 @@ import mmap
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 
-from llmc.mapped_file import HUGE_PAGE_BYTES, Bytes
+from llmc.mapped_file import HUGE_PAGE_BYTES
+
+Bytes = npt.NDArray[np.uint8]
 
 
 def zeros(nbytes: int) -> Bytes:

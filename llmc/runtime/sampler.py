@@ -73,9 +73,8 @@ class Sampler:
         self.dtype = dtype
         self._params = params
         self._forbidden_early = forbidden_early
-        sequence = np.random.SeedSequence(params.seed, spawn_key=(choice,) if choice else ())
-        self._seed = int(sequence.generate_state(1).view(np.int32)[0])
         self._is_random = params.temperature > 0
+        self._seed = _seed(params.seed, choice) if self._is_random else 0
         self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
         self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
         self._mask = mask
@@ -220,6 +219,12 @@ def nothing_allowed(params: SamplingParams) -> RequestError:
         at=", ".join(given) or None,
         fix="forbid less",
     )
+
+
+def _seed(seed: int | None, choice: int) -> int:
+    """Of a choice's random numbers, 32 bits. None: another one each time."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(choice,) if choice else ())
+    return int(sequence.generate_state(1).view(np.int32)[0])
 
 
 def _draw(scores: Row, best: int, params: SamplingParams, number: float) -> int:

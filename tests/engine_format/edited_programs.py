@@ -19,7 +19,7 @@ from typing import Any
 from llmc.engine_format import engine_files
 from llmc.engine_format.manifest import content_digest
 from llmc.errors import LlmcError
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.listed_files import file_record
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
-from llmc.engine_format import EngineWriter, TargetRecord, read_engine
+from llmc.engine_format import TargetRecord, read_engine
 from llmc.engine_format.manifest import Manifest, content_digest, manifest_text, read_manifest
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError, LlmcError, TargetError
 from llmc.program_json import program_to_json
 from tests.runtime.tiny_engine import copied, tiny_manifest, tiny_model, tiny_program, write_tiny_engine

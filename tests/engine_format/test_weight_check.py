@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ from llmc.engine_format import start_engine, weight_check
 from llmc.engine_format.chunk_hash import check_chunk_xxh3
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import copied
 
@@ -128,3 +130,16 @@ def test_a_check_that_was_cancelled_ends(engine: Path, held: threading.Event) ->
     assert isinstance(check, WeightCheck)
     check.cancel()
     assert directory.files and not held.is_set()
+
+
+def test_it_begins_before_the_runtime_is_imported(draft_engine: Path) -> None:
+    program = (
+        "import sys\n"
+        "from llmc.engine_format import start_engine\n"
+        "from llmc.runtime.loading import load\n"
+        "from pathlib import Path\n"
+        "start_engine(Path(sys.argv[1]))[1].wait()\n"
+        "print(sorted({'numpy', 'llmc.runtime.engine'} & set(sys.modules)))"
+    )
+    done = subprocess.run([sys.executable, "-c", program, str(draft_engine)], capture_output=True, text=True)
+    assert done.stdout == "[]\n", done.stderr

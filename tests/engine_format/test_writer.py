@@ -23,8 +23,9 @@ import torch
 
 from llmc import atomic_directory
 from llmc.atomic_directory import AtomicDirectory, exchange_by_renaming
-from llmc.engine_format import EngineWriter, chunk_hash, read_engine
+from llmc.engine_format import chunk_hash, read_engine
 from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError
 from llmc.mapped_file import HUGE_PAGE_BYTES
 from llmc.program import Layout, WeightSlot

@@ -14,7 +14,8 @@ import numpy as np
 
 from llmc.codegen.cpp.kernel_library import kernel_include_dir
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
-from llmc.engine_format import EngineWriter, Manifest, ModelRecord, TargetRecord
+from llmc.engine_format import Manifest, ModelRecord, TargetRecord
+from llmc.engine_format.writer import EngineWriter
 from llmc.program import Affine, CacheSlot, Layout, Limits, Program, WeightSlot
 from llmc.program_interface import interface_text
 from llmc.program_json import program_to_json

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from llmc.runtime.engine import load
 from llmc.runtime.executors.executor import Executor, Logits
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from tests.runtime.async_clients import PROMPTS, listen, request, serving

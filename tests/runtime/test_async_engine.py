@@ -12,8 +12,9 @@ import pytest
 
 from llmc.errors import ModelFailureError, RequestError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.generation_request import Priority
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.async_clients import PROMPTS, Heard, agrees, listen, request, serving
 from tests.runtime.slow_executor import slow

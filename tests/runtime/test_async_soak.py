@@ -11,8 +11,8 @@ import pytest
 
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.completion import Completion
-from llmc.runtime.engine import load
 from llmc.runtime.generation_request import Priority
+from llmc.runtime.loading import load
 from llmc.runtime.request_output import RequestOutput
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.async_clients import Heard, agrees, request, serving

@@ -17,8 +17,9 @@ import torch
 
 from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.completion import Completion
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.loading import load
 from llmc.runtime.logprobs import likeliest, token_logprobs
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, mild_model, tiny_model, write_tiny_engine

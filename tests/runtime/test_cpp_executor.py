@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc.errors import EngineFormatError
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.context_engine import (
     LIMITS,

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from llmc.codegen.triton.compile_engine import device_target_of
-from llmc.engine_format import EngineDirectory, EngineFiles, EngineWriter, Manifest, ModelRecord, TargetRecord
+from llmc.engine_format import EngineDirectory, EngineFiles, Manifest, ModelRecord, TargetRecord
 from llmc.engine_format.reader import TargetProgram
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import TargetError
 from llmc.program import LIBRARY
 from llmc.program_json import program_to_json

@@ -17,8 +17,9 @@ import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
 from llmc.runtime.completion import Choice, Completion
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.kv_capacity import block_count, default_bytes, share_bytes
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, copied, tiny_model, tiny_program, write_tiny_engine
 
@@ -289,7 +290,7 @@ import llmc
 from llmc.runtime import step_loop
 from llmc.runtime.executors import cpp
 from llmc.engine_format import read_engine
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 read_engine(__import__("pathlib").Path({str(path)!r}))
 llmc.SamplingParams(temperature=0.5)
 loaded = sorted(m for m in ("torch", "transformers", "pydantic", "sympy") if m in sys.modules)

@@ -18,8 +18,9 @@ from llmc.errors import LlmcError, RequestError, UnavailableError
 from llmc.llm import LLM
 from llmc.runtime import shared_loop
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.executors.executor import Executor, Logits
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from tests.runtime.tiny_engine import tiny_model, write_tiny_engine

@@ -11,9 +11,10 @@ from dataclasses import replace
 import pytest
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
 from llmc.runtime.grammar_compiler import GrammarCompiler
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 

@@ -19,7 +19,8 @@ from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.banned_sequences import BannedSequences, bad_word_sequences
 from llmc.runtime.completion import Completion
 from llmc.runtime.dry_penalty import LONGEST_EXCESS, DryPenalty, breaker_tokens
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
+from llmc.runtime.loading import load
 from llmc.runtime.logit_edits import logit_edits
 from llmc.runtime.row_choice import BEST
 from llmc.runtime.sampler import Sampler

@@ -17,9 +17,10 @@ from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.llm import LLM
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.completion import Choice
-from llmc.runtime.engine import Engine, load
+from llmc.runtime.engine import Engine
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import tiny_model, write_tiny_engine
 

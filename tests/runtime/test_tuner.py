@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from llmc.codegen.triton.adopt import adopt
-from llmc.engine_format import EngineDirectory, EngineWriter, Manifest, ModelRecord, TargetRecord, read_engine
+from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRecord, read_engine
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError, TargetError
 from llmc.program import Alternative, Launch, RowCount, RowRange
 from llmc.program_json import program_to_json

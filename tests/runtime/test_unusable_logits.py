@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from llmc.errors import ModelFailureError
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 from llmc.runtime.sampler import Sampler, choose
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, fx
 
 import llmc.ops  # noqa: F401  (registers torch.ops.llmc)
-from llmc.engine_format import EngineWriter, Manifest, ModelRecord, TargetRecord
+from llmc.engine_format import Manifest, ModelRecord, TargetRecord
+from llmc.engine_format.writer import EngineWriter
 from llmc.graph.model_graph import CacheSpec, ModelGraph, ModelInfo
 from llmc.graph.serialize import serialize_graph
 from llmc.graph.stage import Stage

@@ -17,7 +17,7 @@ from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.quantized_support import check_kernels
-from llmc.engine_format import EngineWriter
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph

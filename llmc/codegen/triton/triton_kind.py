@@ -16,8 +16,8 @@ from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
-from llmc.engine_format import EngineWriter
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAMS
+from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line

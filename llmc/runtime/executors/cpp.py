@@ -12,11 +12,10 @@ import numpy as np
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import Bytes
 from llmc.program import CHOICE_INPUTS, Wanted
 from llmc.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
-from llmc.runtime.memory import zeros
+from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
@@ -84,7 +83,7 @@ class CppExecutor:
         self._executable, self._launches = engine.executable, len(program.launches)
         self._library = open_library(engine)
         self._check = check
-        self._files = {stored.path: engine.weight_file(stored) for stored in engine.tensors}
+        self._files = {t.path: np.frombuffer(engine.weight_file(t), np.uint8) for t in engine.tensors}
         self._blocks = blocks
         self._caches: list[Bytes] = []
         for cache in program.caches:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -12,7 +13,6 @@ from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.serialize import WeightOf
-from llmc.mapped_file import Bytes
 from llmc.program import Layout, WeightSlot
 from llmc.typed_json import REBUILD
 
@@ -54,7 +54,7 @@ def _codes(padded: Tensor, slot: WeightSlot) -> Tensor:
     return padded[:, : slot.shape[1]].contiguous()
 
 
-def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
+def _tensor(file: memoryview, stored: StoredTensor) -> Tensor:
     # A copy, because torch has no read-only tensors.
-    data = torch.from_numpy(file[stored.begin : stored.end].copy())
+    data = torch.from_numpy(np.array(file[stored.begin : stored.end]))
     return data.view(TORCH_DTYPES[stored.dtype]).view(stored.shape)

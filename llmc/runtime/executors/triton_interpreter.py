@@ -24,7 +24,6 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.mapped_file import Bytes
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
@@ -178,6 +177,6 @@ def _load_module(path: Path) -> Any:
     return module
 
 
-def _tensor(file: Bytes, stored: StoredTensor) -> Tensor:
+def _tensor(file: memoryview, stored: StoredTensor) -> Tensor:
     # A copy, because torch has no read-only tensors.
-    return torch.from_numpy(file[stored.begin : stored.end].copy())
+    return torch.from_numpy(np.array(file[stored.begin : stored.end]))

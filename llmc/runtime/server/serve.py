@@ -20,7 +20,7 @@ from llmc.engine_format import engine_files
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.chat_template import engine_template, named_template
-from llmc.runtime.engine import load
+from llmc.runtime.loading import load
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.header_limit import limited_headers
 from llmc.runtime.server.host_check import hosts_of
