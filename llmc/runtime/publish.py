@@ -9,6 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from llmc.errors import RequestError
+from llmc.program import Wanted
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, Logits
 from llmc.runtime.request import LogitRows, SampledRequest
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
@@ -16,7 +17,6 @@ from llmc.runtime.sampler import Sampler, choose
 from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step import Step
 from llmc.runtime.step_plan import Chunk, StepPlan
-from llmc.runtime.unusable_logits import check_finite
 
 
 class StepResults(LogitRows, Protocol):
@@ -38,8 +38,11 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     choices += [chunk.request.choice for chunk in plan.chunks for _ in range(chunk.logit_rows)]
     if not any(choices):
         return compute(executor, step)
-    given = RowChoices.of([choice or BEST for choice in choices])
-    return _DeviceResults(executor, executor.choose(step, least_wanted(choices), given), choices)
+    given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
+    chosen = executor.choose(step, wanted, given)
+    if wanted is Wanted.BEST and np.isinf(chosen.scores).any():
+        executor.step(step)  # It may be NaN, too: only logits tell, and a step of this kind leaves none.
+    return _DeviceResults(executor, chosen, choices)
 
 
 def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Sequence[int | RequestError]:
@@ -104,7 +107,7 @@ class _DeviceResults:
         return self.executor.logits(first, count)
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
-        """Those that the device chose, and those for rows that it left open."""
+        """Those that the device chose, and those for rows that it left open, or whose largest logit is no number."""
         tokens = self.chosen.tokens.tolist()
         is_usable = (self.chosen.covered & np.isfinite(self.chosen.scores)).tolist()
         found: list[int | RequestError] = []
@@ -118,8 +121,6 @@ class _DeviceResults:
 
     def _token(self, sampler: Sampler, row: int) -> int | RequestError:
         try:
-            if self.choices[row] is not None and self.chosen.covered[row]:
-                check_finite(int(self.chosen.tokens[row]), float(self.chosen.scores[row]), sampler.dtype)
             return sampler.sample(self.logits(row, 1)[0])
         except RequestError as error:
             return error

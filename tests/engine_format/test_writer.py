@@ -340,7 +340,7 @@ def test_a_killed_build_leaves_nothing_that_loads_and_the_next_one_cleans_up(tmp
     script = """
         import sys, time
         from pathlib import Path
-        from llmc.engine_format import EngineWriter
+        from llmc.engine_format.writer import EngineWriter
         writer = EngineWriter(Path(sys.argv[1]))
         writer.write_text("program.json", "{}")
         (writer.path / "manifest.json").write_text("{}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -26,7 +27,6 @@ from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from llmc.runtime.step_loop import StepLoop
 from llmc.runtime.token_filters import candidates
-from llmc.runtime.unusable_logits import check_finite
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
 from tests.gpu_target import gpu_target
 
@@ -41,6 +41,9 @@ class Recorded(TritonInterpreterExecutor):
     def __init__(self, program: Program, directory: Path, weights: dict[str, torch.Tensor], blocks: int) -> None:
         super().__init__(program, directory, weights, blocks)
         self.asked: list[str] = []
+
+    def weight(self, name: str) -> torch.Tensor:
+        return self._memory["weight", name]
 
     def logits(self, first: int, count: int) -> Logits:
         self.asked.append("logits")
@@ -181,9 +184,22 @@ def test_a_row_that_is_left_open_is_drawn_by_the_host(executor: Recorded) -> Non
     assert executor.asked == ["filtered", "logits"]
 
 
-def test_unusable_logits_end_a_request() -> None:
-    with pytest.raises(ModelFailureError, match="no usable logits"):
-        check_finite(4, float("inf"), "float16")
+@pytest.mark.parametrize("params", [replace(params, max_tokens=1) for params in (greedy(1), *FILTERS[:2])])
+def test_unusable_logits_end_their_request_alone_and_nan_is_told_from_infinity(
+    params: SamplingParams, tmp_path: Path
+) -> None:
+    executor = interpreted(tmp_path, is_capped=False)
+    tokens, head = (executor.weight(name).view(VOCABULARY, CHANNELS) for name in ("wte", "head"))
+    head[7, 0] = 100.0
+    sound = outputs(executor, [generation([5], params)])
+    tokens[13] = float("nan")
+    tokens[14] = torch.tensor([3e38] + [0.0] * (CHANNELS - 1))
+    requests = [generation([token], params) for token in (13, 5, 14)]
+    assert outputs(executor, requests)[1:2] == sound
+    assert [request.error is None for request in requests] == [False, True, False]
+    assert isinstance(requests[0].error, ModelFailureError) and isinstance(requests[2].error, ModelFailureError)
+    assert "NaN (not a number), the first at token id 0" in requests[0].error.problem
+    assert "+inf at token id 7" in requests[2].error.problem
 
 
 @pytest.mark.parametrize(
