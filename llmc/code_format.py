@@ -60,6 +60,11 @@ class CodeFormat:
         return (-high if self.balanced else low), high
 
     @property
+    def in_planes(self) -> bool:
+        """Whether codes are stored in two parts: the low four bits as codes of four are, the others apart."""
+        return self.bits in (5, 6)
+
+    @property
     def unsigned_shift(self) -> int:
         """What is added to codes, and their zeros, so that none is negative."""
         return 0 if self.integers is None else -self.integers[0]
@@ -73,5 +78,7 @@ CODE_FORMATS: Mapping[str, CodeFormat] = MappingProxyType(
         "fp8": CodeFormat(8, 448.0, ("none", "fp8"), ("group", "channel", "tensor", "block")),
         "nf4": CodeFormat(4, 1.0, granularities=("group",), table=_NF4),
         "mxfp4": CodeFormat(4, 6.0, table=_E2M1, power_of_two=True),
+        "int5": CodeFormat(5, 15.5, ("none", "int8"), ("group", "channel"), (-16, 15)),
+        "int6": CodeFormat(6, 31.5, ("none", "int8"), ("group", "channel"), (-32, 31)),
     }
 )

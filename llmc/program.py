@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 
 from llmc.cache_format import parse_cache_format
+from llmc.code_format import CODE_FORMATS
 from llmc.errors import EngineFormatError
 from llmc.launch_arguments import Argument, Count
 
@@ -73,7 +74,8 @@ class Layout(Enum):
     ROWS: row-major, as in the checkpoint. PANELS: for linear, lm_head and embedding (kernels/api.h).
     GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
     weights, scales and zeros included. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of a quantized weight alone, a byte
-    each or two in a byte (codegen/triton/code_rows.py). VECTOR_F32: a vector widened to fp32.
+    each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is above behind them
+    (codegen/triton/code_rows.py). VECTOR_F32: a vector widened to fp32.
     """
 
     ROWS = "rows"
@@ -83,7 +85,22 @@ class Layout(Enum):
     GATED_CODE_PANELS = "gated_code_panels"
     CODE_ROWS = "code_rows"
     CODE_PAIR_ROWS = "code_pair_rows"
+    CODE_5_ROWS = "code_5_rows"
+    CODE_6_ROWS = "code_6_rows"
     VECTOR_F32 = "vector_f32"
+
+    @property
+    def code_bits(self) -> int | None:
+        """Of one of row-major codes; None where there are none."""
+        return _CODE_BITS.get(self)
+
+
+_CODE_BITS = {Layout.CODE_ROWS: 8, Layout.CODE_PAIR_ROWS: 4, Layout.CODE_5_ROWS: 5, Layout.CODE_6_ROWS: 6}
+
+
+def code_rows_layout(format: str) -> Layout:
+    """Of row-major codes of a format (llmc/code_format.py)."""
+    return next(layout for layout, bits in _CODE_BITS.items() if bits == CODE_FORMATS[format].bits)
 
 
 @dataclass(frozen=True)

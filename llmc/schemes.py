@@ -72,8 +72,12 @@ class Scheme:
 
 _BASES: dict[str, Scheme] = {
     "int8": Scheme("int8", "int8"),
+    "int6": Scheme("int6", "int6", "group", 128),
+    "int5": Scheme("int5", "int5", "group", 128),
     "int4": Scheme("int4", "int4", "group", 128),
     "w8a8": Scheme("w8a8", "int8", activation="int8"),
+    "w6a8": Scheme("w6a8", "int6", "group", 128, activation="int8"),
+    "w5a8": Scheme("w5a8", "int5", "group", 128, activation="int8"),
     "w4a8": Scheme("w4a8", "int4", "group", 128, activation="int8"),
     "fp8": Scheme("fp8", "fp8"),
     "fp8-w8a8": Scheme("fp8-w8a8", "fp8", activation="fp8"),
@@ -82,8 +86,7 @@ _BASES: dict[str, Scheme] = {
 }
 _METHODS: dict[str, tuple[Method, ...]] = {
     "int8": ("gptq",),
-    "int4": ("gptq", "awq"),
-    "w4a8": ("gptq", "awq"),
+    **dict.fromkeys(("int6", "int5", "int4", "w6a8", "w5a8", "w4a8"), ("gptq", "awq")),
     "w8a8": ("smoothquant", "gptq"),
 }
 SCHEMES: dict[str, Scheme] = {

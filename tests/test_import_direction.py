@@ -56,7 +56,7 @@ ALLOWED: dict[str, set[str]] = {
     "options": {"errors", "cache_format", "schemes"},
     "targets": {"errors"},
     "launch_arguments": set(),
-    "program": {"errors", "cache_format", "launch_arguments"},
+    "program": {"errors", "cache_format", "code_format", "launch_arguments"},
     "typed_json": {"errors"},
     "grid": {"errors"},
     "launch_signature": {"launch_arguments", "program"},

@@ -86,7 +86,7 @@ def test_calibration_may_be_a_path() -> None:
 @pytest.mark.parametrize(
     ("spelled", "problem", "fix"),
     [
-        ("int5", "unknown quantization scheme 'int5'", "known: int8"),
+        ("int3", "unknown quantization scheme 'int3'", "known: int8"),
         ("int4-gtpq", "unknown quantization scheme", "did you mean int4-gptq?"),
         ("int4:g48", "int4 has no option 'g48'", "g32, g64, g128"),
         ("nf4:asym", "nf4 has no option 'asym'", "g32"),

@@ -47,7 +47,7 @@ class Call(Protocol):
         ...
 
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        """The same arguments, with row-major codes (CODE_ROWS or CODE_PAIR_ROWS), scales and zeros each by itself."""
+        """The same arguments, with row-major codes (code_rows_layout), scales and zeros each by itself."""
         ...
 
     def table(self, name: str) -> Layout:

@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.backend import Backend
 from llmc.codegen.call import arguments_of
 from llmc.codegen.origin import unsupported
@@ -17,7 +16,7 @@ from llmc.codegen.views import View, Views
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Derived, Recipe, Stored
-from llmc.program import Layout, WeightSlot
+from llmc.program import Layout, WeightSlot, code_rows_layout
 
 _llmc = torch.ops.llmc
 _PRODUCTS = frozenset({_llmc.linear.default, _llmc.fused_linear.default, _llmc.lm_head.default})
@@ -92,7 +91,7 @@ class WeightSlots:
         self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str
     ) -> tuple[WeightSlot, WeightSlot, WeightSlot | None]:
         """The slots of a quantized weight's placeholders, each by itself: codes in rows, scales and zeros as given."""
-        layout = Layout.CODE_PAIR_ROWS if CODE_FORMATS[format].bits == 4 else Layout.CODE_ROWS
+        layout = code_rows_layout(format)
         given = codes.meta["val"]
         dtype = given.dtype if layout is Layout.CODE_ROWS else torch.uint8
         return (

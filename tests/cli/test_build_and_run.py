@@ -86,7 +86,7 @@ def test_options_are_checked_before_anything_is_captured(
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--top-p", "7"), "top_p", "7")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--grammar", "x.png"), "names no grammar", "regex:")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--grammar", nowhere.with_suffix(".json")), "absent")
-    assert_user_error(llmc("run", MODEL, "-p", "hi", "--quantize", "int5"), "int5")
+    assert_user_error(llmc("run", MODEL, "-p", "hi", "--quantize", "int3"), "int3")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--target", "h1000"), "h1000")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--system", "Be brief."), "--chat")
     assert_user_error(llmc("run", MODEL, "-p", "hi", "--chat", "--chat-template", str(nowhere)), "template")

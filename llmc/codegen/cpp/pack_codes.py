@@ -36,7 +36,9 @@ class CodeShape:
     @property
     def words(self) -> int:
         """32-bit words of one row's codes of one group, the last one filled up."""
-        return -(-self.group * CODE_FORMATS[self.format].bits // 32)
+        format = CODE_FORMATS[self.format]
+        # Planes hold whole runs of 32 codes.
+        return -(-self.group // 32) * format.bits if format.in_planes else -(-self.group * format.bits // 32)
 
     @property
     def group_nbytes(self) -> int:
@@ -97,9 +99,22 @@ def _put(to: Tensor, start: int, values: Tensor) -> int:
 
 def _words(codes: Tensor, shape: CodeShape) -> Tensor:
     """[panels, PANEL, groups, words], int32, of unsigned codes [panels, PANEL, groups, group]."""
-    per_word = 32 // CODE_FORMATS[shape.format].bits
-    codes = torch.nn.functional.pad(codes, (0, shape.words * per_word - shape.group))
-    if per_word == 8:
-        halves = codes.unflatten(-1, (shape.words, 2, 4))
-        codes = (halves[..., 0, :] | halves[..., 1, :] << 4).flatten(-2)
-    return codes.contiguous().view(torch.int32)
+    format = CODE_FORMATS[shape.format]
+    codes = torch.nn.functional.pad(codes, (0, shape.words * 32 // format.bits - shape.group))
+    if format.bits == 8:
+        return codes.contiguous().view(torch.int32)
+    low = _halves_of_bytes(codes & 15)
+    if format.in_planes:
+        # Of each 32 codes: four words of low bits, then the bits above of every fourth code in a byte.
+        more = format.bits - 4
+        above = (codes >> 4).unflatten(-1, (-1, more, 8 // more, 4))
+        bits = (above << torch.arange(0, 8, more, dtype=torch.uint8)[:, None]).sum(-2, dtype=torch.uint8)
+        low = torch.cat((low.unflatten(-1, (-1, 16)), bits.flatten(-2)), dim=-1).flatten(-2)
+    return low.contiguous().view(torch.int32)
+
+
+def _halves_of_bytes(codes: Tensor) -> Tensor:
+    """Of each eight codes the first four in the low halves of four bytes, the others in the high ones."""
+    halves = codes.unflatten(-1, (-1, 2, 4))
+    joined: Tensor = halves[..., 0, :] | halves[..., 1, :] << 4
+    return joined.flatten(-2)

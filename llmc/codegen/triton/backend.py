@@ -68,7 +68,7 @@ class TritonBackend:
         )
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
-        if layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
+        if layout.code_bits is not None:
             return shape[0] * row_bytes(shape[1], layout)
         return math.prod(shape) * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
 

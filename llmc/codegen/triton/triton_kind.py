@@ -53,7 +53,7 @@ class TritonKind:
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
         """As rows: of elements, or of codes."""
-        if slot.layout in (Layout.CODE_ROWS, Layout.CODE_PAIR_ROWS):
+        if slot.layout.code_bits is not None:
             return code_rows(weight, slot.layout)
         return plain_rows(weight, slot)
 

@@ -112,17 +112,18 @@ def units_of(planned: Sequence[Planned]) -> list[list[Planned]]:
 
 
 def unit_schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
-    """What a unit may get, in ascending bits. Raises OptionError if no group of 4-bit codes divides its columns."""
-    name = "int4" if budget.method == "rtn" else f"int4-{budget.method}"
-    four = [
-        replace(scheme, name=scheme.name + zeros, symmetric=not zeros)
-        for scheme in (SCHEMES[name], *(replace(SCHEMES[name], name=f"{name}:g{g}", group=g) for g in (64, 32)))
-        for zeros in ("", ":asym")
+    """What a unit may get, in ascending bits. Raises OptionError if no group of codes divides its columns."""
+    method = "" if budget.method == "rtn" else f"-{budget.method}"
+    coded = [
+        scheme
+        for plain in (SCHEMES[f"int{bits}{method}"] for bits in (4, 5, 6))
+        for group in (plain, *(replace(plain, name=f"{plain.name}:g{g}", group=g) for g in (64, 32)))
+        for scheme in (group, replace(group, name=f"{group.name}:asym", symmetric=False))
     ]
-    fitting = [scheme for scheme in four if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
+    fitting = [scheme for scheme in coded if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
     if not fitting:
         for each in unit:
-            check_columns(graph, each, four[-1])
+            check_columns(graph, each, coded[-1])
     return [*fitting, SCHEMES["int8"], None]
 
 

@@ -38,10 +38,17 @@ def _in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
     """What was packed by codegen/cpp/pack.py (ROWS, VECTOR_F32) or codegen/triton/code_rows.py."""
     if slot.layout is Layout.CODE_ROWS:
         return _codes(data.view(dtype).view(slot.shape[0], -1), slot)
-    if slot.layout is Layout.CODE_PAIR_ROWS:
-        pairs = data.view(torch.uint8).view(slot.shape[0], -1, 1, 16)
-        unsigned = _codes(torch.cat((pairs & 15, pairs >> 4), dim=2).view(slot.shape[0], -1), slot)
-        return unsigned if dtype is torch.uint8 else unsigned.view(torch.int8) - 8
+    bits = slot.layout.code_bits
+    if bits is not None:
+        rows, runs = data.view(torch.uint8).view(slot.shape[0], -1), -(-slot.shape[1] // 32)
+        pairs = rows[:, : 16 * runs].unflatten(1, (runs, 1, 16))
+        numbers = torch.cat((pairs & 15, pairs >> 4), dim=2)
+        if bits > 4:
+            above = rows[:, 16 * runs :][:, : 4 * (bits - 4) * runs].unflatten(1, (runs, 1, 1, -1))
+            shifts = torch.arange(0, 8, bits - 4, dtype=torch.uint8).view(2, -1, 1)
+            numbers = numbers | ((above >> shifts & ((1 << (bits - 4)) - 1)) << 4).flatten(3)
+        unsigned = _codes(numbers.flatten(1), slot)
+        return unsigned if dtype is torch.uint8 else unsigned.view(torch.int8) - (1 << (bits - 1))
     if slot.layout in (Layout.ROWS, Layout.VECTOR_F32):
         return data.view(slot.shape).to(dtype)
     raise EngineFormatError(

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.kernel_library import Part
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.ops.activation import ACTIVATIONS
@@ -17,7 +18,7 @@ from llmc.program import Layout
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.linear_calls import SUFFIX, Rows, kernels, open_pool, rows
 
-FORMATS = ("int8", "int4", "fp8", "nf4", "mxfp4")
+FORMATS = tuple(CODE_FORMATS)
 X_FORMATS = ("none", "int8", "fp8")
 SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
 

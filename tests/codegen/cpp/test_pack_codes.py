@@ -12,7 +12,7 @@ from llmc.errors import LoweringError
 from llmc.program import Layout
 from tests.codegen.cpp.quantized_calls import FORMATS, SCALE_DTYPES, quantized
 
-SHIFT = {"int8": 128, "int4": 8}
+SHIFT = {"int8": 128, "int6": 32, "int5": 16, "int4": 8}
 
 
 def unpacked(packed: Tensor, row: int, column: int, shape: CodeShape, gated: bool) -> tuple[int, float, int | None]:
@@ -31,10 +31,16 @@ def unpacked(packed: Tensor, row: int, column: int, shape: CodeShape, gated: boo
         zero = int(block[start : start + 64].view(torch.int16)[lane]) - SHIFT[shape.format]
         start += 64
     words = block[start:].view(-1, 32, 4)
-    if CODE_FORMATS[shape.format].bits == 8:
+    bits = CODE_FORMATS[shape.format].bits
+    if bits == 8:
         code = int(words[k // 4, lane, k % 4])
-    else:
+    elif bits == 4:
         code = int(words[k // 8, lane, k % 4]) >> (4 if k % 8 >= 4 else 0) & 15
+    else:
+        unit, i = words[k // 32 * bits :], k % 32
+        code = int(unit[i // 8, lane, k % 4]) >> (4 if k % 8 >= 4 else 0) & 15
+        place = i // 4 * (bits - 4)
+        code |= (int(unit[4 + place // 8, lane, k % 4]) >> place % 8 & (1 << (bits - 4)) - 1) << 4
     return code - SHIFT.get(shape.format, 0), float(scales[lane]), zero
 
 

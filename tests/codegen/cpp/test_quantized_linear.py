@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 from torch import Tensor
 
+from llmc.code_format import CODE_FORMATS
 from llmc.ops.quantized_linear import (
     quantized_embedding,
     quantized_gated_linear,
@@ -34,6 +37,10 @@ SCHEMES = [
     ("int8", "none", False),
     ("int4", "none", True),
     ("int4", "none", False),
+    ("int5", "none", True),
+    ("int5", "none", False),
+    ("int6", "none", True),
+    ("int6", "none", False),
     ("fp8", "none", True),
     ("nf4", "none", True),
     ("mxfp4", "none", True),
@@ -41,6 +48,10 @@ SCHEMES = [
     ("int8", "int8", False),
     ("int4", "int8", True),
     ("int4", "int8", False),
+    ("int5", "int8", True),
+    ("int5", "int8", False),
+    ("int6", "int8", True),
+    ("int6", "int8", False),
     ("fp8", "fp8", True),
 ]
 schemes = pytest.mark.parametrize(("format", "x_format", "symmetric"), SCHEMES)
@@ -205,7 +216,9 @@ def test_gated_linear_matches_reference(
 
 @targets
 @dtypes
-@pytest.mark.parametrize(("format", "x_format"), [("int8", "none"), ("int8", "int8"), ("int4", "int8")])
+@pytest.mark.parametrize(
+    ("format", "x_format"), [("int8", "none"), ("int8", "int8"), ("int4", "int8"), ("int6", "none")]
+)
 def test_lm_head_returns_fp32(target: CpuTarget, dtype: torch.dtype, format: str, x_format: str) -> None:
     torch.manual_seed(5)
     x, weight, bias = draw(9, 70, dtype=dtype), quantized(1001, 70, format), draw(1001)
@@ -216,11 +229,35 @@ def test_lm_head_returns_fp32(target: CpuTarget, dtype: torch.dtype, format: str
 
 @targets
 @dtypes
+@pytest.mark.parametrize("x_format", ["none", "int8"])
+@pytest.mark.parametrize("symmetric", [True, False])
+@pytest.mark.parametrize("format", ["int5", "int6"])
+def test_codes_in_planes_multiply_as_bytes_do(
+    target: CpuTarget, dtype: torch.dtype, x_format: str, symmetric: bool, format: str
+) -> None:
+    """Bit for bit what the same codes give in 8 bits, from which only the unpacking differs."""
+    torch.manual_seed(10)
+    for tokens, out, channels, group in SHAPES:
+        weight = quantized(out, channels, format, group=group, symmetric=symmetric)
+        x = draw(tokens, channels, dtype=dtype)
+        in_planes, in_bytes = (
+            call_quantized(target, "linear", x, each, x.new_empty(tokens, out), x_format=x_format)
+            for each in (weight, replace(weight, format="int8"))
+        )
+        assert torch.equal(in_planes, in_bytes)
+
+
+@targets
+@dtypes
 @pytest.mark.parametrize("format", FORMATS)
 def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, format: str) -> None:
     torch.manual_seed(6)
     ids = torch.tensor([0, 69, 31, 32, 5, 5, 40, 63, 64], dtype=torch.int32)
-    for channels, group, symmetric in [(96, 32, True), (77, None, True), (640, 128, format not in ("int8", "int4"))]:
+    for channels, group, symmetric in [
+        (96, 32, True),
+        (77, None, True),
+        (640, 128, CODE_FORMATS[format].integers is None),
+    ]:
         weight = quantized(70, channels, format, group=group, symmetric=symmetric)
         y = call_quantized_embedding(target, ids, weight, torch.empty(9, channels, dtype=dtype))
         assert torch.equal(y, quantized_embedding(ids, weight.codes, weight.scales, weight.zeros, format, dtype))
@@ -230,7 +267,15 @@ def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, format: str) 
 @dtypes
 @pytest.mark.parametrize(
     ("format", "x_format", "group"),
-    [("int4", "none", 128), ("int8", "none", None), ("nf4", "none", 64), ("int4", "int8", 128), ("int8", "int8", None)],
+    [
+        ("int4", "none", 128),
+        ("int8", "none", None),
+        ("nf4", "none", 64),
+        ("int4", "int8", 128),
+        ("int8", "int8", None),
+        ("int5", "none", None),
+        ("int6", "int8", 64),
+    ],
 )
 def test_a_row_does_not_depend_on_its_neighbours(
     target: CpuTarget, dtype: torch.dtype, format: str, x_format: str, group: int | None
@@ -255,6 +300,7 @@ def test_what_an_earlier_product_left_in_the_scratch_does_not_matter(target: Cpu
         for tokens, channels, format, x_format in [
             (300, 704, "nf4", "none"),
             (3, 16, "int4", "int8"),
+            (40, 64, "int6", "none"),
             (17, 704, "int8", "int8"),
             (1, 32, "fp8", "fp8"),
         ]:

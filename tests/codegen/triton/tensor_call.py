@@ -12,14 +12,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.graph.op_record import RECORDS
 from llmc.grid import evaluate_grid
 from llmc.launch_arguments import Argument, Count, Operand
-from llmc.program import Layout, Limits
+from llmc.program import Layout, Limits, code_rows_layout
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from tests.gpu_target import gpu_target
 
@@ -144,8 +143,7 @@ class TensorCall:
 
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
-        is_pair = CODE_FORMATS[self._arguments["format"]].bits == 4
-        packed = code_rows(codes, Layout.CODE_PAIR_ROWS if is_pair else Layout.CODE_ROWS)
+        packed = code_rows(codes, code_rows_layout(self._arguments["format"]))
         return (
             self._put(Operand("weight", "codes"), packed),
             self._put(Operand("weight", "scales"), scales.contiguous()),

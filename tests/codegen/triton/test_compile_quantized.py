@@ -25,7 +25,7 @@ from tests.gpu_target import gpu_target
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
 MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
 PRODUCTS = [
-    *((name, "int4", 128, True, "none") for name in TARGETS),
+    *((name, format, 128, True, "none") for name in TARGETS for format in ("int4", "int6")),
     # The RTX 4090 has the A100's tiles and instructions for integers.
     *((name, "int8", None, False, "int8") for name in TARGETS if name != "rtx4090"),
     *((name, "fp8", None, False, "fp8") for name in TARGETS if gpu_target(name).fp8_rate is not None),
@@ -52,6 +52,9 @@ def test_products(
     [
         ("int4", 32, "none"),
         ("int4", None, "none"),
+        ("int5", 32, "none"),
+        ("int5", 128, "none"),
+        ("int6", None, "none"),
         ("int8", None, "none"),
         ("nf4", 64, "none"),
         ("mxfp4", 32, "none"),
@@ -59,6 +62,8 @@ def test_products(
         ("fp8", 128, "fp8"),
         ("int4", 128, "int8"),
         ("int4", 32, "int8"),
+        ("int5", 128, "int8"),
+        ("int6", 128, "int8"),
     ],
 )
 def test_other_schemes(format: str, group: int | None, x_format: str, workers: Workers, tmp_path: Path) -> None:
@@ -79,8 +84,9 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
     target = gpu_target(name)
     codes, ids = meta(128256, 4096, dtype=torch.int8), meta(2, dtype=torch.int32)
     kernels = node_kernels(quantized_embedding, (ids, codes, _scales(128256, 1), None, "int8", torch.bfloat16), target)
-    groups = (ids, codes, _scales(128256, 32), None, "int4", torch.bfloat16)
-    kernels += node_kernels(quantized_embedding, groups, target)
+    for format in ("int4", "int6"):
+        groups = (ids, codes, _scales(128256, 32), None, format, torch.bfloat16)
+        kernels += node_kernels(quantized_embedding, groups, target)
     kernels += node_kernels(select_channels, (meta(2, 4096), meta(4096, dtype=torch.int32)), target)
     compile_checked(kernels, target, workers, tmp_path)
 

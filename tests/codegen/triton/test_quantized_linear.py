@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.backend import python_function
-from llmc.codegen.triton.code_rows import code_rows
+from llmc.codegen.triton.code_rows import code_rows, row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch
 from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
 from llmc.codegen.triton.kernels.quantized_linear import (
@@ -34,6 +34,10 @@ SCHEMES = [
     ("int4", 64, True, "none"),
     ("int4", 32, True, "none"),
     ("int4", None, False, "none"),
+    ("int5", 128, False, "none"),
+    ("int5", 32, True, "none"),
+    ("int6", 64, True, "none"),
+    ("int6", None, False, "none"),
     ("int8", None, False, "none"),
     ("int8", 128, True, "none"),
     ("fp8", None, False, "none"),
@@ -44,6 +48,8 @@ SCHEMES = [
     ("int8", 128, False, "int8"),
     ("int4", 128, True, "int8"),
     ("int4", 32, False, "int8"),
+    ("int5", 128, False, "int8"),
+    ("int6", 128, True, "int8"),
     ("fp8", None, False, "fp8"),
     ("fp8", 128, False, "fp8"),
 ]
@@ -88,7 +94,10 @@ def test_every_row_count(device: str, tokens: int, format: str, group: int | Non
 
 
 @pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (130, 100), (20, 1032)])
-@pytest.mark.parametrize(("format", "x_format"), [("int4", "none"), ("int8", "none"), ("int8", "int8"), ("fp8", "fp8")])
+@pytest.mark.parametrize(
+    ("format", "x_format"),
+    [("int4", "none"), ("int5", "none"), ("int6", "int8"), ("int8", "none"), ("int8", "int8"), ("fp8", "fp8")],
+)
 def test_odd_shapes(device: str, outputs: int, channels: int, format: str, x_format: str) -> None:
     for tokens in (1, 17):
         x = _random(tokens, tokens, channels).half()
@@ -104,7 +113,9 @@ def test_epilogue(device: str, tokens: int) -> None:
 
 
 @pytest.mark.parametrize("tokens", [1, 3, 9, 70])
-@pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 32, "none"), ("int8", None, "int8")])
+@pytest.mark.parametrize(
+    ("format", "group", "x_format"), [("int4", 32, "none"), ("int6", 32, "none"), ("int8", None, "int8")]
+)
 def test_gated(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
     weight, x = quantized_weight(format, 2 * 37, 96, group), _random(0, tokens, 96).half()
     parts = (weight.codes, weight.scales, weight.zeros, None, _random(2, 2 * 37).half(), "silu", format, x_format)
@@ -182,10 +193,13 @@ def test_split_sums(device: str) -> None:
     assert python_function(launches[0].function).__name__ == "code_tile_kernel"
 
 
-@pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32), ("fp8", None), ("nf4", 64), ("mxfp4", 32)])
+@pytest.mark.parametrize(
+    ("format", "group"),
+    [("int8", None), ("int6", None), ("int5", 32), ("int4", 32), ("fp8", None), ("nf4", 64), ("mxfp4", 32)],
+)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_embedding(device: str, format: str, group: int | None, dtype: torch.dtype) -> None:
-    weight = quantized_weight(format, 50, 192, group, asymmetric=format == "int4")
+    weight = quantized_weight(format, 50, 192, group, asymmetric=format in ("int4", "int5"))
     ids = torch.tensor([3, 49, 0, 3], dtype=torch.int32)
     parts = (weight.codes, weight.scales, weight.zeros, format, dtype)
     check(quantized_embedding, ids, *parts, device=device, tolerance=1e-7 if dtype is torch.float32 else 4e-3)
@@ -203,3 +217,17 @@ def test_pairs_of_codes_lie_sixteen_channels_apart() -> None:
     runs = torch.stack((low.view(2, 2, 16), high.view(2, 2, 16)), 2).reshape(2, 64)
     assert torch.equal(runs[:, :40].to(torch.int8) - 8, codes)
     assert code_rows(codes, Layout.CODE_ROWS).view(2, 48)[:, :40].equal(codes)
+
+
+@pytest.mark.parametrize(("layout", "bits"), [(Layout.CODE_5_ROWS, 5), (Layout.CODE_6_ROWS, 6)])
+def test_bits_above_the_low_four_lie_behind_them(layout: Layout, bits: int) -> None:
+    """Taken apart byte by byte, as code_rows.py describes them."""
+    codes, more = torch.randint(-(1 << (bits - 1)), 1 << (bits - 1), (3, 70), dtype=torch.int8), bits - 4
+    packed = code_rows(codes, layout).view(3, row_bytes(70, layout)).tolist()
+    for row in range(3):
+        for channel in range(70):
+            run, half, byte = channel // 32, channel % 32 // 16, channel % 16
+            low = packed[row][16 * run + byte] >> 4 * half & 15
+            above = packed[row][3 * 16 + 4 * more * run + byte % (4 * more)] >> 4 * half
+            high = above >> byte // (4 * more) * more & (1 << more) - 1
+            assert (low | high << 4) - (1 << (bits - 1)) == codes[row, channel]

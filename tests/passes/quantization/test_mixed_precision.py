@@ -51,8 +51,8 @@ def test_spends_the_budget_on_what_is_sensitive(bard: Captured) -> None:
     weights = _quantized(bard, "auto:5").graph.quantized
     elements = sum(w.rows * w.columns for w in weights)
     assert 4.8 < sum(w.bits * w.rows * w.columns for w in weights) / elements <= 5.0
-    four = {f"int4-gptq{group}{zeros}" for group in ("", ":g64", ":g32") for zeros in ("", ":asym")}
-    assert {w.scheme for w in weights} <= four | {"int8"}
+    coded = product((4, 5, 6), ("", ":g64", ":g32"), ("", ":asym"))
+    assert {w.scheme for w in weights} <= {f"int{bits}-gptq{group}{zeros}" for bits, group, zeros in coded} | {"int8"}
     divergences = {w.module: float((w.reason or "").split()[1]) for w in weights}
     assert all("in sensitivity" in (w.reason or "") for w in weights)
     raised = [w for w in weights if w.scheme != "int4-gptq"]
@@ -99,8 +99,8 @@ def test_sensitivity_is_what_rounding_a_unit_alone_does(tmp_path: Path) -> None:
                 assert float((weight.reason or "").split()[1]) == pytest.approx(expected, rel=0.02)
 
 
-_FOUR_BIT = tuple(f"int4{group}{zeros}" for group in (":g64", ":g32") for zeros in ("", ":asym"))
-_UNIFORM = (*_FOUR_BIT, *(f"{scheme},lm_head={scheme}" for scheme in _FOUR_BIT), "nf4", "int8")
+_CODED = tuple(f"int{b}{group}{zeros}" for b in (4, 5, 6) for group in (":g64", ":g32") for zeros in ("", ":asym"))
+_UNIFORM = (*_CODED, *(f"{scheme},lm_head={scheme}" for scheme in _CODED), "nf4", "int8")
 
 
 def _bits(result: PipelineResult) -> float:
@@ -143,7 +143,14 @@ def test_a_trained_model_diverges_less_with_more_bits_on_two_other_texts(bard: C
 
     uniform = [
         _quantized(bard, scheme)
-        for scheme in ("int4-gptq:g64,lm_head=int4-gptq:g64", "int4-gptq", "int4-gptq:asym", "int4-gptq:g32")
+        for scheme in (
+            "int4-gptq:g64,lm_head=int4-gptq:g64",
+            "int4-gptq",
+            "int4-gptq:asym",
+            "int4-gptq:g32",
+            "int5-gptq,lm_head=int5-gptq",
+            "int5-gptq",
+        )
     ]
     of_uniform = [(_bits(result), divergences(result)) for result in uniform]
     last = [math.inf] * len(texts)

@@ -70,7 +70,7 @@ void llmc_lm_head_bf16(LlmcPool* pool, const LlmcLinear* arguments);
 
 // ---- quantized weights -----------------------------------------------------------------------------------------
 // What codes stand for: llmc/ops/weight_codes.py.
-enum LlmcCodes { LLMC_INT8 = 0, LLMC_INT4 = 1, LLMC_FP8 = 2, LLMC_NF4 = 3, LLMC_MXFP4 = 4 };
+enum LlmcCodes { LLMC_INT8 = 0, LLMC_INT4 = 1, LLMC_FP8 = 2, LLMC_NF4 = 3, LLMC_MXFP4 = 4, LLMC_INT5 = 5, LLMC_INT6 = 6 };
 // What x is rounded to first: llmc/ops/token_codes.py.
 enum LlmcXCodes { LLMC_X_NONE = 0, LLMC_X_INT8 = 1, LLMC_X_FP8 = 2 };
 enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2 };
@@ -79,8 +79,10 @@ enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2
 // one group of one panel are
 //   scale[lane]; zero[lane] as int16, if the weight has zeros; code words[k / codes a word][lane]
 // 8 bits: a byte for each of four k. 4 bits: for each of eight k; byte i holds the i-th low, the (i + 4)-th high.
-// Integers, and their zeros, are shifted to be unsigned: by 128 in int8, by 8 in int4. What stands for no row has
-// scale 0. A group is a multiple of 16, or all of in; then the last word is filled up.
+// 5 and 6 bits: of each 32 k four words of the low 4 bits, as those of 4 bits, then one or two words of what is above:
+// in byte i the bits of k = i, i + 4, … from the lowest on; the last 32 k of a group are filled up.
+// Integers, and their zeros, are shifted to be unsigned: by half of their range. What stands for no row has scale 0. A
+// group is a multiple of 16, or all of in; then the last word is filled up.
 
 // The products of LlmcLinear with weight[o, k] = (code - zero) · scale (llmc::quantized_linear, quantized_gated_linear,
 // quantized_lm_head).

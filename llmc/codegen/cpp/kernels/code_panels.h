@@ -10,13 +10,26 @@ namespace llmc {
 constexpr int kCodeVecs = 2;  // vectors of lanes that products take at a time
 
 // ---- where things lie ------------------------------------------------------------------------------------------
-inline int64_t bits_of(LlmcCodes format) { return format == LLMC_INT8 || format == LLMC_FP8 ? 8 : 4; }
+inline int64_t bits_of(LlmcCodes format) {
+  switch (format) {
+    case LLMC_INT8:
+    case LLMC_FP8:
+      return 8;
+    case LLMC_INT6:
+      return 6;
+    case LLMC_INT5:
+      return 5;
+    default:
+      return 4;
+  }
+}
 inline int64_t bytes_of(LlmcScales type) { return type == LLMC_SCALES_F32 ? 4 : 2; }
 
-// The panels of one weight. A part is a run of k inside one group.
+// The panels of one weight. A part is a run of k inside one group. Products take codes of 4 or of 8 bits: what is
+// stored in planes (code_planes.h) is joined to 8 first.
 struct CodePanels {
   const uint8_t* data;
-  int64_t in, group, bits, scale_bytes;
+  int64_t in, group, stored_bits, bits, scale_bytes;
   LlmcScales scale_type;
   bool has_zeros;
 
@@ -25,22 +38,25 @@ struct CodePanels {
       : data(static_cast<const uint8_t*>(a.weight)),
         in(in),
         group(a.group),
-        bits(llmc::bits_of(static_cast<LlmcCodes>(a.format))),
+        stored_bits(bits_of(static_cast<LlmcCodes>(a.format))),
+        bits(stored_bits > 4 ? 8 : 4),
         scale_bytes(LLMC_PANEL * bytes_of(static_cast<LlmcScales>(a.scale_type))),
         scale_type(static_cast<LlmcScales>(a.scale_type)),
         has_zeros(a.has_zeros != 0) {}
 
-  int32_t usual_zero() const { return bits == 4 ? 8 : 128; }
+  bool in_planes() const { return stored_bits != bits; }
+  int32_t usual_zero() const { return 1 << (stored_bits - 1); }
   int64_t words(int64_t k) const { return (k * bits + 31) / 32; }
+  int64_t stored_words(int64_t k) const { return in_planes() ? (k + 31) / 32 * stored_bits : words(k); }
   int64_t header_bytes() const { return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0); }
-  int64_t group_bytes() const { return header_bytes() + words(group) * LLMC_PANEL * 4; }
+  int64_t group_bytes() const { return header_bytes() + stored_words(group) * LLMC_PANEL * 4; }
   int64_t panel_bytes() const { return in / group * group_bytes(); }
   const uint8_t* header(int64_t panel, int64_t k) const {
     return data + panel * panel_bytes() + k / group * group_bytes();
   }
-  // k: a multiple of 8.
+  // k: a multiple of 8, or of 32 in planes.
   const uint8_t* codes(int64_t panel, int64_t k) const {
-    return header(panel, k) + header_bytes() + words(k % group) * LLMC_PANEL * 4;
+    return header(panel, k) + header_bytes() + stored_words(k % group) * LLMC_PANEL * 4;
   }
 };
 

@@ -13,12 +13,15 @@ namespace llmc {
 // spills (60%).
 constexpr int kCodeTokens = kLanes == 16 ? 8 : 4;
 
-// Some groups' codes in one panel: of each group a header and `words` words of codes.
+// Some groups' codes in one panel: of each group a header and `words` words of codes, group_bytes from one group's to
+// the next's. next: the memory behind the codes, of which as much is wanted next as the block took: `bytes`.
 struct CodeBlock {
   const CodePanels& panels;
   const uint8_t* header;
   const uint8_t* codes;
-  int64_t groups, words;
+  int64_t groups, words, group_bytes;
+  const uint8_t* next;
+  int64_t bytes;
 };
 
 // What is wanted next, fetched into cache two lines at a time: with one token 42 instead of 37 GB/s on one Zen 5 core.
@@ -69,7 +72,7 @@ void multiply_codes(const CodeBlock& block, const typename Product::X* x, float*
     const auto* values = x;
     const uint8_t* header = block.header;
     for (int64_t group = 0; group < block.groups; group++, header += group_bytes) {
-      const uint8_t* word = block.codes + group * group_bytes + lane * 4;
+      const uint8_t* word = block.codes + group * block.group_bytes + lane * 4;
       Vec scales[kCodeVecs];
       VecInt zeros[kCodeVecs];
 #pragma GCC unroll 2
@@ -120,7 +123,7 @@ void decode(const CodeBlock& block, float* to) {
   for (int lane = 0; lane < LLMC_PANEL; lane += kCodeVecs * kLanes) {
     const uint8_t* header = block.header;
     for (int64_t group = 0; group < block.groups; group++, header += group_bytes) {
-      const uint8_t* word = block.codes + group * group_bytes + lane * 4;
+      const uint8_t* word = block.codes + group * block.group_bytes + lane * 4;
       VecInt zeros[kCodeVecs];
       for (int v = 0; v < kCodeVecs; v++) zeros[v] = load_zeros(panels, header, lane + v * kLanes);
       for (int64_t i = 0; i < block.words; i++) {

@@ -25,7 +25,7 @@ inline int64_t packed_floats(int64_t in) { return (in + 7) / 8 * 8; }
 
 // What a block of codes takes in cache, and how far ahead memory is read: twice that is slower.
 constexpr int64_t kCodeBlockBytes = 8192;
-// One such block with each code as a number, and what it takes to begin at a cache line.
+// One such block with each code as a number, or one of bytes so and as it is, and what it takes to begin at a cache line.
 constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + 16;
 
 // Panels whose blocks are multiplied one after the other by the same k of x, which then is in the level-2 cache. Tiles

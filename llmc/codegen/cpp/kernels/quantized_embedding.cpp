@@ -1,12 +1,28 @@
 // Embedding lookups in code panels: y[t] = weight[ids[t]], rounded to the element type.
-#include "code_panels.h"
+#include "code_planes.h"
 #include "thread_pool.h"
 
 namespace llmc {
 namespace {
 
+// As many words as hold whole codes: kCodes of them, the j-th of which is the k at order(j).
+template <class Codes>
+struct OneWord {
+  static constexpr int kWords = 1, kCodes = Codes::kCodes;
+  static constexpr int order(int j) { return Codes::order(j); }
+  static Vec value(const VecBits (&unit)[1], int j, VecInt zero) { return Codes::value(unit[0], j, zero); }
+};
 
-template <class Codes, class T>
+template <int kMore>
+struct Planes {
+  static constexpr int kWords = 4 + kMore, kCodes = 32;
+  static constexpr int order(int j) { return j; }
+  static Vec value(const VecBits (&unit)[kWords], int j, VecInt zero) {
+    return Int8Codes::value(joined<kMore>(unit, j / 4), j % 4, zero);
+  }
+};
+
+template <class Unit, class T>
 void embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
   const CodePanels panels(a, a.channels);
   parallel_ranges(pool, a.tokens, 8, [&](int64_t begin, int64_t end, void*) {
@@ -19,19 +35,20 @@ void embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
         const Vec scale = broadcast(load_scales(header, panels.scale_type, vector)[lane - vector]);
         const VecInt zero = VecInt{} + load_zeros(panels, header, vector)[lane - vector];
         const uint8_t* word = panels.codes(panel, k) + lane * 4;
-        // kLanes words at a time, one in each lane.
-        for (int64_t first = 0; first < a.group; first += kLanes * Codes::kCodes) {
-          const int64_t count = std::min<int64_t>(kLanes * Codes::kCodes, a.group - first);
-          VecBits words = {};
-          for (int64_t i = 0; i * Codes::kCodes < count; i++, word += LLMC_PANEL * 4) {
-            uint32_t bits;
-            std::memcpy(&bits, word, sizeof bits);
-            words[i] = bits;
-          }
+        // kLanes units at a time, one in each lane.
+        for (int64_t first = 0; first < a.group; first += kLanes * Unit::kCodes) {
+          const int64_t count = std::min<int64_t>(kLanes * Unit::kCodes, a.group - first);
+          VecBits units[Unit::kWords] = {};
+          for (int64_t i = 0; i * Unit::kCodes < count; i++)
+            for (int j = 0; j < Unit::kWords; j++, word += LLMC_PANEL * 4) {
+              uint32_t bits;
+              std::memcpy(&bits, word, sizeof bits);
+              units[j][i] = bits;
+            }
           T* values = to + k + first;
-          for (int j = 0; j < Codes::kCodes; j++) {
-            const Vec y = Codes::value(words, j, zero) * scale;
-            for (int64_t i = 0, c = Codes::order(j); c < count; i++, c += Codes::kCodes)
+          for (int j = 0; j < Unit::kCodes; j++) {
+            const Vec y = Unit::value(units, j, zero) * scale;
+            for (int64_t i = 0, c = Unit::order(j); c < count; i++, c += Unit::kCodes)
               values[c] = from_float<T>(y[i]);
           }
         }
@@ -44,15 +61,19 @@ template <class T>
 void embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
   switch (static_cast<LlmcCodes>(a.format)) {
     case LLMC_INT8:
-      return embedding<Int8Codes, T>(pool, a);
+      return embedding<OneWord<Int8Codes>, T>(pool, a);
+    case LLMC_INT6:
+      return embedding<Planes<2>, T>(pool, a);
+    case LLMC_INT5:
+      return embedding<Planes<1>, T>(pool, a);
     case LLMC_INT4:
-      return embedding<Int4Codes, T>(pool, a);
+      return embedding<OneWord<Int4Codes>, T>(pool, a);
     case LLMC_FP8:
-      return embedding<Fp8Codes, T>(pool, a);
+      return embedding<OneWord<Fp8Codes>, T>(pool, a);
     case LLMC_NF4:
-      return embedding<Nf4Codes, T>(pool, a);
+      return embedding<OneWord<Nf4Codes>, T>(pool, a);
     case LLMC_MXFP4:
-      return embedding<E2m1Codes, T>(pool, a);
+      return embedding<OneWord<E2m1Codes>, T>(pool, a);
   }
 }
 

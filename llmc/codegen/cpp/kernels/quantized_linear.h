@@ -3,7 +3,7 @@
 // Every panel is read from memory once per block of tokens, while all tiles of tokens go over each of its blocks of k
 // in cache. See code_products.h for the inner loop, linear.h for what this has in common with plain weights.
 #pragma once
-#include "code_products.h"
+#include "code_planes.h"
 #include "linear.h"
 #include "tile_codes.h"
 
@@ -21,6 +21,14 @@ inline Part part_from(const CodePanels& panels, int64_t k) {
   if (panels.group >= longest) return {k, std::min({longest, panels.group - k % panels.group, left}), 1};
   const int64_t groups = std::min(longest / panels.group, left / panels.group);
   return {k, groups * panels.group, groups};
+}
+
+inline CodeBlock block_of(const CodePanels& panels, int64_t panel, const Part& part) {
+  const uint8_t* codes = panels.codes(panel, part.k);
+  const int64_t count = part.count / part.groups;
+  const int64_t bytes = part.groups * panels.stored_words(count) * LLMC_PANEL * 4;
+  const uint8_t* header = panels.header(panel, part.k);
+  return {panels, header, codes, part.groups, panels.words(count), panels.group_bytes(), codes + bytes, bytes};
 }
 
 #if defined(__AMX_INT8__)
@@ -162,11 +170,11 @@ struct BlockProduct {
   float* operands;  // of a block, where it is decoded first
 
   void operator()(const CodeBlock& block, const X* values, int64_t values_per_token, float* sums, bool first) const {
-    const int64_t words = block.groups * block.words, bytes = words * LLMC_PANEL * 4;
+    const int64_t words = block.groups * block.words;
     constexpr int64_t kPasses = LLMC_PANEL / (kCodeVecs * kLanes);
     // What is fetched `fetches` times by each tile in turn.
     const auto for_tiles = [&](int64_t fetches, const auto& multiply) {
-      FetchCodes fetch{block.codes + bytes, (bytes / fetches + tiles.count - 1) / tiles.count};
+      FetchCodes fetch{block.next, (block.bytes / fetches + tiles.count - 1) / tiles.count};
       for (int64_t tile = 0; tile < tiles.count; tile++) {
         const int64_t height = tiles.height_of(tile);
         multiply(height, values, sums + tiles.start(tile) * LLMC_PANEL, fetch);
@@ -204,15 +212,15 @@ struct BlockProduct<TiledProduct<Codes>> {
 
   void operator()(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums, bool first) {
     const int64_t words = block.words * TiledProduct<Codes>::kXPerWord, at_a_time = tile_words(words);
-    TileCodes weight{block.codes, block.panels.group_bytes(), words, at_a_time};
+    TileCodes weight{block.codes, block.group_bytes, words, at_a_time};
     if constexpr (Codes::kCodes == 8) {
       auto* bytes = reinterpret_cast<uint8_t*>(operands);
       widen_codes(block, bytes);
       weight = {bytes, words * kTileWeightBytes, words, at_a_time};
     }
     publish_to_tiles();
-    const int64_t fetches = block.groups * words / at_a_time, bytes = block.groups * block.words * kTileWeightBytes;
-    FetchCodes fetch{block.codes + bytes, (bytes / fetches + tiles.count - 1) / tiles.count};
+    const int64_t fetches = block.groups * words / at_a_time;
+    FetchCodes fetch{block.next, (block.bytes / fetches + tiles.count - 1) / tiles.count};
     for (int64_t tile = 0; tile < tiles.count; tile++) {
       const int64_t height = tiles.height_of(tile);
       const auto multiply = height > kTileRows ? multiply_tile_codes<true> : multiply_tile_codes<false>;
@@ -270,13 +278,15 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
     parallel_for(pool, (count + together - 1) / together, [&](int64_t group, void* scratch) {
       const int64_t first = group * together, end = std::min(first + together, count);
       auto* sums = static_cast<float*>(scratch) + tokens * (1 + packed_floats(a.in));
-      BlockProduct<Product> multiply{tiles, decodes, cache_line_from(sums + together * tokens * LLMC_PANEL)};
+      float* operands = cache_line_from(sums + together * tokens * LLMC_PANEL);
+      auto* bytes = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes);  // behind a decoded block of those
+      BlockProduct<Product> multiply{tiles, decodes, operands};
       const X* values = packed.data;
       for (int64_t k = 0; k < a.in;) {
         const Part part = part_from(panels, k);
-        const int64_t words = panels.words(part.count / part.groups);
         for (int64_t panel = first; panel < end; panel++) {
-          const CodeBlock block{panels, panels.header(panel, k), panels.codes(panel, k), part.groups, words};
+          CodeBlock block = block_of(panels, panel, part);
+          if (panels.in_planes()) join_planes(block, bytes);
           multiply(block, values, packed.part_size(part), sums + (panel - first) * tokens * LLMC_PANEL, k == 0);
         }
         values += packed.part_size(part) * tokens;

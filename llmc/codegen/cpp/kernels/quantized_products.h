@@ -32,6 +32,8 @@ void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilog
                                : integer_linear<T, Int8Codes>(pool, a, epilogue);
   switch (format) {
     case LLMC_INT8:
+    case LLMC_INT6:
+    case LLMC_INT5:
       return multiply(FloatProduct<OperandsOf<T, Int8Codes>>{});
     case LLMC_INT4:
       if (!a.has_zeros) return multiply(FloatProduct<OperandsOf<T, SymmetricInt4Codes>>{});

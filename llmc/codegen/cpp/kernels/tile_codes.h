@@ -54,9 +54,8 @@ inline void pack_group(TiledProduct<Codes>, const CodePanels& panels, const floa
 
 // The 4-bit codes of a block as bytes: to[group][word of four codes][lane].
 inline void widen_codes(const CodeBlock& block, uint8_t* to) {
-  const int64_t group_bytes = block.panels.group_bytes();
   for (int64_t group = 0; group < block.groups; group++) {
-    const uint8_t* from = block.codes + group * group_bytes;
+    const uint8_t* from = block.codes + group * block.group_bytes;
     for (int64_t word = 0; word < block.words; word++, from += kTileWeightBytes, to += 2 * kTileWeightBytes)
       for (int64_t lane = 0; lane < LLMC_PANEL; lane += kLanes) {
         VecBits codes;

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.codes import code_values, e4m3_values, high_codes, low_codes
+from llmc.codegen.triton.kernels.codes import code_values, e4m3_values, high_codes, load_above, low_codes
 from llmc.codegen.triton.kernels.product_store import store_product
 
 
@@ -44,7 +44,7 @@ def code_gemv_kernel(
 ) -> None:
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32.
 
-    CHUNK_BYTES: of a row's codes that share a scale; CHUNKS of them at a time.
+    CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; CHUNKS of them at a time.
     """
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
@@ -89,10 +89,11 @@ def _sums(
     CHUNK_BYTES: tl.constexpr,
 ) -> tl.tensor:
     """W·x of the rows, [TOKENS, OUT_BLOCK]."""
-    IN_PAIRS: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4" or FORMAT == "mxfp4"
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
     IN_GROUPS: tl.constexpr = GROUPS > 1
     # Chunks of a row, and of a group of columns with one scale.
-    COUNT: tl.constexpr = (ROW_BYTES + CHUNK_BYTES - 1) // CHUNK_BYTES
+    PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    COUNT: tl.constexpr = (PLACES + CHUNK_BYTES - 1) // CHUNK_BYTES
     PER_GROUP: tl.constexpr = COUNT // GROUPS
     MASKED: tl.constexpr = COUNT % CHUNKS != 0 or IN % (CHUNK_BYTES * (2 if IN_PAIRS else 1)) != 0
     chunk, byte = tl.arange(0, CHUNKS)[None, None, :, None], tl.arange(0, CHUNK_BYTES)[None, None, None, :]
@@ -105,9 +106,10 @@ def _sums(
         place = (start + chunk) * CHUNK_BYTES + byte
         channel = place // 16 * 32 + place % 16 if IN_PAIRS else place
         if MASKED:
-            codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=place < ROW_BYTES, other=0)
+            codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=place < PLACES, other=0)
         else:
             codes = tl.load(codes_ptr + row * ROW_BYTES + place)
+        above = load_above(codes_ptr + row * ROW_BYTES, place, PLACES, FORMAT, MASKED)
         zeros = row_zeros
         if IN_GROUPS:
             group = row * GROUPS + (start + chunk) // PER_GROUP
@@ -116,10 +118,10 @@ def _sums(
             if zeros_ptr is not None:
                 zeros = tl.load(zeros_ptr + group, mask=is_group, other=0).to(tl.float32)
         x = _x_values(x_row, channel, IN, X_FORMAT, MASKED)
-        part = x * code_values(low_codes(codes, FORMAT), zeros, FORMAT)
+        part = x * code_values(low_codes(codes, above, FORMAT), zeros, FORMAT)
         if IN_PAIRS:
             x = _x_values(x_row, channel + 16, IN, X_FORMAT, MASKED)
-            part += x * code_values(high_codes(codes), zeros, FORMAT)
+            part += x * code_values(high_codes(codes, above, FORMAT), zeros, FORMAT)
         if IN_GROUPS:
             part *= scales
         sums += part

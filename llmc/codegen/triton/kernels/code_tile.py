@@ -11,7 +11,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.codes import code_values, e4m3_values, high_codes, low_codes
+from llmc.codegen.triton.kernels.codes import code_values, e4m3_values, high_codes, load_above, low_codes, signed_codes
 from llmc.codegen.triton.kernels.product_store import store_product
 from llmc.codegen.triton.kernels.product_tile import tile_of
 
@@ -60,8 +60,9 @@ def code_tile_kernel(
     row = tl.minimum(first_out + out, OUT - 1)
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[None, :] * x_row_stride
-    IN_PAIRS: tl.constexpr = FORMAT == "int4" or FORMAT == "nf4" or FORMAT == "mxfp4"
-    COUNT: tl.constexpr = (ROW_BYTES + BYTE_BLOCK - 1) // BYTE_BLOCK
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
     PER_SPLIT: tl.constexpr = (COUNT + SPLITS - 1) // SPLITS
     PER_GROUP: tl.constexpr = COUNT // GROUPS
     MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
@@ -78,12 +79,12 @@ def code_tile_kernel(
             x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
         product = _add_chunk(
             product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, row, place, chunk // PER_GROUP,
-            FORMAT, ROW_BYTES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+            FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
         )  # fmt: skip
         if GATED:
             up = _add_chunk(
                 up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, row + OUT, place, chunk // PER_GROUP,
-                FORMAT, ROW_BYTES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+                FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
             )  # fmt: skip
     product, up = product.to(tl.float32), up.to(tl.float32)
     if GROUPS == 1:
@@ -121,6 +122,7 @@ def _add_chunk(
     group: tl.tensor,
     FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
+    PLACES: tl.constexpr,
     GROUPS: tl.constexpr,
     OPERANDS: tl.constexpr,
     IN_PAIRS: tl.constexpr,
@@ -129,17 +131,20 @@ def _add_chunk(
 ) -> tl.tensor:
     """The sums with a chunk of channels added, all of one group, its scales included if there are several."""
     if MASKED:
-        is_code = (place < ROW_BYTES)[None, :] & (row >= 0)[:, None]
+        is_code = (place < PLACES)[None, :] & (row >= 0)[:, None]
         codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :], mask=is_code, other=0)
     else:
         codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :])
+    above = load_above(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], PLACES, FORMAT, MASKED)
     zeros = tl.zeros([row.shape[0], 1], dtype=tl.int32)
     if zeros_ptr is not None:
         zeros = tl.load(zeros_ptr + row * GROUPS + group).to(tl.int32)[:, None]
     part = sums if GROUPS == 1 else tl.zeros(sums.shape, dtype=tl.int32 if OPERANDS == "int8" else tl.float32)
-    part = _multiply(_operand(low_codes(codes, FORMAT), codes, zeros, FORMAT, OPERANDS), x_low, part, OPERANDS, UPCAST)
+    low = _operand(low_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
+    part = _multiply(low, x_low, part, OPERANDS, UPCAST)
     if IN_PAIRS:
-        part = _multiply(_operand(high_codes(codes), codes, zeros, FORMAT, OPERANDS), x_high, part, OPERANDS, UPCAST)
+        high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
+        part = _multiply(high, x_high, part, OPERANDS, UPCAST)
     if GROUPS == 1:
         return part
     else:
@@ -156,7 +161,7 @@ def _operand(
     elif OPERANDS == "int8" and FORMAT == "int8":
         return codes
     elif OPERANDS == "int8":
-        return (integers - 8 - zeros).to(tl.int8)
+        return (signed_codes(integers, FORMAT) - zeros).to(tl.int8)
     else:
         return _as_float(code_values(integers, zeros.to(tl.float32), FORMAT), OPERANDS)
 

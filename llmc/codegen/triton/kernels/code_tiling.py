@@ -49,11 +49,13 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
                 shapes.append(Tiling(Way.CODE_TILE, block, 64, in_block, 4, 3, 0.35, splits))
     if tokens > 32:
         # Sums of a gate and its partner and those of a group spill where matrix units leave theirs to the registers.
-        is_wide = target.arch in (90, 100) or not product.gated
+        # So do codes' bits above the low four, which take shared memory, too.
+        is_wide = target.arch in (90, 100) or not (product.gated or codes.in_planes)
         if is_wide:
             wide = 64 if product.gated else 128
             shapes.append(Tiling(Way.CODE_TILE, 128, wide, in_block, 8, 3, 0.5))
-        shapes.append(Tiling(Way.CODE_TILE, 64, 64, in_block, 4 if is_wide else 8, 3, 0.4))
+        is_tight = product.gated and codes.in_planes and not is_wide
+        shapes.append(Tiling(Way.CODE_TILE, 32 if is_tight else 64, 64, in_block, 4 if is_wide else 8, 3, 0.4))
     return tuple(shapes)
 
 

@@ -1,9 +1,9 @@
 """Device code for quantized weights: what codes stand for, without a table in memory.
 
 Integers and narrow floats are put together from their bits, so that every target and the interpreter compute the same
-exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py; 4-bit codes
-come two in a byte (codegen/triton/code_rows.py): channel 32·i + j in the low half of byte 16·i + j, channel
-32·i + 16 + j in its high half.
+exact numbers, and no slow conversion from bytes is needed. Formats are those of llmc/ops/weight_codes.py; codes of 4 to
+6 bits have their low four two in a byte (codegen/triton/code_rows.py): channel 32·i + j in the low half of byte
+16·i + j, channel 32·i + 16 + j in its high half.
 """
 
 from __future__ import annotations
@@ -17,36 +17,69 @@ _INTEGER = tl.constexpr(12582912.0)
 
 
 @triton.jit
-def low_codes(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
-    """int32 codes: the low halves of bytes, or the whole bytes of a format of 8 bits."""
+def load_above(
+    row_ptr: tl.tensor, place: tl.tensor, PLACES: tl.constexpr, FORMAT: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
+    """Of codes of 5 and 6 bits, what is above the low four: those of a byte's low half from bit 0, of its high half
+    from bit 4 on, int32. place: of the byte among a row's PLACES; MASKED: whether it may lie behind them. Neighbours in
+    a run of 16 places share bytes, which are close together: they come from the level-1 cache."""
+    if FORMAT == "int5" or FORMAT == "int6":
+        BITS: tl.constexpr = 2 if FORMAT == "int6" else 1
+        RUN: tl.constexpr = 4 * BITS
+        at = PLACES + place // 16 * RUN + place % RUN
+        above = tl.load(row_ptr + at, mask=place < PLACES, other=0) if MASKED else tl.load(row_ptr + at)
+        return above.to(tl.int32) >> (place % 16 // RUN * BITS)
+    else:
+        return place
+
+
+@triton.jit
+def low_codes(codes: tl.tensor, above: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """int32 codes: the low halves of bytes and what is above them, or the whole bytes of a format of 8 bits."""
     if FORMAT == "int8" or FORMAT == "fp8":
         return codes.to(tl.int32)
+    elif FORMAT == "int6":
+        return (codes.to(tl.int32) & 15) | ((above & 3) << 4)
+    elif FORMAT == "int5":
+        return (codes.to(tl.int32) & 15) | ((above & 1) << 4)
     else:
         return codes.to(tl.int32) & 15
 
 
 @triton.jit
-def high_codes(codes: tl.tensor) -> tl.tensor:
-    """int32 codes: the high halves of bytes."""
-    return codes.to(tl.int32) >> 4
+def high_codes(codes: tl.tensor, above: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """int32 codes: the high halves of bytes and what is above them."""
+    return low_codes(codes.to(tl.int32) >> 4, above >> 4, FORMAT)
+
+
+@triton.jit
+def signed_codes(codes: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
+    """int32 codes of an integer format as they are counted, from half of their range on."""
+    if FORMAT == "int4":
+        return codes - 8
+    elif FORMAT == "int5":
+        return codes - 16
+    elif FORMAT == "int6":
+        return codes - 32
+    else:
+        tl.static_assert(FORMAT == "int8", "no integers")
+        return codes
 
 
 @triton.jit
 def code_values(codes: tl.tensor, zeros: tl.tensor, FORMAT: tl.constexpr) -> tl.tensor:
     """What int32 codes stand for before they are scaled, fp32. zeros: fp32, of integer formats; broadcast to codes."""
-    if FORMAT == "int8":
-        return (codes + _INTEGER_BITS).to(tl.float32, bitcast=True) - (_INTEGER + zeros)
-    elif FORMAT == "int4":
-        return (codes + _INTEGER_BITS).to(tl.float32, bitcast=True) - (_INTEGER + 8.0 + zeros)
-    elif FORMAT == "fp8":
+    if FORMAT == "fp8":
         return e4m3_values(codes)
     elif FORMAT == "mxfp4":
         # e2m1 in the place of fp32's exponent and mantissa, 2^126 too small.
         bits = ((codes & 7) << 22) | ((codes & 8) << 28)
         return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37
-    else:
-        tl.static_assert(FORMAT == "nf4", "unknown format")
+    elif FORMAT == "nf4":
         return _nf4_values(codes)
+    else:
+        signed = signed_codes(codes, FORMAT)
+        return (signed + _INTEGER_BITS).to(tl.float32, bitcast=True) - (_INTEGER + zeros)
 
 
 @triton.jit

@@ -44,8 +44,13 @@ class Codes:
 
     @property
     def per_byte(self) -> int:
-        """Codes in a byte."""
-        return 8 // CODE_FORMATS[self.format].bits
+        """Codes that have their low bits, or all, in one byte."""
+        return 1 if CODE_FORMATS[self.format].bits == 8 else 2
+
+    @property
+    def in_planes(self) -> bool:
+        """Whether the others lie apart."""
+        return CODE_FORMATS[self.format].in_planes
 
 
 @dataclass(frozen=True)

@@ -10,16 +10,15 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.codes import code_values, low_codes
+from llmc.codegen.triton.kernels.codes import code_values, load_above, low_codes
 from llmc.codegen.triton.kernels.quantized_linear import refuse_codes
 from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_ranks
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.refusal import Refusal
-from llmc.program import Layout
+from llmc.program import code_rows_layout
 from llmc.targets import GpuTarget
 
 
@@ -42,12 +41,13 @@ def quantized_embedding_kernel(
     row = tl.load(ids_ptr + token).to(tl.int64)
     column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = column < COLUMNS
-    if FORMAT == "int8" or FORMAT == "fp8":
-        codes = low_codes(tl.load(codes_ptr + row * ROW_BYTES + column, mask=inside, other=0), FORMAT)
-    else:
-        place = column // 32 * 16 + column % 16
-        codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=inside, other=0).to(tl.int32)
-        codes = (codes >> (column % 32 // 16 * 4)) & 15
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    PLACES: tl.constexpr = (COLUMNS + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    place = column // 32 * 16 + column % 16 if IN_PAIRS else column
+    half = column % 32 // 16 * 4 if IN_PAIRS else 0
+    codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=inside, other=0)
+    above = load_above(codes_ptr + row * ROW_BYTES, place, PLACES, FORMAT, True)
+    codes = low_codes(codes >> half if IN_PAIRS else codes, above >> half if IN_PAIRS else above, FORMAT)
     group = row * GROUPS + column // (COLUMNS // GROUPS)
     scales = tl.load(scales_ptr + group, mask=inside, other=0.0).to(tl.float32)
     zeros = tl.zeros([BLOCK], dtype=tl.float32)
@@ -69,7 +69,6 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     columns, format = call.shape("codes")[1], call.plain("format")
     codes, scales, zeros = call.code_rows()
-    layout = Layout.CODE_PAIR_ROWS if CODE_FORMATS[format].bits == 4 else Layout.CODE_ROWS
     block = min(row_tile(columns, most_rows=1).block, 1024)
     return (
         DeviceLaunch(
@@ -84,7 +83,7 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
             {
                 "COLUMNS": columns,
                 "FORMAT": format,
-                "ROW_BYTES": row_bytes(columns, layout),
+                "ROW_BYTES": row_bytes(columns, code_rows_layout(format)),
                 "GROUPS": call.shape("scales")[1],
                 "BLOCK": block,
             },

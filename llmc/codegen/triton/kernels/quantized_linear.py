@@ -22,7 +22,7 @@ from llmc.codegen.triton.kernels.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_dtypes, refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.launch_arguments import Argument
-from llmc.program import Layout
+from llmc.program import code_rows_layout
 from llmc.targets import GpuTarget
 
 _LEAST_GROUP = 32
@@ -77,8 +77,7 @@ def coded_product(
     weight_rows, channels = call.shape("codes")
     groups, format, x_format = call.shape("scales")[1], call.plain("format"), call.plain("x_format")
     codes, scales, zeros = call.code_rows()
-    layout = Layout.CODE_PAIR_ROWS if CODE_FORMATS[format].bits == 4 else Layout.CODE_ROWS
-    width, outputs = row_bytes(channels, layout), weight_rows // 2 if gated else weight_rows
+    width, outputs = row_bytes(channels, code_rows_layout(format)), weight_rows // 2 if gated else weight_rows
     quantize: DeviceLaunch | None = None
     x: dict[str, Argument] = {**rows("x", call.rows("x")), "x_scales_ptr": None}
     if x_format != "none":
