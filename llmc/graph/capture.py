@@ -16,13 +16,15 @@ from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
+from llmc.graph.checkpoint import read_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
 
+TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 TOKENIZER_FILES = (
-    "tokenizer.json",
-    "tokenizer_config.json",
+    TOKENIZER,
+    SETTINGS,
     "chat_template.jinja",
     "generation_config.json",
     "special_tokens_map.json",
@@ -42,7 +44,7 @@ class Captured:
     @property
     def tokenizer(self) -> Path | None:
         """The tokenizer itself, if the model has one in the tokenizers library's format."""
-        return next((file for file in self.tokenizer_files if file.name == "tokenizer.json"), None)
+        return next((file for file in self.tokenizer_files if file.name == TOKENIZER), None)
 
 
 def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptions) -> Captured:
@@ -68,12 +70,15 @@ def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOpti
         )
     directory = Path(model)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
-    check_tokenizer(directory / "tokenizer.json")
+    check_tokenizer(directory)
     return Captured(*capture_directory(directory, options), files)
 
 
-def check_tokenizer(file: Path) -> None:
-    """Raise CheckpointError now for a tokenizer that the engine could not read later."""
+def check_tokenizer(directory: Path) -> None:
+    """Raise CheckpointError now for a tokenizer, or settings of one, that the engine could not read later."""
+    if (directory / SETTINGS).is_file():
+        read_json(directory / SETTINGS)
+    file = directory / TOKENIZER
     if not file.is_file():
         return
     from tokenizers import Tokenizer

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,10 +10,11 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from llmc.errors import CheckpointError, OptionError
-from llmc.graph.capture import TOKENIZER_FILES, Captured, check_tokenizer
+from llmc.errors import OptionError
+from llmc.graph.capture import SETTINGS, TOKENIZER, TOKENIZER_FILES, Captured, check_tokenizer
+from llmc.graph.checkpoint import read_json
 
-TOKENIZER, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
+GENERATION = "generation_config.json"
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def _files(folder: Path, at: str) -> tuple[Path, ...]:
             at=f"{at}: {folder}",
             fix="name the directory that holds it; a fast tokenizer's save_pretrained writes one",
         )
-    check_tokenizer(folder / TOKENIZER)
+    check_tokenizer(folder)
     return tuple(folder / name for name in TOKENIZER_FILES if name != GENERATION and (folder / name).is_file())
 
 
@@ -85,10 +85,6 @@ def _end_token(files: tuple[Path, ...]) -> str | None:
     file = next((file for file in files if file.name == SETTINGS), None)
     if file is None:
         return None
-    try:
-        settings = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise CheckpointError(f"cannot read it as JSON: {error}", at=file, fix="save the tokenizer again") from None
-    end = settings.get("eos_token") if isinstance(settings, dict) else None
+    end = read_json(file).get("eos_token")
     end = end.get("content") if isinstance(end, dict) else end
     return end if isinstance(end, str) else None

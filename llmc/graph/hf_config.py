@@ -187,15 +187,16 @@ def model_info(
     notes: list[str] = []
 
     def token_ids(key: str) -> tuple[int, ...]:
-        value = generation.get(key)
-        value = getattr(config, key, None) if value is None else value
-        if value is None:
-            return ()
-        ids = tuple(_whole_number(key, each) for each in (value if isinstance(value, list | tuple) else (value,)))
-        beyond = [each for each in ids if not 0 <= each < vocab_size]
-        if beyond:
-            notes.append(f"{key} {beyond[0]} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
-        return tuple(each for each in ids if each not in beyond)
+        found: tuple[int, ...] = ()
+        for value in (getattr(config, key, None), generation.get(key)):
+            if value is None:
+                continue
+            ids = tuple(_whole_number(key, each) for each in (value if isinstance(value, list | tuple) else (value,)))
+            beyond = [each for each in ids if not 0 <= each < vocab_size]
+            for each in beyond[:1]:
+                notes.append(f"{key} {each} is not among the {vocab_size} tokens of the vocabulary: it is ignored")
+            found = tuple(each for each in ids if each not in beyond)
+        return found
 
     limits = (getattr(config, key, None) for key in ("max_position_embeddings", "n_positions", "max_seq_len"))
     limit = next((limit for limit in limits if limit is not None), None)
@@ -212,7 +213,7 @@ def model_info(
         bos_token_id=next(iter(token_ids("bos_token_id")), None),
         eos_token_ids=token_ids("eos_token_id"),
     )
-    return info, tuple(notes)
+    return info, tuple(dict.fromkeys(notes))
 
 
 def _whole_number(key: str, value: Any) -> int:

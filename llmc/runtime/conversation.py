@@ -46,6 +46,11 @@ class ConversationPrompts:
                 at="messages",
                 fix='give [{"role": "user", "content": "..."}], or a list of such lists',
             )
+        for index, message in enumerate(messages):
+            if says_nothing(message):
+                raise RequestError(
+                    f"message {index} ({message['role']!r:.20}) has no content", at="messages", fix='give its "content"'
+                )
         for name, value, is_right in (
             ("messages", messages, True),
             ("tools", tools, tools is None or _are_mappings(tools)),
@@ -88,6 +93,14 @@ class ConversationPrompts:
 def is_conversation(messages: object) -> TypeGuard[Conversation]:
     """Whether these are messages: a list of mappings with a role, at least one."""
     return _are_mappings(messages) and bool(messages) and all("role" in each for each in messages)
+
+
+def says_nothing(message: Message) -> bool:
+    """Whether a message has neither content nor what an assistant's may have in its place."""
+    if message.get("content") is not None:
+        return False
+    instead = ("tool_calls", "function_call", "reasoning_content", "reasoning")
+    return message["role"] != "assistant" or not any(message.get(name) for name in instead)
 
 
 def conversations(messages: Conversation | Iterable[Conversation]) -> list[Any]:

@@ -263,11 +263,13 @@ class Engine:
         EngineFormatError for an engine that was written without a report."""
         return explanation(self._directory)
 
-    def predict(self, *, requests: int = 1, context: int = 1024, prefill: int | None = None) -> StepPrediction:
+    def predict(self, *, requests: int = 1, context: int | None = None, prefill: int | None = None) -> StepPrediction:
         """How long a step of a GPU engine should take, by the target's table: of `requests` tokens, one a request with
-        `context` cached positions each, or else of a prompt of `prefill` tokens. Needs no GPU, but torch.
+        `context` cached positions each (default 1024, or what the longest sequence holds), or else of a prompt of
+        `prefill` tokens. Needs no GPU, but torch.
 
-        Of an engine for several GPUs, the first. Raises TargetError for a CPU's engine.
+        Of an engine for several GPUs, the first. Raises TargetError for a CPU's engine, OptionError for a step that
+        the engine was not built for.
         """
         return predicted_step(self._directory, requests, context, prefill)
 

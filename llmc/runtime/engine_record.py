@@ -13,6 +13,8 @@ from llmc.targets import GPU_TARGETS
 if TYPE_CHECKING:
     from llmc.prediction.device_step import StepPrediction
 
+_CONTEXT = 1024
+
 
 def report_file(directory: EngineDirectory) -> Path:
     """The HTML page. Raises EngineFormatError."""
@@ -25,8 +27,13 @@ def explanation(directory: EngineDirectory) -> str:
     return directory.files.text(EXPLANATION_NAME)
 
 
-def predicted_step(directory: EngineDirectory, requests: int, context: int, prefill: int | None) -> StepPrediction:
-    """A step on the engine's first GPU. Raises TargetError for a CPU's engine, OptionError for numbers below 1."""
+def predicted_step(
+    directory: EngineDirectory, requests: int, context: int | None, prefill: int | None
+) -> StepPrediction:
+    """A step on the engine's first GPU. context: None for 1024, or the longest sequence.
+
+    Raises TargetError for a CPU's engine, OptionError for a step beyond the engine's limits.
+    """
     first = directory.programs[0]
     target = next((target for target in GPU_TARGETS if target.name == first.target), None)
     if target is None:
@@ -35,9 +42,17 @@ def predicted_step(directory: EngineDirectory, requests: int, context: int, pref
             at=directory.path,
             fix=f"llmc report {directory.path.name} shows them; llmc profile {directory.path.name} measures",
         )
-    for name, value in (("requests", requests), ("context", context), ("prefill", prefill)):
-        if not (value is None and name == "prefill") and (type(value) is not int or value < 1):
-            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix="give a whole number from 1")
+    limits = first.program.limits
+    if context is None:
+        context = min(_CONTEXT, limits.max_model_len)
+    for name, value, most in (
+        ("requests", requests, limits.max_sequences),
+        ("context", context, limits.max_model_len),
+        ("prefill", prefill, limits.max_batch_tokens),
+    ):
+        if not (value is None and name == "prefill") and (type(value) is not int or not 1 <= value <= most):
+            fix = f"give a whole number 1 to {most}, as the engine was built"
+            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value!r}", fix=fix)
     from llmc.prediction.device_step import predict_decode, predict_prefill  # imports torch
 
     if prefill is not None:

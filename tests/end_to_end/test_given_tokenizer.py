@@ -71,3 +71,13 @@ def test_what_is_no_tokenizer(tmp_path: Path) -> None:
     shutil.copy(SHIPPED / "config.json", tmp_path / "tokenizer.json")
     with pytest.raises(CheckpointError, match="the tokenizer cannot be read"), given_tokenizer(str(tmp_path)):
         pass
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, "[]"])
+def test_settings_that_a_chat_could_not_read_are_refused_by_the_build(text: str, tmp_path: Path) -> None:
+    directory = Path(shutil.copytree(SHIPPED, tmp_path / "model"))
+    (directory / "tokenizer_config.json").write_text(text)
+    with pytest.raises(CheckpointError, match="JSON"):
+        capture(directory, BuildOptions())
+    with pytest.raises(CheckpointError, match="JSON"), given_tokenizer(directory):
+        pass

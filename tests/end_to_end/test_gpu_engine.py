@@ -142,8 +142,17 @@ def test_without_its_gpu_an_engine_can_be_looked_at_and_saved(
         assert 0 < decode.bandwidth_share < 1 and sum(decode.kernel_seconds.values()) == pytest.approx(decode.seconds)
         assert prefill.step == "prefill of 2 tokens"
         assert opened.save(tmp_path / "copy.llmc").is_dir()
-        with pytest.raises(OptionError, match="requests cannot be 0"):
-            opened.predict(requests=0)
+        limits = opened.limits
+        assert limits.max_model_len < 1024
+        assert f"context {limits.max_model_len}" in opened.predict().step
+        for wrong in (
+            {"requests": 0},
+            {"requests": limits.max_sequences + 1},
+            {"context": limits.max_model_len + 1},
+            {"prefill": limits.max_batch_tokens + 1},
+        ):
+            with pytest.raises(OptionError, match=f"{next(iter(wrong))} cannot be"):
+                opened.predict(**wrong)
 
 
 @pytest.mark.parametrize("call", ["generate", "stream", "logits", "loop"])

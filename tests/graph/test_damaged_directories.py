@@ -159,9 +159,12 @@ def test_a_checkpoint_that_is_mostly_unread_is_refused(tmp_path: Path) -> None:
         read_directory(directory, BuildOptions())
 
 
-def test_token_ids_beyond_the_vocabulary_are_ignored_and_named(sound: dict[str, Path], tmp_path: Path) -> None:
+@pytest.mark.parametrize("file", ["generation_config.json", "config.json"])
+def test_token_ids_beyond_the_vocabulary_are_ignored_and_named(
+    file: str, sound: dict[str, Path], tmp_path: Path
+) -> None:
     directory = Path(shutil.copytree(sound["single"], tmp_path / "model"))
-    edit_json(directory / "generation_config.json", lambda c: c.update(eos_token_id=[1, 5000]))
+    edit_json(directory / file, lambda c: c.update(eos_token_id=[1, 5000]))
     read = read_directory(directory, BuildOptions())
     assert read.info.eos_token_ids == (1,)
     assert read.notes == ("eos_token_id 5000 is not among the 160 tokens of the vocabulary: it is ignored",)

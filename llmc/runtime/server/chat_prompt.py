@@ -7,6 +7,7 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
+from llmc.runtime.conversation import says_nothing
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import ChatRequest, Message, Tool
 from llmc.runtime.server.served_model import ServedModel, check_text
@@ -62,6 +63,8 @@ def template_message(model: ServedModel, message: Message) -> dict[str, Any]:
             }
             for call in message.tool_calls
         ]
+    if says_nothing(found):
+        raise bad_request(f"a message of the role {message.role!r} has no content", "messages")
     return found
 
 

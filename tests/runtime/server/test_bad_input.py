@@ -59,6 +59,8 @@ BAD: tuple[tuple[str, Any, str], ...] = (
     ("/v1/completions", {"prompt": "hi", "cache_salt": ""}, "cache_salt"),
     ("/v1/chat/completions", {"messages": []}, "messages"),
     ("/v1/chat/completions", {"messages": [{"role": "king", "content": "x"}]}, "role"),
+    ("/v1/chat/completions", {"messages": [{"role": "user"}]}, "no content"),
+    ("/v1/chat/completions", {"messages": [{"role": "assistant", "content": None}]}, "no content"),
     ("/v1/chat/completions", {"messages": [{"role": "function", "content": "x"}]}, "bad role"),
     ("/v1/chat/completions", {"messages": USER, "tool_choice": "required"}, "tools"),
     ("/v1/chat/completions", {"messages": USER, "top_logprobs": 2}, "logprobs=true"),

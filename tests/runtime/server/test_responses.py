@@ -233,6 +233,7 @@ REFUSED: tuple[tuple[dict[str, Any], str], ...] = (
     ({"conversation": "c"}, "previous_response_id"),
     ({"max_output_tokens": 10_000}, "max_output_tokens"),
     ({"tool_choice": "required"}, "tools"),
+    ({"input": [{"type": "function_call", "call_id": "c", "name": "f", "arguments": "{"}]}, "not JSON: "),
     ({"max_tokens": 5}, "unknown field max_tokens"),
     ({"metadata": {"a": "\ud800"}}, "surrogate"),
     ({"tools": [{"type": "function", "name": "f", "parameters": {"a": float("nan")}}]}, "JSON"),
@@ -244,6 +245,7 @@ def test_what_cannot_be_done_is_said(client: httpx.Client, fields: dict[str, Any
     content = json.dumps({"input": "hi", "max_output_tokens": 4, **fields})
     answer = client.post("/v1/responses", content=content, headers={"Content-Type": "application/json"})
     assert said in f"{assert_refused(answer)} {answer.json()['error']['param']}"
+    assert answer.json()["error"]["param"] != "messages", "it has no such field"
 
 
 def test_ignored_settings_are_told(client: httpx.Client) -> None:

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import aclosing, contextmanager
 from dataclasses import dataclass
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
+from llmc.errors import RequestError
 from llmc.runtime.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.chat_generation import generation_request
 from llmc.runtime.server.chat_prompt import template_warnings
-from llmc.runtime.server.errors import ApiError, bad_request
+from llmc.runtime.server.errors import ApiError, bad_request, of_llmc_error
 from llmc.runtime.server.outputs import Event, answer, outputs_of
 from llmc.runtime.server.responses.conversation import (
     chat_request,
@@ -122,7 +123,8 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     chat = chat_request(body, messages_of([*before, *added]))
     tools = tool_plan(model, chat)
     shortens = body.truncation == "auto"
-    prompt, ids = await fitted_prompt(model, chat, shows_tools=tools.shows_tools, shortens=shortens)
+    with errors_about_input():
+        prompt, ids = await fitted_prompt(model, chat, shows_tools=tools.shows_tools, shortens=shortens)
     plan = answer_plan(model, chat, tools, prompt)
     identity = model.responses.new_id()
     salted = tenant_of(request, body.cache_salt)
@@ -136,6 +138,17 @@ async def asked_response(model: ServedModel, body: ResponsesRequest, request: Re
     if "store" in body.model_fields_set and body.store and not model.responses.keeps:
         warnings.append("store is ignored: this server keeps no responses (--response-store-bytes 0)")
     return AskedResponse(ResponseReply(model, body, chat, plan, identity, warnings), asked, added, before, tenant)
+
+
+@contextmanager
+def errors_about_input() -> Iterator[None]:
+    """What is wrong with the messages that the input was made to is wrong with the input."""
+    try:
+        yield
+    except (ApiError, RequestError) as error:
+        found = error if isinstance(error, ApiError) else of_llmc_error(error)
+        found.param = "input" if found.param == "messages" else found.param
+        raise found from None
 
 
 def conversation_before(model: ServedModel, body: ResponsesRequest, tenant: str | None) -> tuple[InputItem, ...]:
