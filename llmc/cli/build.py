@@ -193,12 +193,12 @@ def summary_table(report: BuildReport) -> FittingTable:
 
 def predicted_decode(report: BuildReport) -> str:
     """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
-    from llmc.codegen.target_kind import kind_of
+    from llmc.codegen.target_rates import target_rates
     from llmc.prediction.launch_time import predict_step
     from llmc.prediction.step_shape import StepShape
 
     moved, step = in_bytes(report.decode_bytes), StepShape.decode(requests=1, context=1)
-    rates = kind_of(report.target).rates(report.program, thread_count(None))
+    rates = target_rates(report.target, report.program, thread_count(None))
     if rates is None:
         return f"{moved} moved; not predicted, since {report.target.name} does not run here"
     seconds = predict_step(report.program, step, rates)

@@ -16,7 +16,6 @@ from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.prediction.rates import Rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.targets import ReferenceTarget
 
@@ -43,10 +42,6 @@ class ReferenceKind:
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
-
-    def rates(self, program: Program, threads: int) -> Rates | None:
-        """Nothing is predicted of torch."""
-        return None
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""

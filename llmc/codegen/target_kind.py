@@ -18,7 +18,6 @@ from llmc.codegen.weight_slots import SlotRecipe
 from llmc.engine_format.writer import EngineWriter
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.prediction.rates import Rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.targets import CpuTarget, GpuTarget, ReferenceTarget, Target
 
@@ -75,13 +74,6 @@ class TargetKind(Protocol):
 
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
-        ...
-
-    def rates(self, program: Program, threads: int) -> Rates | None:
-        """Of the target: measured where it is a CPU that this machine is, the data sheet's of a GPU, else None.
-
-        Raises ToolchainError without what measures.
-        """
         ...
 
     def fitting_sequences(self, program: Program) -> int | None:

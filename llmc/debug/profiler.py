@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from llmc.codegen.target_kind import kind_of
+from llmc.codegen.target_rates import target_rates
 from llmc.debug.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
@@ -192,8 +192,8 @@ class Profiler:
 
     def rates(self) -> Rates:
         """What the machine delivers now."""
-        kind = kind_of(resolve_target(self._directory.manifest.target.name))
-        rates = kind.rates(self._directory.program, self._threads)
+        target = resolve_target(self._directory.manifest.target.name)
+        rates = target_rates(target, self._directory.program, self._threads)
         assert rates is not None  # It has run a step.
         return rates
 

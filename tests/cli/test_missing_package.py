@@ -32,6 +32,7 @@ def without(blocked: str, *words: str | Path) -> subprocess.CompletedProcess[str
     [
         ("targets",),
         ("inspect", "ENGINE"),
+        ("profile", "ENGINE", "--prefill", "8", "--repeats", "1"),
         ("viz", "ENGINE", "--format", "json"),
         ("explain", "ENGINE", "--pass", "fuse_rms_norm", "--strict"),
     ],

@@ -93,6 +93,7 @@ def check_edits(text: str, count: int) -> None:
             program = program_from_json(json.dumps(changed), AT)
             check_program(program, AT)
             plan_calls(program)
+            sizes(program)  # A weight of more bytes than any device has is refused, too.
         except LlmcError:
             refused += 1
             continue

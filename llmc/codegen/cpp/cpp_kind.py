@@ -13,7 +13,6 @@ from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.background import BackgroundCompiler
 from llmc.codegen.cpp.build import SOURCE_NAME, library_name
 from llmc.codegen.cpp.lowering import Lowered, lower
-from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.quantized_support import check_kernels
@@ -22,10 +21,9 @@ from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.prediction.rates import Rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.storage_error import storage_error
-from llmc.targets import CpuTarget, missing_features
+from llmc.targets import CpuTarget
 
 
 @dataclass(frozen=True)
@@ -59,10 +57,6 @@ class CppKind:
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """In panels, with scales and zeros beside them."""
         return pack_codes(codes, scales, zeros, format, layout)
-
-    def rates(self, program: Program, threads: int) -> Rates | None:
-        """Measured by the engine's own kernels; None on a machine that lacks the target's instructions."""
-        return None if missing_features(self.target) else measured_rates(self.target, threads, program)
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""

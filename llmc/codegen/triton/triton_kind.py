@@ -22,7 +22,6 @@ from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
-from llmc.prediction.rates import Rates, gpu_rates
 from llmc.program import Layout, Program, WeightSlot
 from llmc.program_json import program_to_json
 from llmc.targets import GpuTarget
@@ -60,10 +59,6 @@ class TritonKind:
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
-
-    def rates(self, program: Program, threads: int) -> Rates | None:
-        """Of the data sheet."""
-        return gpu_rates(self.target.compiled[0])
 
     def fitting_sequences(self, program: Program) -> int | None:
         """In the memory of the data sheet."""
