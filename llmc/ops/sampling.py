@@ -1,8 +1,15 @@
 """Choosing tokens from rows of logits: llmc::argmax_rows, draw_rows, top_k_rows, row_masses and sample_candidates.
 
-With them only token ids leave the device, not logits. Random numbers are Philox 4x32 with ten rounds (Salmon, Moraes,
-Dror and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3"), keyed by a request's seed and counted by its own
-counter: what a request draws does not depend on its neighbours.
+With them only token ids leave the device, not logits. A draw is the largest sum of logit / temperature and Gumbel noise
+(Gumbel 1954), among the tokens that the filters keep. The noise is a function of a request's seed, its own counter and
+the token, the same in every kernel and on the host: what a request draws does not depend on its neighbours, nor on who
+draws it, up to the rounding of its logits.
+
+Noise is -log of the time at which a token's clock rings. The first of a group's 64 clocks rings after a 64th of an
+exponential time, and each is as likely to be it; as clocks have no memory, each other one rings an exponential time
+after it. So one number tells how large the noise of 64 tokens can be, and a kernel on a CPU passes over most groups.
+Random numbers are Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw 2011, "Parallel random numbers: as easy as
+1, 2, 3"): of each group, and of places whose four words are for four tokens that lie NOISE_RUN apart.
 """
 
 from __future__ import annotations
@@ -21,6 +28,14 @@ _KEY_A, _KEY_B = 0x9E3779B9, 0xBB67AE85
 _UNIT = 4.6566127342e-10
 # As top_k: no vocabulary has so many tokens, so that all are kept.
 EVERY_TOKEN = 2**31 - 1
+# More than any token.
+_NO_TOKEN = 2**31 - 1
+NOISE_GROUP = 64
+NOISE_RUN = NOISE_GROUP // 4
+# Where the places of the groups themselves begin.
+GROUP_PLACES = 2**30
+# Six bits of a word.
+WINNER_SHIFT = 26
 # Below this, -log(1 - u) is summed as a series: the difference from 1 would lose u's digits.
 _SMALL = 0.015625
 
@@ -54,9 +69,7 @@ def draw_rows(logits: Tensor, temperature: Tensor, seeds: Tensor, counters: Tens
     infinite.
     """
     is_random = (temperature > 0)[:, None]
-    places = torch.arange(logits.shape[1], dtype=torch.int32).expand(logits.shape)
-    keys = counters.long() << 32 | seeds.long() & _WORD
-    noise = gumbel(uniform(keys[:, None].expand(logits.shape), places))
+    noise = token_noise(seeds[:, None], counters[:, None], torch.arange(logits.shape[1]).expand(logits.shape))
     return _largest(torch.where(is_random, logits / torch.where(is_random, temperature[:, None], 1.0) + noise, logits))
 
 
@@ -64,13 +77,6 @@ def _largest(scores: Tensor) -> tuple[Tensor, Tensor]:
     scores = torch.where(scores.isnan(), torch.inf, scores)
     largest = scores.max(-1, keepdim=True).values
     return (scores == largest).int().argmax(-1).int(), largest[:, 0]
-
-
-def gumbel(u: Tensor) -> Tensor:
-    """-log(-log(1 - v)) for v = u plus half the distance of two neighbours: Gumbel-distributed for u uniform."""
-    v = u + 0.5 * _UNIT
-    series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)))
-    return -torch.log(torch.where(v < _SMALL, series, -torch.log(1.0 - v)))
 
 
 @op(fake=_top_k, stages=IN_NO_GRAPH, flops=per_element(1), rows=("logits",))
@@ -124,22 +130,43 @@ def sample_candidates(
     total = torch.where(cuts[:, 0] | complete, weights.sum(-1), masses)[:, None]
     before = weights.cumsum(-1) - weights
     keep = (before < top_p[:, None] * total) & (weights >= min_p[:, None]) & (weights > 0)
-    weights = torch.where(keep, weights, 0.0)
-    target = uniform(seeds, counters) * weights.sum(-1)
-    passed = (keep & (weights.cumsum(-1) <= target[:, None])).sum(-1)
-    chosen = torch.minimum(passed, keep.sum(-1) - 1).clamp_min(0)
+    divisor = torch.where(is_random, temperature, 1.0)[:, None]
+    sums = torch.where(keep, values / divisor + token_noise(seeds[:, None], counters[:, None], indices), -torch.inf)
+    is_largest = keep & (sums == sums.max(-1, keepdim=True).values)
+    chosen = torch.where(is_largest, indices, _NO_TOKEN).min(-1).values
     edge = values.gather(1, top_k.long().clamp(1, count)[:, None] - 1)[:, 0]
     beyond = values.gather(1, top_k.long().clamp_max(count - 1)[:, None])[:, 0]
     covered = torch.where(cuts[:, 0], edge > beyond, complete | ~keep[:, -1])
     plain = ~is_random | ((top_k == EVERY_TOKEN) & (top_p >= 1) & (min_p <= 0))
-    tokens = torch.where(plain, drawn, indices.gather(1, chosen[:, None])[:, 0])
-    return tokens, (plain | covered).int()
+    return torch.where(plain, drawn, chosen), (plain | covered).int()
 
 
-def uniform(seeds: Tensor, counters: Tensor) -> Tensor:
-    """One number in [0, 1) of fp32 for each pair of seed and counter, int32: what tl.rand(seed, counter) gives."""
-    keys = seeds.long() & _WORD, (seeds.long() >> 32) & _WORD
-    words = [counters.long() & _WORD, *(torch.zeros_like(counters, dtype=torch.int64),) * 3]
+def token_noise(seeds: Tensor, counters: Tensor, tokens: Tensor) -> Tensor:
+    """The noise of tokens, fp32, of tokens' shape; seeds and counters: int32, with one column for each of its rows."""
+    group, place = tokens.long() // NOISE_GROUP, tokens.long() % NOISE_GROUP
+    number, winner, _, _ = random_words(seeds, counters, group + GROUP_PLACES)
+    first = waiting_time(uniform(number)) / NOISE_GROUP
+    words = torch.stack(random_words(seeds, counters, group * NOISE_RUN + place % NOISE_RUN))
+    own = waiting_time(uniform(words.gather(0, (place // NOISE_RUN)[None])[0]))
+    return -torch.log(torch.where(place == winner >> WINNER_SHIFT, first, first + own))
+
+
+def waiting_time(u: Tensor) -> Tensor:
+    """-log(1 - v) for v = u plus half the distance of two neighbours: exponentially distributed for u uniform."""
+    v = u + 0.5 * _UNIT
+    series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)))
+    return torch.where(v < _SMALL, series, -torch.log(1.0 - v))
+
+
+def uniform(words: Tensor) -> Tensor:
+    """Numbers in [0, 1), fp32, of random words: int64 of 32 bits."""
+    return torch.where(words >= 1 << 31, words ^ _WORD, words).float() * _UNIT
+
+
+def random_words(seeds: Tensor, counters: Tensor, places: Tensor) -> list[Tensor]:
+    """Four words for each place, int64 of 32 bits: what tl.randint4x(counter << 32 | seed, place) gives."""
+    keys = seeds.long() & _WORD, counters.long() & _WORD
+    words = [places.long() & _WORD, *(torch.zeros_like(places, dtype=torch.int64),) * 3]
     for _ in range(10):
         # Products of two 32-bit words wrap around in int64, with the right bits.
         even, odd = _ROUND_A * words[0], _ROUND_B * words[2]
@@ -150,5 +177,4 @@ def uniform(seeds: Tensor, counters: Tensor) -> Tensor:
             even & _WORD,
         ]
         keys = (keys[0] + _KEY_A) & _WORD, (keys[1] + _KEY_B) & _WORD
-    signed = torch.where(words[0] >= 1 << 31, words[0] ^ _WORD, words[0])
-    return signed.float() * _UNIT
+    return words

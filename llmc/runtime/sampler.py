@@ -14,17 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
+from llmc.runtime.gumbel_noise import largest_sum
 from llmc.runtime.logit_edits import LogitEdit, edited
-from llmc.runtime.random_numbers import uniform
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
 from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.token_filters import candidates
+from llmc.runtime.token_filters import candidates, per_temperature
 from llmc.runtime.unusable_logits import check_finite, unusable_logits
 from llmc.runtime.written_tokens import GrowingTokens, TokenIds
 
 Row = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
-_DRAW_BLOCK = 512
 
 
 class TokenMask(Protocol):
@@ -102,7 +101,7 @@ class Sampler:
         check_finite(best, float(scores[best]), self.dtype)
         token = best
         if self._is_random:
-            token = _draw(scores, best, self._params, uniform(self._seed, self._generated))
+            token = _draw(scores, best, self._params, self._seed, self._generated)
         self._generated += 1
         if self._counts_tokens:
             self._seen[token] = True
@@ -116,8 +115,7 @@ class Sampler:
     def choice(self) -> RowChoice | None:
         """How the executor can choose the next token from the same distribution; None if only `sample` can.
 
-        The CPU's kernel draws what `sample` does, but for a rounding of one in a million; a GPU's draws are other
-        ones, and as repeatable.
+        It draws what `sample` does, a GPU up to the rounding of logits.
         """
         params = self._params
         if self._changes:
@@ -227,23 +225,12 @@ def _seed(seed: int | None, choice: int) -> int:
     return int(sequence.generate_state(1).view(np.int32)[0])
 
 
-def _draw(scores: Row, best: int, params: SamplingParams, number: float) -> int:
-    """One token for a number in [0, 1), by inverting the cumulative sum.
-
-    In two levels: summing blocks is several times faster than summing up all.
-    """
-    ids, weights = candidates(scores, best, params)
-    whole = len(weights) // _DRAW_BLOCK * _DRAW_BLOCK
-    sums = weights[:whole].reshape(-1, _DRAW_BLOCK).sum(axis=1)
-    upto = np.cumsum(np.append(sums, weights[whole:].sum()), dtype=np.float64)
-    point = number * upto[-1]
-    block = min(int(np.searchsorted(upto, point, side="right")), len(upto) - 1)
-    if block * _DRAW_BLOCK == len(weights):  # The rest is empty.
-        block -= 1
-    start = block * _DRAW_BLOCK
-    inside = np.cumsum(weights[start : start + _DRAW_BLOCK], dtype=np.float64)
-    below = upto[block - 1] if block else 0.0
-    index = start + min(int(np.searchsorted(inside, point - below, side="right")), len(inside) - 1)
-    while not weights[index]:  # Rounding may lead past the last token that can come.
-        index -= 1
-    return index if ids is None else int(ids[index])
+def _draw(scores: Row, best: int, params: SamplingParams, seed: int, counter: int) -> int:
+    """One of the tokens that the filters keep."""
+    ids, _ = candidates(scores, best, params)
+    scaled = (scores - scores[best]) * per_temperature(params)
+    if ids is not None:
+        kept = np.full(len(scores), -np.inf, np.float32)
+        kept[ids] = scaled[ids]
+        scaled = kept
+    return largest_sum(scaled, seed, counter)

@@ -27,8 +27,7 @@ def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds
         threshold = np.partition(scores, len(scores) - params.top_k)[len(scores) - params.top_k]
         ids = np.flatnonzero(scores >= threshold)
         kept = scores[ids]
-    # Bounded, so that equal logits do not make 0 · inf.
-    weights: Weights = np.exp((kept - scores[best]) * np.float32(min(1.0 / params.temperature, 1e30)))
+    weights: Weights = np.exp((kept - scores[best]) * per_temperature(params))
     if params.top_p < 1.0:
         ids, weights = _taken(ids, weights, _nucleus(weights, params.top_p))
     if params.min_p > 0.0:
@@ -36,6 +35,12 @@ def candidates(scores: Row, best: int, params: SamplingParams) -> tuple[TokenIds
     if params.typical_p < 1.0:
         ids, weights = _taken(ids, weights, _typical(weights, params.typical_p))
     return ids, weights
+
+
+def per_temperature(params: SamplingParams) -> np.float32:
+    """What logits are multiplied with, as in the CPU's kernel. Bounded, so that equal ones do not make 0 · inf."""
+    with np.errstate(divide="ignore", over="ignore"):
+        return min(np.float32(1.0) / np.float32(params.temperature), np.float32(1e30))
 
 
 def _nucleus(weights: Weights, top_p: float) -> TokenIds:

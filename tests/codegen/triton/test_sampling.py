@@ -169,18 +169,36 @@ def test_draws_follow_the_probabilities_and_depend_on_seed_and_counter_alone() -
     torch.testing.assert_close(frequencies, (logits[0] / 0.8).softmax(-1), atol=0.03, rtol=0)
 
 
-def test_noise_keeps_its_digits_where_it_is_large() -> None:
+def test_times_keep_their_digits_where_they_are_short() -> None:
     """P(noise > 12) is 1 - exp(-exp(-12)), 6e-6: the numbers near 0 make it, in steps far below their size."""
     u = torch.tensor([0.0, 1e-6, 0.5, 1.0 - 2**-24])
-    expected = -torch.log(-torch.log1p(-(u.double() + 0.5 * 4.6566127342e-10)))
-    torch.testing.assert_close(sampling.gumbel(u).double()[:3], expected[:3], atol=1e-5, rtol=1e-5)
-    assert torch.isfinite(sampling.gumbel(u)).all()
+    expected = -torch.log1p(-(u.double() + 0.5 * 4.6566127342e-10))
+    torch.testing.assert_close(sampling.waiting_time(u).double()[:3], expected[:3], atol=0, rtol=1e-5)
+    assert torch.isfinite(sampling.waiting_time(u)).all()
 
 
-def test_uniform_numbers_are_philox() -> None:
-    """Random123's known answer for a counter and a key of zeros: its first word is 0x6627e8d5."""
+def test_noise_is_gumbel_distributed_and_independent() -> None:
+    """By quantiles over many counters, for the tokens of a group alone, for their largest, and for pairs."""
+    count = 20_000
+    counters, seeds = torch.arange(count).int()[:, None], torch.full((count, 1), 5, dtype=torch.int32)
+    noise = sampling.token_noise(seeds, counters, torch.arange(60, 140).expand(count, -1)).double()
+    probabilities = torch.exp(-torch.exp(-noise))  # uniform
+    grid = torch.linspace(0.02, 0.98, 49).double()
+    bound = 5 * (0.25 / count) ** 0.5
+    for column in probabilities.T:
+        assert ((column[:, None] <= grid).double().mean(0) - grid).abs().max() < bound
+    inside = probabilities[:, 4:68]  # one group
+    assert ((inside.max(1).values[:, None] ** 64 <= grid).double().mean(0) - grid).abs().max() < bound
+    below = (probabilities < 0.5).double() - 0.5
+    pairs = below.T @ below / count
+    assert (pairs - torch.diag(torch.diag(pairs))).abs().max() < 1.3 / count**0.5
+
+
+def test_random_words_are_philox() -> None:
+    """Random123's known answer for a counter and a key of zeros."""
     zero = torch.zeros(1, dtype=torch.int32)
-    torch.testing.assert_close(sampling.uniform(zero, zero), torch.tensor([0x6627E8D5 * 4.6566127342e-10]))
+    words = [int(word) for word in sampling.random_words(zero, zero, zero)]
+    assert words == [0x6627E8D5, 0xE169C58D, 0xBC57AC4C, 0x9B00DBD8]
 
 
 @pytest.mark.gpu

@@ -1,10 +1,9 @@
 // A token of each row of logits, by temperature, top-k, top-p and min-p: what llmc/runtime/sampler.py does, faster.
 //
-// A row is read once, in blocks: their largest logits and their sums of e^((x - largest) / temperature), which stay in
-// cache. The draw then looks into one block. For the filters the blocks say where tokens can be that survive: those
-// are gathered, few of them even of a large vocabulary, and only they are selected from. A row's token depends on
-// nothing but the row and its own numbers.
-// Random numbers: Philox 4x32 with ten rounds (Salmon, Moraes, Dror and Shaw 2011), keyed by seed, counted by counter.
+// A row is read once, in blocks: their largest logits and, for top-p, their sums of e^((x - largest) / temperature),
+// which stay in cache. A draw is the largest sum of logit and noise, and blocks whose logits are too small for any noise
+// are passed over. For the filters the blocks say where tokens can be that survive: those are gathered, few of them even
+// of a large vocabulary, and only they are drawn from. A row's token depends on nothing but the row and its own numbers.
 #include <algorithm>
 #include <cmath>
 #include <functional>
@@ -12,6 +11,7 @@
 #include <type_traits>
 
 #include "activation.h"
+#include "gumbel_noise.h"
 #include "row.h"
 
 namespace {
@@ -27,8 +27,6 @@ constexpr int kBinShift = 19;
 constexpr uint32_t kBins = 64 * 16 + 1;
 // One vector in so many is looked at to guess.
 constexpr int kSample = 32;
-// What is lighter cannot be drawn: e^x of -inf is not quite 0.
-constexpr float kLightest = 1e-30f;
 
 struct Block {
   float largest;
@@ -122,55 +120,20 @@ int32_t first_largest(const Row& row) {
   }
 }
 
-// In [0, 1): What llmc/ops/sampling.py calls uniform, with 53 digits.
-double uniform(int32_t seed, int32_t counter) {
-  uint32_t words[4] = {static_cast<uint32_t>(counter), 0, 0, 0};
-  uint32_t keys[2] = {static_cast<uint32_t>(seed), seed < 0 ? ~0u : 0u};
-  for (int round = 0; round < 10; round++) {
-    const uint64_t even = uint64_t{0xD2511F53} * words[0], odd = uint64_t{0xCD9E8D57} * words[2];
-    const uint32_t next[4] = {static_cast<uint32_t>(odd >> 32) ^ words[1] ^ keys[0], static_cast<uint32_t>(odd),
-                              static_cast<uint32_t>(even >> 32) ^ words[3] ^ keys[1], static_cast<uint32_t>(even)};
-    std::copy(next, next + 4, words);
-    keys[0] += 0x9E3779B9;
-    keys[1] += 0xBB67AE85;
-  }
-  const uint32_t folded = words[0] >> 31 ? ~words[0] : words[0];
-  return static_cast<double>(uint64_t{folded} << 22 | words[1] >> 10) * 0x1p-53;
-}
-
-// A token of the whole vocabulary: first its block, then its place in it.
-int32_t draw_any(const Row& row, double point) {
-  double target = point * row.total;
-  const int64_t blocks = Scratch::blocks_of(row.vocabulary);
-  int64_t block = 0, chosen = 0;
-  double mass = 0.0;
-  for (; block < blocks; block++) {
-    const double more = double{row.blocks[block].sum} * row.weight_of(row.blocks[block].largest);
-    if (more <= 0.0) continue;
-    chosen = block;
-    mass = more;
-    if (target < more) break;
-    target -= more;
-  }
-  const float* logits = row.logits + row.begin(chosen);
-  const int64_t count = row.end(chosen) - row.begin(chosen);
-  const float largest = row.blocks[chosen].largest;
-  float weights[kBlock + llmc::kLanes];
-  double sum = 0.0;
-  for (int64_t i = 0; i < count; i += llmc::kLanes) {
-    const Vec x = llmc::load(logits + i, std::min<int64_t>(llmc::kLanes, count - i));
-    llmc::store(weights + i, llmc::exp((x - largest) * row.per_temperature));
-  }
-  for (int64_t i = 0; i < count; i++) sum += weights[i];
-  target *= sum / mass;
-  int64_t last = 0;
-  for (int64_t i = 0; i < count; i++) {
-    if (weights[i] < kLightest) continue;
-    last = i;
-    if (target < weights[i]) break;
-    target -= weights[i];
-  }
-  return static_cast<int32_t>(row.begin(chosen) + last);
+// All tokens, the block with the largest logit first: what is found there lets most others be passed over.
+void offer_all(const Row& row, llmc::LargestSum* found) {
+  static_assert(llmc::LargestSum::kTile % kBlock == 0 || kBlock % llmc::LargestSum::kTile == 0);
+  const auto offer = [&](int64_t begin) {
+    const int64_t end = std::min(row.vocabulary, begin + llmc::LargestSum::kTile);
+    float bound = -kInfinity;
+    for (int64_t block = begin / kBlock; row.begin(block) < end; block++)
+      bound = std::max(bound, row.blocks[block].largest);
+    found->offer_tile(begin, end, bound);
+  };
+  const int64_t likeliest = first_largest(row) / llmc::LargestSum::kTile * llmc::LargestSum::kTile;
+  offer(likeliest);
+  for (int64_t begin = 0; begin < row.vocabulary; begin += llmc::LargestSum::kTile)
+    if (begin != likeliest) offer(begin);
 }
 
 // The tokens whose logit is at least `least`. Without branches, which nobody could predict.
@@ -311,18 +274,6 @@ Candidates gather_mass(const Row& row, double wanted, const Scratch& scratch) {
   return gather(row, row.logit_of(std::min(least, 0.5f)), scratch);
 }
 
-int32_t draw_of(const Candidates& c, double point) {
-  double target = point * sum_of(c);
-  int64_t last = 0;
-  for (int64_t i = 0; i < c.count; i++) {
-    if (c.weights[i] < kLightest) continue;
-    last = i;
-    if (target < c.weights[i]) break;
-    target -= c.weights[i];
-  }
-  return c.tokens[last];
-}
-
 void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   const Scratch scratch(memory, a.vocabulary);
   const float temperature = a.temperature[index];
@@ -335,7 +286,7 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   const double top_p = a.top_p[index];
   const float min_p = a.min_p[index];
   const bool cuts_k = top_k < a.vocabulary, cuts_p = top_p < 1.0, cuts_min = min_p > 0.0f;
-  const bool needs_total = is_random && !cuts_k && (cuts_p || !cuts_min);
+  const bool needs_total = is_random && !cuts_k && cuts_p;
   for (int64_t block = 0; block < blocks; block++) {
     const float* begin = logits + row.begin(block);
     const int64_t count = row.end(block) - row.begin(block);
@@ -353,9 +304,11 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   }
   for (int64_t block = 0; needs_total && block < blocks; block++)
     row.total += double{scratch.blocks[block].sum} * row.weight_of(scratch.blocks[block].largest);
-  const double point = uniform(a.seeds[index], a.counters[index]);
+  const llmc::NoiseKey key = {static_cast<uint32_t>(a.seeds[index]), static_cast<uint32_t>(a.counters[index])};
+  llmc::LargestSum found(logits, row.largest, row.per_temperature, key);
   if (!cuts_k && !cuts_p && !cuts_min) {
-    a.tokens[index] = draw_any(row, point);
+    offer_all(row, &found);
+    a.tokens[index] = found.token();
     return;
   }
   Candidates kept;
@@ -368,7 +321,8 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
     kept = gather(row, row.logit_of(min_p), scratch);
   }
   if (cuts_min) kept = filter(kept, [&](int64_t i) { return kept.weights[i] >= min_p; });
-  a.tokens[index] = draw_of(kept, point);
+  found.offer_tokens(kept.tokens, kept.weights, kept.count);
+  a.tokens[index] = found.token();
 }
 
 }  // namespace

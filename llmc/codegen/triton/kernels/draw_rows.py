@@ -18,6 +18,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.launch_arguments import Argument, Count
+from llmc.ops.sampling import GROUP_PLACES, NOISE_GROUP, NOISE_RUN, WINNER_SHIFT
 from llmc.targets import GpuTarget
 
 _CHUNK = 4096
@@ -25,6 +26,8 @@ _CHUNK = 4096
 _MAX_CHUNK_TILE = 4096
 _HALF_UNIT = tl.constexpr(2.3283063671e-10)
 _SMALL = tl.constexpr(0.015625)
+_NOISE_GROUP, _NOISE_RUN = tl.constexpr(NOISE_GROUP), tl.constexpr(NOISE_RUN)
+_GROUP_PLACES, _WINNER_SHIFT = tl.constexpr(GROUP_PLACES), tl.constexpr(WINNER_SHIFT)
 
 
 @triton.jit
@@ -48,9 +51,7 @@ def draw_chunks_kernel(
     if temperature_ptr is not None:
         temperature = tl.load(temperature_ptr + row)
         if temperature > 0.0:
-            counter = tl.load(counters_ptr + row).to(tl.int64)
-            key = (counter << 32) | (tl.load(seeds_ptr + row).to(tl.int64) & 0xFFFFFFFF)
-            scores = scores / temperature + _gumbel(tl.rand(key, index))
+            scores = scores / temperature + token_noise(tl.load(seeds_ptr + row), tl.load(counters_ptr + row), index)
     largest, place = largest_of(scores, inside)
     tl.store(maxima_ptr + row * CHUNKS + chunk, largest)
     tl.store(places_ptr + row * CHUNKS + chunk, chunk * CHUNK + place)
@@ -91,11 +92,25 @@ def largest_of(scores: tl.tensor, inside: tl.tensor) -> tuple[tl.tensor, tl.tens
 
 
 @triton.jit
-def _gumbel(u: tl.tensor) -> tl.tensor:
-    """llmc.ops.sampling.gumbel."""
-    v = u + _HALF_UNIT
+def token_noise(seed: tl.tensor, counter: tl.tensor, token: tl.tensor) -> tl.tensor:
+    """llmc.ops.sampling.token_noise, of a vector of tokens."""
+    key = (counter.to(tl.int64) << 32) | (seed.to(tl.int64) & 0xFFFFFFFF)
+    group, place = token // _NOISE_GROUP, token % _NOISE_GROUP
+    number, winner, _, _ = tl.randint4x(key, group + _GROUP_PLACES)
+    first = _waiting_time(number) * (1.0 / _NOISE_GROUP)
+    a, b, c, d = tl.randint4x(key, group * _NOISE_RUN + place % _NOISE_RUN)
+    word = place // _NOISE_RUN
+    own = _waiting_time(tl.where(word < 2, tl.where(word == 0, a, b), tl.where(word == 2, c, d)))
+    is_winner = place == (winner.to(tl.uint32, bitcast=True) >> _WINNER_SHIFT).to(tl.int32)
+    return -tl.log(tl.where(is_winner, first, first + own))
+
+
+@triton.jit
+def _waiting_time(word: tl.tensor) -> tl.tensor:
+    """llmc.ops.sampling.waiting_time, of a random word."""
+    v = tl.uint_to_uniform_float(word) + _HALF_UNIT
     series = v * (1.0 + v * (0.5 + v * (1.0 / 3.0 + v * 0.25)))
-    return -tl.log(tl.where(v < _SMALL, series, -tl.log(1.0 - v)))
+    return tl.where(v < _SMALL, series, -tl.log(1.0 - v))
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:

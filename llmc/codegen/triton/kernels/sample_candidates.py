@@ -1,7 +1,7 @@
-"""llmc::sample_candidates: draw a token from each row's candidates: temperature, top-k, top-p, min-p, a random number.
+"""llmc::sample_candidates: draw a token from each row's candidates: temperature, top-k, top-p, min-p, noise.
 
-    w[i] = exp((z[i] - z[0]) / temperature) of what the filters keep
-    y = indices[i] of the first i with Σ_{j ≤ i} w[j] > u·Σ_j w[j]
+    w[i] = exp((z[i] - z[0]) / temperature), by which the filters keep or drop
+    y = indices[i] of the largest z[i] / temperature + Gumbel noise of what they keep
 
 Reads K candidates and eight numbers a row, one program each: a launch's latency is all that it costs.
 """
@@ -15,6 +15,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.draw_rows import token_noise
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.ops.sampling import EVERY_TOKEN
@@ -24,6 +25,7 @@ _MAX_CANDIDATES = 1024
 _OF_A_ROW = ("masses", "drawn", "temperature", "top_k", "top_p", "min_p", "seeds", "counters")
 _INTEGERS = ("indices", "drawn", "top_k", "seeds", "counters")
 _EVERY_TOKEN = tl.constexpr(EVERY_TOKEN)
+_NO_TOKEN = tl.constexpr(2**31 - 1)
 
 
 @triton.jit
@@ -62,16 +64,15 @@ def sample_candidates_kernel(
     total = tl.where(cuts | COMPLETE, tl.sum(weights, 0), tl.load(masses_ptr + row))
     before = tl.cumsum(weights, 0) - weights
     keep = (before < top_p * total) & (weights >= min_p) & (weights > 0.0)
-    weights = tl.where(keep, weights, 0.0)
-    target = tl.rand(tl.load(seeds_ptr + row), tl.load(counters_ptr + row)) * tl.sum(weights, 0)
-    passed = tl.sum((keep & (tl.cumsum(weights, 0) <= target)).to(tl.int32), 0)
     kept = tl.sum(keep.to(tl.int32), 0)
-    chosen = tl.maximum(tl.minimum(passed, kept - 1), 0)
+    tokens = tl.load(indices_ptr + row * indices_row_stride + lane, mask=lane < CANDIDATES, other=_NO_TOKEN)
+    noise = token_noise(tl.load(seeds_ptr + row), tl.load(counters_ptr + row), tokens)
+    sums = tl.where(keep, values / tl.where(is_random, temperature, 1.0) + noise, float("-inf"))
+    token = tl.min(tl.where(keep & (sums == tl.max(sums, 0)), tokens, _NO_TOKEN), 0)
     edge = tl.load(values_ptr + tl.minimum(tl.maximum(top_k, 1), CANDIDATES) - 1)
     beyond = tl.load(values_ptr + tl.minimum(top_k, CANDIDATES - 1))
     covered = tl.where(cuts, edge > beyond, COMPLETE | (kept < CANDIDATES))
     is_plain = (temperature <= 0.0) | ((top_k == _EVERY_TOKEN) & (top_p >= 1.0) & (min_p <= 0.0))
-    token = tl.load(indices_ptr + row * indices_row_stride + chosen)
     tl.store(y_ptr + row * y_row_stride, tl.where(is_plain, tl.load(drawn_ptr + row), token))
     tl.store(covered_ptr + row * covered_row_stride, (is_plain | covered).to(tl.int32))
 
