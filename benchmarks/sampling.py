@@ -31,8 +31,8 @@ from llmc.runtime.dry_penalty import DryPenalty
 from llmc.runtime.executors.cpp import ChoiceArguments
 from llmc.runtime.logit_edits import AllowedTokens, LogitEdit
 from llmc.runtime.logits_processor import CheckedProcessor
-from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.sampler import Sampler, choose
+from llmc.runtime.row_choice import BEST, RowChoices
+from llmc.runtime.sampler import DrawRows, Sampler, choose
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.written_tokens import TokenIds
 from llmc.targets import host_target
@@ -45,6 +45,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "top_k=50": {"temperature": 0.8, "top_k": 50},
     "top_p=0.95": {"temperature": 0.8, "top_p": 0.95},
     "min_p=0.05": {"temperature": 0.8, "min_p": 0.05},
+    "penalties": {"temperature": 0.8, "top_p": 0.95, "presence_penalty": 0.5},
     "typical_p=0.95": {"temperature": 0.8, "typical_p": 0.95},
 }
 HISTORY = 4096
@@ -63,8 +64,8 @@ def logit_edits(prompt: TokenIds, vocabulary: int) -> dict[str, LogitEdit]:
 
 
 @contextmanager
-def kernel(logits: Logits, threads: int) -> Iterator[Callable[[list[Sampler]], None]]:
-    """Chooses a token of each row as a CPU engine does."""
+def kernel(rows: int, vocabulary: int, threads: int) -> Iterator[DrawRows]:
+    """Draws a token of each row as a CPU engine does."""
     library = ctypes.CDLL(str(kernel_shared_library(host_target())))
     library.llmc_choose_rows_scratch.restype = ctypes.c_int64
     library.llmc_choose_rows_scratch.argtypes = (ctypes.c_int64,)
@@ -72,28 +73,31 @@ def kernel(logits: Logits, threads: int) -> Iterator[Callable[[list[Sampler]], N
     library.llmc_pool_create.argtypes = (ctypes.c_int32, ctypes.c_int64)
     library.llmc_pool_destroy.argtypes = (ctypes.c_void_p,)
     library.llmc_choose_rows.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-    rows, vocabulary = logits.shape
     tokens, scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
     pool = library.llmc_pool_create(threads, library.llmc_choose_rows_scratch(vocabulary))
 
-    def run(samplers: list[Sampler]) -> None:
-        choices = RowChoices.of([choice for sampler in samplers if (choice := sampler.choice()) is not None])
+    def draw(logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
         arguments = ChoiceArguments(
-            rows,
-            vocabulary,
+            *logits.shape,
             logits.ctypes.data,
             *(getattr(choices, name).ctypes.data for name in CHOICE_INPUTS),
             tokens.ctypes.data,
             scores.ctypes.data,
         )
         library.llmc_choose_rows(pool, ctypes.byref(arguments))
-        for sampler in samplers:
-            sampler.count()
+        return tokens
 
     try:
-        yield run
+        yield draw
     finally:
         library.llmc_pool_destroy(pool)
+
+
+def draw_unchanged(samplers: list[Sampler], logits: Logits, draw: DrawRows) -> None:
+    """What a step does whose logits nobody changes."""
+    draw(logits, RowChoices.of([choice for sampler in samplers if (choice := sampler.choice()) is not None]))
+    for sampler in samplers:
+        sampler.count()
 
 
 def repeated(run: Callable[[], object]) -> float:
@@ -118,17 +122,19 @@ def main() -> None:
     # Words of a text come often or seldom; DRY looks at the places of the last one.
     prompt = np.minimum(np.random.default_rng(2).zipf(1.3, HISTORY), vocabulary) - 1
     edits = logit_edits(prompt, vocabulary)
-    with kernel(logits, arguments.threads) as compiled:
+    with kernel(rows, vocabulary, arguments.threads) as draw:
         for name in (*KINDS, *edits):
             given = (edits[name],) if name in edits else ()
             params = [SamplingParams(**KINDS.get(name, {}), seed=i) for i in range(rows)]
             samplers = [Sampler(each, prompt, vocabulary, none, edits=given) for each in params]
             contestants: dict[str, Callable[[], float]] = {
-                "numpy": partial(repeated, partial(choose, samplers, logits, range(rows))),
+                "numpy": partial(repeated, partial(choose, samplers, logits)),
                 "reading": partial(repeated, logits.max),
             }
             if samplers[0].choice() is not None:
-                contestants["compiled"] = partial(repeated, partial(compiled, samplers))
+                contestants["compiled"] = partial(repeated, partial(draw_unchanged, samplers, logits, draw))
+            elif samplers[0].choice_of_scores() not in (BEST, None):
+                contestants["compiled"] = partial(repeated, partial(choose, samplers, logits, draw))
             found[name] = {kind: sample.median * 1e3 for kind, sample in alternate(contestants).items()}
     if arguments.json:
         json.dump(found, sys.stdout, indent=1)

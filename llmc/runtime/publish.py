@@ -10,10 +10,10 @@ import numpy as np
 
 from llmc.errors import RequestError
 from llmc.program import Wanted
-from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, Logits
+from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, DrawingExecutor, Executor, Logits
 from llmc.runtime.request import LogitRows, SampledRequest
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler, choose
+from llmc.runtime.sampler import DrawRows, Sampler, choose, choose_largest
 from llmc.runtime.scheduler import Scheduler
 from llmc.runtime.step import Step
 from llmc.runtime.step_plan import Chunk, StepPlan
@@ -29,7 +29,12 @@ class StepResults(LogitRows, Protocol):
 
 def compute(executor: Executor, step: Step) -> StepResults:
     """Run a step whose tokens are chosen here."""
-    return _HostResults(executor.step(step))
+    return _HostResults(executor.step(step), drawing_of(executor))
+
+
+def drawing_of(executor: Executor) -> DrawRows | None:
+    """The executor's kernel that draws from rows that the host changed, if it has one."""
+    return executor.draw if isinstance(executor, DrawingExecutor) else None
 
 
 def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> StepResults:
@@ -84,6 +89,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
 @dataclass(frozen=True)
 class _HostResults:
     all_logits: Logits
+    draw: DrawRows | None
 
     def logits(self, first: int, count: int) -> Logits:
         """A view."""
@@ -91,7 +97,9 @@ class _HostResults:
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Chosen here."""
-        return choose(samplers, self.all_logits, rows)
+        if samplers and all(sampler.is_argmax for sampler in samplers):
+            return choose_largest(samplers, self.all_logits, rows)
+        return choose(samplers, [self.all_logits[row] for row in rows], self.draw)
 
 
 @dataclass(frozen=True)
@@ -111,16 +119,17 @@ class _DeviceResults:
         tokens = self.chosen.tokens.tolist()
         is_usable = (self.chosen.covered & np.isfinite(self.chosen.scores)).tolist()
         found: list[int | RequestError] = []
-        for sampler, row in zip(samplers, rows, strict=True):
+        left: list[int] = []
+        for index, (sampler, row) in enumerate(zip(samplers, rows, strict=True)):
             if is_usable[row] and self.choices[row] is not None:
                 sampler.count()
                 found.append(tokens[row])
-            else:
-                found.append(self._token(sampler, row))
+                continue
+            left.append(index)
+            found.append(0)
+        if left:
+            logits = [self.logits(rows[index], 1)[0] for index in left]
+            chosen = choose([samplers[index] for index in left], logits, drawing_of(self.executor))
+            for index, token in zip(left, chosen, strict=True):
+                found[index] = token
         return found
-
-    def _token(self, sampler: Sampler, row: int) -> int | RequestError:
-        try:
-            return sampler.sample(self.logits(row, 1)[0])
-        except RequestError as error:
-            return error

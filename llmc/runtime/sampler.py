@@ -7,7 +7,7 @@ OpenAI's: they count the output only, while the repetition penalty (Keskar et al
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -16,7 +16,7 @@ import numpy.typing as npt
 from llmc.errors import RequestError
 from llmc.runtime.gumbel_noise import largest_sum
 from llmc.runtime.logit_edits import LogitEdit, edited
-from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice
+from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.token_filters import candidates, per_temperature
 from llmc.runtime.unusable_logits import check_finite, unusable_logits
@@ -24,6 +24,10 @@ from llmc.runtime.written_tokens import GrowingTokens, TokenIds
 
 Row = npt.NDArray[np.float32]
 Logits = npt.NDArray[np.float32]
+
+
+# Tokens of rows of scores: [rows, vocabulary] -> [rows].
+DrawRows = Callable[[Logits, RowChoices], npt.NDArray[np.int32]]
 
 
 class TokenMask(Protocol):
@@ -94,14 +98,22 @@ class Sampler:
 
         Raises ModelFailureError for logits that are no numbers, RequestError where the parameters allow no token.
         """
+        scores, best = self.scores(logits)
+        token = _draw(scores, best, self._params, self._seed, self._generated) if self._is_random else best
+        self.accept(token)
+        return token
+
+    def scores(self, logits: Row) -> tuple[Row, int]:
+        """What to draw from, the logits or a changed copy, and where the largest is. Raises as `sample` does."""
         scores = self.adjusted(logits) if self._changes else logits
         best = int(scores.argmax())
         if scores[best] == -np.inf and np.isfinite(logits.max()):
             raise nothing_allowed(self._params)
         check_finite(best, float(scores[best]), self.dtype)
-        token = best
-        if self._is_random:
-            token = _draw(scores, best, self._params, self._seed, self._generated)
+        return scores, best
+
+    def accept(self, token: int) -> None:
+        """The token was drawn from `scores`."""
         self._generated += 1
         if self._counts_tokens:
             self._seen[token] = True
@@ -110,16 +122,17 @@ class Sampler:
             self._written.append(token)
         if self._mask is not None:
             self._mask.accept(token)
-        return token
 
     def choice(self) -> RowChoice | None:
-        """How the executor can choose the next token from the same distribution; None if only `sample` can.
+        """How the executor can choose the next token from the logits; None if only `sample` can.
 
         It draws what `sample` does, a GPU up to the rounding of logits.
         """
+        return None if self._changes else self.choice_of_scores()
+
+    def choice_of_scores(self) -> RowChoice | None:
+        """How a kernel can choose the next token from `scores`; None if only `sample` can."""
         params = self._params
-        if self._changes:
-            return None
         if not self._is_random:
             return BEST
         if params.typical_p < 1.0:
@@ -184,14 +197,39 @@ def penalize_output(scores: Row, ids: TokenIds, counts: npt.NDArray[np.integer],
     scores[ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
 
 
-def choose(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
-    """Each sampler's token for its row of logits, or why there is none. `rows` ascend."""
-    if not samplers:
-        return ()
-    if rows[-1] == len(rows) - 1 and all(sampler.is_argmax for sampler in samplers):
-        best = logits[: len(rows)].argmax(axis=1)
-        return _checked(best, logits[rows, best], samplers[0].dtype)
-    return [_sampled(sampler, logits[row]) for sampler, row in zip(samplers, rows, strict=True)]
+def choose(
+    samplers: Sequence[Sampler], logits: Iterable[Row], draw: DrawRows | None = None
+) -> Sequence[int | RequestError]:
+    """Each sampler's token for its row of logits, or why there is none. draw: a kernel that draws what samplers do."""
+    found: list[int | RequestError] = []
+    drawn: list[int] = []
+    scores, choices = [], []
+    for sampler, row in zip(samplers, logits, strict=True):
+        choice = sampler.choice_of_scores()
+        if draw is None or choice is None or choice is BEST:
+            found.append(_sampled(sampler, row))
+            continue
+        try:
+            scores.append(sampler.scores(row)[0])
+        except RequestError as error:
+            found.append(error)
+            continue
+        drawn.append(len(found))
+        choices.append(choice)
+        found.append(0)
+    if draw is not None and drawn:
+        for index, token in zip(drawn, draw(np.stack(scores), RowChoices.of(choices)).tolist(), strict=True):
+            samplers[index].accept(token)
+            found[index] = token
+    return found
+
+
+def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
+    """The same for samplers that all take the largest; `rows` ascend."""
+    if rows[-1] != len(rows) - 1:
+        logits = logits[list(rows)]
+    best = logits[: len(rows)].argmax(axis=1)
+    return _checked(best, logits[range(len(rows)), best], samplers[0].dtype)
 
 
 def _sampled(sampler: Sampler, logits: Row) -> int | RequestError:

@@ -17,7 +17,7 @@ from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 def failure(logits: list[float], params: SamplingParams, dtype: str) -> str:
     none = np.zeros(0, np.int64)
     sampler = Sampler(params, none, len(logits), none, dtype=dtype)
-    (found,) = choose([sampler], np.array([logits], np.float32), [0])
+    (found,) = choose([sampler], np.array([logits], np.float32))
     assert isinstance(found, ModelFailureError)
     return str(found)
 

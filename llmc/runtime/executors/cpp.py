@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
@@ -178,17 +179,20 @@ class ChoosingCppExecutor(CppExecutor):
     def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
         """A step, then its rows' tokens. Every row is covered."""
         rows = len(self.step(step))
-        numbers = [getattr(choices, name) for name in CHOICE_INPUTS]
+        tokens = self.draw(self._logits[:rows], choices)
+        return Chosen(tokens, self._scores[:rows], self._covered[:rows])
+
+    def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
+        """Tokens of at most max_logit_rows rows, with the engine's threads."""
         arguments = ChoiceArguments(
-            rows,
-            self._logits.shape[1],
-            self._logits.ctypes.data,
-            *(array.ctypes.data for array in numbers),
+            *logits.shape,
+            logits.ctypes.data,
+            *(getattr(choices, name).ctypes.data for name in CHOICE_INPUTS),
             self._tokens.ctypes.data,
             self._scores.ctypes.data,
         )
         self._library.llmc_engine_choose(self._engine, ctypes.byref(arguments))
-        return Chosen(self._tokens[:rows], self._scores[:rows], self._covered[:rows])
+        return self._tokens[: len(logits)]
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, a view."""

@@ -75,6 +75,15 @@ class ChoosingExecutor(Executor, Protocol):
 
 
 @runtime_checkable
+class DrawingExecutor(Executor, Protocol):
+    """An executor with a kernel that draws from logits that the host has changed, such as by a grammar."""
+
+    def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
+        """A token for each row: [rows], valid until the next call. logits: [rows, vocabulary], finite somewhere."""
+        ...
+
+
+@runtime_checkable
 class TimedExecutor(Executor, Protocol):
     """An executor that can say how long each launch of a step takes."""
 

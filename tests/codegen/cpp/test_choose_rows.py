@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.ops import sampling
+from llmc.runtime.logit_edits import AllowedTokens
 from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
-from llmc.runtime.sampler import Sampler
+from llmc.runtime.sampler import DrawRows, Sampler
+from llmc.runtime.sampler import choose as choose_tokens
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.token_filters import candidates
 from llmc.targets import CpuTarget
@@ -185,6 +187,39 @@ def test_the_sampler_in_numpy_draws_the_same_tokens(target: CpuTarget) -> None:
             expected.append(sampler.sample(row))
         tokens, _ = choose(target, logits, choices)
         assert tokens == expected, params
+
+
+def test_rows_that_the_host_changed_are_drawn_as_the_sampler_does() -> None:
+    """With penalties that change from token to token, and one row for which no token is allowed."""
+    target, logits, none = QUICKLY_RUNNABLE[-1], random_rows(4, 700), np.zeros(0, np.int64)
+    kinds = (
+        SamplingParams(temperature=0.9, seed=1, presence_penalty=1.5),
+        SamplingParams(temperature=2.0, seed=2, frequency_penalty=0.5, top_p=0.9, logit_bias={3: 4.0}),
+        SamplingParams(temperature=0.7, seed=3, typical_p=0.5, repetition_penalty=1.3),
+        SamplingParams(temperature=0.7, seed=4, allowed_token_ids=(5,), min_tokens=9),
+    )
+
+    def drawn(draw: DrawRows | None) -> list[list[object]]:
+        samplers = [
+            Sampler(
+                kind,
+                none,
+                700,
+                np.array([5]),
+                edits=[AllowedTokens(np.array(ids))] if (ids := kind.allowed_token_ids) else (),
+            )
+            for kind in kinds
+        ]
+        found = [choose_tokens(samplers, logits, draw) for _ in range(30)]
+        return [[token if isinstance(token, int) else str(token) for token in row] for row in found]
+
+    def by_kernel(rows: Rows, choices: RowChoices) -> npt.NDArray[np.int32]:
+        each = [RowChoice(*(getattr(choices, name)[i].item() for name in NUMBERS)) for i in range(len(rows))]
+        return np.array(choose(target, rows, each)[0], np.int32)
+
+    found = drawn(by_kernel)
+    assert found == drawn(None)
+    assert "no token may come next" in str(found[0][3]) and len({row[0] for row in found}) > 5
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
