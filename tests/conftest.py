@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -32,6 +33,8 @@ def pytest_configure(config: pytest.Config) -> None:
     (llmc/codegen/triton/compile.py), where kernels are never interpreted.
     """
     if config.getoption("markexpr") != "gpu":
+        if "triton" in sys.modules:
+            raise pytest.UsageError("a conftest.py imports Triton, before anything has said that it is interpreted")
         os.environ["TRITON_INTERPRET"] = "1"
 
 

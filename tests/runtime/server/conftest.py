@@ -17,8 +17,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from llmc.compiler import build
-
 MODEL = Path(__file__).parent.parent.parent.parent / "examples" / "models" / "bard-draft"
 # Whoever is refused is told so within this time.
 ANSWER_SECONDS = 2.0
@@ -77,6 +75,9 @@ def model_directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="session")
 def engine_directory(model_directory: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Its engine, in fp32 so that it can be compared with transformers."""
+    # Not above: compiling imports Triton, and nothing has said yet that its kernels are interpreted.
+    from llmc.compiler import build
+
     path = tmp_path_factory.mktemp("engine") / "bard.llmc"
     build(model_directory, path, dtype="float32", max_model_len=512, max_sequences=16)
     return path
