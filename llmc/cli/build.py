@@ -193,7 +193,7 @@ def summary_table(report: BuildReport) -> FittingTable:
 
 def predicted_decode(report: BuildReport) -> str:
     """What a decode step of one request should take: by the data sheet, or by probes where the target runs here."""
-    from llmc.codegen.target_rates import target_rates
+    from llmc.debug.target_rates import target_rates
     from llmc.prediction.launch_time import predict_step
     from llmc.prediction.step_shape import StepShape
 

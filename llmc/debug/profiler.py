@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from llmc.codegen.target_rates import target_rates
 from llmc.debug.profile import PROFILE_VERSION, LaunchProfile, Profile, StepProfile
+from llmc.debug.target_rates import target_rates
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
 from llmc.prediction.launch_cost import launch_costs
