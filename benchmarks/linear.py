@@ -2,8 +2,8 @@
 
     python -m benchmarks.linear [--threads 1 2] [--weights bf16] [--tokens 1 4 16 64 512] [--json]
 
---weights: f32 or bf16 (activations have the same type), or with bf16 activations w4a8, w8a8, int4, int8, fp8, nf4 or
-mxfp4, with groups as by default. torch multiplies plain weights of the activations' type.
+--weights: f32 or bf16 (activations have the same type), or with bf16 activations w4a8, w8a8, int4, int5, int6, int8,
+fp8, nf4 or mxfp4, with groups as by default. torch multiplies plain weights of the activations' type.
 Each product runs on a ring of weights larger than the caches, as in a model. The bound of a product is the larger of
 its weights' bytes over the read bandwidth and its operations over the rate of the inner loop in cache, both measured
 in the same run; the share is that bound over the time. torch's figure for gate_up is of the product alone, ours is of
@@ -77,6 +77,8 @@ SCHEMES = {
     "w4a8": Scheme("int4", "int8", 128, torch.bfloat16),
     "w8a8": Scheme("int8", "int8", None, torch.float32),
     "int4": Scheme("int4", "none", 128, torch.bfloat16),
+    "int5": Scheme("int5", "none", 128, torch.bfloat16),
+    "int6": Scheme("int6", "none", 128, torch.bfloat16),
     "int8": Scheme("int8", "none", None, torch.float32),
     "fp8": Scheme("fp8", "none", None, torch.float32),
     "nf4": Scheme("nf4", "none", 64, torch.bfloat16),

@@ -181,11 +181,17 @@ class Rule:
 
 @dataclass(frozen=True)
 class Budget:
-    """auto:BITS — the least sensitive weights at 4 bits, others in smaller groups, at 8 bits or none, so that the mean
-    is at most `bits`. method: how those at 4 bits are rounded."""
+    """auto:BITS — the least sensitive weights at 4 bits, others in smaller groups, at 5, 6 or 8 bits or none, so that
+    the mean is at most `bits`. method: how those below 8 bits are rounded."""
 
     bits: float
     method: Method
+
+    @property
+    def schemes(self) -> tuple[Scheme, ...]:
+        """What it gives out, but for smaller groups and zeros, in ascending bits."""
+        method = "" if self.method == "rtn" else f"-{self.method}"
+        return (*(SCHEMES[f"int{bits}{method}"] for bits in (4, 5, 6)), SCHEMES["int8"])
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ def check_kernels(options: BuildOptions, backend: Backend, target: str) -> None:
     """Raise OptionError for a scheme or a KV cache format that the target has no kernel for."""
     dtype = {"float32": torch.float32, "float16": torch.float16}.get(options.dtype, torch.bfloat16)
     quantization = options.quantization
-    schemes = quantization.schemes if quantization.budget is None else (*quantization.schemes, SCHEMES["int4"])
-    for scheme in schemes:
+    for scheme in quantization.schemes + (() if quantization.budget is None else quantization.budget.schemes):
         reason = _scheme_refusal(scheme, backend, dtype)
         if reason is not None:
             known = [s.name for s in SCHEMES.values() if _scheme_refusal(s, backend, dtype) is None]

@@ -41,7 +41,19 @@ def difference(graph: ModelGraph, directory: Path, source: WeightSource | None =
 
 
 @pytest.mark.parametrize(
-    "scheme", ["int8", "int8:asym", "int4:g32", "int4:g32:asym", "fp8", "fp8:tensor", "nf4:g32", "mxfp4"]
+    "scheme",
+    [
+        "int8",
+        "int8:asym",
+        "int6:g32",
+        "int5:g32:asym",
+        "int4:g32",
+        "int4:g32:asym",
+        "fp8",
+        "fp8:tensor",
+        "nf4:g32",
+        "mxfp4",
+    ],
 )
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-5
@@ -64,7 +76,7 @@ def test_calibrated_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None
     assert difference(graph, tmp_path) < (1e-5 if scheme == "int8-gptq" else 1e-2)
 
 
-@pytest.mark.parametrize("scheme", ["w8a8", "w4a8:g32", "fp8-w8a8"])
+@pytest.mark.parametrize("scheme", ["w8a8", "w6a8:g32", "w4a8:g32", "fp8-w8a8"])
 def test_schemes_that_round_activations_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     """But where a sum in another order moves an activation over the edge between two codes."""
     assert difference(optimized(scheme).graph, tmp_path) < 1e-2

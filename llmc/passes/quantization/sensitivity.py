@@ -3,8 +3,9 @@
 Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
 mean Kullback-Leibler divergence, over calibration tokens, of the model's next-token distribution from what it becomes
 when this unit alone is rounded to 4 bits. All units are measured in one run of the graph that branches at each of
-them, so that memory holds one layer of the weights. What smaller groups or 8 bits would leave of a divergence follows
-from the rounding errors, each column's weighted by the square of its input: the divergence grows with their square.
+them, so that memory holds one layer of the weights. What smaller groups or more bits would leave of a divergence
+follows from the rounding errors, each column's weighted by the square of its input: the divergence grows with their
+square.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from llmc.passes.quantization.plan import Planned, check_columns
 from llmc.passes.quantization.round_weight import one_thread, round_to_nearest, row_chunks
 from llmc.passes.quantization.spend_bits import Rung
 from llmc.passes.quantization.stream import Stream
-from llmc.schemes import SCHEMES, Budget, Scheme
+from llmc.schemes import Budget, Scheme
 
 # Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
 _SEQUENCES, _TOKENS = 4, 128
@@ -113,10 +114,10 @@ def units_of(planned: Sequence[Planned]) -> list[list[Planned]]:
 
 def unit_schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
     """What a unit may get, in ascending bits. Raises OptionError if no group of codes divides its columns."""
-    method = "" if budget.method == "rtn" else f"-{budget.method}"
+    *finer, eight = budget.schemes
     coded = [
         scheme
-        for plain in (SCHEMES[f"int{bits}{method}"] for bits in (4, 5, 6))
+        for plain in finer
         for group in (plain, *(replace(plain, name=f"{plain.name}:g{g}", group=g) for g in (64, 32)))
         for scheme in (group, replace(group, name=f"{group.name}:asym", symmetric=False))
     ]
@@ -124,7 +125,7 @@ def unit_schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> 
     if not fitting:
         for each in unit:
             check_columns(graph, each, coded[-1])
-    return [*fitting, SCHEMES["int8"], None]
+    return [*fitting, eight, None]
 
 
 def elements_of(planned: Planned) -> int:

@@ -32,7 +32,9 @@ def difference(graph: ModelGraph, directory: Path) -> float:
     return max(float((a - b).abs().max() / b.std()) for a, b in pairs)
 
 
-@pytest.mark.parametrize("scheme", ["int8", pytest.param("int4:g32:asym", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "scheme", ["int8", *(pytest.param(f, marks=pytest.mark.slow) for f in ("int4:g32:asym", "int6:g32"))]
+)
 def test_weight_only_schemes_equal_the_graph(scheme: str, tmp_path: Path) -> None:
     assert difference(optimized(scheme).graph, tmp_path) < 1e-4
 
