@@ -90,6 +90,11 @@ def build(
         with StageBars() as shown, warnings.catch_warnings():
             warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.
             report = build_engine(model, path, target=target, passes=added, progress=shown, **options)
+    _print_report(report, path if output is None else None)
+
+
+def _print_report(report: BuildReport, unnamed: Path | None) -> None:
+    """unnamed: where the engine is, if the user did not say."""
     console = standard_output()
     console.print(passes_table(report))
     console.print(kernels_table(report))
@@ -98,8 +103,8 @@ def build(
     console.print(summary_table(report))
     for warning in report.warnings:
         show_warning(warning)
-    if output is None:
-        console.print(f"run it: llmc run {shlex.quote(str(path))} --prompt …", soft_wrap=True, markup=False)
+    if unnamed is not None:
+        console.print(f"run it: llmc run {shlex.quote(str(unnamed))} --prompt …", soft_wrap=True, markup=False)
 
 
 def default_output(model: Path, target: str) -> Path:

@@ -19,6 +19,7 @@ from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RewriteRecord
 from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
 from llmc.graph.verify import verify
 from llmc.options import BuildOptions
 from llmc.passes.match import Match, find_match
@@ -93,39 +94,40 @@ def run_pipeline(
             was_cut = is_partial = True
         except PassError as error:
             raise _of_pass(each, error, options) from error
-        remove_dead_code(result)
-        for node in result.graph.nodes:
-            put_in_order(node)
         # What only some rewrites of a pass were made in goes on as what comes out of it, if it goes on.
         if not is_partial or (options.finish_cut and log.rewrites()):
             result.stage = each.stage or stage
-        also = (each.stage or stage, stage) if is_partial else ()
-        try:
-            verify(result, also=also, allow_fallback=options.allow_fallback)
-            if isinstance(each, Rewrite):
-                shapes.follow()
-            else:
-                shapes.check()
-        except PassError as error:
-            raise _of_pass(each, error, options) from error
-        seconds = time.perf_counter() - started
-        record = PassRecord(
-            each.name,
-            each.numerics.value,
-            result.stage,
-            log.rewrites(),
-            log.refusals(),
-            seconds,
-            size,
-            len(nodes.nodes),
-            None if isinstance(each, Rewrite) else each.budget,
-        )
-        records.append(record)
+        _check_result(each, result, shapes, options, (each.stage or stage, stage) if is_partial else ())
+        records.append(_record(each, result, log, time.perf_counter() - started, size))
         if observer is not None:
-            observer(record, result)
+            observer(records[-1], result)
         if was_cut and not options.finish_cut:
             break
     return PipelineResult(result.copy(), tuple(records), was_cut)
+
+
+def _check_result(
+    each: Pass, result: ModelGraph, shapes: ShapeCheck, options: BuildOptions, also: tuple[Stage, ...]
+) -> None:
+    """Clean up after a pass, and raise PassError for what it broke. also: stages that are legal, too."""
+    remove_dead_code(result)
+    for node in result.graph.nodes:
+        put_in_order(node)
+    try:
+        verify(result, also=also, allow_fallback=options.allow_fallback)
+        if isinstance(each, Rewrite):
+            shapes.follow()
+        else:
+            shapes.check()
+    except PassError as error:
+        raise _of_pass(each, error, options) from error
+
+
+def _record(each: Pass, result: ModelGraph, log: RewriteLog, seconds: float, size: int) -> PassRecord:
+    """size: of the graph before the pass, in nodes."""
+    budget = None if isinstance(each, Rewrite) else each.budget
+    rewrites, refusals, after = log.rewrites(), log.refusals(), len(result.graph.nodes)
+    return PassRecord(each.name, each.numerics.value, result.stage, rewrites, refusals, seconds, size, after, budget)
 
 
 def _is_own(each: Pass) -> bool:

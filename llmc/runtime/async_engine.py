@@ -7,7 +7,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable
-from contextlib import suppress
+from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
 from queue import Empty, SimpleQueue
@@ -24,6 +24,7 @@ from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
 from llmc.runtime.generation_job import SampledJob
 from llmc.runtime.generation_request import GenerationRequest, Priority
+from llmc.runtime.grammar_compiler import NewMask
 from llmc.runtime.loading import load
 from llmc.runtime.output_cache import CachedAnswer
 from llmc.runtime.output_stream import ChoiceNews, News, OutputStream, news_of_results
@@ -95,15 +96,8 @@ class AsyncEngine:
         if self._draining:
             raise _unavailable()
         arrived = time.monotonic()
-        if isinstance(prompt, GenerationRequest):
-            request = prompt
-            if params is not None or sampling:
-                raise RequestError(
-                    "sampling parameters came beside a GenerationRequest, which has its own",
-                    fix="put them into the request, or give the prompt alone",
-                )
-        else:
-            request = GenerationRequest(
+        if not isinstance(prompt, GenerationRequest):
+            prompt = GenerationRequest(
                 prompt_token_ids=await asyncio.to_thread(self._token_ids, prompt),
                 params=chosen_params(params, sampling),
                 request_id=uuid4().hex if request_id is None else request_id,
@@ -112,27 +106,28 @@ class AsyncEngine:
                 tenant=tenant,
                 streams=streams,
             )
-        params = request.params
-        intake = self._engine.intake
+        elif params is not None or sampling:
+            raise RequestError(
+                "sampling parameters came beside a GenerationRequest, which has its own",
+                fix="put them into the request, or give the prompt alone",
+            )
+        async with aclosing(self._outputs(prompt, arrived)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _outputs(self, request: GenerationRequest, arrived: float) -> AsyncGenerator[RequestOutput, None]:
+        params, intake, cache = request.params, self._engine.intake, self._engine.output_cache
         prompt_tokens = len(request.prompt_token_ids)
         decode = partial(self._engine.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
         stream = OutputStream(request.request_id, prompt_tokens, lambda: intake.output_text(params), decode)
         intake.check("prompt", request.prompt_token_ids, params)
-        cache = self._engine.output_cache
         answer = None if cache is None else cache.get(request)
         if answer is not None:
             times = RequestTimes(arrived, arrived, arrived, time.monotonic())
             news = news_of_results(answer.results, answer.prompt_logprobs, prompt_tokens, times)
             yield stream.output([news])
             return
-        new_mask = None
-        if params.grammar is not None:
-            grammars, event_loop = self._engine.grammars, asyncio.get_running_loop()
-            new_mask = grammars.compiled(params.grammar)
-            if new_mask is None:
-                compiling = partial(grammars.compile, params.grammar, arrived)
-                new_mask = await event_loop.run_in_executor(self._grammar_threads, compiling)
-        job = intake.job(request, arrived=arrived, new_mask=new_mask)
+        job = intake.job(request, arrived=arrived, new_mask=await self._new_mask(params, arrived))
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         client = Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)
@@ -158,6 +153,16 @@ class AsyncEngine:
                 self._in_flight -= 1
             if not finished:
                 self.abort(request.request_id)
+
+    async def _new_mask(self, params: SamplingParams, arrived: float) -> NewMask | None:
+        """What makes the masks of the request's grammar, compiled in a thread of its own; None without a grammar."""
+        if params.grammar is None:
+            return None
+        found = self._engine.grammars.compiled(params.grammar)
+        if found is not None:
+            return found
+        compiling = partial(self._engine.grammars.compile, params.grammar, arrived)
+        return await asyncio.get_running_loop().run_in_executor(self._grammar_threads, compiling)
 
     def abort(self, request_id: str) -> None:
         """End a request: its last output has finish_reason "abort". An unknown id is no error. From any thread."""

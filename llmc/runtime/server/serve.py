@@ -20,6 +20,7 @@ from llmc.engine_format import engine_files
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.chat_template import engine_template, named_template
+from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.header_limit import limited_headers
@@ -34,7 +35,7 @@ from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import think_tags
 from llmc.runtime.server.token_texts import TokenTexts
-from llmc.runtime.server.tool_calls import FORMS, form_of_template
+from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
 
 _CLOSE_SECONDS = 5.0
 
@@ -61,35 +62,11 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
     template = engine_template(files)
     if options.chat_template is not None:
         template = named_template(options.chat_template, files)
-    thinks = think_tags(options.reasoning_parser, "" if template is None else template.source)
-    form = form_of_template("" if template is None else template.source)
-    if options.tool_call_parser is not None:
-        if options.tool_call_parser not in FORMS:
-            raise OptionError(
-                f"--tool-call-parser cannot be {options.tool_call_parser!r}",
-                at="--tool-call-parser",
-                fix=f"give one of {', '.join(FORMS)}",
-            )
-        form = FORMS[options.tool_call_parser]
+    source = "" if template is None else template.source
+    thinks, form = think_tags(options.reasoning_parser, source), _tool_form(options.tool_call_parser, source)
     defaults = engine_defaults(files) if options.generation_config == "auto" else SamplingDefaults()
     names = options.served_model_name or (options.engine.resolve().name.removesuffix(".llmc"),)
-    engine = load(
-        options.engine,
-        threads=options.threads,
-        kv_cache_bytes=options.kv_cache_memory_bytes,
-        kv_memory=options.gpu_memory_utilization,
-        max_sequences=options.max_num_seqs,
-        max_step_tokens=options.max_num_batched_tokens,
-        prefix_cache=options.enable_prefix_caching,
-        output_cache_bytes=options.output_cache_bytes,
-    )
-    if options.max_model_len is not None and options.max_model_len > engine.limits.max_model_len:
-        engine.close()
-        raise OptionError(
-            f"--max-model-len {options.max_model_len} is more than the engine's {engine.limits.max_model_len}",
-            at=options.engine,
-            fix="rebuild the engine with a larger max_model_len, or serve the model directory",
-        )
+    engine = _load(options)
     engine.wait_until_checked()
     renderer = RenderQueue.of_engine()
     request_renderer = RenderQueue.of_requests() if options.trust_request_chat_template else None
@@ -120,6 +97,38 @@ def open_model(options: ServeOptions, registry: CollectorRegistry) -> ServedMode
         stall_seconds=options.stall_seconds,
         warns_of_unknown=options.unknown_fields == "warn",
     )
+
+
+def _tool_form(parser: str | None, source: str) -> ToolForm:
+    """How the model writes tool calls: as asked for, else as its template does."""
+    if parser is None:
+        return form_of_template(source)
+    if parser not in FORMS:
+        raise OptionError(
+            f"--tool-call-parser cannot be {parser!r}", at="--tool-call-parser", fix=f"give one of {', '.join(FORMS)}"
+        )
+    return FORMS[parser]
+
+
+def _load(options: ServeOptions) -> Engine:
+    engine = load(
+        options.engine,
+        threads=options.threads,
+        kv_cache_bytes=options.kv_cache_memory_bytes,
+        kv_memory=options.gpu_memory_utilization,
+        max_sequences=options.max_num_seqs,
+        max_step_tokens=options.max_num_batched_tokens,
+        prefix_cache=options.enable_prefix_caching,
+        output_cache_bytes=options.output_cache_bytes,
+    )
+    if options.max_model_len is not None and options.max_model_len > engine.limits.max_model_len:
+        engine.close()
+        raise OptionError(
+            f"--max-model-len {options.max_model_len} is more than the engine's {engine.limits.max_model_len}",
+            at=options.engine,
+            fix="rebuild the engine with a larger max_model_len, or serve the model directory",
+        )
+    return engine
 
 
 def close_model(model: ServedModel) -> None:
