@@ -30,9 +30,11 @@ def passes(
     """List the passes in order; with a model, what each rewrote and refused."""
     console = standard_output()
     if markdown:
+        from llmc.debug.prove.verdict import prove
         from llmc.passes.catalog import passes_page
+        from llmc.passes.pipeline import built_in
 
-        print(passes_page(), end="")
+        print(passes_page({each.name: str(prove(each)) for each in built_in()}), end="")
         return
     pipeline = chosen.passes()
     if model is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import groupby
 
 from llmc.passes.pipeline import canonical, fusion, quantization, serving
@@ -20,7 +20,8 @@ _HEAD = """\
 Generated from the passes' docstrings by `llmc passes --markdown`; do not edit. `a → b` or `a -> b` is what stands in
 the graph before and after. *Must have* is what is checked before a rewrite; a candidate that lacks it is left alone,
 and `llmc explain MODEL` says why. Numerics: {numerics}. What a class allows is checked by `llmc diff MODEL` and
-`llmc build --check-passes`. How to add one: [custom-passes.md](custom-passes.md).
+`llmc build --check-passes`. The last words about each pass are the verdict of `llmc prove`: whether what it rewrites is
+the same over the reals. How to add one: [custom-passes.md](custom-passes.md).
 """
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
@@ -30,13 +31,16 @@ _GROUPS = (
 )
 
 
-def passes_page() -> str:
-    """docs/passes.md: every built-in pass in order; passes that share a file share a section."""
+def passes_page(verdicts: Mapping[str, str]) -> str:
+    """docs/passes.md: every built-in pass in order; passes that share a file share a section.
+
+    verdicts: of `llmc prove`, by the passes' names.
+    """
     numerics = "; ".join(f"**{name}**, {meaning}" for name, meaning in _NUMERICS.items())
     parts = [_HEAD.format(numerics=numerics), _order()]
     for title, summary, members in _GROUPS:
         parts.append(f"## {title}\n\n{summary}\n")
-        parts += [section(list(group)) for _, group in groupby(members(), key=docstring)]
+        parts += [section(list(group), verdicts) for _, group in groupby(members(), key=docstring)]
     return "\n".join(parts)
 
 
@@ -46,12 +50,13 @@ def docstring(each: Pass) -> str:
     return (sys.modules[function.__module__].__doc__ or function.__doc__ or "").strip()
 
 
-def section(passes: Sequence[Pass]) -> str:
-    """Title, summary, before → after, and numerics of the passes of one file."""
+def section(passes: Sequence[Pass], verdicts: Mapping[str, str]) -> str:
+    """Title, summary, before → after, numerics and verdicts of the passes of one file."""
     summary, _, rest = docstring(passes[0]).partition("\n")
     figures = "\n".join(
         f"- `{each.name}`: {'pattern' if isinstance(each, Rewrite) else 'whole graph'}, "
-        f"numerics **{each.numerics.value}**, leaves stage {each.stage.value if each.stage else 'as it was'}"
+        f"numerics **{each.numerics.value}**, leaves stage {each.stage.value if each.stage else 'as it was'}; "
+        f"{verdicts[each.name]}"
         for each in passes
     )
     title = ", ".join(each.name for each in passes)

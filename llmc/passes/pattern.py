@@ -36,11 +36,21 @@ class Pattern:
     call. size: how many ops it has at least, casts not counted, since they may be absent from what it matches. kinds:
     of wildcards that bind one kind of value only: Weight, or float for numbers."""
 
-    name: str
+    function: Callable[..., Any]
     outputs: tuple[fx.Node, ...]
     targets: frozenset[Any]
     size: int
     kinds: dict[str, type]
+
+    @property
+    def name(self) -> str:
+        """The function's."""
+        return self.function.__name__
+
+    @property
+    def wildcards(self) -> tuple[str, ...]:
+        """By name."""
+        return parameters(self.function)
 
 
 @functools.cache
@@ -55,7 +65,7 @@ def trace_pattern(function: Callable[..., Any]) -> Pattern:
         if not isinstance(each, fx.Node) or each.op != "call_function":
             raise TypeError(f"pattern {function.__name__} must return results of ops, not {each!r}")
     targets = frozenset(node.target for node in _alternatives(outputs[0]))
-    return Pattern(function.__name__, outputs, targets, _size(outputs), _kinds(function))
+    return Pattern(function, outputs, targets, _size(outputs), _kinds(function))
 
 
 @functools.cache

@@ -3,7 +3,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
@@ -12,6 +12,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.match import Match
 from llmc.passes.model_data import ModelData
 from llmc.passes.rewrite_log import RewriteLog
@@ -50,6 +51,8 @@ class Rewrite:
     stage: the stage of the graph that comes out; None is that of the graph that goes in.
     applies: whether a match is meant by the pass at all; one that is not is passed over without a refusal.
     after: where llmc.passes.extended puts it: behind the pass of this name; None is the end.
+    examples: for `llmc prove`, which looks for values of the wildcards itself: those that it cannot find, by name, a
+        tensor as its shape. One mapping a case, of all patterns that hold for it.
     """
 
     name: str
@@ -61,6 +64,7 @@ class Rewrite:
     shares_interior: bool = False
     applies: Callable[[Match], bool] | None = None
     after: str | None = None
+    examples: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)
@@ -70,7 +74,8 @@ class GraphPass:
     Nodes that it creates get their fake value, the user's source line and the rewrite's number by themselves; a new
     placeholder needs its meta["val"] set. Weights are added to or taken from graph.weights; dead code is left to the
     runner. stage, after: as in Rewrite. budget: of a lossy pass, the largest |Δlogit| over the logits' spread that
-    `check_passes` lets it make; None for the usual one (debug/check_passes.py).
+    `check_passes` lets it make; None for the usual one (debug/check_passes.py). examples: small graphs in which it
+    rewrites something, for `llmc prove`.
     """
 
     name: str
@@ -79,6 +84,7 @@ class GraphPass:
     stage: Stage | None = None
     after: str | None = None
     budget: float | None = None
+    examples: tuple[Example, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,14 @@ fuse_tanh_gelu = Rewrite(
     _has_gelu_constants,
     Numerics.REORDER,
     Stage.CAPTURED,
+    examples=({"cube": 0.044715, "root": math.sqrt(2 / math.pi)},),
 )
 fuse_gated_activation = Rewrite(
-    "fuse_gated_activation", (activated_gate,), _gated, _same_type, Numerics.REORDER, Stage.CAPTURED
+    "fuse_gated_activation",
+    (activated_gate,),
+    _gated,
+    _same_type,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=({"approximate": "none"}, {"approximate": "tanh"}),
 )

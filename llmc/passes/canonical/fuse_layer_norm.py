@@ -90,7 +90,8 @@ def _replacement(x: fx.Proxy, weight: fx.Proxy | None, bias: fx.Proxy | None, ep
 
 
 def _rewrite(name: str, *patterns: Callable[..., Any]) -> Rewrite:
-    return Rewrite(name, patterns, _replacement, _precondition, Numerics.REORDER, Stage.CAPTURED)
+    shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
+    return Rewrite(name, patterns, _replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=(shapes,))
 
 
 # From the largest to the smallest, since each form holds the next one inside.

@@ -48,4 +48,12 @@ def _is_lookup(match: Match) -> Refusal | None:
 
 
 fuse_linear = Rewrite("fuse_linear", (aten_linear,), _linear, _is_matrix, Numerics.REORDER, Stage.CAPTURED)
-fuse_embedding = Rewrite("fuse_embedding", (aten_embedding,), _embedding, _is_lookup, Numerics.EXACT, Stage.CAPTURED)
+fuse_embedding = Rewrite(
+    "fuse_embedding",
+    (aten_embedding,),
+    _embedding,
+    _is_lookup,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=({"weight": (3, 2), "ids": torch.tensor([2, 0])},),
+)

@@ -78,7 +78,8 @@ def _precondition(match: Match) -> None:
 
 
 def _rewrite(name: str, *patterns: Callable[..., Any]) -> Rewrite:
-    return Rewrite(name, patterns, _replacement, _precondition, Numerics.REORDER, Stage.CAPTURED)
+    shapes = {"x": (2, 4), "weight": (4,), "shape": [4], "eps": 0.625}
+    return Rewrite(name, patterns, _replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=(shapes,))
 
 
 fuse_rms_norm = _rewrite("fuse_rms_norm", cast_then_weight, weight_then_cast, aten_rms_norm)

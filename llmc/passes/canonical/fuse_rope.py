@@ -10,6 +10,7 @@ the channels that turn. x of [heads, tokens, channels] is transposed around the 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import torch
@@ -20,6 +21,7 @@ from llmc.graph.stage import Stage
 from llmc.passes.match import Match
 from llmc.passes.pattern import either
 from llmc.passes.rewrite import Numerics, Rewrite
+from llmc.passes.shapes import same_shape
 
 aten = torch.ops.aten
 
@@ -28,12 +30,17 @@ def rotate_half(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, st
     """transformers' rotate_half."""
 
     def twice(half: Any) -> Any:
-        return _spread(aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype), axis)
+        return aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype)
 
     back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
     turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
     x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
-    return aten.add.Tensor(aten.mul.Tensor(x, twice(cos)), aten.mul.Tensor(turned, twice(sin)))
+    return either(
+        *(
+            aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
+            for c, s in _spread(twice(cos), twice(sin), axis)
+        )
+    )
 
 
 def rotate_pairs(
@@ -43,34 +50,44 @@ def rotate_pairs(
 
     def twice(half: Any) -> Any:
         pairs = aten.reshape.default(aten.stack.default([half, half], -1), width)
-        return _spread(aten._to_copy.default(pairs, dtype=dtype), axis)
+        return aten._to_copy.default(pairs, dtype=dtype)
 
     odd = aten.neg.default(aten.slice.Tensor(x, -1, 1, end, 2))
     turned = aten.reshape.default(aten.stack.default([odd, aten.slice.Tensor(x, -1, 0, last, 2)], -1), flat)
     x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
-    return aten.add.Tensor(aten.mul.Tensor(x, twice(cos)), aten.mul.Tensor(turned, twice(sin)))
+    return either(
+        *(
+            aten.add.Tensor(aten.mul.Tensor(x, c), aten.mul.Tensor(turned, s))
+            for c, s in _spread(twice(cos), twice(sin), axis)
+        )
+    )
 
 
 def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
     """Both halves turned by themselves."""
     a, b = aten.slice.Tensor(x, -1, start, middle), aten.slice.Tensor(x, -1, middle, end)
-    return aten.cat.default(_turned(a, b, cos, sin, axis, dtype), -1)
+    return either(*(aten.cat.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype)))
 
 
 def split_pairs(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, flat: Any, end: Any, last: Any) -> Any:
     """Even and odd channels turned by themselves."""
     a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
-    return aten.reshape.default(aten.stack.default(_turned(a, b, cos, sin, axis, dtype), -1), flat)
+    return aten.reshape.default(
+        either(*(aten.stack.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype))), flat
+    )
 
 
-def _spread(angles: Any, axis: Any) -> Any:
-    return either(aten.unsqueeze.default(angles, axis), angles)
+def _spread(cos: Any, sin: Any, axis: Any) -> Iterator[tuple[Any, Any]]:
+    """Both over the heads, by an axis of size 1 or, where that is the first one, without it."""
+    yield aten.unsqueeze.default(cos, axis), aten.unsqueeze.default(sin, axis)
+    yield cos, sin
 
 
-def _turned(a: Any, b: Any, cos: Any, sin: Any, axis: Any, dtype: Any) -> list[Any]:
-    c, s = (_spread(aten._to_copy.default(angles, dtype=dtype), axis) for angles in (cos, sin))
-    first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
-    return [first, aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))]
+def _turned(a: Any, b: Any, cos: Any, sin: Any, axis: Any, dtype: Any) -> Iterator[list[Any]]:
+    cos, sin = (aten._to_copy.default(angles, dtype=dtype) for angles in (cos, sin))
+    for c, s in _spread(cos, sin, axis):
+        first = aten.sub.Tensor(aten.mul.Tensor(a, c), aten.mul.Tensor(b, s))
+        yield [first, aten.add.Tensor(aten.mul.Tensor(b, c), aten.mul.Tensor(a, s))]
 
 
 def _precondition(match: Match) -> None:
@@ -78,12 +95,15 @@ def _precondition(match: Match) -> None:
     axis = match.bound.get("axis", 0)
     if x.dim() != 3:
         raise Refused(f"x has {x.dim()} axes {list(x.shape)}, expected heads, tokens and channels", match.root)
+    result = match.root.meta["val"]
+    if not same_shape(result.shape, x.shape):
+        raise Refused(f"x {list(x.shape)} is broadcast to {list(result.shape)}", match.root)
     if cos.dim() != 2 or sin.shape != cos.shape:
         raise Refused(f"cos is {list(cos.shape)}, sin {list(sin.shape)}, expected [tokens, angles]", match.root)
     if axis not in (0, 1):
         raise Refused(f"the angles are broadcast along axis {axis}, expected 0 or 1", match.root)
-    if match.root.meta["val"].dtype not in (x.dtype, torch.float32):
-        raise Refused(f"the rotation returns {match.root.meta['val'].dtype} but x is {x.dtype}", match.root)
+    if result.dtype not in (x.dtype, torch.float32):
+        raise Refused(f"the rotation returns {result.dtype} but x is {x.dtype}", match.root)
     half, width = cos.shape[-1], x.shape[-1]
     ends = {"start": 0, "middle": half, "end": width, "last": width}
     wrong = {n: match.bound[n] for n, v in ends.items() if n in match.bound and not _is_end(match.bound[n], v, n)}
@@ -144,6 +164,13 @@ def _cast_precondition(match: Match) -> Refusal | None:
 fuse_rope = Rewrite(
     "fuse_rope",
     patterns=(rotate_half, rotate_pairs, split_halves, split_pairs),
+    examples=tuple(
+        {
+            **{"x": shape, "cos": (3, 2), "sin": (3, 2), "axis": axis, "width": [3, 4], "flat": list(shape)},
+            **{"start": 0, "middle": 2, "end": 4, "last": 4},
+        }
+        for axis, shape in ((1, (3, 1, 4)), (0, (1, 3, 4)))
+    ),
     replacement=_replacement,
     precondition=_precondition,
     numerics=Numerics.REORDER,
@@ -152,6 +179,10 @@ fuse_rope = Rewrite(
 fuse_partial_rope = Rewrite(
     "fuse_partial_rope",
     patterns=(_part_turned,),
+    examples=tuple(
+        {"x": (2, 1, 6), "cos": (2, 2), "sin": (2, 2), "start": 0, "rotary": 4, "end": 6, "interleaved": interleaved}
+        for interleaved in (False, True)
+    ),
     replacement=_whole,
     precondition=_part_precondition,
     numerics=Numerics.EXACT,
@@ -161,6 +192,7 @@ fuse_partial_rope = Rewrite(
 fuse_rope_casts = Rewrite(
     "fuse_rope_casts",
     patterns=(_turned_in_fp32,),
+    examples=({"x": (2, 1, 4), "cos": (2, 2), "sin": (2, 2)},),
     replacement=_whole,
     precondition=_cast_precondition,
     numerics=Numerics.EXACT,

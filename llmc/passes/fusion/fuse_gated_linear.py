@@ -82,6 +82,14 @@ fuse_gated_linear = Rewrite(
     precondition,
     numerics=Numerics.REORDER,
     stage=Stage.OPTIMIZED,
+    examples=tuple(
+        {
+            **{"x": (2, 3), "gate": (2, 3), "up": (2, 3), "gate_bias": (2,), "up_bias": (2,), "activation": "silu"},
+            **{"weight": (4, 3), "bias": (4,), "start": 0, "middle": 2, "second": 2, "end": 4},
+            **{"sizes": sizes, "gate_index": 0, "up_index": 1},
+        }
+        for sizes in ([2, 2], 2)
+    ),
 )
 
 

@@ -97,9 +97,10 @@ def _fuse(name: str, activation: str, *patterns: Callable[..., Any]) -> Rewrite:
     return Rewrite(name, patterns, replacement, stage=Stage.OPTIMIZED)
 
 
+_GELUS = ({"approximate": "none"}, {"approximate": "tanh"})
 # Forms of several ops come before the ops that they contain.
 fuse_linear_activation: tuple[Rewrite, ...] = (
-    Rewrite("fuse_linear_gelu", (gelu,), _replace_gelu, stage=Stage.OPTIMIZED),
+    Rewrite("fuse_linear_gelu", (gelu,), _replace_gelu, stage=Stage.OPTIMIZED, examples=_GELUS),
     _fuse("fuse_linear_fast_gelu", "gelu_tanh", fast_gelu),
     _fuse("fuse_linear_quick_gelu", "quick_gelu", quick_gelu, quick_gelu_gated),
     _fuse("fuse_linear_relu_squared", "relu2", relu_squared, relu_times_relu, relu_gated_by_relu),

@@ -105,4 +105,11 @@ fuse_linear_residual = Rewrite(
     precondition,
     numerics=Numerics.REORDER,
     stage=Stage.OPTIMIZED,
+    examples=(
+        {
+            **{"x": (2, 3), "weight": (2, 3), "bias": (2,), "activation": "silu", "scale": 0.5, "factor": 0.625},
+            **{"first_x": (2, 3), "first_weight": (2, 3), "first_bias": (2,), "first_activation": "tanh"},
+            **{"first_scale": 0.75, "first_factor": 0.375, "residual": (2, 2)},
+        },
+    ),
 )

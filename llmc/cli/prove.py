@@ -1,0 +1,80 @@
+"""`llmc prove`: whether what rewrites put in the place of something computes the same."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.cli.doing import doing
+from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.errors import OptionError
+
+if TYPE_CHECKING:
+    from llmc.debug.prove.verdict import Verdict
+    from llmc.passes.rewrite import Pass
+
+_STYLES = {"proved": "green", "compared": "yellow", "disproved": "bold red", "skipped": "dim"}
+_DISPROVED = 1
+
+
+def prove(
+    names: Annotated[list[str] | None, typer.Argument(metavar="PASS", help="passes by name; all if none")] = None,
+    *,
+    passes_from: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="passes of yours: module:attribute or file.py:attribute (repeatable); all of them if no name"
+        ),
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="a JSON list on standard output")] = False,
+) -> None:
+    """Show that rewrites compute the same, over symbols at small shapes.
+
+    Pattern and replacement are evaluated over the reals; what sympy cannot decide is compared in 50-digit arithmetic at
+    random points, and lossy passes are skipped. Exit code 1 if one is disproved.
+    """
+    from llmc.debug.prove.verdict import Outcome
+    from llmc.debug.prove.verdict import prove as verdict_on
+
+    verdicts = []
+    with doing("tracing patterns") as now:
+        for each in _chosen(names or [], passes_from or []):
+            now(each.name)
+            verdicts.append(verdict_on(each))
+    if as_json:
+        print(json.dumps([_record(verdict) for verdict in verdicts], indent=2))
+    else:
+        standard_output().print(_table(verdicts))
+    if any(verdict.outcome is Outcome.DISPROVED for verdict in verdicts):
+        raise typer.Exit(_DISPROVED)
+
+
+def _chosen(names: list[str], references: list[str]) -> list[Pass]:
+    from llmc.passes.custom import load_passes
+    from llmc.passes.pipeline import default, extended
+
+    added = [each for reference in references for each in load_passes(reference)]
+    if not names:
+        return added or list(default())
+    known = {each.name: each for each in extended(*added)}
+    for name in names:
+        if name not in known:
+            raise OptionError(f"there is no pass {name!r}", at="llmc prove", fix=f"passes: {', '.join(known)}")
+    return [known[name] for name in names]
+
+
+def _record(verdict: Verdict) -> dict[str, object]:
+    return {**asdict(verdict), "outcome": verdict.outcome.value}
+
+
+def _table(verdicts: list[Verdict]) -> FittingTable:
+    columns = (Column("pass"), Column("verdict"), Column("forms", rank=1, right=True), Column("", wraps=True))
+    table = FittingTable("over the reals, at small shapes", columns)
+    for verdict in verdicts:
+        about = str(verdict.counterexample or verdict.reason or "")
+        forms = str(verdict.forms) if verdict.forms else ""
+        table.add_row(verdict.name, verdict.outcome.value, forms, about, style=_STYLES[verdict.outcome.value])
+    return table

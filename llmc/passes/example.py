@@ -1,0 +1,82 @@
+"""Small graphs that show what a pass does: `llmc prove` makes one of each pattern; whole-graph passes have theirs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+from torch._dynamo.source import ConstantSource
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
+from torch.fx.proxy import GraphAppendingTracer
+
+from llmc.graph.model_graph import CacheSpec, ModelGraph, ModelInfo
+from llmc.graph.stage import Stage
+from llmc.graph.weights import Stored
+from llmc.passes.recorded_graph import RecordedGraph
+
+# What "T" in a shape is where a graph runs.
+TOKENS = 3
+Body = Callable[..., Any]
+
+
+@dataclass(frozen=True)
+class Example:
+    """A graph of a few ops, drawn by calling them on the body's parameters.
+
+    values: what each parameter is: a float32 tensor as its shape, in which "T" is the count of the step's tokens; an
+    integer tensor as it is; any other constant. weights: which of them are weights. cache: of a graph that has one.
+    """
+
+    body: Body
+    values: Mapping[str, Any]
+    weights: frozenset[str] = frozenset()
+    cache: CacheSpec | None = None
+
+    def graph(self, stage: Stage = Stage.CAPTURED) -> ModelGraph:
+        """The graph; its nodes have fake values."""
+        nodes = RecordedGraph()
+        tracer = GraphAppendingTracer(nodes)
+        placeholders = {name: nodes.placeholder(name) for name, value in self.values.items() if _is_tensor(value)}
+        fakes = _FakeValues()
+        for name, node in placeholders.items():
+            node.meta["val"] = fakes.of(self.values[name])
+        nodes.record("example", None)
+        given = {name: fx.Proxy(node, tracer) for name, node in placeholders.items()}
+        made = self.body(**{**self.values, **given})
+        several = made if isinstance(made, tuple) else (made,)
+        nodes.output(tuple(m.node if isinstance(m, fx.Proxy) else m for m in several))
+        recipes = {placeholders[name].name: Stored(name, torch.float32) for name in sorted(self.weights & set(given))}
+        info = ModelInfo("example", "example", 1, None, torch.float32)
+        return ModelGraph(nodes, stage, dict(recipes), info, () if self.cache is None else (self.cache,))
+
+
+def _is_tensor(value: Any) -> bool:
+    return isinstance(value, Tensor) or (isinstance(value, tuple) and all(isinstance(d, int | str) for d in value))
+
+
+class _FakeValues:
+    """Fake tensors that share one count of tokens."""
+
+    def __init__(self) -> None:
+        self._mode = FakeTensorMode(shape_env=ShapeEnv())
+        self._tokens: Any = self._mode.from_tensor(
+            torch.zeros(TOKENS),
+            symbolic_context=StatelessSymbolicContext(dynamic_sizes=[DimDynamic.DYNAMIC]),
+            source=ConstantSource("tokens"),
+        )
+
+    def of(self, value: Any) -> Tensor:
+        """Of a shape, or of a tensor whose first axis is the tokens if it is as long."""
+        shape = (
+            ["T" if i == 0 and d == TOKENS else d for i, d in enumerate(value.shape)]
+            if isinstance(value, Tensor)
+            else value
+        )
+        sizes = [self._tokens.shape[0] if size == "T" else size for size in shape]
+        dtype = value.dtype if isinstance(value, Tensor) else torch.float32
+        made: Tensor = self._tokens.new_empty(sizes, dtype=dtype)
+        return made
