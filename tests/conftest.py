@@ -14,6 +14,7 @@ import torch
 import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
 from llmc.cache import CacheKind, open_cache
 from llmc.settings import settings
+from tests.quick_interpreter import keep_language_patched
 
 if TYPE_CHECKING:
     from tests.family_captures import FamilyCaptures
@@ -36,6 +37,7 @@ def pytest_configure(config: pytest.Config) -> None:
         if "triton" in sys.modules:
             raise pytest.UsageError("a conftest.py imports Triton, before anything has said that it is interpreted")
         os.environ["TRITON_INTERPRET"] = "1"
+        keep_language_patched()
 
 
 @pytest.fixture(scope="session", autouse=True)

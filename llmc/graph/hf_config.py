@@ -17,7 +17,7 @@ from llmc.graph.model_graph import ModelInfo
 from llmc.graph.text_half import text_config
 from llmc.options import BuildOptions
 
-_MOST_LAYERS = 4096
+_MOST = {"num_hidden_layers": 4096, "head_dim": 1 << 16}
 # What transformers and torch raise for values that make no model.
 _RAISED = (
     ArithmeticError,
@@ -111,19 +111,18 @@ def load_config(directory: Path) -> LoadedConfig:
     # Weights are read as codes by graph/quantized_checkpoint.py; the model is captured as if they were none.
     if hasattr(config, "quantization_config"):
         del config.quantization_config
-    check_layers(config, file)
+    check_sizes(config, file)
     return LoadedConfig(config, getattr(transformers, class_name), None if text is None else whole)
 
 
-def check_layers(config: Any, at: str | Path) -> None:
-    """Raise CheckpointError for a number of layers that no model has."""
-    layers = getattr(config, "num_hidden_layers", None)
-    if layers is not None and (type(layers) is not int or not 1 <= layers <= _MOST_LAYERS):
-        raise CheckpointError(
-            f"num_hidden_layers is {layers!r:.40}, where a model has 1 to {_MOST_LAYERS} layers",
-            at=at,
-            fix="correct the value in config.json",
-        )
+def check_sizes(config: Any, at: str | Path) -> None:
+    """Raise CheckpointError for numbers that no model has, of which making one would take for ever."""
+    for name, most in _MOST.items():
+        size = getattr(config, name, None)
+        if size is not None and (type(size) is not int or not 1 <= size <= most):
+            raise CheckpointError(
+                f"{name} is {size!r:.40}, where a model has 1 to {most}", at=at, fix="correct the value in config.json"
+            )
 
 
 def check_rope(config: Any, at: str | Path) -> None:

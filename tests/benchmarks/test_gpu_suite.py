@@ -136,11 +136,12 @@ def test_a_quantized_engine_is_built_from_the_plain_ones_checkpoint() -> None:
 
 
 def test_jobs_beside_run_at_the_same_time_and_are_waited_for(tmp_path: Path) -> None:
-    flag = tmp_path / "flag"
+    script_of = "from pathlib import Path; ended, begun = (Path({0!r}) / name for name in ('ended', 'begun'))\n"
+    folder = script_of.format(str(tmp_path))
     outcomes = run(
-        Job("slow", script(f"import time, pathlib; time.sleep(1); pathlib.Path({str(flag)!r}).touch()"), 60, True),
-        Job("first", script(f"import pathlib; assert not pathlib.Path({str(flag)!r}).exists()"), 60),
-        Job("second", script(f"import pathlib; assert pathlib.Path({str(flag)!r}).exists()"), 60, needs=("slow",)),
+        Job("slow", script(f"{folder}while not begun.exists(): pass\nended.touch()"), 600, True),
+        Job("first", script(f"{folder}assert not ended.exists(); begun.touch()"), 600),
+        Job("second", script(f"{folder}assert ended.exists()"), 600, needs=("slow",)),
     )
     assert [o.status for o in outcomes.values()] == ["ok", "ok", "ok"], outcomes
 

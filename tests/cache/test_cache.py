@@ -192,19 +192,22 @@ def test_the_bound_is_kept_when_something_is_made(tmp_path: Path, monkeypatch: p
 
 def test_what_a_killed_builder_left_is_swept_and_what_a_living_one_makes_is_not(cache: CacheDirectory) -> None:
     script = """
-import sys, time
+import sys
 from pathlib import Path
 from llmc.atomic_directory import AtomicDirectory
 from llmc.cache import CacheKind, open_cache
 def make(path):
     AtomicDirectory(path, lambda old: True)
     print("making", flush=True)
-    time.sleep(600)
+    sys.stdin.read()
 open_cache(CacheKind.ENGINES, Path(sys.argv[1])).find_or_make(sys.argv[2], Path.is_dir, make)
 """
     processes = [
         subprocess.Popen(
-            [sys.executable, "-c", script, str(cache.path.parent), name], stdout=subprocess.PIPE, text=True
+            [sys.executable, "-c", script, str(cache.path.parent), name],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
         )
         for name in ("killed", "living")
     ]

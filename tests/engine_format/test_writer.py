@@ -338,18 +338,18 @@ def test_a_wrongly_packed_weight_is_an_error(tmp_path: Path) -> None:
 
 def test_a_killed_build_leaves_nothing_that_loads_and_the_next_one_cleans_up(tmp_path: Path) -> None:
     script = """
-        import sys, time
+        import sys
         from pathlib import Path
         from llmc.engine_format.writer import EngineWriter
         writer = EngineWriter(Path(sys.argv[1]))
         writer.write_text("program.json", "{}")
         (writer.path / "manifest.json").write_text("{}")
         print(writer.path, flush=True)
-        time.sleep(60)
+        sys.stdin.read()
     """
     path = tmp_path / "e.llmc"
     command = [sys.executable, "-c", textwrap.dedent(script), str(path)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         left = Path(process.stdout.readline().strip())
         other = AtomicDirectory(path, lambda _: False)

@@ -15,7 +15,7 @@ from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
 from tests.runtime.async_clients import PROMPTS, listen, request, serving
-from tests.runtime.slow_executor import SlowExecutor, slow
+from tests.runtime.held_executor import HeldExecutor, hold
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 
 
@@ -29,16 +29,19 @@ def test_leaving_or_aborting_frees_everything(path: Path) -> None:
 
     async def run() -> None:
         loaded = load(path)
-        slow(loaded, 0.01)
+        executor = hold(loaded)
         async with serving(loaded) as engine:
-            async with aclosing(engine.generate(request("left", PROMPTS[0], params))) as outputs:
+            executor.may_go.release()
+            async with aclosing(engine.generate(request("left", PROMPTS[1], params))) as outputs:
                 async for _ in outputs:
                     break
             task = asyncio.create_task(listen(engine, request("cancelled", PROMPTS[0], params)))
-            await asyncio.sleep(0.02)
+            while engine._in_flight < 1:
+                await asyncio.sleep(0)
             task.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await task
+            executor.free()
             ended = asyncio.create_task(listen(engine, request("aborted", PROMPTS[1], SamplingParams(max_tokens=30))))
             async with aclosing(
                 engine.generate(request("other", PROMPTS[1], SamplingParams(max_tokens=30)))
@@ -55,11 +58,12 @@ def test_leaving_or_aborting_frees_everything(path: Path) -> None:
     asyncio.run(run())
 
 
-class WatchedExecutor(SlowExecutor):
+class WatchedExecutor(HeldExecutor):
     """Tells of each step before it is computed, with its number from 1 on."""
 
     def __init__(self, inner: Executor, tell: Callable[[int], None]) -> None:
-        super().__init__(inner, 0.0)
+        super().__init__(inner)
+        self.free()
         self._tell, self._steps = tell, 0
 
     def step(self, step: Step) -> Logits:
@@ -103,12 +107,19 @@ def test_an_abort_at_any_step_has_freed_everything_by_the_next(path: Path, param
 def test_a_deadline_ends_a_request_with_what_it_has(path: Path, params: SamplingParams) -> None:
     async def run() -> None:
         engine = load(path)
-        slow(engine, 0.02)
+        executor = hold(engine)
         async with serving(engine) as running:
-            late, fine = await asyncio.gather(
-                listen(running, request("late", PROMPTS[0], params, deadline_seconds=0.15)),
-                listen(running, request("fine", PROMPTS[1], SamplingParams(max_tokens=19), deadline_seconds=60.0)),
+            both = asyncio.gather(
+                listen(running, request("late", PROMPTS[0], params, deadline_seconds=0.1)),
+                listen(running, request("fine", PROMPTS[1], SamplingParams(max_tokens=19), deadline_seconds=6000.0)),
             )
+            await asyncio.to_thread(executor.reached.acquire)
+            loop = asyncio.get_running_loop()
+            passed = loop.create_future()
+            loop.call_later(0.1, passed.set_result, None)
+            await passed
+            executor.free()
+            late, fine = await both
             assert late.reason() == "deadline" and len(late.tokens()) < 19
             assert fine.reason() == "length" and len(fine.tokens()) == 19
 

@@ -17,7 +17,7 @@ from llmc.runtime.generation_request import Priority
 from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from tests.runtime.async_clients import PROMPTS, Heard, agrees, listen, request, serving
-from tests.runtime.slow_executor import slow
+from tests.runtime.held_executor import hold
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 
 
@@ -138,14 +138,15 @@ def test_broken_logits_fail_their_request_only(tmp_path: Path) -> None:
 def test_draining_finishes_what_runs_and_refuses_what_comes(path: Path) -> None:
     async def run() -> None:
         engine = load(path)
-        slow(engine, 0.01)
+        executor = hold(engine)
         async with serving(engine) as running:
             task = asyncio.create_task(listen(running, request("running", PROMPTS[1], SamplingParams(max_tokens=15))))
-            await asyncio.sleep(0.03)
+            await asyncio.to_thread(executor.reached.acquire)
             assert not await running.drain(0.01), "not done yet"
             with pytest.raises(UnavailableError):
                 await listen(running, request("late", PROMPTS[1], SamplingParams()))
-            assert await running.drain(30.0)
+            executor.free()
+            assert await running.drain(600.0)
             assert (await task).reason() == "length"
 
     asyncio.run(run())
@@ -154,17 +155,18 @@ def test_draining_finishes_what_runs_and_refuses_what_comes(path: Path) -> None:
 def test_a_stuck_or_dead_loop_is_not_healthy(path: Path) -> None:
     async def run() -> None:
         engine = load(path)
-        executor = slow(engine, 0.3)
+        executor = hold(engine)
         running = AsyncEngine(engine)
-        assert running.is_healthy(0.1), "idle is healthy"
+        assert running.is_healthy(-1.0), "idle is healthy"
         task = asyncio.create_task(listen(running, request("stuck", PROMPTS[1], SamplingParams(max_tokens=2))))
-        await asyncio.sleep(0.2)
-        assert not running.is_healthy(0.1) and running.is_healthy(10.0)
+        await asyncio.to_thread(executor.reached.acquire)
+        assert not running.is_healthy(-1.0) and running.is_healthy(600.0)
+        executor.free()
         await task
-        executor.broken = True
+        executor.error = RuntimeError("the device fell off the bus")
         with pytest.raises(UnavailableError, match="the engine's loop has died"):
             await listen(running, request("doomed", PROMPTS[1], SamplingParams(max_tokens=2)))
-        assert not running.is_healthy(10.0)
+        assert not running.is_healthy(600.0)
         with pytest.raises(UnavailableError):
             await listen(running, request("after", PROMPTS[1], SamplingParams()))
         await asyncio.to_thread(running.close)
@@ -181,11 +183,15 @@ def test_a_stuck_or_dead_loop_is_not_healthy(path: Path) -> None:
 def test_closing_ends_the_streams(path: Path) -> None:
     async def run() -> None:
         engine = load(path)
-        slow(engine, 0.01)
+        executor = hold(engine)
         running = AsyncEngine(engine)
         task = asyncio.create_task(listen(running, request("open", PROMPTS[1], SamplingParams(max_tokens=30))))
-        await asyncio.sleep(0.05)
-        await asyncio.to_thread(running.close)
+        await asyncio.to_thread(executor.reached.acquire)
+        closing = asyncio.create_task(asyncio.to_thread(running.close))
+        while running._commands.empty():
+            await asyncio.sleep(0)
+        executor.free()
+        await closing
         assert (await task).reason() == "abort"
 
     asyncio.run(run())
@@ -212,7 +218,7 @@ def test_cached_answers_need_no_step(path: Path) -> None:
 def test_premium_requests_finish_before_free_ones(path: Path) -> None:
     async def run() -> None:
         engine = load(path)
-        slow(engine, 0.005)
+        executor = hold(engine)
         order: list[str] = []
 
         async def one(running: AsyncEngine, name: str, priority: Priority) -> None:
@@ -222,7 +228,11 @@ def test_premium_requests_finish_before_free_ones(path: Path) -> None:
         async with serving(engine) as running:
             free = [one(running, f"free {i}", Priority.FREE) for i in range(12)]
             premium = [one(running, f"premium {i}", Priority.PREMIUM) for i in range(4)]
-            await asyncio.gather(*free, *premium)
+            all_of_them = asyncio.gather(*free, *premium)
+            while running._in_flight < 16:
+                await asyncio.sleep(0)
+            executor.free()
+            await all_of_them
         # There are four seats, which free ones may have taken before a premium one came.
         assert {f"premium {i}" for i in range(4)} <= set(order[:8])
 

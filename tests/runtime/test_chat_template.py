@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,6 @@ import pytest
 from llmc.errors import OptionError, RequestError
 from llmc.runtime.chat_template import (
     BUILT_IN,
-    SECONDS,
     ChatTemplate,
     TemplateRenderer,
     engine_template,
@@ -96,15 +94,14 @@ def test_escapes_and_broken_templates_are_refused(source: str, renderer: Templat
 def test_a_bomb_does_not_hold_up_other_chats() -> None:
     import threading
 
-    renderer = TemplateRenderer(workers=2)
+    renderer = TemplateRenderer(workers=2, seconds=600.0)
     renderer.warm()
     bomb = threading.Thread(target=_explode, args=(renderer,))
     bomb.start()
-    start = time.monotonic()
     renderer.render(ChatTemplate(BUILT_IN["plain"]), MESSAGES)
-    assert bomb.is_alive(), f"the chat waited {time.monotonic() - start:.1f} s of the bomb's {SECONDS} s"
-    bomb.join()
+    assert bomb.is_alive(), "the chat waited for the bomb"
     renderer.close()
+    bomb.join()
 
 
 def _explode(renderer: TemplateRenderer) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from types import FrameType
@@ -19,10 +19,11 @@ from llmc.llm import LLM
 from llmc.runtime import shared_loop
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
-from llmc.runtime.executors.executor import Executor, Logits
+from llmc.runtime.executors.executor import Logits
 from llmc.runtime.loading import load
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.step import Step
+from tests.runtime.held_executor import HeldExecutor, hold
 from tests.runtime.tiny_engine import tiny_model, write_tiny_engine
 
 THREADS = 8
@@ -105,44 +106,10 @@ def test_eight_threads_get_what_one_gets_many_times(draft_engine: Path, engine: 
     ask_from_threads(draft_engine, engine, each=200)
 
 
-class HeldExecutor:
-    """Another executor that stops before each step until it is let go, and that can be told to break."""
-
-    def __init__(self, inner: Executor) -> None:
-        self.inner = inner
-        self.reached = threading.Semaphore(0)
-        self.may_go = threading.Semaphore(0)
-        self.is_free = False
-        self.error: BaseException | None = None
-        self.tokens: list[int] = []
-
-    def step(self, step: Step) -> Logits:
-        if not self.is_free:
-            self.reached.release()
-            self.may_go.acquire()
-        if self.error is not None:
-            error, self.error = self.error, None
-            raise error
-        self.tokens.append(len(step.context_lens))
-        return self.inner.step(step)
-
-    def copy_blocks(self, copies: Mapping[int, int]) -> None:
-        self.inner.copy_blocks(copies)
-
-    def close(self) -> None:
-        self.inner.close()
-
-    def free(self) -> None:
-        """Stop no more."""
-        self.is_free = True
-        self.may_go.release()
-
-
 @pytest.fixture
 def held(tiny: Path) -> Iterator[tuple[Engine, HeldExecutor]]:
     engine = load(tiny)
-    executor = HeldExecutor(engine.loop._executor)
-    engine.loop._executor = executor
+    executor = hold(engine)
     try:
         yield engine, executor
     finally:

@@ -20,7 +20,7 @@ from tests.codegen.triton.tensor_call import check
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 # Every count in one dtype, and each kernel once in the others.
 ROWS = [
-    *((torch.float16, tokens) for tokens in (1, 2, 3, 7, 33, 70, 131, 300)),
+    *((torch.float16, tokens) for tokens in (1, 2, 3, 7, 33, 70, 131)),
     *((dtype, tokens) for dtype in (torch.float32, torch.bfloat16) for tokens in (1, 3, 33, 131)),
 ]
 
@@ -51,7 +51,7 @@ def test_odd_shapes(device: str, tokens: int, outputs: int, channels: int) -> No
     check(linear, x, weight, None, device=device, tolerance=1e-3)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 9, 65, 260])
+@pytest.mark.parametrize("tokens", [1, 4, 9, 65, 131])
 def test_epilogue(device: str, tokens: int) -> None:
     x, weight, bias = _random(0, tokens, 64).half(), _random(1, 40, 64).half(), _random(2, 40).half()
     residual = _random(3, tokens, 40).half()
@@ -63,7 +63,7 @@ def test_epilogue(device: str, tokens: int) -> None:
 @pytest.mark.parametrize(
     ("dtype", "tokens"),
     [
-        *((torch.bfloat16, tokens) for tokens in (1, 3, 9, 65, 260)),
+        *((torch.bfloat16, tokens) for tokens in (1, 3, 9, 65, 131)),
         *((dtype, tokens) for dtype in (torch.float32, torch.float16) for tokens in (1, 65)),
     ],
 )
@@ -78,7 +78,7 @@ NORM_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 
 @pytest.mark.parametrize(
     ("dtype", "tokens"),
-    [*((torch.bfloat16, tokens) for tokens in (1, 3, 9, 65, 260)), *((torch.float32, tokens) for tokens in (1, 9))],
+    [*((torch.bfloat16, tokens) for tokens in (1, 3, 9, 65, 131)), *((torch.float32, tokens) for tokens in (1, 9))],
 )
 def test_normed_rows(device: str, dtype: torch.dtype, tokens: int) -> None:
     """In the product's own kernel and in a launch before it, one of them the library's."""

@@ -18,8 +18,6 @@ import httpx
 import pytest
 
 MODEL = Path(__file__).parent.parent.parent.parent / "examples" / "models" / "bard-draft"
-# Whoever is refused is told so within this time.
-ANSWER_SECONDS = 2.0
 # As Hermes and Qwen write it, short.
 CHAT_TEMPLATE = (
     "{{ bos_token }}{% if tools %}{{ 'Tools: ' + tools | tojson + ' Answer with <tool_call>' }}{% endif %}"
@@ -60,8 +58,8 @@ class LiveServer:
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         if self.url.startswith("unix:"):
             transport = httpx.HTTPTransport(uds=self.url.removeprefix("unix:"))
-            return httpx.Client(base_url="http://llmc", transport=transport, headers=headers, timeout=60)
-        return httpx.Client(base_url=self.url, headers=headers, timeout=60)
+            return httpx.Client(base_url="http://llmc", transport=transport, headers=headers, timeout=300)
+        return httpx.Client(base_url=self.url, headers=headers, timeout=300)
 
 
 @pytest.fixture(scope="session")
@@ -129,7 +127,7 @@ def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
         if process.poll() is None:
             process.send_signal(signal.SIGTERM)
         try:
-            process.wait(20)
+            process.wait(300)
         finally:
             process.kill()
 
@@ -154,7 +152,7 @@ def metric(client: httpx.Client, name: str) -> float:
     return sum(found)
 
 
-def eventually(holds: object, seconds: float = 10.0) -> None:
+def eventually(holds: object, seconds: float = 300.0) -> None:
     """Wait until `holds()` is true."""
     assert callable(holds)
     end = time.monotonic() + seconds

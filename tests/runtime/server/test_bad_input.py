@@ -9,8 +9,6 @@ from typing import Any
 import httpx
 import pytest
 
-from tests.runtime.server.conftest import ANSWER_SECONDS
-
 USER = [{"role": "user", "content": "hi"}]
 DEEP: Any = []
 for _ in range(200):
@@ -91,8 +89,7 @@ BAD: tuple[tuple[str, Any, str], ...] = (
 
 
 def assert_refused(answer: httpx.Response, status: int = 400) -> str:
-    """Soon, in OpenAI's error shape, without a traceback; returns the message."""
-    assert answer.elapsed.total_seconds() < ANSWER_SECONDS
+    """In OpenAI's error shape, without a traceback; returns the message."""
     assert answer.status_code == status, answer.text
     error = answer.json()["error"]
     assert set(error) == {"message", "type", "param", "code"}
@@ -128,7 +125,6 @@ def test_bombs_as_constraints(name: str, client: httpx.Client) -> None:
     assert answer.status_code == 400 or (answer.status_code == 200 and name in ("schema", "regex", "left recursion")), (
         answer.text
     )
-    assert answer.elapsed.total_seconds() < ANSWER_SECONDS
     if answer.status_code == 400:
         assert_refused(answer)
     assert client.get("/health").status_code == 200

@@ -66,11 +66,11 @@ def test_looping_templates_hold_up_nobody(model: ServedModel) -> None:
 
 def test_a_template_does_not_wait_for_its_seat_without_a_bound() -> None:
     """The time counts from the arrival: one that has used it up while it waited is not rendered any more."""
-    renderer = TemplateRenderer(workers=1, patience_seconds=5)
+    renderer = TemplateRenderer(workers=1, seconds=600, patience_seconds=600)
     try:
         assert renderer.render(PLAIN, USER).startswith("User: hi")
         with renderer._free, pytest.raises(UnavailableError, match="too many"):
-            renderer.render(PLAIN, USER, arrived=time.monotonic() - 5)
+            renderer.render(PLAIN, USER, arrived=time.monotonic() - 600)
         assert renderer.render(PLAIN, USER, arrived=time.monotonic()).startswith("User: hi")
     finally:
         renderer.close()

