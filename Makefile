@@ -9,7 +9,7 @@ export TOKENIZERS_PARALLELISM ?= false
 # Tests run in so many processes, each file's tests in one of them, for what they share.
 TEST_WORKERS ?= 2
 
-.PHONY: install demo test test-slow test-minimums test-extras lock lint format docs bench clean
+.PHONY: install demo test test-slow test-minimums test-extras mutants lock lint format docs bench clean
 
 install: $(STAMP)
 
@@ -32,6 +32,11 @@ test-slow: $(STAMP)
 # Asks the package index for llmc's dependencies; a quarter of an hour of one core, and what it takes to download them.
 test-extras: $(STAMP)
 	$(BIN)/python -m pytest -m extras --timeout 3600
+
+# What the tests catch: 200 faults that are put into copies of the tree, one at a time. Hours of a core, and goes on where
+# it was interrupted.
+mutants: $(STAMP)
+	$(BIN)/python -m tests.mutation --count 200 --jobs $(TEST_WORKERS)
 
 # What pyproject.toml declares as the least, in an environment of its own, with the tests that meet most of other
 # packages: 6 minutes of one core. Not a part of .ci/run: CI calls it once for a release. PyTorch is first, and stays: by

@@ -131,19 +131,35 @@ def test_shared_code_generation_knows_no_backend() -> None:
 
 
 def test_no_file_needs_itself() -> None:
-    """Imports at the top of files, those for types included, make no circle."""
+    assert circles(PACKAGE) == []
+
+
+def test_a_circle_of_types_is_found(tmp_path: Path) -> None:
+    package = tmp_path / "llmc"
+    package.mkdir()
+    (package / "step.py").write_text(
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from llmc import step_plan\n"
+    )
+    (package / "step_plan.py").write_text("try:\n    pass\nexcept OSError:\n    from llmc.step import Step\n")
+    (package / "alone.py").write_text("def f():\n    import llmc.alone\n")
+    assert circles(package) == [["llmc.step", "llmc.step_plan"]]
+
+
+def circles(package: Path) -> list[list[str]]:
+    """Files whose imports at the top, those for types included, come back to them."""
     graph = nx.DiGraph()
-    files = {_module_of(path): path for path in PACKAGE.rglob("*.py")}
+    files = {_module_of(path, package): path for path in package.rglob("*.py")}
     for module, path in files.items():
         for node in _at_the_top(ast.parse(path.read_text(encoding="utf-8")).body):
             names = [f"{node.module}.{a.name}" for a in node.names] if isinstance(node, ast.ImportFrom) else []
             names += [str(node.module)] if isinstance(node, ast.ImportFrom) else [a.name for a in node.names]
-            graph.add_edges_from((module, name) for name in names if name in files and not module.startswith(name))
-    assert [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1] == []
+            inner = [name for name in names if name in files and not f"{module}.".startswith(f"{name}.")]
+            graph.add_edges_from((module, name) for name in inner)
+    return [sorted(circle) for circle in nx.strongly_connected_components(graph) if len(circle) > 1]
 
 
-def _module_of(path: Path) -> str:
-    parts = (PACKAGE.name, *path.relative_to(PACKAGE).with_suffix("").parts)
+def _module_of(path: Path, package: Path) -> str:
+    parts = (package.name, *path.relative_to(package).with_suffix("").parts)
     return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
 
 
@@ -152,7 +168,8 @@ def _at_the_top(body: list[ast.stmt]) -> Iterator[ast.Import | ast.ImportFrom]:
         if isinstance(node, ast.Import | ast.ImportFrom):
             yield node
         elif isinstance(node, ast.If | ast.Try):
-            yield from _at_the_top([*node.body, *node.orelse])
+            handlers = [inner for h in getattr(node, "handlers", ()) for inner in h.body]
+            yield from _at_the_top([*node.body, *node.orelse, *handlers, *getattr(node, "finalbody", ())])
 
 
 def test_root_names_are_symlinks_into_the_package() -> None:
