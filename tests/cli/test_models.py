@@ -14,9 +14,9 @@ def test_one_that_compiles_and_one_that_is_refused() -> None:
     assert done.code == 0, done.err
     llama, mamba = json.loads(done.out)
     assert llama["verdict"] == "matches" and llama["difference"] < 1e-3
-    assert mamba["verdict"] == "refused"
-    # The same wherever transformers is installed.
-    assert "(transformers/models/mamba/modeling_mamba.py:" in mamba["reason"]
+    assert mamba["verdict"] == "refused" and "fixes the number of tokens" in mamba["reason"]
+    # Some versions of torch and transformers know the line: it is the same wherever transformers is installed.
+    assert "(transformers/models/mamba/modeling_mamba.py:" in mamba["reason"] or "modeling_" not in mamba["reason"]
 
 
 @pytest.mark.parametrize(
