@@ -2,23 +2,8 @@
 
 from __future__ import annotations
 
-from llmc.passes.attention.cast_kv_cache import cast_kv_cache
-from llmc.passes.attention.fuse_eager_attention import fuse_eager_attention
-from llmc.passes.attention.fuse_sdpa_attention import fuse_sdpa_attention
-from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
-from llmc.passes.canonical.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
-from llmc.passes.canonical.fuse_layer_norm import (
-    fuse_layer_norm,
-    fuse_layer_norm_casts,
-    fuse_layer_norm_without_bias,
-    fuse_layer_norm_without_weight,
-)
-from llmc.passes.canonical.fuse_linear import fuse_embedding, fuse_linear
-from llmc.passes.canonical.fuse_rms_norm import fuse_rms_norm, fuse_rms_norm_without_weight
-from llmc.passes.canonical.fuse_rope import fuse_partial_rope, fuse_rope, fuse_rope_casts
-from llmc.passes.canonical.fuse_rope_angles import fuse_rope_angles
 from llmc.passes.canonical.make_lm_head import make_lm_head
 from llmc.passes.canonical.merge_duplicates import merge_duplicates
 from llmc.passes.canonical.normalize_ops import normalize_ops
@@ -28,6 +13,19 @@ from llmc.passes.canonical.remove_export_residue import remove_export_residue
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
 from llmc.passes.custom import installed, place
+from llmc.passes.fusion.from_aten.fuse_eager_attention import fuse_eager_attention
+from llmc.passes.fusion.from_aten.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
+from llmc.passes.fusion.from_aten.fuse_layer_norm import (
+    fuse_layer_norm,
+    fuse_layer_norm_casts,
+    fuse_layer_norm_without_bias,
+    fuse_layer_norm_without_weight,
+)
+from llmc.passes.fusion.from_aten.fuse_linear import fuse_embedding, fuse_linear
+from llmc.passes.fusion.from_aten.fuse_rms_norm import fuse_rms_norm, fuse_rms_norm_without_weight
+from llmc.passes.fusion.from_aten.fuse_rope import fuse_partial_rope, fuse_rope, fuse_rope_casts
+from llmc.passes.fusion.from_aten.fuse_rope_angles import fuse_rope_angles
+from llmc.passes.fusion.from_aten.fuse_sdpa_attention import fuse_sdpa_attention
 from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
 from llmc.passes.fusion.fuse_gated_linear import fuse_gated_linear
 from llmc.passes.fusion.fuse_linear_activation import fuse_linear_activation
@@ -42,6 +40,8 @@ from llmc.passes.quantization.quantize_weights import quantize_weights
 from llmc.passes.quantization.read_codes import read_codes
 from llmc.passes.quantization.scale_channels import scale_channels
 from llmc.passes.rewrite import Pass
+from llmc.passes.serving.cast_kv_cache import cast_kv_cache
+from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 
 

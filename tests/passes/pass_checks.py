@@ -13,10 +13,10 @@ from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
-from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.pipeline import serving
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.passes.serving.page_kv_cache import page_kv_cache
 
 _OPTIONS = BuildOptions()
 

@@ -1,1 +1,1 @@
-"""Passes that merge neighbouring ops of a serving graph into fused ones."""
+"""Passes that make one op of several: here of a serving graph's neighbours, in from_aten/ of what models write out."""

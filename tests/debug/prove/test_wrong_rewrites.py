@@ -10,8 +10,8 @@ import torch
 
 from llmc.debug.prove.verdict import Outcome, prove
 from llmc.passes import Match, Numerics, Rewrite, either
-from llmc.passes.canonical.fuse_rms_norm import fuse_rms_norm
-from llmc.passes.canonical.fuse_rope import fuse_rope
+from llmc.passes.fusion.from_aten.fuse_rms_norm import fuse_rms_norm
+from llmc.passes.fusion.from_aten.fuse_rope import fuse_rope
 from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
 from llmc.passes.fusion.fuse_gated_linear import fuse_gated_linear
 from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual

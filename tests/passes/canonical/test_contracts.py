@@ -12,8 +12,8 @@ from llmc.errors import PassError
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.canonical.check_canonical import check_canonical
-from llmc.passes.canonical.fuse_linear import fuse_linear
 from llmc.passes.canonical.make_lm_head import make_lm_head
+from llmc.passes.fusion.from_aten.fuse_linear import fuse_linear
 from llmc.passes.runner import run_pipeline
 from tests.graph_builder import GraphBuilder
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten

@@ -14,8 +14,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
-from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 from tests.graph_builder import GraphBuilder, TensorSource, llama
 from tests.passes.pass_checks import rewrites, same_logits

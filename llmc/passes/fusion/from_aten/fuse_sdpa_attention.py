@@ -16,8 +16,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.attention.attention_call import attention_call
-from llmc.passes.attention.causal_mask import CausalMask, read_mask
+from llmc.passes.fusion.from_aten.attention_call import attention_call
+from llmc.passes.fusion.from_aten.causal_mask import CausalMask, read_mask
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog

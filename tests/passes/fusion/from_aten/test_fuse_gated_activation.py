@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.passes.canonical.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
+from llmc.passes.fusion.from_aten.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
 aten = torch.ops.aten

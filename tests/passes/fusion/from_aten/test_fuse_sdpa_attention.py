@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.passes.attention.fuse_sdpa_attention import fuse_sdpa_attention
+from llmc.passes.fusion.from_aten.fuse_sdpa_attention import fuse_sdpa_attention
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
 aten = torch.ops.aten

@@ -19,9 +19,9 @@ from llmc.graph.refusal import Refusal
 from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.attention.attention_call import attention_call
-from llmc.passes.attention.causal_mask import CausalMask, read_mask
 from llmc.passes.evaluation import value_at
+from llmc.passes.fusion.from_aten.attention_call import attention_call
+from llmc.passes.fusion.from_aten.causal_mask import CausalMask, read_mask
 from llmc.passes.node_rules import Call, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog

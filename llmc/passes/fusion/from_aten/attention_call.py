@@ -10,7 +10,7 @@ from torch import fx
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import describe
 from llmc.graph.refusal import Refusal
-from llmc.passes.attention.causal_mask import CausalMask
+from llmc.passes.fusion.from_aten.causal_mask import CausalMask
 from llmc.passes.node_rules import Call
 from llmc.passes.shapes import front_dim, same_size, tensor_of
 

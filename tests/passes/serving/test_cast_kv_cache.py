@@ -8,9 +8,9 @@ import torch
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.passes.attention.cast_kv_cache import cast_kv_cache
-from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.runner import PipelineResult, run_pipeline
+from llmc.passes.serving.cast_kv_cache import cast_kv_cache
+from llmc.passes.serving.page_kv_cache import page_kv_cache
 from tests.graph_builder import llama
 from tests.passes.pass_checks import rewrites
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.passes.canonical.fuse_layer_norm import (
+from llmc.passes.fusion.from_aten.fuse_layer_norm import (
     fuse_layer_norm,
     fuse_layer_norm_casts,
     fuse_layer_norm_without_bias,

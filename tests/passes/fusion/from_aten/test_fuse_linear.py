@@ -8,8 +8,8 @@ from typing import Any
 import torch
 
 from llmc.passes.canonical.fold_constants import fold_constants
-from llmc.passes.canonical.fuse_linear import fuse_embedding, fuse_linear
 from llmc.passes.canonical.normalize_ops import normalize_ops
+from llmc.passes.fusion.from_aten.fuse_linear import fuse_embedding, fuse_linear
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
 aten = torch.ops.aten

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.passes.canonical.fuse_rope import fuse_partial_rope, fuse_rope, fuse_rope_casts
-from llmc.passes.canonical.fuse_rope_angles import fuse_rope_angles
 from llmc.passes.canonical.merge_duplicates import merge_duplicates
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
+from llmc.passes.fusion.from_aten.fuse_rope import fuse_partial_rope, fuse_rope, fuse_rope_casts
+from llmc.passes.fusion.from_aten.fuse_rope_angles import fuse_rope_angles
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
 aten = torch.ops.aten

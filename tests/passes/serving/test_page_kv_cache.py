@@ -12,8 +12,8 @@ from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.options import BuildOptions
-from llmc.passes.attention.page_kv_cache import page_kv_cache
 from llmc.passes.runner import run_pipeline
+from llmc.passes.serving.page_kv_cache import page_kv_cache
 from tests.graph_builder import GraphBuilder, TensorSource, llama
 from tests.passes.pass_checks import histogram, rewrites, same_logits
 

@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.passes.attention.fuse_eager_attention import fuse_eager_attention
-from tests.passes.attention.test_fuse_sdpa_attention import flat, heads
+from llmc.passes.fusion.from_aten.fuse_eager_attention import fuse_eager_attention
 from tests.passes.canonical.pattern_graphs import PatternGraph, refusals, rewritten
+from tests.passes.fusion.from_aten.test_fuse_sdpa_attention import flat, heads
 
 aten = torch.ops.aten
 Golden = Callable[[str, str], None]

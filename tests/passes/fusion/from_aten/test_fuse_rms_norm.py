@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.passes.canonical.fuse_rms_norm import fuse_rms_norm, fuse_rms_norm_without_weight
+from llmc.passes.fusion.from_aten.fuse_rms_norm import fuse_rms_norm, fuse_rms_norm_without_weight
 from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, refusals, rewritten
 
 aten = torch.ops.aten

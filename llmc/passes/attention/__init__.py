@@ -1,1 +1,0 @@
-"""Passes that recognise attention and put its keys and values into a paged cache."""
