@@ -24,8 +24,8 @@ from torch.nn.functional import scaled_dot_product_attention
 from benchmarks.measure import alternate
 from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.targets import CpuTarget, host_target
+from tests.codegen.cpp.kernel_calls import kernel_call, kernels, open_pool
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
-from tests.codegen.cpp.row_abi import function, library, thread_pool
 
 HEADS, KV_HEADS, HEAD_DIM, LAYERS = 32, 8, 64, 16
 DECODES = ((1, 512), (1, 4096), (1, 8192), (8, 4096), (32, 1024))  # batch, context
@@ -106,7 +106,7 @@ def prefill(tokens: int, dtype: torch.dtype, format: CacheFormat | None) -> Case
 def measure(case: Case, threads: int) -> dict[str, float | str]:
     """Ours and SDPA in turn, with the read bandwidth in the same rounds."""
     target = host_target()
-    with thread_pool(target, threads, case.layers[0].scratch(target)) as pool:
+    with open_pool(target, threads, case.layers[0].scratch(target)) as pool:
         samples = alternate({"llmc": _ours(case, target, pool), "sdpa": _sdpa(case), "probe": _probe(target, pool)})
     ours, peer, probe = (samples[name].median for name in ("llmc", "sdpa", "probe"))
     result: dict[str, float | str] = {
@@ -129,14 +129,14 @@ _PROBE_BYTES = 1 << 28
 
 
 def _ours(case: Case, target: CpuTarget, pool: ctypes.c_void_p) -> Callable[[], float]:
-    kernel = function(target, "paged_attention", case.layers[0].dtypes)
     outputs = [torch.empty(layer.q.shape[0], HEADS * HEAD_DIM, dtype=layer.q.dtype) for layer in case.layers]
-    calls = [(layer.arguments(y), y) for layer, y in zip(case.layers, outputs, strict=True)]
+    pairs = zip(case.layers, outputs, strict=True)
+    calls = [kernel_call(target, "paged_attention", layer.dtypes, layer.values(y)) for layer, y in pairs]
 
     def run() -> float:
         start = perf_counter()
-        for arguments, _kept_alive in calls:
-            kernel(pool, ctypes.byref(arguments))
+        for call in calls:
+            call(pool)
         return perf_counter() - start
 
     return run
@@ -165,7 +165,7 @@ def _sdpa(case: Case) -> Callable[[], float]:
 
 def _probe(target: CpuTarget, pool: ctypes.c_void_p) -> Callable[[], float]:
     data = torch.ones(_PROBE_BYTES, dtype=torch.uint8)
-    read = library(target).llmc_read_all
+    read = kernels(target).llmc_read_all
 
     def run() -> float:
         start = perf_counter()

@@ -20,19 +20,17 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from time import perf_counter, sleep
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
 from benchmarks.measure import Sample, alternate
-from llmc.codegen.cpp.kernel_library import Part
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
-from llmc.ops.activation import ACTIVATIONS
 from llmc.targets import host_target
-from tests.codegen.cpp.linear_calls import Linear, kernels, open_pool, rows
-from tests.codegen.cpp.quantized_calls import FORMATS, SCALE_DTYPES, X_FORMATS, QuantizedLinear, quantized
+from tests.codegen.cpp.kernel_calls import kernel_call, kernels, open_pool, pointer, rows
+from tests.codegen.cpp.quantized_calls import quantized
 
 RING_BYTES = 256 << 20
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
@@ -205,12 +203,9 @@ def huge_pages(nbytes: int) -> Tensor:
 
 
 def plain_calls(shape: Shape, x: Tensor, y: Tensor, ring: Tensor, pool: ctypes.c_void_p) -> Calls:
-    function = getattr(kernels(host_target()), f"llmc_{shape.kernel}_{'f32' if x.dtype == torch.float32 else 'bf16'}")
-    structs = [
-        Linear(*x.shape, shape.out, rows(x), weight.data_ptr(), None, rows(None), rows(y), activation(shape), 1.0)
-        for weight in ring
-    ]
-    return Calls(in_turn(function, structs, pool), ring)
+    values = common_values(shape, x, y)
+    calls = [kernel_call(host_target(), shape.kernel, [x.dtype], values | {"weight": pointer(w)}) for w in ring]
+    return Calls(in_turn(calls, pool), ring)
 
 
 def quantized_calls(shape: Shape, x: Tensor, y: Tensor, scheme: Scheme, pool: ctypes.c_void_p) -> Calls:
@@ -221,36 +216,22 @@ def quantized_calls(shape: Shape, x: Tensor, y: Tensor, scheme: Scheme, pool: ct
     copies = max(1, RING_BYTES // size)
     ring = huge_pages(copies * size).view(copies, -1, some.nbytes)
     ring.copy_(some)
-    function = getattr(kernels(host_target(), Part.CODED), f"llmc_quantized_{shape.kernel}_bf16")
-    structs = [
-        QuantizedLinear(
-            tokens=x.shape[0],
-            in_=x.shape[1],
-            out=shape.out,
-            group=weight.group,
-            x=rows(x),
-            weight=of_copy.data_ptr(),
-            y=rows(y),
-            activation=activation(shape),
-            scale=1.0,
-            format=FORMATS.index(scheme.format),
-            x_format=X_FORMATS.index(scheme.x_format),
-            scale_type=SCALE_DTYPES.index(scheme.scale_dtype),
-        )
-        for of_copy in ring
-    ]
-    return Calls(in_turn(function, structs, pool), ring)
+    values = common_values(shape, x, y) | weight.fields() | {"group": weight.group, "x_format": scheme.x_format}
+    family = f"quantized_{shape.kernel}"
+    calls = [kernel_call(host_target(), family, [torch.bfloat16], values | {"weight": pointer(w)}) for w in ring]
+    return Calls(in_turn(calls, pool), ring)
 
 
-def activation(shape: Shape) -> int:
-    return list(ACTIVATIONS).index("silu" if shape.kernel == "gated_linear" else "identity")
+def common_values(shape: Shape, x: Tensor, y: Tensor) -> dict[str, Any]:
+    """Of all products."""
+    activation = "silu" if shape.kernel == "gated_linear" else "identity"
+    size = {"tokens": x.shape[0], "in": x.shape[1], "out": shape.out}
+    return size | {"x": rows(x), "y": rows(y), "activation": activation, "scale": 1.0}
 
 
-def in_turn(
-    function: Callable[..., None], structs: Sequence[ctypes.Structure], pool: ctypes.c_void_p
-) -> Callable[[], None]:
+def in_turn(calls: Sequence[Callable[[ctypes.c_void_p], None]], pool: ctypes.c_void_p) -> Callable[[], None]:
     turn = count()
-    return lambda: function(pool, ctypes.byref(structs[next(turn) % len(structs)]))
+    return lambda: calls[next(turn) % len(calls)](pool)
 
 
 def torch_run(x: Tensor, weights: Tensor) -> Callable[[], None]:

@@ -24,11 +24,11 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.measure import alternate
-from llmc.codegen.cpp.kernel_library import kernel_shared_library
+from llmc.codegen.cpp.kernel_library import load_kernels
+from llmc.engine_structs import LlmcChooseRows
 from llmc.program import CHOICE_INPUTS
 from llmc.runtime.banned_sequences import BannedSequences
 from llmc.runtime.dry_penalty import DryPenalty
-from llmc.runtime.executors.cpp import ChoiceArguments
 from llmc.runtime.logit_edits import AllowedTokens, LogitEdit
 from llmc.runtime.logits_processor import CheckedProcessor
 from llmc.runtime.row_choice import BEST, RowChoices
@@ -66,18 +66,12 @@ def logit_edits(prompt: TokenIds, vocabulary: int) -> dict[str, LogitEdit]:
 @contextmanager
 def kernel(rows: int, vocabulary: int, threads: int) -> Iterator[DrawRows]:
     """Draws a token of each row as a CPU engine does."""
-    library = ctypes.CDLL(str(kernel_shared_library(host_target())))
-    library.llmc_choose_rows_scratch.restype = ctypes.c_int64
-    library.llmc_choose_rows_scratch.argtypes = (ctypes.c_int64,)
-    library.llmc_pool_create.restype = ctypes.c_void_p
-    library.llmc_pool_create.argtypes = (ctypes.c_int32, ctypes.c_int64)
-    library.llmc_pool_destroy.argtypes = (ctypes.c_void_p,)
-    library.llmc_choose_rows.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
+    library = load_kernels(host_target())
     tokens, scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
     pool = library.llmc_pool_create(threads, library.llmc_choose_rows_scratch(vocabulary))
 
     def draw(logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
-        arguments = ChoiceArguments(
+        arguments = LlmcChooseRows(
             *logits.shape,
             logits.ctypes.data,
             *(getattr(choices, name).ctypes.data for name in CHOICE_INPUTS),

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
+from llmc.engine_structs import structs_text
 from llmc.errors import EngineFormatError
 from llmc.program import Affine, Program
 
@@ -27,8 +28,8 @@ def memory_text(program: Program) -> str:
 
 
 def interface_text(program: Program) -> str:
-    """The same, and what else a compiled library assumes: the arena, and how many launches it may time."""
-    return f"{memory_text(program)}arena {_affine(program.arena)}\nlaunches {len(program.launches)}\n"
+    """The same, and what else a compiled library assumes: the arena, how many launches it may time, and its structs."""
+    return f"{memory_text(program)}arena {_affine(program.arena)}\nlaunches {len(program.launches)}\n{structs_text()}"
 
 
 def check_interface(expected: str, found: str, at: Path) -> None:

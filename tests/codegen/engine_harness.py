@@ -14,6 +14,7 @@ from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.lowering import Lowered
 from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
+from llmc.engine_structs import LlmcBindings, LlmcStep
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
 from llmc.graph.finite_weights import FiniteWeights
@@ -22,27 +23,6 @@ from llmc.program import Program
 from llmc.targets import CpuTarget, host_target
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)
-
-
-class Step(ctypes.Structure):
-    """LlmcStep of api.h."""
-
-    _fields_ = (
-        *((name, ctypes.c_int32) for name in ("tokens", "requests", "logit_rows", "max_blocks")),
-        *((name, ctypes.c_void_p) for name in ("input_ids", "positions", "slot_mapping", "query_starts")),
-        *((name, ctypes.c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "logits")),
-    )
-
-
-class Bindings(ctypes.Structure):
-    """LlmcBindings of api.h."""
-
-    _fields_ = (
-        ("weights", ctypes.c_void_p),
-        ("caches", ctypes.c_void_p),
-        ("arena", ctypes.c_void_p),
-        ("threads", ctypes.c_int32),
-    )
 
 
 class OpenEngine:
@@ -58,7 +38,7 @@ class OpenEngine:
         self._program, self._blocks = program, blocks
         self._library = ctypes.CDLL(str(library))
         self._library.llmc_engine_open.restype = ctypes.c_void_p
-        self._library.llmc_engine_step.argtypes = (ctypes.c_void_p, ctypes.POINTER(Step))
+        self._library.llmc_engine_step.argtypes = (ctypes.c_void_p, ctypes.POINTER(LlmcStep))
         self._library.llmc_engine_close.argtypes = (ctypes.c_void_p,)
         self.step_function = self._library.llmc_engine_step
         self.call_step: Callable[..., object] = lambda function, engine, step: function(engine, step)
@@ -74,7 +54,7 @@ class OpenEngine:
         self._weights = list(weights)
         self._tables = (_pointers(self._weights), _pointers(self.caches))
         aligned = -(-self._arena.data_ptr() // 64) * 64
-        bindings = Bindings(*(ctypes.cast(t, ctypes.c_void_p) for t in self._tables), aligned, threads)
+        bindings = LlmcBindings(*self._tables, aligned, threads)
         self._engine = self._library.llmc_engine_open(ctypes.byref(bindings))
         assert self._engine
 
@@ -108,7 +88,7 @@ class OpenEngine:
         logits = torch.full((len(rows), self._program.vocab_size), float("nan"))
         self._arena.fill_(float("nan"))
         counts = (len(positions), len(chunks), len(rows), self._blocks)
-        step = Step(*counts, *(ctypes.cast(a, ctypes.c_void_p) for a in held), logits.data_ptr())
+        step = LlmcStep(*counts, *(ctypes.cast(a, ctypes.c_void_p) for a in held), logits.data_ptr())
         self.call_step(self.step_function, self._engine, ctypes.byref(step))
         return logits
 

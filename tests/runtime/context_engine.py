@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
-from llmc.codegen.cpp.kernel_library import kernel_include_dir
+from llmc.codegen.cpp.kernel_api import kernel_include_dir
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.engine_format.writer import EngineWriter

@@ -9,6 +9,7 @@ from torch import fx
 
 from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_arguments import DTYPES
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.kernel_table import KERNELS, element_type, supports
@@ -39,10 +40,13 @@ class CppBackend:
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         kernel, given = KERNELS[node.target], arguments_of(node)
-        arguments: dict[str, Argument] = {n: a for n, a in kernel.arguments(call).items() if a is not None}
         family = kernel.family if isinstance(kernel.family, str) else kernel.family(call)
         dtypes = tuple(element_type(given[name], given.get("cache_format")) or "" for name in kernel.typed)
-        return ((KernelCall(function_name(family, dtypes), family, arguments, dtypes),),)
+        function, values = function_name(family, dtypes), kernel.arguments(call)
+        fields = kernel_api().fields(function)
+        assert values.keys() <= set(fields), f"{function} takes {fields}, and was given {tuple(values)}"
+        arguments = {name: values[name] for name in fields if values.get(name) is not None}
+        return ((KernelCall(function, family, arguments, dtypes),),)
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
         return packed_nbytes(shape, layout, dtype)

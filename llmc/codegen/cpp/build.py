@@ -10,11 +10,11 @@ import hashlib
 import tempfile
 from pathlib import Path
 
+from llmc.codegen.cpp.kernel_api import kernel_include_dir
 from llmc.codegen.cpp.kernel_library import (
     Part,
     compile_flags,
     kernel_archive,
-    kernel_include_dir,
     link_flags,
     part_of,
 )

@@ -7,6 +7,7 @@ mostly finds what it wants.
 
 from __future__ import annotations
 
+import ctypes
 import hashlib
 import json
 import os
@@ -17,6 +18,7 @@ from pathlib import Path
 
 from llmc.atomic_directory import AtomicDirectory
 from llmc.cache import CacheKind, open_cache
+from llmc.codegen.cpp.kernel_api import kernel_include_dir, layout_source, open_kernels
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
 from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
@@ -71,13 +73,13 @@ def kernel_archive(target: CpuTarget, cache_dir: Path | None = None, part: Part 
 
 
 def kernel_shared_library(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:
-    """Kernels as a shared library, to be called one by one from tests and benchmarks. CODED has those of PLAIN too."""
+    """Kernels as a shared library. CODED has those of PLAIN too."""
     return _entry(target, cache_dir, part) / _SHARED
 
 
-def kernel_include_dir() -> Path:
-    """The folder of api.h and of the headers that generated code includes."""
-    return Path(__file__).parent / "kernels"
+def load_kernels(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> ctypes.CDLL:
+    """The same, opened: probes, tests and benchmarks call kernels one by one. Raises also what open_kernels does."""
+    return open_kernels(kernel_shared_library(target, cache_dir, part))
 
 
 def compile_flags(target: CpuTarget) -> tuple[str, ...]:
@@ -107,7 +109,7 @@ def _entry(target: CpuTarget, cache_dir: Path | None, part: Part) -> Path:
 def _key(target: CpuTarget, toolchain: Toolchain) -> str:
     digest = hashlib.sha256()
     recipe = [toolchain.compiler, toolchain.version, compile_flags(target), _LINK_FLAGS]
-    digest.update(json.dumps(recipe).encode())
+    digest.update(json.dumps(recipe).encode() + layout_source().encode())
     for source in sorted(kernel_include_dir().iterdir()):
         if source.suffix in (".h", ".cpp"):
             digest.update(f"\0{source.name}\0".encode() + source.read_bytes())
@@ -124,10 +126,17 @@ def _compile(
     target: CpuTarget, toolchain: Toolchain, sources: list[Path], beside: tuple[Path, ...], build: Path
 ) -> None:
     """Both libraries of these sources. beside: archives that the shared one has whole, too."""
+    if not beside:
+        layouts = build / "layouts.cpp"
+        layouts.write_text(layout_source(), encoding="utf-8")
+        sources = [*sources, layouts]
     objects = [build / f"{source.stem}.o" for source in sources]
 
     def compile_one(source: Path, to: Path) -> None:
-        run_tool([*toolchain.compiler, *compile_flags(target), "-c", source, "-o", to], source=source)
+        run_tool(
+            [*toolchain.compiler, *compile_flags(target), "-I", kernel_include_dir(), "-c", source, "-o", to],
+            source=source,
+        )
 
     with ThreadPoolExecutor(max_workers=os.cpu_count()) as workers:
         for done in [workers.submit(compile_one, *pair) for pair in zip(sources, objects, strict=True)]:
@@ -145,8 +154,8 @@ def _compile(
         build / _SHARED,
     ]
     run_tool(shared, source=kernel_include_dir())
-    for compiled in objects:
-        compiled.unlink()
+    for left in (*objects, build / "layouts.cpp"):
+        left.unlink(missing_ok=True)
     hashes = {name: _sha256(build / name) for name in (_ARCHIVE, _SHARED)}
     (build / _HASHES).write_text(json.dumps(hashes), encoding="utf-8")
 

@@ -74,8 +74,8 @@ def element_type(argument: fx.Node | torch.dtype, cache_format: str | None) -> s
 def _cache_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
     heads = [tensors[name].shape[2] for name in ("q", "k", "v") if name in tensors]
     widest = max(*heads, given.get("value_dim") or 0)
-    if widest > _CODED_HEAD:
-        return Refusal(f"heads have {widest} channels; kernels put {_CODED_HEAD} at most into codes", node)
+    if widest > CODED_HEAD:
+        return Refusal(f"heads have {widest} channels; kernels put {CODED_HEAD} at most into codes", node)
     return None
 
 
@@ -91,7 +91,7 @@ def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str
     return None
 
 
-_CODED_HEAD = 1024  # LLMC_CODED_HEAD
+CODED_HEAD = 1024  # LLMCCODED_HEAD
 
 
 _MATRIX = {"x": (2,), "weight": (2,)}

@@ -8,82 +8,10 @@ from typing import Any
 
 from llmc.cache_format import parse_cache_format
 from llmc.code_format import CODE_FORMATS
+from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import function_name
+from llmc.codegen.cpp.pack import PANEL
 from llmc.program import ITEMSIZES, CacheSlot, Launch
-
-PANEL = 32  # LLMC_PANEL
-# As api.h numbers them.
-_FORMATS = tuple(CODE_FORMATS)
-_X_FORMATS = ("none", "int8", "fp8")
-_SCALE_TYPES = ("f32", "f16", "bf16")
-
-
-class Rows(ctypes.Structure):
-    """LlmcRows."""
-
-    _fields_ = (("data", ctypes.c_void_p), ("stride", ctypes.c_int64))
-
-
-class Linear(ctypes.Structure):
-    """LlmcLinear."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "in", "out")),
-        ("x", Rows),
-        ("weight", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("residual", Rows),
-        ("y", Rows),
-        ("activation", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-    )
-
-
-class QuantizedLinear(ctypes.Structure):
-    """LlmcQuantizedLinear."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "in", "out", "group")),
-        ("x", Rows),
-        ("weight", ctypes.c_void_p),
-        ("x_scale", ctypes.c_void_p),
-        ("bias", ctypes.c_void_p),
-        ("residual", Rows),
-        ("y", Rows),
-        ("activation", ctypes.c_int32),
-        ("scale", ctypes.c_float),
-        *((name, ctypes.c_int32) for name in ("format", "x_format", "scale_type", "has_zeros")),
-    )
-
-
-class PagedAttention(ctypes.Structure):
-    """LlmcPagedAttention."""
-
-    _fields_ = (
-        *(
-            (name, ctypes.c_int64)
-            for name in ("tokens", "requests", "heads", "kv_heads", "head_dim", "value_dim", "block_size")
-        ),
-        ("q", Rows),
-        *((name, ctypes.c_void_p) for name in ("k_cache", "v_cache", "query_starts", "context_lens", "block_tables")),
-        ("max_blocks", ctypes.c_int64),
-        ("scale", ctypes.c_float),
-        ("window", ctypes.c_int64),
-        ("softcap", ctypes.c_float),
-        ("sinks", ctypes.c_void_p),
-        ("y", Rows),
-        ("cache_group", ctypes.c_int64),
-    )
-
-
-class Embedding(ctypes.Structure):
-    """LlmcEmbedding."""
-
-    _fields_ = (
-        *((name, ctypes.c_int64) for name in ("tokens", "channels")),
-        *((name, ctypes.c_void_p) for name in ("ids", "weight")),
-        ("y", Rows),
-    )
 
 
 @dataclass(frozen=True)
@@ -130,12 +58,14 @@ class Product:
 
     def arguments(self, tokens: int, channels: int, rows: int, x: int, weight: int, y: int) -> ctypes.Structure:
         """The kernel's, of x [tokens, channels], weight [rows, channels] and y [tokens, rows] at these addresses."""
-        common = ((x, channels), weight)
-        if self.format is None:
-            return Linear(tokens, channels, rows, *common, None, (None, 0), (y, rows), 0, 1.0)
-        codes = (_FORMATS.index(self.format), _X_FORMATS.index(self.x_format), _SCALE_TYPES.index(self.scale_type))
-        shape = (tokens, channels, rows, self.group or channels)
-        return QuantizedLinear(*shape, *common, None, None, (None, 0), (y, rows), 0, 1.0, *codes, self.has_zeros)
+        codes: dict[str, Any] = {}
+        if self.format is not None:
+            codes = {name: getattr(self, name) for name in ("format", "x_format", "scale_type", "has_zeros")}
+            codes["group"] = self.group or channels
+        shape = {"tokens": tokens, "in": channels, "out": rows, "activation": "identity", "scale": 1.0}
+        return kernel_api().arguments(
+            self.function, {**shape, "x": (x, channels), "weight": weight, "y": (y, rows), **codes}
+        )
 
 
 @dataclass(frozen=True)
@@ -164,7 +94,8 @@ class Lookup:
 
     def arguments(self, token: int, weight: int, y: int) -> ctypes.Structure:
         """The kernel's, of one id at that address."""
-        return Embedding(1, self.channels, token, weight, (y, self.channels))
+        values = {"tokens": 1, "channels": self.channels, "ids": token, "weight": weight, "y": (y, self.channels)}
+        return kernel_api().arguments(self.function, values)
 
 
 @dataclass(frozen=True)
@@ -209,25 +140,21 @@ class Attention:
 
     def arguments(self, batch: Batch, q: int, caches: tuple[int, int], y: int) -> ctypes.Structure:
         """The kernel's, of queries [tokens, heads · head_dim] and two caches at these addresses."""
-        return PagedAttention(
-            batch.queries * batch.requests,
-            batch.requests,
-            self.heads,
-            self.kv_heads,
-            self.head_dim,
-            self.value_dim,
-            self.block_size,
-            (q, self.heads * self.head_dim),
-            *caches,
-            *(ctypes.addressof(array) for array in (batch.query_starts, batch.context_lens, batch.block_tables)),
-            len(batch.block_tables) // batch.requests,
-            0.125,
-            0,
-            0.0,
-            None,
-            (y, self.heads * self.value_dim),
-            self.cache_group,
-        )
+        arrays = {name: getattr(batch, name) for name in ("query_starts", "context_lens", "block_tables")}
+        values = {
+            "tokens": batch.queries * batch.requests,
+            "requests": batch.requests,
+            **{name: getattr(self, name) for name in ("heads", "kv_heads", "head_dim", "value_dim", "block_size")},
+            "q": (q, self.heads * self.head_dim),
+            "k_cache": caches[0],
+            "v_cache": caches[1],
+            **{name: ctypes.addressof(array) for name, array in arrays.items()},
+            "max_blocks": len(batch.block_tables) // batch.requests,
+            "scale": 0.125,
+            "y": (y, self.heads * self.value_dim),
+            "cache_group": self.cache_group,
+        }
+        return kernel_api().arguments(self.function, values)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import Literal
 
-from llmc.codegen.cpp.kernel_library import Part, kernel_shared_library
-from llmc.codegen.cpp.probe_operands import PANEL, Attention, Batch, Lookup, Product
+from llmc.codegen.cpp.kernel_library import Part, load_kernels
+from llmc.codegen.cpp.pack import PANEL
+from llmc.codegen.cpp.probe_operands import Attention, Batch, Lookup, Product
 from llmc.errors import LlmcError
 from llmc.targets import CpuTarget
 
@@ -57,8 +58,7 @@ def open_probes(
 
     part: CODED for kernels of codes, too. attentions: those that will be measured.
     """
-    library = ctypes.CDLL(str(kernel_shared_library(target, cache_dir, part)))
-    _declare(library)
+    library = load_kernels(target, cache_dir, part)
     scratch: int = library.llmc_linear_scratch(MAX_TOKENS, MAX_CHANNELS)
     for each in attentions:
         shape = (each.heads, each.kv_heads, each.head_dim, each.value_dim)
@@ -121,7 +121,6 @@ class Probes:
         token = ctypes.c_int32()
         found = []
         run = getattr(self._library, lookup.function)
-        run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), None
         with Memory(lookup.row_bytes) as y:
             arguments = lookup.arguments(ctypes.addressof(token), weight.address, y.address)
             for panel in random.Random(0).sample(range(panels), min(panels, _LOOKUPS)):
@@ -131,7 +130,6 @@ class Probes:
 
     def _kernel_seconds(self, function: str, arguments: ctypes.Structure) -> float:
         run = getattr(self._library, function)
-        run.argtypes, run.restype = (ctypes.c_void_p, ctypes.c_void_p), None
         given = ctypes.addressof(arguments)
         run(self._pool, given)
         return _best(lambda: run(self._pool, given))
@@ -157,20 +155,6 @@ class Memory:
     ) -> None:
         del self._view
         self._memory.close()
-
-
-def _declare(library: ctypes.CDLL) -> None:
-    pointer, number = ctypes.c_void_p, ctypes.c_int64
-    library.llmc_pool_create.argtypes, library.llmc_pool_create.restype = (ctypes.c_int32, number), pointer
-    library.llmc_pool_destroy.argtypes = (pointer,)
-    library.llmc_linear_scratch.argtypes, library.llmc_linear_scratch.restype = (number, number), number
-    library.llmc_read_all.argtypes, library.llmc_read_all.restype = (pointer, pointer, number), ctypes.c_uint64
-    library.llmc_empty_regions.argtypes, library.llmc_empty_regions.restype = (pointer, number), None
-    for dtype in ("f32", "bf16", "int8"):
-        multiply = getattr(library, f"llmc_multiply_in_cache_{dtype}")
-        multiply.argtypes, multiply.restype = (pointer, number), number
-    attention = library.llmc_paged_attention_scratch
-    attention.argtypes, attention.restype = (number,) * 4, number
 
 
 def _best(run: Callable[[], object]) -> float:

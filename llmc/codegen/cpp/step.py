@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
+from llmc.codegen.cpp.kernel_api import enumerator, layout_assertion
 from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
+from llmc.engine_structs import ENGINE_STRUCTS
 from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import LOOP, Affine, Launch, Origin, Program
 from llmc.program_interface import interface_text
@@ -20,8 +22,6 @@ _COUNTS = {
     Count.MAX_BLOCKS: "step->max_blocks",
 }
 _INPUTS = {"logit_rows": "logit_row_ids"}
-# Arguments that are one of an enum's names (kernels/api.h), and what those names start with.
-_ENUMS = {"activation": "LLMC_", "format": "LLMC_", "x_format": "LLMC_X_", "scale_type": "LLMC_SCALES_"}
 _ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
 
 
@@ -38,14 +38,19 @@ def print_source(program: Program, loops: Mapping[Loop, str], model: str) -> str
 
 
 def _head(program: Program, model: str) -> str:
+    assertions = "\n".join(map(layout_assertion, ENGINE_STRUCTS))
     return f"""// The step of {one_line(model)}: {len(program.launches)} launches, {len(program.weights)} weights.
 // Generated; each launch says which op, rewrite and line of the model's source it comes from.
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "loops.h"
 
 using namespace llmc;
+
+// As the runtime fills them.
+{assertions}
 
 template <class Arguments>
 static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {{
@@ -179,7 +184,7 @@ class _LaunchPrinter:
         if isinstance(value, Count):
             return _COUNTS[value]
         if isinstance(value, str):
-            return _ENUMS[name] + value.upper()
+            return enumerator(name, value)
         if not isinstance(value, Operand):
             return str(value)
         place = self._pointer(value) + (f" + {value.offset}" if value.offset else "")

@@ -6,7 +6,8 @@ import re
 from itertools import pairwise
 from typing import Any
 
-from llmc.codegen.cpp.kernel_library import function_name, kernel_include_dir
+from llmc.codegen.cpp.kernel_api import kernel_include_dir
+from llmc.codegen.cpp.kernel_library import function_name
 from llmc.debug.profile import kernel_class
 from llmc.debug.report.contents import EngineContents
 from llmc.prediction.launch_cost import launch_costs

@@ -5,13 +5,14 @@ from __future__ import annotations
 import ctypes
 import weakref
 from collections.abc import Mapping
-from ctypes import POINTER, Structure, c_char_p, c_int32, c_int64, c_void_p
+from ctypes import POINTER, c_char_p, c_int32, c_void_p
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
+from llmc.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
 from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, Wanted
 from llmc.program_interface import check_interface, interface_text
@@ -21,49 +22,6 @@ from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
 ENGINE_ABI = 2
-
-
-class _StepArguments(Structure):
-    """LlmcStep."""
-
-    _fields_ = (
-        ("tokens", c_int32),
-        ("requests", c_int32),
-        ("logit_rows", c_int32),
-        ("max_blocks", c_int32),
-        ("input_ids", c_void_p),
-        ("positions", c_void_p),
-        ("slot_mapping", c_void_p),
-        ("query_starts", c_void_p),
-        ("context_lens", c_void_p),
-        ("block_tables", c_void_p),
-        ("logit_row_ids", c_void_p),
-        ("logits", c_void_p),
-    )
-
-
-class _Bindings(Structure):
-    """LlmcBindings."""
-
-    _fields_ = (
-        ("weights", POINTER(c_void_p)),
-        ("caches", POINTER(c_void_p)),
-        ("arena", c_void_p),
-        ("threads", c_int32),
-    )
-
-
-class ChoiceArguments(Structure):
-    """LlmcChooseRows."""
-
-    _fields_ = (
-        ("rows", c_int64),
-        ("vocabulary", c_int64),
-        ("logits", c_void_p),
-        *((name, c_void_p) for name in CHOICE_INPUTS),
-        ("tokens", c_void_p),
-        ("scores", c_void_p),
-    )
 
 
 def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
@@ -95,7 +53,7 @@ class CppExecutor:
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
         self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
-        bindings = _Bindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads)
+        bindings = LlmcBindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads)
         self._engine: int | None = self._library.llmc_engine_open(ctypes.byref(bindings))
         if self._engine is None:
             raise EngineFormatError(
@@ -109,7 +67,7 @@ class CppExecutor:
     def step(self, step: Step) -> Logits:
         """One call into the library; ctypes releases the GIL for it."""
         rows = len(step.logit_rows)
-        arguments = _StepArguments(
+        arguments = LlmcStep(
             len(step.input_ids),
             len(step.context_lens),
             rows,
@@ -174,7 +132,7 @@ class ChoosingCppExecutor(CppExecutor):
         self._tokens, self._scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         self._covered = np.ones(rows, np.bool_)
         self._library.llmc_engine_choose.restype = None
-        self._library.llmc_engine_choose.argtypes = (c_void_p, POINTER(ChoiceArguments))
+        self._library.llmc_engine_choose.argtypes = (c_void_p, POINTER(LlmcChooseRows))
 
     def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
         """A step, then its rows' tokens. Every row is covered."""
@@ -184,7 +142,7 @@ class ChoosingCppExecutor(CppExecutor):
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
         """Tokens of at most max_logit_rows rows, with the engine's threads."""
-        arguments = ChoiceArguments(
+        arguments = LlmcChooseRows(
             *logits.shape,
             logits.ctypes.data,
             *(getattr(choices, name).ctypes.data for name in CHOICE_INPUTS),
@@ -209,9 +167,9 @@ def open_library(engine: EngineDirectory) -> ctypes.CDLL:
         library.llmc_engine_abi.restype = c_int32
         library.llmc_engine_interface.restype = c_char_p
         library.llmc_engine_open.restype = c_void_p
-        library.llmc_engine_open.argtypes = (POINTER(_Bindings),)
+        library.llmc_engine_open.argtypes = (POINTER(LlmcBindings),)
         library.llmc_engine_step.restype = None
-        library.llmc_engine_step.argtypes = (c_void_p, POINTER(_StepArguments))
+        library.llmc_engine_step.argtypes = (c_void_p, POINTER(LlmcStep))
         library.llmc_engine_close.restype = None
         library.llmc_engine_close.argtypes = (c_void_p,)
     except (OSError, AttributeError) as error:

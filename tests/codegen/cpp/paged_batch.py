@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -12,7 +13,7 @@ from llmc.cache_format import CacheFormat
 from llmc.ops.attention import paged_attention
 from llmc.ops.cache_codes import write_codes
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import PagedAttention, call, pointer, rows, scratch_bytes
+from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class PagedBatch:
         tokens, heads, _ = self.q.shape
         value_dim = self.value_dim or self.v_cache.shape[3]
         wide = torch.full((tokens, heads * value_dim + 3), 7.0).to(self.q.dtype)
-        call(target, "paged_attention", self.dtypes, self.arguments(wide), threads, self.scratch(target))
+        call(target, "paged_attention", self.dtypes, self.values(wide), threads=threads, scratch=self.scratch(target))
         assert bool((wide[:, heads * value_dim :] == 7.0).all())
         y: Tensor = wide[:, : heads * value_dim].unflatten(1, (heads, value_dim))
         return y
@@ -77,34 +78,33 @@ class PagedBatch:
 
     def scratch(self, target: CpuTarget) -> int:
         """Bytes that each thread needs."""
-        return scratch_bytes(
-            target, self.q.shape[1], self.k_cache.shape[1], self.q.shape[2], self.value_dim or self.v_cache.shape[3]
-        )
+        shape = self.q.shape[1], self.k_cache.shape[1], self.q.shape[2], self.value_dim or self.v_cache.shape[3]
+        return int(kernels(target).llmc_paged_attention_scratch(*shape))
 
-    def arguments(self, y: Tensor) -> PagedAttention:
+    def values(self, y: Tensor) -> dict[str, Any]:
         """The kernel's arguments, to write rows y: [tokens, heads·value_dim or more]."""
-        return PagedAttention(
-            tokens=self.q.shape[0],
-            requests=len(self.context_lens),
-            heads=self.q.shape[1],
-            kv_heads=self.k_cache.shape[1],
-            head_dim=self.q.shape[2],
-            value_dim=self.value_dim or self.v_cache.shape[3],
-            block_size=self.k_cache.shape[2],
-            q=rows(self.q),
-            k_cache=pointer(self.k_cache),
-            v_cache=pointer(self.v_cache),
-            query_starts=pointer(self.query_starts),
-            context_lens=pointer(self.context_lens),
-            block_tables=pointer(self.block_tables),
-            max_blocks=self.block_tables.shape[1],
-            scale=self.scale,
-            window=self.window or 0,
-            softcap=self.softcap or 0.0,
-            sinks=pointer(self.sinks),
-            y=rows(y),
-            cache_group=0 if self.format is None else self.format.group or 0,
-        )
+        return {
+            "tokens": self.q.shape[0],
+            "requests": len(self.context_lens),
+            "heads": self.q.shape[1],
+            "kv_heads": self.k_cache.shape[1],
+            "head_dim": self.q.shape[2],
+            "value_dim": self.value_dim or self.v_cache.shape[3],
+            "block_size": self.k_cache.shape[2],
+            "q": rows(self.q),
+            "k_cache": pointer(self.k_cache),
+            "v_cache": pointer(self.v_cache),
+            "query_starts": pointer(self.query_starts),
+            "context_lens": pointer(self.context_lens),
+            "block_tables": pointer(self.block_tables),
+            "max_blocks": self.block_tables.shape[1],
+            "scale": self.scale,
+            "window": self.window or 0,
+            "softcap": self.softcap or 0.0,
+            "sinks": pointer(self.sinks),
+            "y": rows(y),
+            "cache_group": 0 if self.format is None else self.format.group or 0,
+        }
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:
         """Tokens [first, last) of one request, as a batch of their own that comes when no later token is there."""

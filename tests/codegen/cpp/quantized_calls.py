@@ -2,64 +2,18 @@
 
 from __future__ import annotations
 
-import ctypes
-from ctypes import c_float, c_int32, c_int64, c_void_p
+from ctypes import c_void_p
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
-from llmc.codegen.cpp.kernel_library import Part
+from llmc.codegen.cpp.kernel_arguments import SCALES
 from llmc.codegen.cpp.pack_codes import pack_codes
-from llmc.ops.activation import ACTIVATIONS
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
 from llmc.program import Layout
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import SUFFIX, Rows, kernels, open_pool, rows
-
-FORMATS = tuple(CODE_FORMATS)
-X_FORMATS = ("none", "int8", "fp8")
-SCALE_DTYPES = (torch.float32, torch.float16, torch.bfloat16)
-
-
-class QuantizedLinear(ctypes.Structure):
-    """LlmcQuantizedLinear."""
-
-    _fields_ = (
-        ("tokens", c_int64),
-        ("in_", c_int64),
-        ("out", c_int64),
-        ("group", c_int64),
-        ("x", Rows),
-        ("weight", c_void_p),
-        ("x_scale", c_void_p),
-        ("bias", c_void_p),
-        ("residual", Rows),
-        ("y", Rows),
-        ("activation", c_int32),
-        ("scale", c_float),
-        ("format", c_int32),
-        ("x_format", c_int32),
-        ("scale_type", c_int32),
-        ("has_zeros", c_int32),
-    )
-
-
-class QuantizedEmbedding(ctypes.Structure):
-    """LlmcQuantizedEmbedding."""
-
-    _fields_ = (
-        ("tokens", c_int64),
-        ("channels", c_int64),
-        ("group", c_int64),
-        ("ids", c_void_p),
-        ("weight", c_void_p),
-        ("y", Rows),
-        ("format", c_int32),
-        ("scale_type", c_int32),
-        ("has_zeros", c_int32),
-    )
+from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 
 
 @dataclass(frozen=True)
@@ -75,6 +29,10 @@ class QuantizedWeight:
     def group(self) -> int:
         """Columns that share a scale."""
         return self.codes.shape[1] // self.scales.shape[1]
+
+    def fields(self) -> dict[str, str | bool]:
+        """What the kernels' structs say of its codes."""
+        return {"format": self.format, "scale_type": SCALES[self.scales.dtype], "has_zeros": self.zeros is not None}
 
     def packed(self, *, gated: bool = False) -> Tensor:
         """Its code panels."""
@@ -118,50 +76,38 @@ def call_quantized(
     tokens, channels = x.shape
     packed = weight.packed(gated=kernel == "gated_linear")
     bias = None if bias is None else bias.float()
-    arguments = QuantizedLinear(
-        tokens,
-        channels,
-        y.shape[1],
-        weight.group,
-        rows(x),
-        packed.data_ptr(),
-        None if x_scale is None else x_scale.data_ptr(),
-        None if bias is None else bias.data_ptr(),
-        rows(residual),
-        rows(y),
-        list(ACTIVATIONS).index(activation),
-        scale,
-        FORMATS.index(weight.format),
-        X_FORMATS.index(x_format),
-        SCALE_DTYPES.index(weight.scales.dtype),
-        weight.zeros is not None,
-    )
-    library = kernels(target, Part.CODED)
-    function = getattr(library, f"llmc_quantized_{kernel}_{SUFFIX[x.dtype]}")
-    if pool is not None:
-        function(pool, ctypes.byref(arguments))
-        return y
-    with open_pool(target, threads, library.llmc_linear_scratch(tokens, channels)) as own:
-        function(own, ctypes.byref(arguments))
+    values = {
+        "tokens": tokens,
+        "in": channels,
+        "out": y.shape[1],
+        "group": weight.group,
+        "x": rows(x),
+        "weight": pointer(packed),
+        "x_scale": pointer(x_scale),
+        "bias": pointer(bias),
+        "residual": rows(residual),
+        "y": rows(y),
+        "activation": activation,
+        "scale": scale,
+        "x_format": x_format,
+        **weight.fields(),
+    }
+    scratch = kernels(target).llmc_linear_scratch(tokens, channels)
+    call(target, f"quantized_{kernel}", [x.dtype], values, threads=threads, scratch=scratch, pool=pool)
     return y
 
 
 def call_quantized_embedding(target: CpuTarget, ids: Tensor, weight: QuantizedWeight, y: Tensor) -> Tensor:
     """Run llmc_quantized_embedding_<dtype of y> into y and return y. ids: int32."""
     packed = weight.packed()
-    arguments = QuantizedEmbedding(
-        ids.shape[0],
-        y.shape[1],
-        weight.group,
-        ids.data_ptr(),
-        packed.data_ptr(),
-        rows(y),
-        FORMATS.index(weight.format),
-        SCALE_DTYPES.index(weight.scales.dtype),
-        weight.zeros is not None,
-    )
-    with open_pool(target, 2, 0) as pool:
-        getattr(kernels(target, Part.CODED), f"llmc_quantized_embedding_{SUFFIX[y.dtype]}")(
-            pool, ctypes.byref(arguments)
-        )
+    values = {
+        "tokens": len(ids),
+        "channels": y.shape[1],
+        "group": weight.group,
+        "ids": pointer(ids),
+        "weight": pointer(packed),
+        "y": rows(y),
+        **weight.fields(),
+    }
+    call(target, "quantized_embedding", [y.dtype], values)
     return y

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
-
 import numpy as np
 import numpy.typing as npt
 import pytest
@@ -19,22 +17,11 @@ from llmc.runtime.sampler import choose as choose_tokens
 from llmc.runtime.sampling_params import SamplingParams
 from llmc.runtime.token_filters import candidates
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import call, library
+from tests.codegen.cpp.kernel_calls import call, kernels
 from tests.codegen.cpp.runnable_targets import QUICKLY_RUNNABLE, RUNNABLE
 
 Rows = npt.NDArray[np.float32]
 NUMBERS = ("temperature", "top_k", "top_p", "min_p", "seeds", "counters")
-
-
-class ChooseRows(ctypes.Structure):
-    _fields_ = (
-        ("rows", ctypes.c_int64),
-        ("vocabulary", ctypes.c_int64),
-        ("logits", ctypes.c_void_p),
-        *((name, ctypes.c_void_p) for name in NUMBERS),
-        ("tokens", ctypes.c_void_p),
-        ("scores", ctypes.c_void_p),
-    )
 
 
 def choose(
@@ -43,17 +30,11 @@ def choose(
     rows, vocabulary = logits.shape
     numbers = RowChoices.of(choices)
     tokens, scores = np.full(rows, -1, np.int32), np.zeros(rows, np.float32)
-    arguments = ChooseRows(
-        rows,
-        vocabulary,
-        logits.ctypes.data,
-        *(getattr(numbers, name).ctypes.data for name in NUMBERS),
-        tokens.ctypes.data,
-        scores.ctypes.data,
-    )
-    scratch = library(target).llmc_choose_rows_scratch
-    scratch.restype, scratch.argtypes = ctypes.c_int64, [ctypes.c_int64]
-    call(target, "choose_rows", [], arguments, threads, scratch(vocabulary))
+    arrays = {"logits": logits, **{name: getattr(numbers, name) for name in NUMBERS}}
+    arrays |= {"tokens": tokens, "scores": scores}
+    values = {"rows": rows, "vocabulary": vocabulary} | {name: a.ctypes.data for name, a in arrays.items()}
+    scratch = kernels(target).llmc_choose_rows_scratch(vocabulary)
+    call(target, "choose_rows", [], values, threads=threads, scratch=scratch)
     return tokens.tolist(), scores.tolist()
 
 

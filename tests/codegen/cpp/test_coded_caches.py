@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -10,8 +12,8 @@ from llmc.ops.cache_codes import read_codes
 from llmc.ops.kv_cache import kv_write
 from llmc.ops.rope import rope_kv_write
 from llmc.targets import CpuTarget
+from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.paged_batch import paged_batch
-from tests.codegen.cpp.row_abi import KvWrite, call, pointer, rows
 from tests.codegen.cpp.runnable_targets import CODED
 
 targets = pytest.mark.parametrize("target", CODED)
@@ -27,21 +29,21 @@ def written(
     caches: list[torch.Tensor],
     slots: torch.Tensor,
     format: CacheFormat,
-) -> KvWrite:
+) -> dict[str, Any]:
     """Arguments without a rotation."""
-    return KvWrite(
-        tokens=k.shape[0],
-        kv_heads=k.shape[1],
-        head_dim=k.shape[2],
-        value_dim=v.shape[2],
-        block_size=caches[0].shape[2],
-        k=rows(k),
-        v=rows(v),
-        k_cache=pointer(caches[0]),
-        v_cache=pointer(caches[1]),
-        slot_mapping=pointer(slots),
-        cache_group=format.group or 0,
-    )
+    return {
+        "tokens": k.shape[0],
+        "kv_heads": k.shape[1],
+        "head_dim": k.shape[2],
+        "value_dim": v.shape[2],
+        "block_size": caches[0].shape[2],
+        "k": rows(k),
+        "v": rows(v),
+        "k_cache": pointer(caches[0]),
+        "v_cache": pointer(caches[1]),
+        "slot_mapping": pointer(slots),
+        "cache_group": format.group or 0,
+    }
 
 
 @targets
@@ -98,11 +100,10 @@ def test_keys_are_rotated_first(target: CpuTarget, dtype: torch.dtype, format_te
         [torch.zeros(3, 2, 16, format.position_bytes(64), dtype=torch.uint8) for _ in range(2)] for _ in range(2)
     )
     rope_kv_write(q, k, v, angles.cos(), angles.sin(), expected[0], expected[1], slots, False, str(format))
-    arguments = written(target, k, v, actual, slots, format)
     cos, sin, q_out = angles.cos(), angles.sin(), torch.empty_like(q)
-    arguments.heads, arguments.half, arguments.q, arguments.q_out = 4, 24, rows(q), rows(q_out)
-    arguments.cos, arguments.sin = pointer(cos), pointer(sin)
-    call(target, "kv_write", [dtype, format.codes], arguments)
+    rotation = {"heads": 4, "half": 24, "q": rows(q), "q_out": rows(q_out), "cos": pointer(cos), "sin": pointer(sin)}
+    values = written(target, k, v, actual, slots, format) | rotation
+    call(target, "kv_write", [dtype, format.codes], values)
     a, b = (read_codes(cache, 64, str(format)) for cache in (actual[0], expected[0]))
     largest = {"int8": 127, "int4": 7.5, "fp8": 16}[format.codes]
     torch.testing.assert_close(a, b, rtol=0, atol=1.1 * k.abs().amax().item() * 1.5 / largest)

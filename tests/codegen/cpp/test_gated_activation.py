@@ -7,8 +7,9 @@ import torch
 
 from llmc.ops.activation import ACTIVATIONS, gated_activation
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import ACTIVATION_NUMBER, TOLERANCE, GatedActivation, call, rows
+from tests.codegen.cpp.kernel_calls import call, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
+from tests.tolerances import ELEMENTS
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -21,7 +22,7 @@ def test_equals_the_reference(target: CpuTarget, dtype: torch.dtype, activation:
     merged = (3 * torch.randn(tokens, 2 * channels, generator=generator)).to(dtype)
     gate, up = merged[:, :channels], merged[:, channels:]
     y = torch.empty(tokens, channels, dtype=dtype)
-    arguments = GatedActivation(tokens, channels, rows(gate), rows(up), rows(y), ACTIVATION_NUMBER[activation])
-    call(target, "gated_activation", [dtype], arguments)
+    values = {"tokens": tokens, "channels": channels, "gate": rows(gate), "up": rows(up), "y": rows(y)}
+    call(target, "gated_activation", [dtype], values | {"activation": activation})
     expected = gated_activation(gate, up, activation)
-    torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(y, expected, rtol=ELEMENTS[dtype], atol=2 * ELEMENTS[dtype])

@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from llmc.codegen.cpp import kernel_library
-from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_include_dir, kernel_shared_library
+from llmc.codegen.cpp.kernel_api import kernel_include_dir
+from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_shared_library
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.errors import OptionError, ToolchainError
 from llmc.targets import CPU_TARGETS, CpuTarget

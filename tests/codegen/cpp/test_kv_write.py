@@ -9,8 +9,9 @@ from torch import Tensor
 from llmc.ops.kv_cache import kv_write
 from llmc.ops.rope import rope_kv_write
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import TOLERANCE, KvWrite, call, pointer, rows
+from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
+from tests.tolerances import ELEMENTS
 
 DTYPES = [torch.float32, torch.bfloat16]
 # tokens, heads, kv_heads, head_dim, value_dim, half, block_size
@@ -44,31 +45,31 @@ def test_equals_the_reference(
         kv_write(*heads_of[1:], *expected, slots)
     else:
         expected_q = rope_kv_write(*heads_of, cos, sin, *expected, slots, rotation == "interleaved")
-    arguments = KvWrite(
-        tokens=tokens,
-        heads=heads,
-        kv_heads=kv_heads,
-        head_dim=head_dim,
-        value_dim=value_dim,
-        half=half,
-        block_size=block_size,
-        interleaved=int(rotation == "interleaved"),
-        q=rows(q),
-        k=rows(k),
-        v=rows(v),
-        cos=None if rotation == "none" else pointer(cos),
-        sin=None if rotation == "none" else pointer(sin),
-        k_cache=pointer(actual[0]),
-        v_cache=pointer(actual[1]),
-        slot_mapping=pointer(slots),
-        q_out=rows(q_out),
-    )
-    call(target, "kv_write", [dtype, cache_dtype], arguments)
-    tolerance = max(TOLERANCE[dtype], TOLERANCE[cache_dtype])
+    values = {
+        "tokens": tokens,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "value_dim": value_dim,
+        "half": half,
+        "block_size": block_size,
+        "interleaved": int(rotation == "interleaved"),
+        "q": rows(q),
+        "k": rows(k),
+        "v": rows(v),
+        "cos": None if rotation == "none" else pointer(cos),
+        "sin": None if rotation == "none" else pointer(sin),
+        "k_cache": pointer(actual[0]),
+        "v_cache": pointer(actual[1]),
+        "slot_mapping": pointer(slots),
+        "q_out": rows(q_out),
+    }
+    call(target, "kv_write", [dtype, cache_dtype], values)
+    tolerance = max(ELEMENTS[dtype], ELEMENTS[cache_dtype])
     torch.testing.assert_close(actual[0], expected[0], rtol=tolerance, atol=tolerance)
     assert torch.equal(actual[1], expected[1])
     if rotation != "none":
-        torch.testing.assert_close(q_out, expected_q, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+        torch.testing.assert_close(q_out, expected_q, rtol=ELEMENTS[dtype], atol=ELEMENTS[dtype])
 
 
 def _caches(

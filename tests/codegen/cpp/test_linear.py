@@ -11,7 +11,8 @@ from llmc.ops.activation import ACTIVATIONS
 from llmc.ops.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.program import Layout
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import call_linear, kernels, open_pool
+from tests.codegen.cpp.kernel_calls import kernels, open_pool
+from tests.codegen.cpp.linear_calls import call_linear
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 targets = pytest.mark.parametrize("target", RUNNABLE)

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
 
 from llmc.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import TOLERANCE, Norm, call, pointer, rows
+from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
+from tests.tolerances import ELEMENTS
 
 DTYPES = [torch.float32, torch.bfloat16]
 # The last is over the size from which several threads take part.
@@ -30,7 +33,7 @@ def test_equals_the_reference(
     y = torch.empty_like(x)
     call(target, name, [dtype], _norm(x, weight, bias if name == "layer_norm" else None, y))
     expected = rms_norm(x, weight, EPS) if name == "rms_norm" else layer_norm(x, weight, bias, EPS)
-    torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(y, expected, rtol=ELEMENTS[dtype], atol=2 * ELEMENTS[dtype])
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -46,10 +49,9 @@ def test_residual_is_added_and_rounded_first(
         add_rms_norm(x, residual, weight, EPS) if name == "rms_norm" else add_layer_norm(x, residual, weight, bias, EPS)
     )
     y, total = torch.empty_like(x), residual  # the sum may take the residual's place
-    arguments = _norm(x, weight, bias if name == "layer_norm" else None, y, residual, total)
-    call(target, name, [dtype], arguments)
+    call(target, name, [dtype], _norm(x, weight, bias if name == "layer_norm" else None, y, residual, total))
     torch.testing.assert_close(total, expected_sum, rtol=0, atol=0)
-    torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=2 * TOLERANCE[dtype])
+    torch.testing.assert_close(y, expected, rtol=ELEMENTS[dtype], atol=2 * ELEMENTS[dtype])
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -60,10 +62,8 @@ def test_heads_inside_a_merged_row(target: CpuTarget, dtype: torch.dtype) -> Non
     x = merged[:, 10:82].unflatten(1, (3, 24))
     weight = torch.randn(24, generator=generator)
     y = torch.empty(5, 3, 24, dtype=dtype)
-    arguments = _norm(x, weight, None, y)
-    arguments.groups, arguments.channels = 3, 24
-    call(target, "rms_norm", [dtype], arguments)
-    torch.testing.assert_close(y, rms_norm(x, weight, EPS), rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    call(target, "rms_norm", [dtype], _norm(x, weight, None, y) | {"groups": 3, "channels": 24})
+    torch.testing.assert_close(y, rms_norm(x, weight, EPS), rtol=ELEMENTS[dtype], atol=ELEMENTS[dtype])
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -94,16 +94,16 @@ def _norm(
     y: Tensor,
     residual: Tensor | None = None,
     total: Tensor | None = None,
-) -> Norm:
-    return Norm(
-        tokens=x.shape[0],
-        groups=1,
-        channels=x.shape[1],
-        x=rows(x),
-        residual=rows(residual),
-        weight=pointer(weight),
-        bias=pointer(bias),
-        eps=EPS,
-        y=rows(y),
-        sum=rows(total),
-    )
+) -> dict[str, Any]:
+    return {
+        "tokens": x.shape[0],
+        "groups": 1,
+        "channels": x.shape[1],
+        "x": rows(x),
+        "residual": rows(residual),
+        "weight": pointer(weight),
+        "bias": pointer(bias),
+        "eps": EPS,
+        "y": rows(y),
+        "sum": rows(total),
+    }

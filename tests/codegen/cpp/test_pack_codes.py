@@ -7,10 +7,11 @@ import torch
 from torch import Tensor
 
 from llmc.code_format import CODE_FORMATS
+from llmc.codegen.cpp.kernel_arguments import SCALES
 from llmc.codegen.cpp.pack_codes import CodeShape, pack_codes
 from llmc.errors import LoweringError
 from llmc.program import Layout
-from tests.codegen.cpp.quantized_calls import FORMATS, SCALE_DTYPES, quantized
+from tests.codegen.cpp.quantized_calls import quantized
 
 SHIFT = {"int8": 128, "int6": 32, "int5": 16, "int4": 8}
 
@@ -44,13 +45,13 @@ def unpacked(packed: Tensor, row: int, column: int, shape: CodeShape, gated: boo
     return code - SHIFT.get(shape.format, 0), float(scales[lane]), zero
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CODE_FORMATS)
 @pytest.mark.parametrize("gated", [False, True])
 def test_every_element_is_where_the_interface_says(format: str, gated: bool) -> None:
     torch.manual_seed(0)
     for number, (out, channels, group) in enumerate([(38, 64, 16), (66, 13, None), (34, 96, 32)]):
         symmetric = format not in SHIFT or number != 2
-        weight = quantized(out, channels, format, group=group, symmetric=symmetric, scale_dtype=SCALE_DTYPES[number])
+        weight = quantized(out, channels, format, group=group, symmetric=symmetric, scale_dtype=tuple(SCALES)[number])
         layout = Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS
         packed = pack_codes(weight.codes, weight.scales, weight.zeros, format, layout)
         shape = CodeShape((out, channels), weight.scales.shape[1], format, weight.scales.dtype, not symmetric)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import subprocess
 import sys
 import time
@@ -11,10 +10,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive, kernel_include_dir
+from llmc.codegen.cpp.kernel_api import kernel_include_dir
+from llmc.codegen.cpp.kernel_library import compile_flags, kernel_archive
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.targets import host_target
-from tests.codegen.cpp.linear_calls import Embedding, kernels, open_pool, rows
+from tests.codegen.cpp.kernel_calls import call, open_pool, pointer, rows
 
 # Counts the runs of each chunk over loops of many lengths, with gaps that make threads park between loops.
 COUNTER = """
@@ -90,9 +90,9 @@ def test_threads_end_with_the_pool() -> None:
 def test_idle_threads_sleep() -> None:
     target, before = host_target(), threads()
     table, ids, y = torch.zeros(4, 8), torch.zeros(1000, dtype=torch.int32), torch.empty(1000, 8)
-    arguments = Embedding(1000, 8, ids.data_ptr(), table.data_ptr(), rows(y))
+    values = {"tokens": 1000, "channels": 8, "ids": pointer(ids), "weight": pointer(table), "y": rows(y)}
     with open_pool(target, 4, 64) as pool:
-        kernels(target).llmc_embedding_f32(pool, ctypes.byref(arguments))
+        call(target, "embedding", [torch.float32], values, pool=pool)
         own = threads() - before
         assert len(own) == 3
         while not all(state(thread) == "S" for thread in own):

@@ -7,7 +7,8 @@ from math import isfinite
 
 import pytest
 
-from llmc.codegen.cpp.kernel_library import function_name, kernel_include_dir
+from llmc.codegen.cpp.kernel_api import kernel_include_dir
+from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.errors import LlmcError

@@ -18,9 +18,8 @@ from llmc.ops.quantized_linear import (
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.ops.weight_codes import weight_values
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.linear_calls import kernels, open_pool
+from tests.codegen.cpp.kernel_calls import kernels, open_pool
 from tests.codegen.cpp.quantized_calls import (
-    FORMATS,
     QuantizedWeight,
     call_quantized,
     call_quantized_embedding,
@@ -249,7 +248,7 @@ def test_codes_in_planes_multiply_as_bytes_do(
 
 @targets
 @dtypes
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", CODE_FORMATS)
 def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, format: str) -> None:
     torch.manual_seed(6)
     ids = torch.tensor([0, 69, 31, 32, 5, 5, 40, 63, 64], dtype=torch.int32)

@@ -7,8 +7,9 @@ import torch
 
 from llmc.ops.rope import rope, rope_angles
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import TOLERANCE, Rope, RopeAngles, call, pointer, rows
+from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
+from tests.tolerances import ELEMENTS
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
@@ -18,10 +19,9 @@ def test_angles_are_right_up_to_a_million_positions(target: CpuTarget, half: int
     positions = torch.tensor([0, 1, 2, 1000, 4097, 131071, 999_999, *range(40)], dtype=torch.int32)
     inv_freq = 500_000.0 ** -(torch.arange(half) / half)
     cos, sin = (torch.empty(len(positions), half) for _ in range(2))
-    arguments = RopeAngles(
-        len(positions), half, pointer(positions), pointer(inv_freq), scale, pointer(cos), pointer(sin)
-    )
-    call(target, "rope_angles", [], arguments)
+    given = {"positions": positions, "inv_freq": inv_freq, "cos": cos, "sin": sin}
+    values = {"tokens": len(positions), "half": half, "scale": scale}
+    call(target, "rope_angles", [], values | {name: pointer(tensor) for name, tensor in given.items()})
     expected_cos, expected_sin = rope_angles(positions, inv_freq, scale)
     torch.testing.assert_close(cos, expected_cos, rtol=0, atol=3e-7)
     torch.testing.assert_close(sin, expected_sin, rtol=0, atol=3e-7)
@@ -52,6 +52,7 @@ def test_equals_the_reference(
     cos, sin = angles.cos(), angles.sin()
     expected = rope(x, cos, sin, interleaved)
     y = x if in_place else torch.empty(tokens, heads, head_dim, dtype=dtype)
-    arguments = Rope(tokens, heads, head_dim, half, int(interleaved), rows(x), pointer(cos), pointer(sin), rows(y))
-    call(target, "rope", [dtype], arguments)
-    torch.testing.assert_close(y, expected, rtol=TOLERANCE[dtype], atol=TOLERANCE[dtype])
+    sizes = {"tokens": tokens, "heads": heads, "head_dim": head_dim, "half": half, "interleaved": interleaved}
+    operands = {"x": rows(x), "cos": pointer(cos), "sin": pointer(sin), "y": rows(y)}
+    call(target, "rope", [dtype], {**sizes, **operands})
+    torch.testing.assert_close(y, expected, rtol=ELEMENTS[dtype], atol=ELEMENTS[dtype])

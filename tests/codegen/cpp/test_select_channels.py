@@ -7,7 +7,7 @@ import torch
 
 from llmc.ops.select_channels import select_channels
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import SelectChannels, call, pointer, rows
+from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
@@ -19,6 +19,7 @@ def test_equals_the_reference(target: CpuTarget, dtype: torch.dtype, tokens: int
     x, order = torch.randn(tokens, 80).to(dtype)[:, 3:70], torch.randperm(67)[:53].int()
     wide = torch.full((tokens, 60), 7.0).to(dtype)
     y = wide[:, 2:55]
-    call(target, "select_channels", [dtype], SelectChannels(tokens, 53, pointer(order), rows(x), rows(y)))
+    values = {"tokens": tokens, "channels": 53, "order": pointer(order), "x": rows(x), "y": rows(y)}
+    call(target, "select_channels", [dtype], values)
     assert torch.equal(y, select_channels(x, order))
     assert (wide[:, :2] == 7).all() and (wide[:, 55:] == 7).all()

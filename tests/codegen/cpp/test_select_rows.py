@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmc.targets import CpuTarget
-from tests.codegen.cpp.row_abi import SelectRows, call, pointer, rows
+from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 
 
@@ -18,5 +18,6 @@ def test_equals_indexing(target: CpuTarget, dtype: torch.dtype, selected: list[i
     x = wide[:, 1:128]
     index = torch.tensor(selected, dtype=torch.int32)
     y = torch.empty(len(selected), 127, dtype=dtype)
-    call(target, "select_rows", [dtype], SelectRows(len(selected), 127, pointer(index), rows(x), rows(y)))
+    values = {"selected": len(selected), "channels": 127, "rows": pointer(index), "x": rows(x), "y": rows(y)}
+    call(target, "select_rows", [dtype], values)
     assert torch.equal(y, x[index.long()])

@@ -1,0 +1,148 @@
+"""kernels/api.h for Python: its structs as ctypes, its functions' types, its enumerators. The header says them once.
+
+A struct's fields are passed by name, and C++ prints them in the header's order. How the compiler lays them out is asked
+of every library of kernels (`layout_source`) and compared when one is opened, since a difference would corrupt memory.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.errors import ToolchainError
+
+_COMMENT = re.compile(r"//[^\n]*")
+_STRUCT = re.compile(r"typedef struct \{([^}]*)\} (\w+);")
+_ENUM = re.compile(r"enum \w* ?\{([^}]*)\};")
+_FUNCTION = re.compile(r"^([\w ]+\*?) (llmc_\w+)\(([^)]*)\);", re.MULTILINE)
+_SCALARS: dict[str, Any] = {
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
+    "float": ctypes.c_float,
+    "void": None,
+    "const char*": ctypes.c_char_p,
+}
+# Fields that are one of an enum's names, and what those start with.
+_ENUMERATED = {"activation": "LLMC_", "format": "LLMC_", "x_format": "LLMC_X_", "scale_type": "LLMC_SCALES_"}
+_LAYOUTS = "llmc_layouts"
+
+
+@dataclass(frozen=True)
+class KernelApi:
+    """structs: ctypes classes, by name. kernels: by function name, the struct that it takes. functions: their results
+    and parameters, as ctypes. enumerators: the numbers of all enums' names."""
+
+    structs: Mapping[str, type[ctypes.Structure]]
+    kernels: Mapping[str, str]
+    functions: Mapping[str, tuple[Any, tuple[Any, ...]]]
+    enumerators: Mapping[str, int]
+
+    def fields(self, kernel: str) -> tuple[str, ...]:
+        """Of the kernel's struct, in order."""
+        return field_names(self.structs[self.kernels[kernel]])
+
+    def arguments(self, kernel: str, values: Mapping[str, Any]) -> ctypes.Structure:
+        """The kernel's struct; what is not given is zero. Rows are (address, stride), enumerators may be names."""
+        struct = self.structs[self.kernels[kernel]]()
+        known = self.fields(kernel)
+        for name, value in values.items():
+            assert name in known, f"{kernel} has no {name}: {', '.join(known)}"
+            setattr(struct, name, self.enumerators[enumerator(name, value)] if isinstance(value, str) else value)
+        return struct
+
+
+def enumerator(field: str, value: str) -> str:
+    """The name in C of an activation, format or type."""
+    return _ENUMERATED[field] + value.upper()
+
+
+def field_names(struct: type[ctypes.Structure]) -> tuple[str, ...]:
+    """In order of declaration."""
+    return tuple(name for name, *_ in struct._fields_)
+
+
+def kernel_include_dir() -> Path:
+    """The folder of api.h and of the headers that generated code includes."""
+    return Path(__file__).parent / "kernels"
+
+
+@functools.cache
+def kernel_api() -> KernelApi:
+    """What the header declares."""
+    text = _COMMENT.sub("", (kernel_include_dir() / "api.h").read_text(encoding="utf-8"))
+    structs: dict[str, type[ctypes.Structure]] = {}
+    for body, name in _STRUCT.findall(text):
+        fields = [field for line in body.split(";") if line.strip() for field in _fields(line.split(), structs)]
+        structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    functions = {
+        name: (_type(result.strip()), tuple(_type(_without_name(p)) for p in parameters.split(",") if p != "void"))
+        for result, name, parameters in _FUNCTION.findall(text)
+    }
+    kernels = dict(re.findall(r"void (llmc_\w+)\(LlmcPool\* pool, const (\w+)\* arguments\);", text))
+    enumerators = {
+        name: int(number) for body in _ENUM.findall(text) for name, number in re.findall(r"(\w+) = (\d+)", body)
+    }
+    return KernelApi(structs, kernels, functions, enumerators)
+
+
+def open_kernels(path: Path) -> ctypes.CDLL:
+    """A library of kernels with its functions' types. Raises ToolchainError where it lays structs out differently."""
+    library = ctypes.CDLL(str(path))
+    expected = [number for _, number in _layouts()]
+    found = list((ctypes.c_int64 * len(expected)).in_dll(library, _LAYOUTS))
+    if found != expected:
+        what = next(name for (name, number), other in zip(_layouts(), found, strict=True) if number != other)
+        raise ToolchainError(f"the compiler lays kernels' structs out differently: {what}", at=path)
+    for name, (result, parameters) in kernel_api().functions.items():
+        if hasattr(library, name):
+            function = getattr(library, name)
+            function.restype, function.argtypes = result, parameters
+    return library
+
+
+def layout_source() -> str:
+    """C++ to compile among the kernels: sizes and offsets of all structs."""
+    numbers = ", ".join(name for name, _ in _layouts())
+    attribute = '__attribute__((visibility("default")))'
+    return (
+        f'#include <stddef.h>\n\n#include "api.h"\n\n'
+        f'extern "C" {attribute} const int64_t {_LAYOUTS}[];\nconst int64_t {_LAYOUTS}[] = {{{numbers}}};\n'
+    )
+
+
+def layout_assertion(struct: type[ctypes.Structure]) -> str:
+    """C++ that does not compile unless the struct of that name is laid out as the ctypes class."""
+    return "static_assert(" + " &&\n              ".join(f"{n} == {number}" for n, number in _layout(struct)) + ");"
+
+
+def _layouts() -> list[tuple[str, int]]:
+    return [pair for struct in kernel_api().structs.values() for pair in _layout(struct)]
+
+
+def _layout(struct: type[ctypes.Structure]) -> list[tuple[str, int]]:
+    """In C++ and as a number, the size, then where each field begins."""
+    name = struct.__name__
+    places = [(f"offsetof({name}, {field})", getattr(struct, field).offset) for field in field_names(struct)]
+    return [(f"sizeof({name})", ctypes.sizeof(struct)), *places]
+
+
+def _fields(words: list[str], structs: Mapping[str, Any]) -> list[tuple[str, Any]]:
+    """Of a declaration such as `const void* const* weights` or `int64_t tokens, in, out`."""
+    if any("*" in word for word in words):
+        return [(words[-1], ctypes.c_void_p)]
+    kind, *names = words
+    return [(name.rstrip(","), structs.get(kind) or _SCALARS[kind]) for name in names]
+
+
+def _type(text: str) -> Any:
+    return ctypes.c_void_p if text.endswith("*") and text not in _SCALARS else _SCALARS[text]
+
+
+def _without_name(parameter: str) -> str:
+    return parameter.strip().rpartition(" ")[0]

@@ -1,0 +1,52 @@
+"""The structs that the runtime hands to a CPU engine's library, which is compiled to take exactly these.
+
+What their fields mean stands in codegen/cpp/kernels/api.h.
+"""
+
+from __future__ import annotations
+
+from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
+
+from llmc.program import CHOICE_INPUTS
+
+
+class LlmcStep(Structure):
+    """One step's inputs and where its logits go."""
+
+    _fields_ = (
+        *((name, c_int32) for name in ("tokens", "requests", "logit_rows", "max_blocks")),
+        *((name, c_void_p) for name in ("input_ids", "positions", "slot_mapping", "query_starts")),
+        *((name, c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "logits")),
+    )
+
+
+class LlmcBindings(Structure):
+    """The memory that an engine is opened with."""
+
+    _fields_ = (
+        ("weights", POINTER(c_void_p)),
+        ("caches", POINTER(c_void_p)),
+        ("arena", c_void_p),
+        ("threads", c_int32),
+    )
+
+
+class LlmcChooseRows(Structure):
+    """The rows to choose tokens of."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("rows", "vocabulary")),
+        *((name, c_void_p) for name in ("logits", *CHOICE_INPUTS, "tokens", "scores")),
+    )
+
+
+ENGINE_STRUCTS: tuple[type[Structure], ...] = (LlmcStep, LlmcBindings, LlmcChooseRows)
+
+
+def structs_text() -> str:
+    """One struct a line: its size and where its fields begin."""
+    return "".join(f"{struct.__name__} {sizeof(struct)} {_places(struct)}\n" for struct in ENGINE_STRUCTS)
+
+
+def _places(struct: type[Structure]) -> str:
+    return " ".join(f"{name}={getattr(struct, name).offset}" for name, *_ in struct._fields_)
