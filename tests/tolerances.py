@@ -6,3 +6,9 @@ import torch
 
 # Of elements of order one, against a reference that rounds at the same places: a few units in the last place.
 ELEMENTS = {torch.float32: 2e-6, torch.bfloat16: 1e-2}
+# Of ‖out - reference‖ / ‖reference‖ of one GPU kernel; the same of those that read keys and values as codes.
+GPU_KERNELS = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+CODED_CACHES = GPU_KERNELS | {torch.bfloat16: 1.2e-2}
+# Of the logits of a whole step: of a CPU engine, and of a GPU program, in which sums are taken in another order.
+CPU_STEPS = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
+GPU_STEPS = {torch.float32: 1e-4, torch.float16: 2e-2}

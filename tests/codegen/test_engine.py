@@ -23,6 +23,7 @@ from llmc.targets import CpuTarget, host_target
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 from tests.codegen.engine_harness import OpenEngine, packed_weights, run_engine
 from tests.codegen.tiny_models import VOCABULARY, gemma2, gpt2, llama
+from tests.tolerances import CPU_STEPS
 
 Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
 
@@ -35,7 +36,6 @@ MIXED_STEPS = (
     (Chunk(1, 16, TOKENS[21:40]),),
 )
 # Of the root-mean-square difference. bf16: sums in another order round to the neighbouring bf16 here and there.
-TOLERANCE = {torch.float32: 3e-6, torch.bfloat16: 2e-2}
 
 
 def assert_equal_logits(
@@ -54,16 +54,16 @@ def assert_equal_logits(
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["f32", "bf16"])
 @pytest.mark.parametrize("model", [llama, gpt2, gemma2], ids=lambda m: m.__name__)
 def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> None:
-    assert_equal_logits(*model(dtype), host_target(), tmp_path, TOLERANCE[dtype])
+    assert_equal_logits(*model(dtype), host_target(), tmp_path, CPU_STEPS[dtype])
 
 
 def test_equals_the_graph_on_two_threads(tmp_path: Path) -> None:
-    assert_equal_logits(*gemma2(torch.float32), host_target(), tmp_path, TOLERANCE[torch.float32], threads=2)
+    assert_equal_logits(*gemma2(torch.float32), host_target(), tmp_path, CPU_STEPS[torch.float32], threads=2)
 
 
 @pytest.mark.parametrize("target", RUNNABLE[1:])
 def test_equals_the_graph_on_other_targets(target: CpuTarget, tmp_path: Path) -> None:
-    assert_equal_logits(*gemma2(torch.float32), target, tmp_path, TOLERANCE[torch.float32])
+    assert_equal_logits(*gemma2(torch.float32), target, tmp_path, CPU_STEPS[torch.float32])
 
 
 def test_only_requested_rows_get_logits(tmp_path: Path) -> None:

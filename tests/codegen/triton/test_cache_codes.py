@@ -16,14 +16,11 @@ from llmc.ops.cache_codes import read_codes, write_codes
 from tests.codegen.cpp.paged_batch import paged_batch
 from tests.codegen.triton.tensor_call import TensorCall, check
 from tests.gpu_target import gpu_target
+from tests.seeded_normal import seeded_normal
+from tests.tolerances import CODED_CACHES
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 1.2e-2}
 MIXED = [(1, 1), (37, 37), (50, 20), (90, 0), (129, 2), (200, 1)]
 FORMATS = ["int8", "int4:g32", "int4:head", "fp8", "int8:g16"]
-
-
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def _cache(format: str, heads: int, dim: int, blocks: int = 3, block_size: int = 8) -> Tensor:
@@ -33,7 +30,7 @@ def _cache(format: str, heads: int, dim: int, blocks: int = 3, block_size: int =
 @pytest.mark.parametrize("format", FORMATS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16])
 def test_writing(device: str, format: str, dtype: torch.dtype) -> None:
-    k, v = _random(0, 4, 3, 64).to(dtype), 3 * _random(1, 4, 3, 128).to(dtype)
+    k, v = seeded_normal(0, 4, 3, 64).to(dtype), 3 * seeded_normal(1, 4, 3, 128).to(dtype)
     # Rounded to bf16, the least of these is more than all of them.
     k[1, 2], k[2, 0], slots = 0, 0.1003, torch.tensor([0, 9, 23, 5]).int()
     caches = (_cache(format, 3, 64), _cache(format, 3, 128))
@@ -42,13 +39,13 @@ def test_writing(device: str, format: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("format", ["int8", "int4:head", "fp8"])
 def test_writing_heads_of_no_power_of_two(device: str, format: str) -> None:
-    k, v, slots = _random(0, 2, 3, 80), _random(1, 2, 3, 6), torch.tensor([1, 17]).int()
+    k, v, slots = seeded_normal(0, 2, 3, 80), seeded_normal(1, 2, 3, 6), torch.tensor([1, 17]).int()
     check(kv_write, k, v, _cache(format, 3, 80), _cache(format, 3, 6), slots, format, device=device, tolerance=0.0)
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_codes_do_not_hide_a_nan(device: str, format: str) -> None:
-    k, v, slots = _random(0, 2, 3, 64), _random(1, 2, 3, 64), torch.tensor([1, 17]).int()
+    k, v, slots = seeded_normal(0, 2, 3, 64), seeded_normal(1, 2, 3, 64), torch.tensor([1, 17]).int()
     k[1, 2, 63], v[0, 0, 40] = float("nan"), float("nan")
     arguments = (k, v, _cache(format, 3, 64), _cache(format, 3, 64), slots, format)
     call = TensorCall(kv_write, arguments, (), device, False)
@@ -66,8 +63,8 @@ def test_codes_do_not_hide_a_nan(device: str, format: str) -> None:
 @pytest.mark.parametrize("rotary", [64, 32])
 @pytest.mark.parametrize("format", ["int8", "int4:g32"])
 def test_turning_and_writing(device: str, format: str, rotary: int, interleaved: bool) -> None:
-    q, k, v = _random(0, 4, 6, 64), _random(1, 4, 2, 64), _random(2, 4, 2, 64)
-    angles = _random(3, 4, rotary // 2)
+    q, k, v = seeded_normal(0, 4, 6, 64), seeded_normal(1, 4, 2, 64), seeded_normal(2, 4, 2, 64)
+    angles = seeded_normal(3, 4, rotary // 2)
     arguments = (q, k, v, angles.cos(), angles.sin(), _cache(format, 2, 64), _cache(format, 2, 64))
     slots = torch.tensor([0, 9, 23, 5]).int()
     # A sum rounded once less may fall on the other side of the middle between two codes.
@@ -79,7 +76,7 @@ def test_turning_and_writing(device: str, format: str, rotary: int, interleaved:
 def test_attention(device: str, format: str, head_dim: int, value_dim: int) -> None:
     if ":g" in format and head_dim == 80:
         format, value_dim = "int8:g8", 96
-    for dtype in TOLERANCE if head_dim == 64 else [torch.float16]:
+    for dtype in CODED_CACHES if head_dim == 64 else [torch.float16]:
         _attend(device, format, head_dim, value_dim, dtype)
 
 
@@ -98,7 +95,14 @@ def _attend(
     indices = (batch.query_starts, batch.context_lens, batch.block_tables)
     extras = (batch.scale, batch.window, batch.softcap, batch.sinks, format, value_dim)
     check(
-        paged_attention, batch.q, *caches, *indices, *extras, device=device, tolerance=TOLERANCE[dtype], target=target
+        paged_attention,
+        batch.q,
+        *caches,
+        *indices,
+        *extras,
+        device=device,
+        tolerance=CODED_CACHES[dtype],
+        target=target,
     )
 
 
@@ -122,7 +126,9 @@ def test_refusals(format: str, dim: int, reason: str) -> None:
     graph = fx.Graph()
     operands = []
     cache = torch.empty(3, 2, 8, 100, dtype=torch.uint8)
-    for index, tensor in enumerate((_random(0, 2, 2, dim), _random(0, 2, 2, dim), cache, cache, torch.zeros(2).int())):
+    for index, tensor in enumerate(
+        (seeded_normal(0, 2, 2, dim), seeded_normal(0, 2, 2, dim), cache, cache, torch.zeros(2).int())
+    ):
         operands.append(graph.placeholder(f"operand{index}"))
         operands[-1].meta["val"] = tensor
     found = supports(graph.call_function(torch.ops.llmc.kv_write.default, (*operands, format)), gpu_target("h100"))

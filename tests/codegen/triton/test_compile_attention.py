@@ -15,13 +15,10 @@ from llmc.codegen.triton.kernels.row_masses import row_masses
 from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
-from tests.gpu_target import gpu_target
-
-TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
-MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
+from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_path: Path) -> None:
     """Head dimension 128 and 256, the second with every option that costs registers."""
     target = gpu_target(name)
@@ -31,7 +28,7 @@ def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_pa
     assemblies = compile_checked(kernels, target, workers, tmp_path)
     for kernel, assembly in zip(kernels, assemblies, strict=True):
         if kernel.function == "paged_prefill_kernel":
-            instruction = MATRIX_INSTRUCTION.get(name, "mma.sync")
+            instruction = matrix_instruction(name)
             assert instruction in assembly, f"{kernel.constants} has no {instruction}"
 
 
@@ -54,7 +51,7 @@ def test_other_heads(
     compile_checked(node_kernels(paged_attention, arguments, target), target, workers, tmp_path)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 def test_sampling(name: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(name)
     logits, of_a_row = meta(4, 128256, dtype=torch.float32), meta(4, dtype=torch.float32)

@@ -30,9 +30,7 @@ from llmc.errors import LoweringError
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
-from tests.gpu_target import gpu_target
-
-TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target
 
 
 def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
@@ -76,8 +74,8 @@ SIMPLE = [
 ]
 # A norm's product has the kernels of one without among its candidates.
 PRODUCTS = [
-    *(("fused_linear", target) for target in TARGETS),
-    *(("norm_gated_linear", target) for target in TARGETS),
+    *(("fused_linear", target) for target in EACH_KIND_OF_GPU),
+    *(("norm_gated_linear", target) for target in EACH_KIND_OF_GPU),
     ("lm_head", "h100"),
     ("linear, odd", "h100"),
     ("linear in fp32", "h100"),
@@ -85,7 +83,7 @@ PRODUCTS = [
 ]
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(name)
     kernels = [

@@ -4,45 +4,43 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from llmc.codegen.triton.kernels import row_tile as tiles
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from tests.codegen.triton.tensor_call import check
+from tests.seeded_normal import seeded_normal
+from tests.tolerances import GPU_KERNELS
 
 SHAPES = [(1, 1), (3, 17), (2, 128), (5, 1000), (2, 3, 64), (7, 5, 33)]
-TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-DTYPES = list(TOLERANCE)
-
-
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) + 0.5
+DTYPES = list(GPU_KERNELS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES)
 def test_rms_norm(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, weight = _random(0, *shape).to(dtype), _random(1, shape[-1]).to(dtype)
-    check(rms_norm, x, weight, 1e-5, device=device, tolerance=TOLERANCE[dtype])
+    x, weight = seeded_normal(0, *shape, mean=0.5).to(dtype), seeded_normal(1, shape[-1], mean=0.5).to(dtype)
+    check(rms_norm, x, weight, 1e-5, device=device, tolerance=GPU_KERNELS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("shape", SHAPES[1:])
 def test_layer_norm(device: str, shape: tuple[int, ...], dtype: torch.dtype) -> None:
-    x, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate((shape, shape[-1:], shape[-1:])))
-    check(layer_norm, x, weight, bias, 1e-5, device=device, tolerance=TOLERANCE[dtype])
+    x, weight, bias = (seeded_normal(i, *s, mean=0.5).to(dtype) for i, s in enumerate((shape, shape[-1:], shape[-1:])))
+    check(layer_norm, x, weight, bias, 1e-5, device=device, tolerance=GPU_KERNELS[dtype])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_with_residual(device: str, dtype: torch.dtype) -> None:
-    x, residual, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate([(5, 77), (5, 77), (77,), (77,)]))
-    check(add_rms_norm, x, residual, weight, 1e-6, device=device, tolerance=TOLERANCE[dtype])
-    check(add_layer_norm, x, residual, weight, bias, 1e-6, device=device, tolerance=TOLERANCE[dtype])
+    x, residual, weight, bias = (
+        seeded_normal(i, *s, mean=0.5).to(dtype) for i, s in enumerate([(5, 77), (5, 77), (77,), (77,)])
+    )
+    check(add_rms_norm, x, residual, weight, 1e-6, device=device, tolerance=GPU_KERNELS[dtype])
+    check(add_layer_norm, x, residual, weight, bias, 1e-6, device=device, tolerance=GPU_KERNELS[dtype])
 
 
 def test_without_weights(device: str) -> None:
-    x = _random(0, 3, 40)
+    x = seeded_normal(0, 3, 40, mean=0.5)
     check(rms_norm, x, None, 1e-6, device=device, tolerance=1e-6)
     check(layer_norm, x, None, None, 1e-6, device=device, tolerance=1e-6)
     check(add_rms_norm, x, x, None, 1e-6, device=device, tolerance=1e-6)
@@ -50,7 +48,9 @@ def test_without_weights(device: str) -> None:
 
 def test_rows_longer_than_a_block(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(tiles, "_LONGEST_WHOLE_ROW", 128)
-    x, residual, weight, bias = (_random(i, *s) for i, s in enumerate([(3, 200), (3, 200), (200,), (200,)]))
+    x, residual, weight, bias = (
+        seeded_normal(i, *s, mean=0.5) for i, s in enumerate([(3, 200), (3, 200), (200,), (200,)])
+    )
     check(rms_norm, x, weight, 1e-6, device=device, tolerance=1e-6)
     check(layer_norm, x, weight, bias, 1e-6, device=device, tolerance=1e-6)
     check(add_rms_norm, x, residual, weight, 1e-6, device=device, tolerance=1e-6)
@@ -58,5 +58,5 @@ def test_rows_longer_than_a_block(device: str, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_layer_norm_keeps_digits_far_from_zero(device: str) -> None:
-    x = 1000 + _random(0, 4, 96)
+    x = 1000 + seeded_normal(0, 4, 96, mean=0.5)
     check(layer_norm, x, None, None, 1e-6, device=device, tolerance=1e-4)

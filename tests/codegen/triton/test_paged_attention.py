@@ -15,16 +15,16 @@ from llmc.targets import GPU_TARGETS
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
 from tests.gpu_target import gpu_target
+from tests.tolerances import GPU_KERNELS
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-DTYPES = list(TOLERANCE)
+DTYPES = list(GPU_KERNELS)
 # (context, queries): prompts, later chunks, decodes, drafted tokens, a request without tokens in this step.
 MIXED = [(1, 1), (37, 37), (150, 20), (90, 0), (129, 2), (300, 1)]
 DECODES = [(1, 1), (128, 1), (129, 1), (700, 1)]
 
 
 def _check(batch: PagedBatch, device: str, target: str = "h100") -> None:
-    check(paged_attention, *_arguments(batch), device=device, tolerance=TOLERANCE[batch.q.dtype], target=target)
+    check(paged_attention, *_arguments(batch), device=device, tolerance=GPU_KERNELS[batch.q.dtype], target=target)
 
 
 def _arguments(batch: PagedBatch) -> tuple[Any, ...]:
@@ -90,7 +90,7 @@ def test_blocks_behind_the_window_are_not_read(device: str) -> None:
     launch = paged_attention.candidates(call, gpu_target("h100"))[0]
     for step in (launch, *launch.then):
         call.run(step)
-    assert relative_error(call.results[0], expected) <= TOLERANCE[torch.float32]
+    assert relative_error(call.results[0], expected) <= GPU_KERNELS[torch.float32]
 
 
 @pytest.mark.gpu

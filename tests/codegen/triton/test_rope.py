@@ -11,17 +11,14 @@ from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from tests.codegen.triton.tensor_call import check
+from tests.seeded_normal import seeded_normal
+from tests.tolerances import GPU_KERNELS
 
-TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-DTYPES = list(TOLERANCE)
-
-
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+DTYPES = list(GPU_KERNELS)
 
 
 def _angles(tokens: int, half: int) -> tuple[Tensor, Tensor]:
-    angles = _random(9, tokens, half) * 3
+    angles = seeded_normal(9, tokens, half) * 3
     return angles.cos(), angles.sin()
 
 
@@ -40,17 +37,17 @@ def test_angles(device: str, half: int) -> None:
 @pytest.mark.parametrize("interleaved", [False, True])
 @pytest.mark.parametrize(("heads", "head_dim", "half"), [(1, 2, 1), (3, 64, 32), (5, 40, 10), (33, 80, 16)])
 def test_rope(device: str, heads: int, head_dim: int, half: int, interleaved: bool, dtype: torch.dtype) -> None:
-    x = _random(0, 3, heads, head_dim).to(dtype)
+    x = seeded_normal(0, 3, heads, head_dim).to(dtype)
     for in_place in (False, True):
-        check(rope, x, *_angles(3, half), interleaved, device=device, tolerance=TOLERANCE[dtype], in_place=in_place)
+        check(rope, x, *_angles(3, half), interleaved, device=device, tolerance=GPU_KERNELS[dtype], in_place=in_place)
 
 
 @pytest.mark.parametrize("cache_dtype", DTYPES)
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_kv_write(device: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> None:
-    k, v = _random(0, 5, 3, 24).to(dtype), _random(1, 5, 3, 16).to(dtype)
-    k_cache, v_cache = _random(2, 3, 3, 4, 24).to(cache_dtype), _random(3, 3, 3, 4, 16).to(cache_dtype)
-    tolerance = 0.0 if dtype is cache_dtype else TOLERANCE[cache_dtype]
+    k, v = seeded_normal(0, 5, 3, 24).to(dtype), seeded_normal(1, 5, 3, 16).to(dtype)
+    k_cache, v_cache = seeded_normal(2, 3, 3, 4, 24).to(cache_dtype), seeded_normal(3, 3, 3, 4, 16).to(cache_dtype)
+    tolerance = 0.0 if dtype is cache_dtype else GPU_KERNELS[cache_dtype]
     check(kv_write, k, v, k_cache, v_cache, _slots(5, 12), device=device, tolerance=tolerance)
 
 
@@ -60,14 +57,14 @@ def test_kv_write(device: str, dtype: torch.dtype, cache_dtype: torch.dtype) -> 
 def test_rope_kv_write(
     device: str, heads: int, kv_heads: int, head_dim: int, half: int, interleaved: bool, dtype: torch.dtype
 ) -> None:
-    q, k, v = (_random(i, 3, h, head_dim).to(dtype) for i, h in enumerate((heads, kv_heads, kv_heads)))
-    caches = [_random(i, 2, kv_heads, 4, head_dim).to(dtype) for i in (3, 4)]
+    q, k, v = (seeded_normal(i, 3, h, head_dim).to(dtype) for i, h in enumerate((heads, kv_heads, kv_heads)))
+    caches = [seeded_normal(i, 2, kv_heads, 4, head_dim).to(dtype) for i in (3, 4)]
     arguments = (q, k, v, *_angles(3, half), *caches, _slots(3, 8), interleaved)
     for in_place in (False, True):
-        check(rope_kv_write, *arguments, device=device, tolerance=TOLERANCE[dtype], in_place=in_place)
+        check(rope_kv_write, *arguments, device=device, tolerance=GPU_KERNELS[dtype], in_place=in_place)
 
 
 def test_rope_kv_write_into_another_dtype(device: str) -> None:
-    q, k, v = _random(0, 2, 4, 16), _random(1, 2, 2, 16), _random(2, 2, 2, 24)
-    caches = (_random(3, 2, 2, 4, 16).half(), _random(4, 2, 2, 4, 24).half())
+    q, k, v = seeded_normal(0, 2, 4, 16), seeded_normal(1, 2, 2, 16), seeded_normal(2, 2, 2, 24)
+    caches = (seeded_normal(3, 2, 2, 4, 16).half(), seeded_normal(4, 2, 2, 4, 24).half())
     check(rope_kv_write, q, k, v, *_angles(2, 8), *caches, _slots(2, 8), False, device=device, tolerance=1e-3)

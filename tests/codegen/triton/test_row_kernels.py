@@ -4,41 +4,37 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.select_rows import select_rows
 from llmc.ops.activation import ACTIVATIONS
 from tests.codegen.triton.tensor_call import check
+from tests.seeded_normal import seeded_normal
+from tests.tolerances import GPU_KERNELS
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
-DTYPES = list(TOLERANCE)
-
-
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)) * 2
+DTYPES = list(GPU_KERNELS)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(("tokens", "channels"), [(1, 1), (3, 64), (7, 2111)])
 def test_embedding(device: str, tokens: int, channels: int, dtype: torch.dtype) -> None:
     ids = torch.randint(11, (tokens,), generator=torch.Generator().manual_seed(1), dtype=torch.int32)
-    check(embedding, ids, _random(0, 11, channels).to(dtype), device=device, tolerance=0.0)
+    check(embedding, ids, seeded_normal(0, 11, channels, deviation=2).to(dtype), device=device, tolerance=0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_select_rows(device: str, dtype: torch.dtype) -> None:
     rows = torch.tensor([6, 0, 3], dtype=torch.int32)
-    check(select_rows, _random(0, 7, 100).to(dtype), rows, device=device, tolerance=0.0)
+    check(select_rows, seeded_normal(0, 7, 100, deviation=2).to(dtype), rows, device=device, tolerance=0.0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 def test_gated_activation(device: str, activation: str, dtype: torch.dtype) -> None:
-    gate, up = _random(0, 3, 77).to(dtype), _random(1, 3, 77).to(dtype)
+    gate, up = seeded_normal(0, 3, 77, deviation=2).to(dtype), seeded_normal(1, 3, 77, deviation=2).to(dtype)
     for in_place in (False, True):
-        check(gated_activation, gate, up, activation, device=device, tolerance=TOLERANCE[dtype], in_place=in_place)
+        check(gated_activation, gate, up, activation, device=device, tolerance=GPU_KERNELS[dtype], in_place=in_place)
 
 
 def test_activations_at_their_limits(device: str) -> None:
@@ -48,4 +44,11 @@ def test_activations_at_their_limits(device: str) -> None:
 
 
 def test_gated_activation_of_long_rows(device: str) -> None:
-    check(gated_activation, _random(0, 2, 2500), _random(1, 2, 2500), "silu", device=device, tolerance=2e-6)
+    check(
+        gated_activation,
+        seeded_normal(0, 2, 2500, deviation=2),
+        seeded_normal(1, 2, 2500, deviation=2),
+        "silu",
+        device=device,
+        tolerance=2e-6,
+    )
