@@ -25,6 +25,8 @@ from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernel_table import KERNELS
 from llmc.errors import LlmcError
 from llmc.targets import GpuTarget, device_target
+from tests.codegen.triton.claimed import rounded
+from tests.codegen.triton.quantized_weight import QuantizedWeight
 from tests.codegen.triton.tensor_call import TensorCall
 
 ROUNDS = 3
@@ -170,7 +172,6 @@ def quantized_products() -> Iterator[Case]:
         dtype = torch.float32 if group == channels else torch.bfloat16
         scales = torch.ops.llmc.weight_scales(weight, format, group, True, 1, dtype)
         codes = torch.ops.llmc.weight_codes(weight, scales, None, format)
-        arguments = (x, codes, scales, None, None, None, None, "identity", 1.0, format, x_format)
         plain = TensorCall(KERNELS[_LINEAR], (x, weight, None), (result,), "cuda", in_place=False)
         target = device_target()
         assert target is not None
@@ -178,10 +179,12 @@ def quantized_products() -> Iterator[Case]:
         peers["our bf16"] = _candidates(KERNELS[_LINEAR], [plain], target)["llmc"]
         bits = 4 if format == "int4" else 8
         count = sets_past_cache(codes.numel() * bits // 8, _l2_bytes()) if tokens == 1 else 1
-        others = [(x, codes.clone(), *arguments[2:]) for _ in range(count - 1)]
+        copies = [codes, *(codes.clone() for _ in range(count - 1))]
+        weights = [QuantizedWeight(each, scales, None, format).claimed() for each in copies]
+        sets = [(rounded(x, x_format), each, None, x.dtype) for each in weights]
         yield Case(
             "quantized product", f"{tokens} × {channels} by {outputs}, {format} weights, {x_format} activations",
-            torch.ops.llmc.quantized_linear.default, arguments, (result,), peers, others,
+            _LINEAR, sets[0], (result,), peers, sets[1:],
             bytes=float(x.nbytes + codes.numel() * bits // 8 + scales.nbytes + result.nbytes),
             flops=2.0 * tokens * outputs * channels,
         )  # fmt: skip

@@ -14,6 +14,7 @@ from torch._ops import OpOverload
 import llmc.ops  # noqa: F401  (registers the ops that are named here)
 from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
+from llmc.graph.product_parts import part_of
 from llmc.graph.refusal import Refusal
 from llmc.launch_arguments import Argument, Operand
 from llmc.program import Layout, RowRange
@@ -54,6 +55,11 @@ class Backend(Protocol):
         """Why no kernel can compute the node, or None."""
         ...
 
+    def norm_before(self, product: fx.Node) -> fx.Node | Refusal | None:
+        """The RMS norm that a product's kernels can compute on the way to it, or why they leave it to a launch of its
+        own; None where x comes from no norm, and for kernels that never do."""
+        ...
+
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         """Arguments of the node's kernel that may lie where a result goes, and which result."""
         ...
@@ -80,21 +86,15 @@ class Backend(Protocol):
         ...
 
 
-_WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and fuse_quantized has left it alone"
-# Ops of lowered graphs that no backend has a kernel for, and why. Every other op has one in each (tests/ops).
-WITHOUT_KERNEL: Mapping[OpOverload, str] = MappingProxyType(
-    dict.fromkeys(
-        (
-            torch.ops.llmc.dequantize.default,
-            torch.ops.llmc.quantize_tokens.default,
-            torch.ops.llmc.dequantize_tokens.default,
-        ),
-        _WITHIN_A_PRODUCT,
-    )
-)
+# Ops of lowered graphs that no backend has a kernel for, and why. Every other op has one in each (tests/ops), but for
+# the parts of products, which products' kernels compute.
+WITHOUT_KERNEL: Mapping[OpOverload, str] = MappingProxyType({})
+_WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
 
 
 def no_kernel(node: fx.Node, target: str) -> Refusal:
     """That a target has no kernel for what a node calls, with the reason where there is a known one."""
     reason = WITHOUT_KERNEL.get(node.target) if isinstance(node.target, OpOverload) else None
+    if part_of(node) is not None:
+        reason = _WITHIN_A_PRODUCT
     return Refusal(f"no kernel for {target} computes {node.target}" + (f": {reason}" if reason else ""), node)

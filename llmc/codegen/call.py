@@ -14,6 +14,15 @@ from llmc.program import Layout, Limits
 class Call(Protocol):
     """A node to be called: how its arguments become a launch's. `name` is the argument's in the op's schema."""
 
+    @property
+    def op(self) -> Any:
+        """What is called."""
+        ...
+
+    def within(self, name: str) -> Call | None:
+        """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
+        ...
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
         ...

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.backend import Backend, KernelCall
+from llmc.codegen.claims import Claims
 from llmc.codegen.fuse_groups import Group
 from llmc.codegen.kernel_ir import Apply, Loop, Reduce
 from llmc.codegen.loop_builder import Place, build_copy, build_loop, contiguous_strides, dtype_name
@@ -21,7 +22,7 @@ from llmc.codegen.origin import origin_of, unsupported
 from llmc.codegen.placement import Placement, Unit, place_values, row_stride_only, unit_nodes, unit_reads
 from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
-from llmc.graph.cost import group_cost, node_cost
+from llmc.graph.cost import group_cost
 from llmc.graph.model_graph import ModelGraph
 from llmc.launch_arguments import Operand
 from llmc.program import (
@@ -52,6 +53,7 @@ class LaunchBuilder:
         self,
         graph: ModelGraph,
         backend: Backend,
+        claims: Claims,
         views: Views,
         copies: frozenset[fx.Node],
         units: Sequence[Unit],
@@ -59,7 +61,8 @@ class LaunchBuilder:
         limits: Limits,
     ) -> None:
         self.limits = limits
-        self.graph, self.views, self._copies, self._output = graph, views, copies, output
+        self.graph, self.claims, self.views = graph, claims, views
+        self._copies, self._output = copies, output
         self._backend = backend
         self._written = _written(units, output, views)
         self._placements = place_values(
@@ -81,7 +84,8 @@ class LaunchBuilder:
         elif unit.target in CONCATENATIONS:
             self._concatenate(unit)
         else:
-            cost, origin = node_cost(unit), origin_of((unit,))
+            nodes = self.claims.unit(unit)
+            cost, origin = group_cost(nodes), origin_of(nodes)
             moved, flops = str(cost.bytes_moved), str(cost.flops)
             for group in self._backend.calls(unit, NodeCall(self, unit)):
                 start = len(self.launches)

@@ -14,6 +14,7 @@ import networkx as nx
 from torch import fx
 
 from llmc.codegen.backend import Backend
+from llmc.codegen.claims import find_claims
 from llmc.codegen.dependencies import dependencies, is_loop_node
 from llmc.codegen.fuse_groups import Group, fuse_groups
 from llmc.codegen.kernel_ir import Loop
@@ -29,6 +30,7 @@ from llmc.codegen.views import View, Views, find_views
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
 from llmc.options import BuildOptions
 from llmc.program import CacheSlot, Program
 
@@ -37,17 +39,22 @@ _WRITE_AN_OP = "write it with operations that `llmc passes` and the documentatio
 
 @dataclass(frozen=True)
 class StepPlan:
-    """A lowered step in no language yet. loops: each different loop and its name. recipes: of program.weights."""
+    """A lowered step in no language yet.
+
+    loops: each different loop and its name. recipes: of program.weights. refusals: of claims.
+    """
 
     program: Program
     loops: dict[Loop, str]
     recipes: tuple[SlotRecipe, ...]
+    refusals: tuple[Refusal, ...]
 
 
 def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> StepPlan:
     """Choose the backend's kernels and place buffers. Raises LoweringError as `lower` does."""
     check_logit_rows(graph)
-    views, copies = find_views(graph)
+    claims = find_claims(graph, backend)
+    views, copies = find_views(graph, claims.nodes)
     edges = dependencies(graph, views, copies)
     for node in edges:
         _check(node, copies, views, backend)
@@ -55,7 +62,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     units = _units(edges, groups)
     output = _output_view(graph, views)
     limits = engine_limits(graph.info, options)
-    builder = LaunchBuilder(graph, backend, views, copies, units, output, limits)
+    builder = LaunchBuilder(graph, backend, claims, views, copies, units, output, limits)
     for unit in units:
         builder.emit(unit)
     builder.finish_logits()
@@ -71,7 +78,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         launches=tuple(builder.launches),
         alternatives=builder.planned_alternatives(),
     )
-    return StepPlan(program, builder.loops, builder.weights.recipes())
+    return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 
 
 def _check(node: fx.Node, copies: frozenset[fx.Node], views: Views, backend: Backend) -> None:

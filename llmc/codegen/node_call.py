@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, fx
 
 from llmc.codegen.call import arguments_of
+from llmc.codegen.claims import Claims
 from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import row_stride_only
@@ -26,6 +27,7 @@ class StepMemory(Protocol):
     """What a call asks of the step that it becomes a launch of; launches.py has it."""
 
     graph: ModelGraph
+    claims: Claims
     views: Views
     weights: WeightSlots
     limits: Limits
@@ -46,13 +48,25 @@ class StepMemory(Protocol):
 class NodeCall:
     """What call.Call describes; asked twice, it answers alike.
 
-    Asking for rows or a vector may append a copying launch to the builder's.
+    Asking for rows or a vector may append a copying launch to the builder's. node: that is launched, or one that it
+    claims; owner: which claims it.
     """
 
-    def __init__(self, builder: StepMemory, node: fx.Node) -> None:
-        self._builder, self._node = builder, node
+    def __init__(self, builder: StepMemory, node: fx.Node, owner: fx.Node | None = None) -> None:
+        self._builder, self._node, self._owner = builder, node, owner or node
         self._arguments = arguments_of(node)
         self._given: dict[tuple[str, str], Operand] = {}
+        self._within: dict[str, NodeCall] = {}
+
+    @property
+    def op(self) -> Any:
+        return self._node.target
+
+    def within(self, name: str) -> NodeCall | None:
+        node = self._arguments[name]
+        if node not in self._builder.claims.before.get(self._owner, ()):
+            return None
+        return self._within.setdefault(name, NodeCall(self._builder, node, self._owner))
 
     def shape(self, name: str) -> tuple[int, ...]:
         fake: Tensor = self._arguments[name].meta["val"]
@@ -68,7 +82,7 @@ class NodeCall:
         if self._arguments[name] is None:
             return None
         if ("rows", name) not in self._given:
-            view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._node)
+            view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._owner)
             operand, stride = self._builder.operand(view)
             row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
             self._given["rows", name] = replace(operand, stride=stride if row else 0)
@@ -100,7 +114,7 @@ class NodeCall:
         if view.value.node.op == "placeholder":
             return Operand("input", view.value.node.name, view.offset)
         dtype = torch.int32 if not view.value.dtype.is_floating_point else torch.float32
-        operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._node, packed=True))
+        operand, _ = self._builder.operand(self._builder.contiguous(view, dtype, self._owner, packed=True))
         return operand
 
     def weight(self, name: str, layout: Layout) -> Operand:
@@ -136,7 +150,7 @@ class NodeCall:
 
     def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
         count = next(each for each in RowCount if each.count == rows)
-        return self._builder.workspace(self._node, name, count, columns, dtype)
+        return self._builder.workspace(self._owner, name, count, columns, dtype)
 
     def cache(self, name: str) -> Operand:
         layers = range(len(self._builder.graph.caches))

@@ -6,6 +6,7 @@ from typing import Any
 
 import torch
 from torch import fx
+from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import llmc.ops  # noqa: F401  (registers the ops that are asked for)
@@ -16,6 +17,7 @@ from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
 from llmc.schemes import SCHEMES, Scheme
 
+_llmc = torch.ops.llmc
 # A shape that every group size divides; kernels refuse by format, not by size.
 _ROWS, _COLUMNS, _TOKENS = 256, 256, 4
 
@@ -52,13 +54,14 @@ def _scheme_refusal(scheme: Scheme, backend: Backend, dtype: torch.dtype) -> str
         zeros = None if scheme.symmetric else torch.empty(_ROWS, groups, dtype=torch.int8)
         x_scale = torch.empty(1) if scheme.is_static else None
         result = torch.empty(_TOKENS, _ROWS, dtype=dtype)
-    formats = (scheme.format, scheme.activation)
-    return _refusal(
-        torch.ops.llmc.quantized_linear.default,
-        (x, codes, scales, zeros, x_scale, None, None, "identity", 1.0, *formats),
-        result,
-        backend,
-    )
+    graph = _CallGraph()
+    arrived: Any = x
+    if scheme.activation != "none":
+        values = x.float()
+        arrived = graph.call(_llmc.round_tokens.default, (x, x_scale, scheme.activation, torch.float32), values)
+    weight = graph.call(_llmc.dequantize.default, (codes, scales, zeros, scheme.format, torch.float32), codes.float())
+    arguments = (arrived, weight, None, None, "identity", 1.0, dtype)
+    return graph.refusal(_llmc.fused_linear.default, arguments, result, backend)
 
 
 def _cache_refusal(format: CacheFormat, backend: Backend, dtype: torch.dtype) -> str | None:
@@ -69,22 +72,33 @@ def _cache_refusal(format: CacheFormat, backend: Backend, dtype: torch.dtype) ->
         table = torch.empty(_TOKENS, 4, dtype=torch.int32)
     write = (heads, heads, cache, cache, indices, str(format))
     read = (heads, cache, cache, indices, indices, table, 0.125, None, None, None, str(format), 64)
-    return _refusal(torch.ops.llmc.kv_write.default, write, None, backend) or _refusal(
-        torch.ops.llmc.paged_attention.default, read, heads, backend
+    return _CallGraph().refusal(_llmc.kv_write.default, write, None, backend) or _CallGraph().refusal(
+        _llmc.paged_attention.default, read, heads, backend
     )
 
 
-def _refusal(
-    op: torch._ops.OpOverload, args: tuple[object, ...], result: torch.Tensor | None, backend: Backend
-) -> str | None:
-    """What the backend says of one call in a graph of its own."""
-    graph = fx.Graph()
-    nodes: list[Any] = []
-    for index, value in enumerate(args):
-        nodes.append(graph.placeholder(f"a{index}") if isinstance(value, torch.Tensor) else value)
-        if isinstance(value, torch.Tensor):
-            nodes[-1].meta["val"] = value
-    call = graph.create_node("call_function", op, tuple(nodes))
-    call.meta["val"] = result
-    found = backend.refusal(call)
-    return None if found is None else found.reason
+class _CallGraph:
+    """A graph of a call and what it reads."""
+
+    def __init__(self) -> None:
+        self._graph = fx.Graph()
+
+    def call(self, op: OpOverload, args: tuple[object, ...], result: torch.Tensor | None) -> fx.Node:
+        """Append a call; tensors among the arguments become placeholders."""
+        node = self._graph.create_node("call_function", op, tuple(map(self._argument, args)))
+        node.meta["val"] = result
+        return node
+
+    def refusal(
+        self, op: OpOverload, args: tuple[object, ...], result: torch.Tensor | None, backend: Backend
+    ) -> str | None:
+        """What the backend says of a call."""
+        found = backend.refusal(self.call(op, args, result))
+        return None if found is None else found.reason
+
+    def _argument(self, value: object) -> Any:
+        if not isinstance(value, torch.Tensor):
+            return value
+        node = self._graph.placeholder("a")
+        node.meta["val"] = value
+        return node

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 import operator
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,16 +95,19 @@ def row_count(shape: tuple[Dim, ...]) -> RowCount:
     return next((d for d in shape if isinstance(d, RowCount)), RowCount.ONE)
 
 
-def find_views(graph: ModelGraph) -> tuple[Views, frozenset[fx.Node]]:
+def find_views(graph: ModelGraph, claimed: Collection[fx.Node] = ()) -> tuple[Views, frozenset[fx.Node]]:
     """Every tensor node's view of a value, and the reshape nodes that need a copy of their input first.
 
     Such a reshape is a computing node: its value is the copy, in the shape of its input. A node with several outputs
-    has a tuple of views. Caches and tables are values too. Raises LoweringError for a shape that mixes tokens with
-    another axis.
+    has a tuple of views. claimed: nodes that have no value; theirs are the views of what they read, all in a tuple.
+    Caches and tables are values too. Raises LoweringError for a shape that mixes tokens with another axis.
     """
     finder = _Finder(graph)
     for node in graph.graph.nodes:
-        finder.visit(node)
+        if node in claimed:
+            finder.views[node] = finder.read_by(node)
+        else:
+            finder.visit(node)
     return finder.views, frozenset(finder.copies)
 
 
@@ -128,6 +131,11 @@ class _Finder:
             self._compute(node, fake)
         else:
             self._look_through(node)
+
+    def read_by(self, node: fx.Node) -> tuple[View, ...]:
+        """The views of a node's operands."""
+        found = (self.views.get(source, ()) for source in node.all_input_nodes)
+        return tuple(view for views in found for view in ((views,) if isinstance(views, View) else views))
 
     def _is_view(self, node: fx.Node) -> bool:
         if node.target is operator.getitem or node.target in _ALIASES or node.target in _RESHAPES:

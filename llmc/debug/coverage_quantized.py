@@ -4,28 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import torch
 from torch import fx
 
-from llmc.debug.coverage_rules import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, all_of, calls, count_of
-from llmc.graph.call_arguments import call_arguments
+from llmc.debug.coverage_rules import CANONICAL_STAGES, SERVING_STAGES, CoverageRule, calls
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import record_of
+from llmc.graph.product_parts import part_of, parts_before
 from llmc.options import BuildOptions
-
-_DEQUANTIZE = torch.ops.llmc.dequantize.default
-_DEQUANTIZE_TOKENS = torch.ops.llmc.dequantize_tokens.default
-
-
-def _weight_of(node: fx.Node) -> fx.Node | None:
-    """What a plain product reads as its weight."""
-    is_plain = str(node.target) in ("llmc.linear.default", "llmc.lm_head.default")
-    return call_arguments(node)["weight"] if is_plain else None
+from llmc.passes.quantization.multiply_unrounded import is_multiplied
 
 
 def _products_of(is_quantized: bool) -> Callable[[ModelGraph], list[fx.Node]]:
     def found(graph: ModelGraph) -> list[fx.Node]:
-        weights = {node: _weight_of(node) for node in calls(graph)}
-        return [n for n, w in weights.items() if w is not None and (w.target is _DEQUANTIZE) is is_quantized]
+        products = [n for n in calls(graph) if (record := record_of(n)) is not None and "x" in record.takes]
+        return [n for n in products if ("weight" in parts_before(n)) is is_quantized]
 
     return found
 
@@ -35,9 +27,15 @@ def _wants_codes(graph: ModelGraph, options: BuildOptions) -> bool:
 
 
 def _readers_of_values(graph: ModelGraph) -> list[fx.Node]:
-    """What reads dequantized weights or tokens, in graph order."""
-    values = {*all_of(_DEQUANTIZE, _DEQUANTIZE_TOKENS)(graph)}
-    return [n for n in calls(graph) if any(a in values for a in n.all_input_nodes)]
+    """What reads the values of quantized weights or tokens without being a product of codes, in graph order."""
+    return [
+        n for n in calls(graph) if any(part_of(a) is not None and not is_multiplied(a, n) for a in n.all_input_nodes)
+    ]
+
+
+def _readers_of_codes(graph: ModelGraph) -> int:
+    parts = ((n, parts_before(n).get("weight")) for n in calls(graph))
+    return sum(weight is not None and is_multiplied(weight, n) for n, weight in parts)
 
 
 def _plain_caches(graph: ModelGraph) -> list[fx.Node]:
@@ -59,9 +57,9 @@ QUANTIZED_RULES: tuple[CoverageRule, ...] = (
     CoverageRule(
         "readers of quantized weights",
         "computed on their codes",
-        ("fuse_quantized",),
+        ("multiply_unrounded",),
         SERVING_STAGES,
-        count_of("quantized_linear", "quantized_gated_linear", "quantized_lm_head", "quantized_embedding"),
+        _readers_of_codes,
         _readers_of_values,
         reach=0,
     ),

@@ -14,13 +14,12 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.render import target_name
 from llmc.graph.stage import Stage
 from llmc.graph.step_inputs import has_selected_logits
 from llmc.options import BuildOptions
 from llmc.passes.uses import DATA_MOVEMENT
 
-aten = torch.ops.aten
+aten, ops = torch.ops.aten, torch.ops.llmc
 
 CANONICAL_STAGES = frozenset({Stage.CAPTURED, Stage.CANONICAL})
 SERVING_STAGES = frozenset({Stage.SERVING, Stage.OPTIMIZED})
@@ -29,8 +28,6 @@ _ATTENTION = frozenset({aten.softmax.int, aten._softmax.default, aten._safe_soft
 _SDPA = aten.scaled_dot_product_attention.default
 _PRODUCTS = frozenset({aten.linear.default, aten.addmm.default, aten.mm.default, aten.matmul.default, aten.bmm.default})
 _ACTIVATIONS = frozenset({aten.silu.default, aten.gelu.default, aten.relu.default, aten.sigmoid.default})
-_LLMC_PRODUCTS = frozenset({"llmc.linear.default", "llmc.fused_linear.default"})
-
 
 # A norm or an attention that is written out is no wider than this many ops.
 _NEIGHBOURHOOD = 8
@@ -55,16 +52,15 @@ class CoverageRule:
     is_wanted: Callable[[ModelGraph, BuildOptions], bool] = lambda graph, options: True
 
 
-def count_of(*names: str) -> Callable[[ModelGraph], int]:
-    """How many of these llmc ops a graph has."""
-    targets = frozenset(f"llmc.{name}.default" for name in names)
-    return lambda graph: sum(target_name(n.target) in targets for n in calls(graph))
+def count_of(*targets: object) -> Callable[[ModelGraph], int]:
+    """How many calls of these ops a graph has."""
+    return lambda graph: len(all_of(*targets)(graph))
 
 
 def all_of(*targets: object) -> Callable[[ModelGraph], list[fx.Node]]:
     """The calls of these ops, in graph order."""
     wanted = frozenset(targets)
-    return lambda graph: [n for n in calls(graph) if n.target in wanted or target_name(n.target) in wanted]
+    return lambda graph: [n for n in calls(graph) if n.target in wanted]
 
 
 def calls(graph: ModelGraph) -> Iterable[fx.Node]:
@@ -118,29 +114,29 @@ def _mean_squares(graph: ModelGraph, *, centered: bool) -> list[fx.Node]:
 
 def _rms_norms(graph: ModelGraph) -> list[fx.Node]:
     written_out = _mean_squares(graph, centered=False)
-    return [*written_out, *all_of(aten.rms_norm.default)(graph), *_weighted_outside(graph, "rms_norm")]
+    return [*written_out, *all_of(aten.rms_norm.default)(graph), *_weighted_outside(graph, ops.rms_norm.default)]
 
 
 def _layer_norms(graph: ModelGraph) -> list[fx.Node]:
     known = all_of(aten.layer_norm.default, aten.native_layer_norm.default, aten.var.correction)(graph)
-    return [*_mean_squares(graph, centered=True), *known, *_weighted_outside(graph, "layer_norm")]
+    return [*_mean_squares(graph, centered=True), *known, *_weighted_outside(graph, ops.layer_norm.default)]
 
 
-def _weighted_outside(graph: ModelGraph, name: str) -> list[fx.Node]:
+def _weighted_outside(graph: ModelGraph, norm: object) -> list[fx.Node]:
     """Products of a norm that has no weight with one: half of the norm is fused."""
     weights = set(graph.weight_nodes())
     found = []
     for node in calls(graph):
         operands = [_source(a) for a in node.all_input_nodes] if node.target is aten.mul.Tensor else []
-        norms = [a for a in operands if target_name(a.target) == f"llmc.{name}.default"]
+        norms = [a for a in operands if a.target is norm]
         vectors = [a for a in operands if a in weights and a.meta["val"].dim() == 1]
         if norms and vectors and call_arguments(norms[0])["weight"] is None:
             found.append(node)
     return found
 
 
-def _whole_norms(name: str) -> Callable[[ModelGraph], int]:
-    return lambda graph: count_of(name)(graph) - len(_weighted_outside(graph, name))
+def _whole_norms(norm: object) -> Callable[[ModelGraph], int]:
+    return lambda graph: count_of(norm)(graph) - len(_weighted_outside(graph, norm))
 
 
 def _rotations(graph: ModelGraph) -> list[fx.Node]:
@@ -148,7 +144,7 @@ def _rotations(graph: ModelGraph) -> list[fx.Node]:
     halves = [
         u
         for n in calls(graph)
-        if target_name(n.target) == "llmc.rope_angles.default"
+        if n.target is ops.rope_angles.default
         for u in n.users
         if u.target is getitem and u.args[1] == 0
     ]
@@ -193,12 +189,12 @@ def _gates(graph: ModelGraph) -> list[fx.Node]:
 
 
 def _is_product(node: fx.Node) -> bool:
-    return target_name(node.target) in _LLMC_PRODUCTS
+    return node.target in (ops.linear.default, ops.fused_linear.default)
 
 
 def _gated_products(graph: ModelGraph) -> list[fx.Node]:
     """Gated activations of products."""
-    gates = all_of("llmc.gated_activation.default")(graph)
+    gates = all_of(ops.gated_activation.default)(graph)
     return [n for n in gates if all(_is_product(_source(a)) for a in n.all_input_nodes)]
 
 
@@ -206,13 +202,12 @@ def _activated_products(graph: ModelGraph) -> list[fx.Node]:
     return [
         n
         for n in calls(graph)
-        if n.target in _ACTIVATIONS | {aten.tanh.default}
-        and target_name(n.all_input_nodes[0].target) == "llmc.linear.default"
+        if n.target in _ACTIVATIONS | {aten.tanh.default} and n.all_input_nodes[0].target is ops.linear.default
     ]
 
 
 def _is_epilogue(node: fx.Node, argument: str, without: object) -> bool:
-    return target_name(node.target) == "llmc.fused_linear.default" and call_arguments(node)[argument] != without
+    return node.target is ops.fused_linear.default and call_arguments(node)[argument] != without
 
 
 def _residual_sums(graph: ModelGraph) -> list[fx.Node]:
@@ -235,7 +230,7 @@ def _is_open_product(node: fx.Node) -> bool:
 
 def _residuals_done(graph: ModelGraph) -> int:
     inside = sum(_is_epilogue(n, "residual", None) for n in calls(graph))
-    return inside + count_of("add_rms_norm", "add_layer_norm")(graph)
+    return inside + count_of(ops.add_rms_norm.default, ops.add_layer_norm.default)(graph)
 
 
 def _merged_reads(graph: ModelGraph) -> int:
@@ -247,15 +242,15 @@ def _shared_reads(graph: ModelGraph) -> list[fx.Node]:
     """Values that several plain products with weights read; each stands for one that could be."""
     found = []
     for node in graph.graph.nodes:
-        readers = [u for u in node.users if target_name(u.target) == "llmc.linear.default" and u.args[0] is node]
+        readers = [u for u in node.users if u.target is ops.linear.default and u.args[0] is node]
         if len(readers) > 1:
             found.append(readers[-1])
     return found
 
 
 def _rotated_writes(graph: ModelGraph) -> list[fx.Node]:
-    writes = all_of("llmc.kv_write.default")(graph)
-    return [n for n in writes if target_name(_source(n.all_input_nodes[0]).target) == "llmc.rope.default"]
+    writes = all_of(ops.kv_write.default)(graph)
+    return [n for n in writes if _source(n.all_input_nodes[0]).target is ops.rope.default]
 
 
 def _selected(graph: ModelGraph) -> int:
@@ -272,7 +267,7 @@ RULES: tuple[CoverageRule, ...] = (
         "recognised",
         ("fuse_sdpa_attention", "fuse_eager_attention"),
         CANONICAL_STAGES,
-        count_of("attention"),
+        count_of(ops.attention.default),
         _attentions,
     ),
     CoverageRule(
@@ -280,15 +275,15 @@ RULES: tuple[CoverageRule, ...] = (
         "paged",
         ("page_kv_cache",),
         SERVING_STAGES,
-        count_of("paged_attention"),
-        all_of("llmc.attention.default"),
+        count_of(ops.paged_attention.default),
+        all_of(ops.attention.default),
     ),
     CoverageRule(
         "RMSNorms",
         "fused",
         ("fuse_rms_norm", "fuse_rms_norm_without_weight"),
         CANONICAL_STAGES,
-        _whole_norms("rms_norm"),
+        _whole_norms(ops.rms_norm.default),
         _rms_norms,
     ),
     CoverageRule(
@@ -296,7 +291,7 @@ RULES: tuple[CoverageRule, ...] = (
         "fused",
         ("fuse_layer_norm", "fuse_layer_norm_without_bias", "fuse_layer_norm_without_weight", "fuse_layer_norm_casts"),
         CANONICAL_STAGES,
-        _whole_norms("layer_norm"),
+        _whole_norms(ops.layer_norm.default),
         _layer_norms,
     ),
     CoverageRule(
@@ -304,18 +299,23 @@ RULES: tuple[CoverageRule, ...] = (
         "fused",
         ("fuse_rope_angles", "simplify_repeats", "fuse_rope"),
         CANONICAL_STAGES,
-        count_of("rope"),
+        count_of(ops.rope.default),
         _rotations,
     ),
     CoverageRule(
-        "gated activations", "fused", ("fuse_gated_activation",), CANONICAL_STAGES, count_of("gated_activation"), _gates
+        "gated activations",
+        "fused",
+        ("fuse_gated_activation",),
+        CANONICAL_STAGES,
+        count_of(ops.gated_activation.default),
+        _gates,
     ),
     CoverageRule(
         "products with a weight",
         "recognised",
         ("fuse_linear", "make_lm_head"),
         CANONICAL_STAGES,
-        count_of("linear", "lm_head"),
+        count_of(ops.linear.default, ops.lm_head.default),
         _weight_products,
     ),
     CoverageRule(
@@ -323,14 +323,19 @@ RULES: tuple[CoverageRule, ...] = (
         "recognised",
         ("fuse_embedding",),
         CANONICAL_STAGES,
-        count_of("embedding"),
+        count_of(ops.embedding.default),
         all_of(aten.embedding.default),
     ),
     CoverageRule(
         "outputs", "limited to requested rows", ("select_logit_rows",), SERVING_STAGES, _selected, _unselected
     ),
     CoverageRule(
-        "gated products", "made one", ("fuse_gated_linear",), SERVING_STAGES, count_of("gated_linear"), _gated_products
+        "gated products",
+        "made one",
+        ("fuse_gated_linear",),
+        SERVING_STAGES,
+        count_of(ops.gated_linear.default),
+        _gated_products,
     ),
     CoverageRule(
         "activations of a product",
@@ -356,7 +361,7 @@ RULES: tuple[CoverageRule, ...] = (
         "made one",
         ("fuse_rope_kv_write",),
         SERVING_STAGES,
-        count_of("rope_kv_write"),
+        count_of(ops.rope_kv_write.default),
         _rotated_writes,
     ),
 )

@@ -21,7 +21,7 @@ from torch import Tensor, fx
 
 from llmc.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.op_record import C, L, R, T, op_call, record_of
+from llmc.graph.op_record import C, L, Part, R, T, op_call, record_of
 from llmc.graph.step_inputs import symbol_names
 
 _ZERO = sympy.Integer(0)
@@ -117,21 +117,34 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
     """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows."""
     readers = [u for u in node.users if u in members]
-    lookups = [u for u in readers if _is_lookup(u, node)]
-    total = sum((_nbytes(n.meta["val"], symbols) for n in lookups or [node]), _ZERO)
+    total = _nbytes(node.meta["val"], symbols)
+    lookups = _lookups(node, members)
+    if lookups:
+        counts = [[_numel(n.meta["val"].shape, symbols) for n in pair] for pair in lookups]
+        total = sum((total * looked_up / whole for looked_up, whole in counts), _ZERO)
     bits = [_code_bits(u, node) for u in readers]
-    return total * min(bits) / 8 if bits and not lookups else total
+    return total * min(bits) / 8 if bits else total
 
 
-def _is_lookup(user: fx.Node, table: fx.Node) -> bool:
-    record = record_of(user)
-    return record is not None and record.table is not None and call_arguments(user)[record.table] is table
+def _lookups(table: fx.Node, members: Mapping[fx.Node, None]) -> list[tuple[fx.Node, fx.Node]]:
+    """The members that look up rows of a tensor, or of a weight that is stored in it; and the table as they see it."""
+    found: list[tuple[fx.Node, fx.Node]] = []
+    for user in (u for u in table.users if u in members):
+        record = record_of(user)
+        if record is None:
+            continue
+        arguments = call_arguments(user)
+        if record.table is not None and arguments[record.table] is table:
+            found.append((user, table))
+        elif record.part is Part.STORAGE and any(arguments[name] is table for name in record.rows):
+            found += _lookups(user, members)
+    return found
 
 
 def _code_bits(user: fx.Node, codes: fx.Node) -> int:
     """Of each byte that the graph shows, those that are stored: a kernel's codes lie closer than a byte each."""
     arguments = call_arguments(user)
-    is_codes = arguments.get("codes") is codes
+    is_codes = arguments.get("codes") is codes and arguments.get("format") in CODE_FORMATS
     return CODE_FORMATS[arguments["format"]].bits if is_codes else 8
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any
 
 import sympy
@@ -57,6 +58,16 @@ def product(sizes: Any) -> sympy.Expr:
     return math.prod(sizes, start=sympy.Integer(1))
 
 
+class Part(Enum):
+    """What stands right before a product and is computed by the product's kernel, so that its value is never written.
+
+    STORAGE yields a weight from how it is stored. ARRIVAL yields x from how it comes to the product.
+    """
+
+    STORAGE = "storage"
+    ARRIVAL = "arrival"
+
+
 @dataclass(frozen=True)
 class OpRecord:
     """One llmc:: op. `overload` is what graphs call; `reference` is the eager oracle of every kernel.
@@ -64,7 +75,9 @@ class OpRecord:
     stages: where graphs may hold it; none for ops that only lowering or executors call. rows: arguments whose row i
     alone makes row i of the result, beside operands that are the same for all rows; empty for an op that mixes rows or
     makes them. table: the argument of which a call reads only as many rows as its result has. flops: of one call, an
-    expression in the symbols of a step. check: what is wrong with a call's shapes, or None.
+    expression in the symbols of a step. check: what is wrong with a call's shapes, or None. part: of a product that the
+    op is; takes: of a product or lookup, the arguments before which a part may stand, and which. fallback: the contract
+    whose absence a build may allow, so that the op is legal in later stages too.
     """
 
     name: str
@@ -75,6 +88,9 @@ class OpRecord:
     table: str | None
     flops: Callable[[OpCall], sympy.Expr]
     check: Callable[[OpCall], str | None] | None
+    part: Part | None
+    takes: Mapping[str, Part]
+    fallback: str | None
 
 
 # By overload, filled by llmc.ops.registry.op as the ops' files are imported.

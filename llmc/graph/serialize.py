@@ -22,7 +22,7 @@ from llmc.errors import EngineFormatError, LoweringError
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
-from llmc.graph.verify import FALLBACK_OPS, legal_ops
+from llmc.graph.verify import all_fallback_ops, legal_ops
 from llmc.typed_json import from_json, to_json
 
 GRAPH_VERSION = 1
@@ -85,20 +85,9 @@ def read_memory_text(text: str) -> str:
     return "".join(f"{line}\n" for line in json.loads(text).get("memory", ()))
 
 
-def _legal_ops() -> dict[str, Any]:
-    """By name in the text; an llmc:: op stands for itself as its own name, since it may not be registered."""
-    legal = legal_ops(Stage.OPTIMIZED).union(*FALLBACK_OPS.values())
-    return {_op_name(op): op for op in legal}
-
-
-def _callable(name: str) -> Callable[..., Any]:
-    op = _legal_ops()[name]
-    if not isinstance(op, str):
-        found: Callable[..., Any] = op
-        return found
-    _, packet, overload = op.split(".")
-    registered: Callable[..., Any] = getattr(getattr(torch.ops.llmc, packet), overload)
-    return registered
+def _legal_ops() -> dict[str, Callable[..., Any]]:
+    """By name in the text."""
+    return {_op_name(op): op for op in legal_ops(Stage.OPTIMIZED) | all_fallback_ops()}
 
 
 def _op_name(op: Any) -> str:
@@ -164,7 +153,7 @@ def _add_node(graph: fx.Graph, nodes: dict[str, fx.Node], record: dict[str, Any]
     elif kind == "output":
         nodes[name] = graph.output(*args)
     elif kind == "call_function":
-        nodes[name] = graph.create_node("call_function", _callable(record["target"]), args, kwargs, name)
+        nodes[name] = graph.create_node("call_function", _legal_ops()[record["target"]], args, kwargs, name)
     else:
         raise ValueError(f"a {kind!r} node")
     if nodes[name].name != name:

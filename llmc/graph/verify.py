@@ -17,9 +17,8 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.fake_value import describe
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import op_call, ops_at, record_of
+from llmc.graph.op_record import RECORDS, op_call, ops_at, record_of
 from llmc.graph.pointwise import ELEMENTARY
-from llmc.graph.render import target_name
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
 
@@ -43,9 +42,8 @@ SHAPE_OPS = frozenset(
 )
 _TOKENWISE = SHAPE_OPS | ELEMENTARY.keys()
 
-# What else is legal if the build allows a contract of this name to be missed.
-FALLBACK_OPS: dict[str, frozenset[Any]] = {
-    "paged_attention": frozenset({"llmc.attention.default"}),
+# Of aten's ops, what else is legal if the build allows a contract of this name to be missed.
+_FALLBACKS: dict[str, frozenset[Any]] = {
     "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
     "pointwise": frozenset({aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.var.correction}),
 }
@@ -73,6 +71,17 @@ def legal_ops(stage: Stage) -> frozenset[Any]:
     return _TOKENWISE | ops_at(stage)
 
 
+def fallback_ops(contracts: Collection[str]) -> frozenset[Any]:
+    """What else is legal if the build allows these contracts to be missed."""
+    own = {overload for overload, record in RECORDS.items() if record.fallback in contracts}
+    return frozenset().union(own, *(_FALLBACKS.get(name, ()) for name in contracts))
+
+
+def all_fallback_ops() -> frozenset[Any]:
+    """What is legal in some builds."""
+    return fallback_ops({*_FALLBACKS, *(r.fallback for r in RECORDS.values() if r.fallback is not None)})
+
+
 def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Collection[str] = ()) -> None:
     """Raise PassError at the first thing that is not legal at the graph's stage or at one of `also`.
 
@@ -81,8 +90,7 @@ def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Col
     stages = tuple(dict.fromkeys((graph.stage, *also)))
     if Stage.LOWERED in stages:
         raise PassError("a lowered program is not a graph", at=graph.info.name)
-    extra = frozenset().union(*(FALLBACK_OPS.get(name, frozenset()) for name in allow_fallback))
-    legal = frozenset().union(*(legal_ops(s) for s in stages)) | extra
+    legal = fallback_ops(allow_fallback).union(*(legal_ops(s) for s in stages))
     graph.graph.lint()
     _check_inputs(graph, stages)
     for node in graph.graph.nodes:
@@ -96,7 +104,7 @@ def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Col
 
 
 def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: tuple[Stage, ...]) -> None:
-    if not is_legal(node, legal) and not (is_captured and _is_captured(node)):
+    if node.target not in legal and not (is_captured and _is_captured(node)):
         names = " or ".join(s.value for s in stages)
         fix = "write it with torch's own operations; mixtures of experts are not supported" if is_captured else None
         raise _illegal(node, f"{node.target} is not legal at stage {names}", fix)
@@ -104,11 +112,6 @@ def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: t
     problem = record.check(op_call(node)) if record is not None and record.check is not None else None
     if problem is not None:
         raise _illegal(node, problem)
-
-
-def is_legal(node: fx.Node, ops: Collection[Any]) -> bool:
-    """Whether a node calls one of these ops, given as targets or as text."""
-    return node.target in ops or target_name(node.target) in ops
 
 
 def _is_captured(node: fx.Node) -> bool:

@@ -83,6 +83,7 @@ def _flops(call: OpCall) -> sympy.Expr:
     stages=WHOLE_SEQUENCE,
     flops=_flops,
     check=_heads_fit,
+    fallback="paged_attention",
 )
 def attention(
     q: Tensor,

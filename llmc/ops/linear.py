@@ -1,6 +1,8 @@
 """The matrix products: llmc::linear, its fused forms, and llmc::lm_head.
 
-Weights are [out, in] as in torch.nn.Linear. Sums are taken in fp32 and rounded once, at the end.
+Weights are [out, in] as in torch.nn.Linear. Sums are taken in fp32 and rounded once, at the end: to dtype, or x's where
+that is None. How a weight is stored and how x arrives are ops of their own before a product (weight_codes.py,
+token_codes.py); where their values are not rounded, in fp32, a product's kernel computes them too.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ from torch import Tensor
 
 from llmc.graph.op_record import OpCall
 from llmc.ops.activation import apply_activation
-from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, channels_of, matrix_product, op
+from llmc.ops.registry import FROM_CAPTURED, PRODUCT, WHEN_OPTIMIZED, channels_of, matrix_product, op
 
 
 def _product(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -30,10 +32,17 @@ def fits(weight: str) -> Callable[[OpCall], str | None]:
     return check
 
 
-@op(fake=channels_of("weight"), stages=FROM_CAPTURED, flops=matrix_product("weight"), rows=("x",), check=fits("weight"))
-def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """y = x·weightᵀ + bias. x: [..., in]; weight: [out, in]; bias: [out]; returns [..., out] in x's dtype."""
-    return _product(x, weight, bias).to(x.dtype)
+@op(
+    fake=channels_of("weight"),
+    stages=FROM_CAPTURED,
+    flops=matrix_product("weight"),
+    rows=("x",),
+    check=fits("weight"),
+    takes=PRODUCT,
+)
+def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
+    """y = x·weightᵀ + bias. x: [..., in]; weight: [out, in]; bias: [out]; returns [..., out]."""
+    return _product(x, weight, bias).to(dtype or x.dtype)
 
 
 @op(
@@ -42,17 +51,24 @@ def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     flops=matrix_product("weight"),
     rows=("x", "residual"),
     check=fits("weight"),
+    takes=PRODUCT,
 )
 def fused_linear(
-    x: Tensor, weight: Tensor, bias: Tensor | None, residual: Tensor | None, activation: str, scale: float
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    residual: Tensor | None,
+    activation: str,
+    scale: float,
+    dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """y = activation(x·weightᵀ + bias)·scale + residual, rounded once. residual: [..., out], x's dtype.
+    """y = activation(x·weightᵀ + bias)·scale + residual, rounded once. residual: [..., out], of the result's dtype.
 
     activation: a name from llmc.ops.activation, "identity" for none. scale: 1.0 for none (Granite's
     residual multiplier).
     """
     y = apply_activation(_product(x, weight, bias), activation) * scale
-    return (y if residual is None else y + residual.float()).to(x.dtype)
+    return (y if residual is None else y + residual.float()).to(dtype or x.dtype)
 
 
 @op(
@@ -61,14 +77,17 @@ def fused_linear(
     flops=matrix_product("weight"),
     rows=("x",),
     check=fits("weight"),
+    takes=PRODUCT,
 )
-def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str) -> Tensor:
+def gated_linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None, activation: str, dtype: torch.dtype | None = None
+) -> Tensor:
     """y = activation(x·gateᵀ)·(x·upᵀ), where weight: [2·out, in] is gate's rows followed by up's.
 
-    bias: [2·out]; returns [..., out] in x's dtype. Source: Shazeer 2020, "GLU variants improve transformer".
+    bias: [2·out]; returns [..., out]. Source: Shazeer 2020, "GLU variants improve transformer".
     """
     gate, up = _product(x, weight, bias).chunk(2, dim=-1)
-    return (apply_activation(gate, activation) * up).to(x.dtype)
+    return (apply_activation(gate, activation) * up).to(dtype or x.dtype)
 
 
 @op(
@@ -77,6 +96,7 @@ def gated_linear(x: Tensor, weight: Tensor, bias: Tensor | None, activation: str
     flops=matrix_product("weight"),
     rows=("x",),
     check=fits("weight"),
+    takes=PRODUCT,
 )
 def lm_head(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Logits, left in fp32. x: [rows, channels]; weight: [vocabulary, channels], often tied to the embedding."""

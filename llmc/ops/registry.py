@@ -6,14 +6,14 @@ Registering with torch.library is the one side effect on import that this packag
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection
-from types import SimpleNamespace
+from collections.abc import Callable, Collection, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, TypeVar
 
 import sympy
 import torch
 
-from llmc.graph.op_record import RECORDS, OpCall, OpRecord, product
+from llmc.graph.op_record import RECORDS, OpCall, OpRecord, Part, product
 from llmc.graph.stage import Stage
 
 F = TypeVar("F", bound=Callable[..., Any])
@@ -28,6 +28,10 @@ WHEN_OPTIMIZED = frozenset({Stage.OPTIMIZED})
 # Made by lowering, called by executors, or evaluated while weights are written: in no graph.
 IN_NO_GRAPH: frozenset[Stage] = frozenset()
 
+# What may stand before a lookup in a table, and before a product.
+LOOKUP: Mapping[str, Part] = MappingProxyType({"weight": Part.STORAGE})
+PRODUCT: Mapping[str, Part] = MappingProxyType({"weight": Part.STORAGE, "x": Part.ARRIVAL})
+
 _LIBRARY = torch.library.Library("llmc", "DEF")
 
 
@@ -39,11 +43,14 @@ def like(*names: str) -> Fake:
 
 
 def channels_of(weight: str, *, rows: int = 1, dtype: torch.dtype | None = None) -> Fake:
-    """The fake of a product: x's rows, with a channel for each `rows` rows of a weight [out, in]; in x's dtype."""
+    """The fake of a product: x's rows, with a channel for each `rows` rows of a weight [out, in].
+
+    dtype: of the result; None: the argument of that name says it, or else x's does.
+    """
 
     def fake(a: Any) -> torch.Tensor:
         shape = (*a.x.shape[:-1], getattr(a, weight).shape[0] // rows)
-        result: torch.Tensor = a.x.new_empty(shape, dtype=dtype or a.x.dtype)
+        result: torch.Tensor = a.x.new_empty(shape, dtype=dtype or a.dtype or a.x.dtype)
         return result
 
     return fake
@@ -73,6 +80,9 @@ def op(
     table: str | None = None,
     writes: Collection[str] = (),
     check: Callable[[OpCall], str | None] | None = None,
+    part: Part | None = None,
+    takes: Mapping[str, Part] = MappingProxyType({}),
+    fallback: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated eager reference as an llmc:: op of its name, with the schema of its signature.
 
@@ -91,7 +101,9 @@ def op(
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
         torch.library.register_fake(f"llmc::{name}", fake_kernel, lib=_LIBRARY)
         overload = getattr(torch.ops.llmc, name).default
-        RECORDS[overload] = OpRecord(name, overload, reference, frozenset(stages), rows, table, flops, check)
+        RECORDS[overload] = OpRecord(
+            name, overload, reference, frozenset(stages), rows, table, flops, check, part, takes, fallback
+        )
         return reference
 
     return register

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from llmc.code_format import CODE_FORMATS
-from llmc.graph.code_numbers import code_dtype, code_numbers
+from llmc.graph.code_numbers import code_numbers
+from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, op, per_element
 from llmc.ops.weight_codes import nearest_codes
 
@@ -37,23 +36,13 @@ def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
     return code_numbers(codes, format) * scales
 
 
-def _codes_and_scales(a: Any) -> tuple[Tensor, Tensor]:
-    codes = a.x.new_empty(a.x.shape, dtype=code_dtype(a.format))
-    return codes, a.x.new_empty((*a.x.shape[:-1], 1), dtype=torch.float32)
-
-
-@op(fake=_codes_and_scales, stages=FROM_CAPTURED, flops=per_element(1), rows=("x",))
-def quantize_tokens(x: Tensor, scale: Tensor | None, format: str) -> tuple[Tensor, Tensor]:
-    """Codes and scales of x: [tokens, channels], as in `token_codes`."""
-    return token_codes(x, scale, format)
-
-
 @op(
-    fake=lambda a: a.codes.new_empty(a.codes.shape, dtype=a.dtype),
+    fake=lambda a: a.x.new_empty(a.x.shape, dtype=a.dtype),
     stages=FROM_CAPTURED,
-    flops=per_element(1),
-    rows=("codes", "scales"),
+    flops=per_element(0),
+    rows=("x",),
+    part=Part.ARRIVAL,
 )
-def dequantize_tokens(codes: Tensor, scales: Tensor, format: str, dtype: torch.dtype) -> Tensor:
-    """What codes: [tokens, channels] stand for, rounded to dtype."""
-    return token_values(codes, scales, format).to(dtype)
+def round_tokens(x: Tensor, scale: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
+    """What the codes of x: [tokens, channels] stand for, as in `token_codes`, rounded to dtype."""
+    return token_values(*token_codes(x, scale, format), format).to(dtype)

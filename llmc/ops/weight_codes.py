@@ -21,6 +21,7 @@ from torch import Tensor
 
 from llmc.code_format import CODE_FORMATS
 from llmc.graph.code_numbers import code_dtype, code_numbers
+from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
 
 
@@ -40,7 +41,14 @@ def _per_column(values: Tensor, columns: int) -> Tensor:
     return values.float().repeat_interleave(columns // values.shape[1], dim=1)
 
 
-@op(fake=lambda a: a.codes.new_empty(a.codes.shape, dtype=a.dtype), stages=FROM_CAPTURED, flops=per_element(1))
+# Flops: what it takes to decode is in the rates that are measured of products.
+@op(
+    fake=lambda a: a.codes.new_empty(a.codes.shape, dtype=a.dtype),
+    stages=FROM_CAPTURED,
+    flops=per_element(0),
+    rows=("codes", "scales", "zeros"),
+    part=Part.STORAGE,
+)
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] that codes stand for, rounded to dtype."""
     return weight_values(codes, scales, zeros, format).to(dtype)

@@ -34,7 +34,7 @@ from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.fusion.separate_qkv import separate_qkv
 from llmc.passes.quantization.check_quantizable import check_quantizable
-from llmc.passes.quantization.fuse_quantized import fuse_quantized
+from llmc.passes.quantization.multiply_unrounded import multiply_unrounded
 from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
 from llmc.passes.quantization.quantize_weights import quantize_weights
 from llmc.passes.quantization.read_codes import read_codes
@@ -118,5 +118,5 @@ def fusion() -> tuple[Pass, ...]:
         fuse_linear_residual,
         fuse_add_norm,
         fuse_rope_kv_write,
-        fuse_quantized,
+        multiply_unrounded,
     )

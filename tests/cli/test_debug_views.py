@@ -50,6 +50,6 @@ def test_verbs_that_run_passes_dump_the_graphs(tmp_path: Path, monkeypatch: pyte
         settings.cache_clear()
         assert llmc(*verb).code == 0
         names = [file.name for file in sorted(directory.iterdir())]
-        assert names[0] == "00-captured.txt" and names[-1].endswith("-fuse_quantized.txt")
+        assert names[0] == "00-captured.txt" and names[-1].endswith("-multiply_unrounded.txt")
     monkeypatch.undo()
     settings.cache_clear()

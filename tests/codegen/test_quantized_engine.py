@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from torch import fx
 
 from llmc.codegen.cpp.backend import CppBackend
 from llmc.codegen.cpp.lowering import lower
@@ -20,6 +19,7 @@ from llmc.passes.runner import run_pipeline
 from llmc.program import Layout
 from llmc.targets import host_target
 from tests.codegen.engine_harness import run_engine
+from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, captured_llama, optimized
 from tests.quantized_checkpoints import tiny_llama
 from tests.tiny_models import tiny_model
@@ -113,15 +113,23 @@ def refusal(
     scale_dtype: torch.dtype = torch.bfloat16,
 ) -> str | None:
     """Why the CPU cannot multiply 4 tokens and a weight [64, 96]."""
-    graph, given = fx.Graph(), []
-    x, codes = torch.empty(4, 96, dtype=dtype), torch.empty(64, 96, dtype=torch.int8)
-    for name, value in {"x": x, "codes": codes, "scales": torch.empty(64, groups, dtype=scale_dtype)}.items():
-        given.append(graph.placeholder(name))
-        given[-1].meta["val"] = value
-    arguments = (*given, None, None, None, None, "identity", 1.0, format, x_format)
-    node = graph.call_function(torch.ops.llmc.quantized_linear.default, arguments)
+    b = GraphBuilder(dtype)
+    x = b.weight("x", 4, 96)
+    codes = b.constant("codes", torch.zeros(64, 96, dtype=torch.int8 if format == "int4" else torch.uint8))
+    scales = b.constant("scales", torch.ones(64, groups, dtype=scale_dtype))
+    weight = b.call(ops.dequantize.default, codes, scales, None, format, torch.float32)
+    if x_format != "none":
+        x = b.call(ops.round_tokens.default, x, None, x_format, torch.float32)
+    node = b.call(ops.linear.default, x, weight, None, dtype)
     found = CppBackend(host_target()).refusal(node)
     return None if found is None else found.reason
+
+
+def test_a_dense_weight_takes_no_rounded_tokens() -> None:
+    b = GraphBuilder()
+    x = b.call(ops.round_tokens.default, b.weight("x", 4, 96), None, "int8", torch.float32)
+    found = CppBackend(host_target()).refusal(b.call(ops.linear.default, x, b.weight("w", 64, 96)))
+    assert found is not None and found.reason.endswith("multiplies what llmc.round_tokens yields and dense weights")
 
 
 def test_what_no_kernel_multiplies_is_refused() -> None:

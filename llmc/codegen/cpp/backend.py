@@ -34,6 +34,9 @@ class CppBackend:
     def refusal(self, node: fx.Node) -> Refusal | None:
         return supports(node, self._target)
 
+    def norm_before(self, product: fx.Node) -> None:
+        """No kernel norms on the way."""
+
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         kernel = KERNELS.get(node.target)
         return kernel.in_place if kernel is not None else ()
@@ -42,6 +45,7 @@ class CppBackend:
         kernel, given = KERNELS[node.target], arguments_of(node)
         family = kernel.family if isinstance(kernel.family, str) else kernel.family(call)
         dtypes = tuple(element_type(given[name], given.get("cache_format")) or "" for name in kernel.typed)
+        dtypes = dtypes if kernel.dtypes is None else kernel.dtypes(call)
         function, values = function_name(family, dtypes), kernel.arguments(call)
         fields = kernel_api().fields(function)
         assert values.keys() <= set(fields), f"{function} takes {fields}, and was given {tuple(values)}"

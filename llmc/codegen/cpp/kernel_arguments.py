@@ -13,124 +13,6 @@ from llmc.program import Layout
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
-_NORM_FIELDS = "tokens groups channels x residual weight bias eps y sum"
-_KV_WRITE_FIELDS = (
-    "tokens heads kv_heads head_dim value_dim half block_size interleaved q k v cos sin k_cache v_cache "
-    "slot_mapping q_out cache_group"
-)
-_QUANTIZED_FIELDS = (
-    "tokens in out group x weight x_scale bias residual y activation scale format x_format scale_type has_zeros"
-)
-
-
-def _product(call: Call, layout: Layout) -> dict[str, Argument]:
-    out, channels = call.shape("weight")
-    return {
-        "tokens": call.count("x"),
-        "in": channels,
-        "out": out // 2 if layout is Layout.GATED_PANELS else out,
-        "x": call.rows("x"),
-        "weight": call.weight("weight", layout),
-        "bias": call.vector("bias"),
-    }
-
-
-def linear(call: Call) -> dict[str, Argument]:
-    """llmc::linear and llmc::lm_head."""
-    return _product(call, Layout.PANELS) | {"y": call.result(), "activation": "identity", "scale": 1.0}
-
-
-def fused_linear(call: Call) -> dict[str, Argument]:
-    """llmc::fused_linear."""
-    return _product(call, Layout.PANELS) | {
-        "residual": call.rows("residual"),
-        "y": call.result(),
-        "activation": call.plain("activation"),
-        "scale": call.plain("scale"),
-    }
-
-
-def gated_linear(call: Call) -> dict[str, Argument]:
-    """llmc::gated_linear."""
-    product = _product(call, Layout.GATED_PANELS)
-    return product | {"y": call.result(), "activation": call.plain("activation"), "scale": 1.0}
-
-
-def _codes(call: Call) -> dict[str, Argument]:
-    return {
-        "format": call.plain("format"),
-        "scale_type": SCALES[call.dtype("scales")],
-        "has_zeros": call.plain("zeros") is not None,
-    }
-
-
-def _quantized_product(call: Call, layout: Layout) -> dict[str, Argument]:
-    out, channels = call.shape("codes")
-    return {
-        "tokens": call.count("x"),
-        "in": channels,
-        "out": out // 2 if layout is Layout.GATED_CODE_PANELS else out,
-        "group": channels // call.shape("scales")[1],
-        "x": call.rows("x"),
-        "weight": call.code_panels(layout),
-        "x_scale": call.vector("x_scale"),
-        "bias": call.vector("bias"),
-        "y": call.result(),
-        "activation": "identity",
-        "scale": 1.0,
-        "x_format": call.plain("x_format"),
-    } | _codes(call)
-
-
-def quantized_linear(call: Call) -> dict[str, Argument]:
-    """llmc::quantized_linear."""
-    fused: dict[str, Argument] = {
-        "residual": call.rows("residual"),
-        "activation": call.plain("activation"),
-        "scale": call.plain("scale"),
-    }
-    return _in_order(_quantized_product(call, Layout.CODE_PANELS) | fused, _QUANTIZED_FIELDS)
-
-
-def quantized_gated_linear(call: Call) -> dict[str, Argument]:
-    """llmc::quantized_gated_linear."""
-    product = _quantized_product(call, Layout.GATED_CODE_PANELS) | {"activation": call.plain("activation")}
-    return _in_order(product, _QUANTIZED_FIELDS)
-
-
-def quantized_lm_head(call: Call) -> dict[str, Argument]:
-    """llmc::quantized_lm_head."""
-    return _in_order(_quantized_product(call, Layout.CODE_PANELS), _QUANTIZED_FIELDS)
-
-
-def quantized_embedding(call: Call) -> dict[str, Argument]:
-    """llmc::quantized_embedding."""
-    channels = call.shape("codes")[1]
-    return {
-        "tokens": call.count("ids"),
-        "channels": channels,
-        "group": channels // call.shape("scales")[1],
-        "ids": call.vector("ids"),
-        "weight": call.code_panels(Layout.CODE_PANELS),
-        "y": call.result(),
-    } | _codes(call)
-
-
-def embedding(call: Call) -> dict[str, Argument]:
-    """llmc::embedding."""
-    return {
-        "tokens": call.count("ids"),
-        "channels": call.shape("weight")[1],
-        "ids": call.vector("ids"),
-        "weight": call.weight("weight", call.table("weight")),
-        "y": call.result(),
-    }
-
-
-def embedding_family(call: Call) -> str:
-    """The kernel for how its table lies."""
-    return "embedding_panels" if call.table("weight") is Layout.PANELS else "embedding"
-
 
 def select_rows(call: Call) -> dict[str, Argument]:
     """llmc::select_rows."""
@@ -177,12 +59,12 @@ def layer_norm(call: Call) -> dict[str, Argument]:
 
 def add_rms_norm(call: Call) -> dict[str, Argument]:
     """llmc::add_rms_norm."""
-    return _in_order(rms_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}, _NORM_FIELDS)
+    return rms_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}
 
 
 def add_layer_norm(call: Call) -> dict[str, Argument]:
     """llmc::add_layer_norm."""
-    return _in_order(layer_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}, _NORM_FIELDS)
+    return layer_norm(call) | {"residual": call.rows("residual"), "sum": call.result(1)}
 
 
 def gated_activation(call: Call) -> dict[str, Argument]:
@@ -263,7 +145,7 @@ def rope_kv_write(call: Call) -> dict[str, Argument]:
         "sin": call.vector("sin"),
         "q_out": call.result(),
     }
-    return _in_order(kv_write(call) | rotation, _KV_WRITE_FIELDS)
+    return kv_write(call) | rotation
 
 
 def paged_attention(call: Call) -> dict[str, Argument]:
@@ -299,8 +181,3 @@ def _columns(call: Call, name: str) -> int:
     for size in call.shape(name):
         columns *= size
     return columns
-
-
-def _in_order(arguments: dict[str, Argument], fields: str) -> dict[str, Argument]:
-    """The struct's fields in the order of their declaration, which C++ asks for."""
-    return {name: arguments[name] for name in fields.split() if name in arguments}

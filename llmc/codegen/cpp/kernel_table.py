@@ -11,11 +11,11 @@ from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.cache_format import parse_cache_format
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.backend import no_kernel
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp import kernel_arguments as arguments
-from llmc.codegen.cpp.kernel_arguments import DTYPES, SCALES
+from llmc.codegen.cpp import products
+from llmc.codegen.cpp.kernel_arguments import DTYPES
 from llmc.graph.refusal import Refusal
 from llmc.launch_arguments import Argument
 from llmc.targets import CpuTarget
@@ -27,7 +27,8 @@ _llmc = torch.ops.llmc
 class Kernel:
     """family: of functions, one for each combination of the element types that the arguments `typed` can have.
 
-    in_place: an argument that may lie where a result goes, and which result.
+    in_place: an argument that may lie where a result goes, and which result. dtypes, refusal: of products and lookups,
+    whose element types and limits depend on the nodes before them, too.
     """
 
     family: str | Callable[[Call], str]
@@ -35,6 +36,8 @@ class Kernel:
     typed: tuple[str, ...] = ("x",)
     in_place: tuple[tuple[str, int], ...] = ()
     ranks: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    dtypes: Callable[[Call], tuple[str, ...]] | None = None
+    refusal: Callable[[fx.Node, CpuTarget], Refusal | None] | None = None
 
 
 def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
@@ -42,6 +45,8 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     kernel = KERNELS.get(node.target)
     if kernel is None:
         return no_kernel(node, target.name)
+    if kernel.refusal is not None:
+        return kernel.refusal(node, target)
     given = arguments_of(node)
     tensors = {name: a.meta["val"] for name, a in given.items() if isinstance(a, fx.Node)}
     for name in kernel.typed:
@@ -53,13 +58,6 @@ def supports(node: fx.Node, target: CpuTarget) -> Refusal | None:
     for name, ranks in kernel.ranks.items():
         if tensors[name].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensors[name].shape)}; the kernel takes rank {ranks}", node)
-    if "codes" in tensors:
-        return _codes_refusal(node, given, tensors)
-    x, weight = tensors.get("x"), tensors.get("weight")
-    if node.target in _NORMS or x is None or weight is None:
-        return None
-    if weight.dtype.itemsize > x.dtype.itemsize:
-        return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: packing it would lose digits", node)
     return None
 
 
@@ -79,40 +77,21 @@ def _cache_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str
     return None
 
 
-def _codes_refusal(node: fx.Node, given: Mapping[str, Any], tensors: Mapping[str, Any]) -> Refusal | None:
-    format, x_format = given["format"], given.get("x_format", "none")
-    if x_format not in CODE_FORMATS[format].activations:
-        return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
-    if tensors["scales"].dtype not in SCALES:
-        return Refusal(f"scales are {tensors['scales'].dtype}; kernels know {', '.join(map(str, SCALES))}", node)
-    columns, groups = tensors["codes"].shape[1], tensors["scales"].shape[1]
-    if groups > 1 and columns // groups % 16:
-        return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
-    return None
+CODED_HEAD = 1024  # LLMC_CODED_HEAD
 
 
-CODED_HEAD = 1024  # LLMCCODED_HEAD
+def _product(name: str, fields: Callable[[Call], dict[str, Argument]]) -> Kernel:
+    family = products.product_family(name)
+    return Kernel(family, fields, (), dtypes=products.element_types, refusal=products.refusal)
 
-
-_MATRIX = {"x": (2,), "weight": (2,)}
-_CODES = {"x": (2,), "codes": (2,)}
-_NORMS = frozenset({_llmc.rms_norm.default, _llmc.layer_norm.default}) | frozenset(
-    {_llmc.add_rms_norm.default, _llmc.add_layer_norm.default}
-)
 
 KERNELS: dict[Any, Kernel] = {
-    _llmc.linear.default: Kernel("linear", arguments.linear, ranks=_MATRIX),
-    _llmc.fused_linear.default: Kernel("linear", arguments.fused_linear, ranks=_MATRIX),
-    _llmc.gated_linear.default: Kernel("gated_linear", arguments.gated_linear, ranks=_MATRIX),
-    _llmc.lm_head.default: Kernel("lm_head", arguments.linear, ranks=_MATRIX),
-    _llmc.embedding.default: Kernel(arguments.embedding_family, arguments.embedding, ("weight",), ranks={"ids": (1,)}),
-    _llmc.quantized_linear.default: Kernel("quantized_linear", arguments.quantized_linear, ranks=_CODES),
-    _llmc.quantized_gated_linear.default: Kernel(
-        "quantized_gated_linear", arguments.quantized_gated_linear, ranks=_CODES
-    ),
-    _llmc.quantized_lm_head.default: Kernel("quantized_lm_head", arguments.quantized_lm_head, ranks=_CODES),
-    _llmc.quantized_embedding.default: Kernel(
-        "quantized_embedding", arguments.quantized_embedding, ("dtype",), ranks={"ids": (1,)}
+    _llmc.linear.default: _product("linear", products.linear),
+    _llmc.fused_linear.default: _product("linear", products.fused_linear),
+    _llmc.gated_linear.default: _product("gated_linear", products.gated_linear),
+    _llmc.lm_head.default: _product("lm_head", products.linear),
+    _llmc.embedding.default: Kernel(
+        products.embedding_family, products.embedding, (), dtypes=products.element_types, refusal=products.refusal
     ),
     _llmc.select_rows.default: Kernel("select_rows", arguments.select_rows),
     _llmc.select_channels.default: Kernel(

@@ -228,6 +228,9 @@ class _OperandCall:
     results: Mapping[int, _Tensor]
     tail: _Tail = field(repr=False)
 
+    def within(self, name: str) -> None:
+        return None
+
     def shape(self, name: str) -> tuple[int, ...]:
         return (self.given[name].columns,)
 

@@ -11,23 +11,8 @@ from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
-from llmc.codegen.triton.kernels.linear import (
-    fused_linear,
-    gated_linear,
-    linear,
-    lm_head,
-    norm_gated_linear,
-    norm_linear,
-)
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
-from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
-from llmc.codegen.triton.kernels.quantized_linear import (
-    norm_quantized_gated_linear,
-    norm_quantized_linear,
-    quantized_gated_linear,
-    quantized_linear,
-    quantized_lm_head,
-)
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
 from llmc.codegen.triton.kernels.rope_angles import rope_angles
@@ -53,14 +38,6 @@ _TEMPLATES: tuple[KernelTemplate, ...] = (
     fused_linear,
     gated_linear,
     lm_head,
-    norm_linear,
-    norm_gated_linear,
-    quantized_linear,
-    quantized_gated_linear,
-    quantized_lm_head,
-    norm_quantized_linear,
-    norm_quantized_gated_linear,
-    quantized_embedding,
     paged_attention,
     select_rows,
     select_channels,

@@ -16,7 +16,6 @@ from llmc.codegen.reference import carried_graph
 from llmc.codegen.triton.backend import TritonBackend
 from llmc.codegen.triton.choosing import add_choosing
 from llmc.codegen.triton.device_lowered import DeviceLowered
-from llmc.codegen.triton.fuse_norms import fuse_norms
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.codegen.triton.specialize import specialize
 from llmc.graph.model_graph import ModelGraph
@@ -48,8 +47,7 @@ def lower_device(graph: ModelGraph, target: GpuTarget, options: BuildOptions) ->
 def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> DeviceLowered:
     """For one GPU."""
     backend = TritonBackend(target)
-    joined = fuse_norms(graph)
-    plan = plan_step(joined.graph, backend, options)
+    plan = plan_step(graph, backend, options)
     planned = add_choosing(plan.program, backend, target)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
@@ -57,7 +55,7 @@ def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> Devic
     sources = {file: _source(importlib.import_module(module)) for module, file in files.items()}
     if plan.loops:
         sources[LOOPS_SOURCE] = _print_loops(plan.program, plan.loops, graph.info.name)
-    return DeviceLowered({target.name: program}, sources, plan.recipes, joined.refusals)
+    return DeviceLowered({target.name: program}, sources, plan.recipes, plan.refusals)
 
 
 def _print_loops(program: Program, loops: Mapping[Loop, str], model: str) -> str:

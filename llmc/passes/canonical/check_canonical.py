@@ -22,7 +22,7 @@ from llmc.graph.propagate import token_count
 from llmc.graph.render import op_name
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
-from llmc.graph.verify import FALLBACK_OPS, is_legal, legal_ops
+from llmc.graph.verify import fallback_ops, legal_ops
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -39,17 +39,16 @@ _CONTRACTS: dict[str, frozenset[Any]] = {
             aten.view_as_complex.default,
         }
     ),
-    "linear": FALLBACK_OPS["linear"] | {aten.einsum.default},
+    "linear": fallback_ops({"linear"}) | {aten.einsum.default},
     "norm": frozenset({aten.layer_norm.default, aten.native_layer_norm.default, aten.rms_norm.default}),
     "embedding": frozenset({aten.embedding.default, aten.index.Tensor, aten.index_select.default, aten.gather.default}),
 }
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
-    allowed = frozenset().union(*(FALLBACK_OPS.get(name, frozenset()) for name in options.allow_fallback))
-    legal = legal_ops(Stage.CANONICAL) | allowed
+    legal = legal_ops(Stage.CANONICAL) | fallback_ops(options.allow_fallback)
     calls = [n for n in graph.graph.nodes if n.op == "call_function"]
-    left = [n for n in calls if not is_legal(n, legal) and not isinstance(n.meta["val"], SymInt)]
+    left = [n for n in calls if n.target not in legal and not isinstance(n.meta["val"], SymInt)]
     if left:
         # A leftover softmax says more than the mask that was built for it.
         named = ((name, n) for name, ops in _CONTRACTS.items() for n in left if n.target in ops)
@@ -94,7 +93,7 @@ def _missed(contract: str, node: fx.Node, problem: str, count: int, log: Rewrite
     reasons = [r for r in history if r.source is not None and r.source == source] or list(history)
     because = "".join(f"\n  refused: {r.reason} (at {r.node})" for r in reasons[:4])
     more = f" ({count} such ops)" if count > 1 else ""
-    may_stay = contract == "rope" or is_legal(node, FALLBACK_OPS.get(contract, ()))
+    may_stay = contract == "rope" or node.target in fallback_ops({contract})
     can = f", or build with allow_fallback=({contract!r},)" if may_stay else ""
     return PassError(
         f"the contract {contract!r} is missed: {problem}{more}{because}",

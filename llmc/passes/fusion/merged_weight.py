@@ -1,6 +1,6 @@
 """One weight made of several, stacked along their first axis: the recipe changes, no data is touched.
 
-A quantized weight is stacked by its codes, scales and zeros: rows stand alone in all of them.
+A weight that is not dense is stacked by what it is stored as, such as codes, scales and zeros: rows stand alone in all.
 """
 
 from __future__ import annotations
@@ -12,26 +12,25 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import part_of, stored_rows
 from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refused
+from llmc.graph.render import op_name
 from llmc.graph.weights import Derived
 from llmc.passes.uses import used_only_by
 
-_DEQUANTIZE = torch.ops.llmc.dequantize.default
-_PARTS = ("codes", "scales", "zeros")
-
 
 def stack_rows(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
-    """A new weight, the rows of each of `weights` in order, all of one dtype and width: a placeholder, or the values
-    of codes where the weights are."""
-    if weights[0].target is not _DEQUANTIZE:
+    """A new weight, the rows of each of `weights` in order, all of one dtype and width: a placeholder, or what yields
+    it where the weights are stored otherwise."""
+    if part_of(weights[0]) is not Part.STORAGE:
         return _stacked(graph, weights)
-    arguments = [call_arguments(weight) for weight in weights]
-    parts = [
-        None if arguments[0][name] is None else _stacked(graph, [each[name] for each in arguments]) for name in _PARTS
-    ]
+    rows = [stored_rows(weight) for weight in weights]
+    stacked = {name: _stacked(graph, [each[name] for each in rows]) for name in rows[0]}
+    arguments = call_arguments(weights[0]) | stacked
     with graph.graph.inserting_before(min(weights)):
-        return graph.graph.call_function(_DEQUANTIZE, (*parts, arguments[0]["format"], arguments[0]["dtype"]))
+        return graph.graph.create_node("call_function", weights[0].target, tuple(arguments.values()))
 
 
 def _stacked(graph: ModelGraph, weights: Sequence[fx.Node]) -> fx.Node:
@@ -49,23 +48,24 @@ def check_stackable(graph: ModelGraph, owners: Sequence[tuple[fx.Node, fx.Node]]
     (first, _), *_ = owners
     dtype = first.meta["val"].dtype
     for weight, op in owners:
-        kind, wanted = _code_kind(weight), _code_kind(first)
+        kind, wanted = _how_stored(weight), _how_stored(first)
         if kind != wanted:
             raise Refused(f"weight {weight.name} is {kind}, {first.name} {wanted}", op)
-        if weight.target is not _DEQUANTIZE and weight.name not in graph.weights:
+        if part_of(weight) is not Part.STORAGE and weight.name not in graph.weights:
             raise Refused(f"{weight.name} is computed in the step, not a weight", op)
         used_only_by(weight, (op,), at=op)
         if weight.meta["val"].dtype is not dtype:
             raise Refused(f"weight {weight.name} is {weight.meta['val'].dtype}, {first.name} {dtype}", op)
 
 
-def _code_kind(weight: fx.Node) -> str:
-    if weight.target is not _DEQUANTIZE:
-        return "not quantized"
-    arguments = call_arguments(weight)
-    scales = arguments["scales"].meta["val"]
-    zeros = "without zeros" if arguments["zeros"] is None else "with zeros"
-    return f"{arguments['format']} in {scales.shape[1]} groups {zeros}, scales {scales.dtype}"
+def _how_stored(weight: fx.Node) -> str:
+    """What weights must have in common to be stacked, their number of rows aside."""
+    if part_of(weight) is not Part.STORAGE:
+        return "dense"
+    rows = {name: node.meta["val"] for name, node in stored_rows(weight).items()}
+    shown = {name: f"{list(value.shape[1:])} {value.dtype}" for name, value in rows.items()}
+    arguments = call_arguments(weight) | shown
+    return f"{op_name(weight.target)}({', '.join(f'{name}: {value}' for name, value in arguments.items())})"
 
 
 def _stacked_value(graph: ModelGraph, weights: Sequence[fx.Node]) -> torch.Tensor:

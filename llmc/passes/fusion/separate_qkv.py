@@ -19,6 +19,8 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import part_of, stored_rows
 from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Derived
@@ -29,7 +31,6 @@ from llmc.passes.uses import used_only_by
 
 aten = torch.ops.aten
 _LINEAR = torch.ops.llmc.linear.default
-_DEQUANTIZE = torch.ops.llmc.dequantize.default
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -99,12 +100,10 @@ def _check(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_
 
 
 def _stored(tensor: fx.Node, reader: fx.Node) -> list[tuple[fx.Node, fx.Node]]:
-    """What has a row for each row of a weight, and what reads it: the weight itself, or its codes, scales and zeros."""
-    if tensor.target is not _DEQUANTIZE:
+    """What has a row for each row of a weight, and what reads it: the weight itself, or what it is stored as."""
+    if part_of(tensor) is not Part.STORAGE:
         return [(tensor, reader)]
-    arguments = call_arguments(tensor)
-    parts = [arguments[name] for name in ("codes", "scales", "zeros") if arguments[name] is not None]
-    return [(part, tensor) for part in parts]
+    return [(part, tensor) for part in stored_rows(tensor).values()]
 
 
 def _separate(graph: ModelGraph, linear: fx.Node, heads: fx.Node, parts: Sequence[_Part]) -> None:

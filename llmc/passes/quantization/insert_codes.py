@@ -1,13 +1,12 @@
 """Put codes in the place of a weight, and rounded tokens in the place of a product's input, as nodes of the graph.
 
 linear(x, w)  ->  linear(x, dequantize(w_codes, w_scales, w_zeros))
-linear(x, w)  ->  codes, scales = quantize_tokens(x); linear(dequantize_tokens(codes, scales), w)
+linear(x, w)  ->  linear(round_tokens(x), w)
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from operator import getitem
 
 import torch
 from torch import Tensor, fx
@@ -62,9 +61,4 @@ def insert_tokens(graph: ModelGraph, product: fx.Node, x: fx.Node, scale: Tensor
     if scale is not None:
         static = new_weight(graph, f"{x.name}_scale", Constant(scale), x.meta["val"].new_empty(1, dtype=torch.float32))
     with graph.graph.inserting_before(product):
-        both = graph.graph.call_function(_llmc.quantize_tokens.default, (x, static, format))
-        codes, scales = (graph.graph.call_function(getitem, (both, i)) for i in range(2))
-        values = graph.graph.call_function(
-            _llmc.dequantize_tokens.default, (codes, scales, format, x.meta["val"].dtype)
-        )
-    return values
+        return graph.graph.call_function(_llmc.round_tokens.default, (x, static, format, x.meta["val"].dtype))

@@ -1,12 +1,12 @@
 """Round the weights of products, and the tokens that they are multiplied with, as the option `quantize` asks.
 
-    linear(x, w)  ->  linear(dequantize_tokens(quantize_tokens(x)), dequantize(w_codes, w_scales, w_zeros))
+    linear(x, w)  ->  linear(round_tokens(x), dequantize(w_codes, w_scales, w_zeros))
 One rewrite for each weight. It comes last in the canonical stage: names are still the checkpoint's, each norm stands
 apart so that scales can be folded into it, and the graph runs on one sequence, so that calibration needs nothing else;
 merges and fusions that follow stack codes as they stack weights, since rows stand alone.
 Must have: weights of finite numbers (check_quantizable) whose columns the scheme's groups divide. Methods: round
 to nearest; GPTQ (gptq.py), for which the graph is run on calibration text with the weights before already quantized.
-Numerics: lossy. fuse_quantized then makes one kernel of each product.
+Numerics: lossy. Kernels decode where they multiply.
 """
 
 from __future__ import annotations

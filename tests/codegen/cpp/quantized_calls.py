@@ -10,7 +10,8 @@ from torch import Tensor
 
 from llmc.codegen.cpp.kernel_arguments import SCALES
 from llmc.codegen.cpp.pack_codes import pack_codes
-from llmc.ops.weight_codes import weight_codes, weight_scales, weight_zeros
+from llmc.ops.token_codes import round_tokens
+from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
 from llmc.program import Layout
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
@@ -34,6 +35,10 @@ class QuantizedWeight:
         """What the kernels' structs say of its codes."""
         return {"format": self.format, "scale_type": SCALES[self.scales.dtype], "has_zeros": self.zeros is not None}
 
+    def values(self) -> Tensor:
+        """What it stands for, fp32."""
+        return weight_values(self.codes, self.scales, self.zeros, self.format)
+
     def packed(self, *, gated: bool = False) -> Tensor:
         """Its code panels."""
         layout = Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS
@@ -54,6 +59,14 @@ def quantized(
     scales = weight_scales(weight, format, group or channels, symmetric, 1, scale_dtype)
     zeros = None if symmetric else weight_zeros(weight, scales, format, 1)
     return QuantizedWeight(weight_codes(weight, scales, zeros, format), scales, zeros, format)
+
+
+def operands(
+    x: Tensor, weight: QuantizedWeight, x_format: str = "none", x_scale: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """x and the weight as a product's reference reads them: what their codes stand for, not rounded."""
+    rounded = x if x_format == "none" else round_tokens(x, x_scale, x_format, torch.float32)
+    return rounded, weight.values()
 
 
 def call_quantized(

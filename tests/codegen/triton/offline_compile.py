@@ -18,6 +18,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunc
 from llmc.launch_arguments import Operand
 from llmc.program import DeviceKernel, DeviceParameter
 from llmc.targets import GpuTarget
+from tests.codegen.triton.claimed import values_of
 from tests.codegen.triton.tensor_call import TensorCall
 
 # Older than the one that the tests were written with; such as 3.7, which torch 2.13 brings along.
@@ -28,7 +29,7 @@ _DTYPES |= {torch.int8: "i8", torch.uint8: "u8"}
 
 def node_kernels(template: KernelTemplate, arguments: Sequence[Any], target: GpuTarget) -> list[DeviceKernel]:
     """Every kernel of every candidate, none of a library. arguments: the op's; tensors of the device meta will do."""
-    returned = template.op(*arguments)
+    returned = template.op(*values_of(arguments))
     expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
     call = TensorCall(template, arguments, expected, "meta", in_place=False)
     launches = template.candidates(call, target)

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from tests.codegen.triton.claimed import Claimed
+
 _OPS = torch.ops.llmc
 
 
@@ -18,6 +20,10 @@ class QuantizedWeight:
     scales: Tensor
     zeros: Tensor | None
     format: str
+
+    def claimed(self) -> Claimed:
+        """As a product's weight, whose kernel decodes it."""
+        return Claimed(_OPS.dequantize.default, (self.codes, self.scales, self.zeros, self.format, torch.float32))
 
 
 def quantized_weight(

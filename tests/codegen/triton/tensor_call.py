@@ -6,6 +6,7 @@ the width for the row stride is caught, and fills results with NaN, so that an e
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,6 +21,7 @@ from llmc.grid import evaluate_grid
 from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import Layout, Limits, code_rows_layout
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
+from tests.codegen.triton.claimed import Claimed, values_of
 from tests.gpu_target import gpu_target
 
 _GAP = 16
@@ -44,7 +46,7 @@ def check(
     """
     gpu = gpu_target(target)
     reference = RECORDS[template.op].reference
-    expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in arguments]
+    expected_arguments = [a.clone() if isinstance(a, Tensor) else a for a in values_of(arguments)]
     returned = reference(*expected_arguments)
     expected = () if returned is None else (returned,) if isinstance(returned, Tensor) else tuple(returned)
     mutated = [i for i, a in enumerate(template.op._schema.arguments) if a.is_write]
@@ -88,16 +90,21 @@ class TensorCall:
         in_place: bool,
         gap: int = _GAP,
     ) -> None:
-        names = [a.name for a in template.op._schema.arguments]
-        self._arguments = dict(zip(names, arguments, strict=False))
-        for argument in template.op._schema.arguments[len(arguments) :]:
-            self._arguments[argument.name] = argument.default_value
+        self.op = template.op
+        self._arguments = _by_name(template.op, arguments)
         self._gap = gap
         self._device, self.memory, self.results = device, dict[tuple[str, str], Tensor](), dict[int, Tensor]()
         self._expected = expected
         self._aliases = {index: name for name, index in template.in_place} if in_place else {}
-        first = next(a for a in arguments if isinstance(a, Tensor))
-        self.tokens = first.shape[0]
+        self.tokens = arguments[0].shape[0]
+
+    def within(self, name: str) -> TensorCall | None:
+        argument = self._arguments[name]
+        if not isinstance(argument, Claimed):
+            return None
+        inner = copy.copy(self)  # of the same memory
+        inner.op, inner._arguments = argument.op, _by_name(argument.op, argument.arguments)
+        return inner
 
     def shape(self, name: str) -> tuple[int, ...]:
         shape = tuple(self._arguments[name].shape)
@@ -205,6 +212,11 @@ class TensorCall:
         if key not in self.memory:
             self.memory[key] = tensor.to(self._device)
         return operand
+
+
+def _by_name(op: Any, arguments: Sequence[Any]) -> dict[str, Any]:
+    defaults = {argument.name: argument.default_value for argument in op._schema.arguments}
+    return defaults | dict(zip(defaults, arguments, strict=False))
 
 
 def _unwritten(dtype: torch.dtype) -> float:

@@ -18,9 +18,9 @@ from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
 from llmc.codegen.triton.kernels.linear import (
     fused_linear,
+    gated_linear,
     linear,
     lm_head,
-    norm_gated_linear,
 )
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
 from llmc.codegen.triton.kernels.rope import rope
@@ -29,6 +29,7 @@ from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.errors import LoweringError
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
+from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
 from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target
 
@@ -54,7 +55,7 @@ def _case(name: str, target: GpuTarget) -> list[DeviceKernel]:
         "linear in fp32": (linear, (meta(2, 576, dtype=f32), meta(960, 576, dtype=f32), None)),
         "fused_linear": (fused_linear, (wide, meta(4096, 14336), None, x, "identity", 1.0)),
         "lm_head": (lm_head, (x, meta(128256, 4096), None)),
-        "norm_gated_linear": (norm_gated_linear, (x, norm, 1e-5, meta(28672, 4096), None, "silu")),
+        "gated_linear after a norm": (gated_linear, (normed(x, norm), meta(28672, 4096), None, "silu")),
     }
     template, arguments = cases[name]
     return largest(node_kernels(template, arguments, target))
@@ -75,7 +76,7 @@ SIMPLE = [
 # A norm's product has the kernels of one without among its candidates.
 PRODUCTS = [
     *(("fused_linear", target) for target in EACH_KIND_OF_GPU),
-    *(("norm_gated_linear", target) for target in EACH_KIND_OF_GPU),
+    *(("gated_linear after a norm", target) for target in EACH_KIND_OF_GPU),
     ("lm_head", "h100"),
     ("linear, odd", "h100"),
     ("linear in fp32", "h100"),

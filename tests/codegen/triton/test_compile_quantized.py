@@ -9,17 +9,15 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
-from llmc.codegen.triton.kernels.quantized_linear import (
-    norm_quantized_gated_linear,
-    quantized_gated_linear,
-    quantized_linear,
-)
+from llmc.codegen.triton.kernels.embedding import embedding
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear
 from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.graph.code_numbers import code_dtype
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
+from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.offline_compile import OLDER_TRITON, compile_checked, largest, meta, node_kernels
+from tests.codegen.triton.quantized_weight import QuantizedWeight
 from tests.gpu_target import gpu_target
 
 TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
@@ -74,8 +72,8 @@ def test_other_schemes(format: str, group: int | None, x_format: str, workers: W
 @pytest.mark.parametrize(("format", "group"), [("int8", None), ("int4", 32)])
 def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_path: Path) -> None:
     target, weight = gpu_target("h100"), _weight(768, 256, format, group, False)
-    arguments = (meta(2, 256, dtype=torch.float32), *weight, None, None, "silu", format, "none")
-    kernels = [k for k in node_kernels(quantized_gated_linear, arguments, target) if k.function == "code_tile_kernel"]
+    arguments = (meta(2, 256, dtype=torch.float32), weight.claimed(), None, "silu")
+    kernels = [k for k in node_kernels(gated_linear, arguments, target) if k.function == "code_tile_kernel"]
     compile_checked(largest(kernels), target, workers, tmp_path)
 
 
@@ -83,10 +81,10 @@ def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_pat
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(name)
     codes, ids = meta(128256, 4096, dtype=torch.int8), meta(2, dtype=torch.int32)
-    kernels = node_kernels(quantized_embedding, (ids, codes, _scales(128256, 1), None, "int8", torch.bfloat16), target)
-    for format in ("int4", "int6"):
-        groups = (ids, codes, _scales(128256, 32), None, format, torch.bfloat16)
-        kernels += node_kernels(quantized_embedding, groups, target)
+    kernels: list[DeviceKernel] = []
+    for format, groups in (("int8", 1), ("int4", 32), ("int6", 32)):
+        table = QuantizedWeight(codes, _scales(128256, groups), None, format)
+        kernels += node_kernels(embedding, (ids, table.claimed(), torch.bfloat16), target)
     kernels += node_kernels(select_channels, (meta(2, 4096), meta(4096, dtype=torch.int32)), target)
     compile_checked(kernels, target, workers, tmp_path)
 
@@ -94,24 +92,21 @@ def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> No
 def _linear(target: GpuTarget, format: str, group: int | None, asymmetric: bool, x_format: str) -> list[DeviceKernel]:
     """At the sizes of Llama 3.1 8B's down projection."""
     weight = _weight(4096, 14336, format, group, asymmetric)
-    arguments = (meta(2, 14336), *weight, None, None, meta(2, 4096), "identity", 1.0, format, x_format)
-    return largest(node_kernels(quantized_linear, arguments, target))
+    x = rounded(meta(2, 14336), x_format)
+    arguments = (x, weight.claimed(), None, meta(2, 4096), "identity", 1.0, torch.bfloat16)
+    return largest(node_kernels(fused_linear, arguments, target))
 
 
 def _gated(target: GpuTarget, format: str, group: int | None, x_format: str) -> list[DeviceKernel]:
     weight = _weight(28672, 4096, format, group, False)
-    arguments = (meta(2, 4096), *weight, None, None, "silu", format, x_format)
-    if x_format == "none":
-        return largest(node_kernels(quantized_gated_linear, arguments, target))
-    return largest(node_kernels(norm_quantized_gated_linear, (*arguments, meta(4096), 1e-5), target))
+    x = meta(2, 4096) if x_format == "none" else rounded(normed(meta(2, 4096), meta(4096)), x_format)
+    return largest(node_kernels(gated_linear, (x, weight.claimed(), None, "silu", torch.bfloat16), target))
 
 
-def _weight(
-    out: int, columns: int, format: str, group: int | None, asymmetric: bool
-) -> tuple[Tensor, Tensor, Tensor | None]:
+def _weight(out: int, columns: int, format: str, group: int | None, asymmetric: bool) -> QuantizedWeight:
     groups = 1 if group is None else columns // group
     zeros = meta(out, groups, dtype=torch.int8) if asymmetric else None
-    return meta(out, columns, dtype=code_dtype(format)), _scales(out, groups), zeros
+    return QuantizedWeight(meta(out, columns, dtype=code_dtype(format)), _scales(out, groups), zeros, format)
 
 
 def _scales(out: int, groups: int) -> Tensor:

@@ -14,7 +14,7 @@ import torch
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.linear import norm_linear
+from llmc.codegen.triton.kernels.linear import linear
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
 from llmc.codegen.triton.lowering import lower_device
@@ -22,6 +22,7 @@ from llmc.options import BuildOptions
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget
 from tests.codegen.tiny_models import GraphBuilder, aten, ops
+from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.coded_attention import coded_attention, coded_cache
 from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
 from tests.gpu_target import gpu_target
@@ -52,10 +53,10 @@ def logits_step(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
 
 def norm_products(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
     """Few rows, whose norm is in the product's own kernel."""
-    arguments = (meta(2, 4096), meta(4096), 1e-5, meta(6144, 4096), None)
-    found = largest(node_kernels(norm_linear, arguments, target))
-    normed = [k for k in found if k.function in ("gemv_kernel", "narrow_kernel") and "norm_ptr" not in k.constants]
-    chosen = [k for k in normed if k.constants.get("SPLITS", 1) == 1]
+    arguments = (normed(meta(2, 4096), meta(4096)), meta(6144, 4096))
+    found = largest(node_kernels(linear, arguments, target))
+    in_product = [k for k in found if k.function in ("gemv_kernel", "narrow_kernel") and "norm_ptr" not in k.constants]
+    chosen = [k for k in in_product if k.constants.get("SPLITS", 1) == 1]
     assert {k.function for k in chosen} == {"gemv_kernel", "narrow_kernel"}
     return chosen
 

@@ -15,7 +15,7 @@ from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.gated_activation import gated_activation
 from llmc.codegen.triton.kernels.kv_write import kv_write
 from llmc.codegen.triton.kernels.linear import fused_linear, linear, lm_head
-from llmc.codegen.triton.kernels.product import product_of
+from llmc.codegen.triton.kernels.product import Epilogue, dense_product
 from llmc.codegen.triton.kernels.product_choice import product_launches
 from llmc.codegen.triton.kernels.product_tiling import predicted_seconds, tilings
 from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
@@ -45,9 +45,10 @@ def _chosen(call: TensorCall, target: GpuTarget = H100, template: KernelTemplate
 
 def _ours(call: TensorCall, rows: int, target: GpuTarget = H100) -> str:
     """The kernel that is predicted the fastest for that many rows, the library aside."""
+    product = dense_product(call, Epilogue())
     tiling = min(
-        (t for t in tilings(product_of(call), target, rows) if t.way is not Way.LIBRARY),
-        key=lambda t: predicted_seconds(product_of(call), target, t, rows),
+        (t for t in tilings(product, target, rows) if t.way is not Way.LIBRARY),
+        key=lambda t: predicted_seconds(product, target, t, rows),
     )
     return f"{tiling.way.value}_kernel"
 
@@ -75,7 +76,7 @@ def test_every_range_of_rows_has_the_library_among_its_candidates() -> None:
 def test_every_way_to_compute_so_many_rows_can_be_measured_for_them(rows: int, target: GpuTarget) -> None:
     """Also where one way is predicted the fastest for every count, as the library often is."""
     call = _linear_call(6144, 4096)
-    product = product_of(call)
+    product = dense_product(call, Epilogue())
     carried = next(
         {(python_function(c.function).__name__, str(c.constants)) for c in (launch, *others)}
         for launch, only, others in alternatives(linear.candidates(call, target))
@@ -89,7 +90,7 @@ def test_every_way_to_compute_so_many_rows_can_be_measured_for_them(rows: int, t
 
 def test_a_gate_after_the_library_costs_a_launch_and_its_bytes() -> None:
     call = _linear_call(28672, 4096)
-    plain, gated = product_of(call), product_of(call, activation="silu", gated=True)
+    plain, gated = (dense_product(call, each) for each in (Epilogue(), Epilogue("silu", gated=True)))
     library = next(t for t in tilings(gated, H100, 64) if t.way is Way.LIBRARY)
     assert predicted_seconds(gated, H100, library, 64) > predicted_seconds(plain, H100, library, 64)
     launch = next(x for x in product_launches(gated, H100) if python_function(x.function).__name__ == "matmul")
@@ -110,7 +111,7 @@ def test_targets_without_descriptors_load_through_pointers() -> None:
 
 @pytest.mark.parametrize("rows", [1, 2, 4, 16, 64, 256, 8192])
 def test_prediction_is_never_below_the_roofline(rows: int) -> None:
-    product = product_of(_linear_call(6144, 4096))
+    product = dense_product(_linear_call(6144, 4096), Epilogue())
     floor = max(product.bytes_moved(rows) / H100.bandwidth, product.operations(rows) / H100.bf16_rate)
     for tiling in tilings(product, H100, rows):
         assert floor <= predicted_seconds(product, H100, tiling, rows) < 40 * floor, tiling

@@ -14,16 +14,17 @@ from torch import Tensor
 
 from llmc.cache_format import parse_cache_format
 from llmc.codegen.triton.kernel import KernelTemplate
+from llmc.codegen.triton.kernels.embedding import embedding
 from llmc.codegen.triton.kernels.kv_write import kv_write
+from llmc.codegen.triton.kernels.linear import linear
 from llmc.codegen.triton.kernels.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.product_best import best_gemv_kernel, best_narrow_kernel
-from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
-from llmc.codegen.triton.kernels.quantized_linear import quantized_linear
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.ops.cache_codes import write_codes
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from llmc.targets import device_target
 from tests.codegen.cpp.test_printer import NORM
+from tests.codegen.triton.quantized_weight import QuantizedWeight
 from tests.codegen.triton.tensor_call import TensorCall, relative_error
 from tests.gpu_target import gpu_target
 
@@ -39,11 +40,10 @@ def test_products_of_codes(device: str, limit: int, tokens: int) -> None:
     channels = _columns(limit)
     codes = _codes(limit, channels, device)
     x = _random(tokens, channels).to(device)
-    scales = torch.ones(len(codes), 1, device=device)
-    arguments = (x, codes, scales, None, None, None, None, "identity", 1.0, FORMAT, "none")
+    weight = QuantizedWeight(codes, torch.ones(len(codes), 1, device=device), None, FORMAT)
     result = torch.empty(tokens, len(codes), dtype=torch.float16)
-    call = TensorCall(quantized_linear, arguments, (result,), device, in_place=False)
-    _run_first(quantized_linear, call, tokens)
+    call = TensorCall(linear, (x, weight.claimed()), (result,), device, in_place=False)
+    _run_first(linear, call, tokens)
     wanted = (x.double() @ codes[-8:].double().T).half().cpu()
     assert relative_error(call.results[0][:, -8:], wanted) < 2e-3
 
@@ -52,10 +52,10 @@ def test_products_of_codes(device: str, limit: int, tokens: int) -> None:
 def test_table_of_codes(device: str, limit: int) -> None:
     codes = _codes(limit, _columns(limit), device)
     ids = torch.tensor([len(codes) - 1, 0, len(codes) - 2], dtype=torch.int32)
-    arguments = (ids, codes, torch.ones(len(codes), 1), None, FORMAT, torch.float16)
+    table = QuantizedWeight(codes, torch.ones(len(codes), 1), None, FORMAT)
     result = torch.empty(3, codes.shape[1], dtype=torch.float16)
-    call = TensorCall(quantized_embedding, arguments, (result,), device, in_place=False)
-    _run_first(quantized_embedding, call, 3)
+    call = TensorCall(embedding, (ids, table.claimed(), torch.float16), (result,), device, in_place=False)
+    _run_first(embedding, call, 3)
     assert torch.equal(call.results[0].cpu(), codes.cpu()[ids.long()].half())
 
 

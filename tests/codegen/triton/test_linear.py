@@ -7,14 +7,8 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.kernel import LibraryFunction
-from llmc.codegen.triton.kernels.linear import (
-    fused_linear,
-    gated_linear,
-    linear,
-    lm_head,
-    norm_gated_linear,
-    norm_linear,
-)
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.tensor_call import check
 
 TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -86,12 +80,12 @@ def test_normed_rows(device: str, dtype: torch.dtype, tokens: int) -> None:
     weight, gates, bias = _random(2, 40, 72).to(dtype), _random(3, 2 * 37, 72).to(dtype), _random(4, 40).to(dtype)
     tolerance = NORM_TOLERANCE[dtype]
     for weights in (norm.to(dtype), None) if tokens == 9 else (norm.to(dtype),):
-        launches = check(norm_linear, x, weights, 1e-5, weight, bias, device=device, tolerance=tolerance)
+        launches = check(linear, normed(x, weights), weight, bias, device=device, tolerance=tolerance)
         ways = {launch.constants.get("NORMED", False) for launch in launches}
         # Tiles of many tokens do not norm what they read.
         assert ways == {True, False} or (tokens > 65 and ways == {False})
         assert any(isinstance(step.function, LibraryFunction) for launch in launches for step in launch.then)
-    check(norm_gated_linear, x, norm.to(dtype), 1e-5, gates, None, "silu", device=device, tolerance=tolerance)
+    check(gated_linear, normed(x, norm.to(dtype)), gates, None, "silu", device=device, tolerance=tolerance)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])

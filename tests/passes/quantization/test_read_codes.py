@@ -142,8 +142,8 @@ def test_weights_and_logits_are_those_of_the_format(name: str, tmp_path: Path) -
     logits = run_tokens(result.graph, captured.source, _TOKENS)
     torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
     targets = [str(n.target) for n in result.graph.graph.nodes]
-    assert targets.count("llmc.quantized_linear.default") == 6  # qkv, o and down of two layers
-    assert targets.count("llmc.quantized_gated_linear.default") == 2
+    assert targets.count("llmc.dequantize.default") == 8  # qkv, o, gate with up, and down of two layers
+    assert targets.count("llmc.gated_linear.default") == 2
     assert len(result.graph.quantized) == 14
     assert ("llmc.select_channels.default" in targets) == ("act-order" in name)
 
@@ -164,8 +164,8 @@ def test_rounds_activations_as_the_checkpoint_asks(kind: str, tmp_path: Path) ->
     config, writer = _compressed(format, _weights(8, kind, "channel"), _dynamic(kind))
     _written(tmp_path, config, writer())
     captured, result = _optimized(tmp_path)
-    linears = [n for n in result.graph.graph.nodes if str(n.target) == "llmc.quantized_linear.default"]
-    assert {n.args[-1] for n in linears} == {"int8" if kind == "int" else "fp8"}
+    rounded = [n for n in result.graph.graph.nodes if str(n.target) == "llmc.round_tokens.default"]
+    assert {n.args[2] for n in rounded} == {"int8" if kind == "int" else "fp8"}
     assert torch.isfinite(run_tokens(result.graph, captured.source, _TOKENS)).all()
 
 
@@ -183,7 +183,8 @@ def test_quantizes_what_the_checkpoint_left(tmp_path: Path) -> None:
     _written(tmp_path, _AWQ[0], awq_writer)
     _, result = _captured_and_optimized(tmp_path, quantize="lm_head=int8")
     assert [w.scheme for w in result.graph.quantized][-1] == "int8"
-    assert "llmc.quantized_lm_head.default" in [str(n.target) for n in result.graph.graph.nodes]
+    (head,) = (n for n in result.graph.graph.nodes if str(n.target) == "llmc.lm_head.default")
+    assert str(head.args[1].target) == "llmc.dequantize.default"
 
 
 def test_names_the_weight_whose_scales_hold_nan(tmp_path: Path) -> None:

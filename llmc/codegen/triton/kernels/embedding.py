@@ -1,6 +1,7 @@
-"""llmc::embedding: y[t] = weight[ids[t]], with the gathering kernel of select_rows.
+"""llmc::embedding: y[t] = weight[ids[t]], by how the table is stored: dense (select_rows.py), in codes
+(code_embedding.py).
 
-Memory-bound: moves 2·T·C elements, only the rows that are looked up.
+Memory-bound: only the rows that are looked up move.
 """
 
 from __future__ import annotations
@@ -9,29 +10,28 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.codegen.triton.kernels.select_rows import gather_launch
+from llmc.codegen.storage import storage_for, storage_of
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_ranks
+from llmc.codegen.triton.storages import STORAGES
 from llmc.graph.refusal import Refusal
-from llmc.program import Layout
 from llmc.targets import GpuTarget
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """A table of a float dtype, and one id a token."""
-    return refuse_dtypes(node, "weight") or refuse_ranks(node, ids=(1,))
+    """One id a token; a result of a float dtype; and what the table's storage asks for."""
+    storage = storage_for(STORAGES, node, target.name)
+    if isinstance(storage, Refusal):
+        return storage
+    dtype = node.meta["val"].dtype
+    if dtype not in FLOATS:
+        return Refusal(f"the result is {dtype}; GPU kernels know float16, bfloat16 and float32", node)
+    return refuse_ranks(node, ids=(1,)) or storage.refusal(node, target)
 
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
-    columns = call.shape("weight")[1]
-    arguments = {
-        "x_ptr": call.weight("weight", Layout.ROWS),
-        "x_row_stride": columns,
-        "rows_ptr": call.vector("ids"),
-        **rows("y", call.result()),
-    }
-    return (gather_launch(arguments, columns, call.count("ids")),)
+    return (storage_of(STORAGES, call).lookup(call),)
 
 
 embedding = KernelTemplate(torch.ops.llmc.embedding.default, supports, candidates)

@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from torch import fx
+
 from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
-from llmc.launch_arguments import Argument, Count
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, tensors_of
+from llmc.codegen.triton.kernels.rms_norm import norm_into
+from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import Layout
+from llmc.targets import GpuTarget
 
 _DESCRIPTOR_ALIGNMENT = 16
 # A row stride that is a multiple of this is compiled as such; the stores of a wide tile need it to fit in registers.
@@ -93,23 +99,46 @@ class Product:
         return 2 * tokens * self.weight_rows * self.channels
 
 
-def product_of(
-    call: Call, *, activation: str = "identity", scale: float = 1.0, has_residual: bool = False, gated: bool = False
-) -> Product:
-    """The product that a node asks for. A result in fp32 where x is not is lm_head's."""
+@dataclass(frozen=True)
+class Epilogue:
+    """What a product does with its sums: activation(sum + bias)·scale + residual, or activation(gate)·up if gated.
+
+    in_fp32: whether the result is, where x is not.
+    """
+
+    activation: str = "identity"
+    scale: float = 1.0
+    residual: Operand | None = None
+    gated: bool = False
+    in_fp32: bool = False
+
+
+def dense_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """A weight of a float dtype, of a product not wider than x's, since it is stored as that."""
+    tensors = tensors_of(node)
+    x, weight = tensors.get("x"), tensors["weight"]
+    if x is not None and weight.dtype.itemsize > x.dtype.itemsize:
+        return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: storing it as that would lose digits", node)
+    if x is None and weight.dtype is not node.meta["val"].dtype:
+        return Refusal(f"the table is {weight.dtype} but the result {node.meta['val'].dtype}", node)
+    return refuse_dtypes(node, "weight")
+
+
+def dense_product(call: Call, epilogue: Epilogue) -> Product:
+    """The product that a node asks for, of a weight in rows; and of x as it is, or after a norm."""
     weight_rows, channels = call.shape("weight")
-    x, y = call.rows("x"), call.result()
-    residual = call.rows("residual") if has_residual else None
+    norm = call.within("x")
+    x, residual, y = (norm or call).rows("x"), epilogue.residual, call.result()
     assert x is not None
-    itemsize = call.dtype("x").itemsize
+    itemsize, gated = (norm or call).dtype("x").itemsize, epilogue.gated
     arguments: dict[str, Argument] = {
         **rows("x", x),
         "weight_ptr": call.weight("weight", Layout.ROWS),
         "bias_ptr": call.vector("bias"),
         **rows("residual", residual),
         **rows("y", y),
-        "tokens": call.count("x"),
-        "scale": scale,
+        "tokens": (norm or call).count("x"),
+        "scale": epilogue.scale,
     }
     outputs = weight_rows // 2 if gated else weight_rows
     read = (x.stride or 0, channels, x.offset)
@@ -118,12 +147,19 @@ def product_of(
     return Product(
         call,
         arguments,
-        {"IN": channels, "OUT": outputs, "GATED": gated, "ACTIVATION": activation},
-        call.count("x"),
+        {"IN": channels, "OUT": outputs, "GATED": gated, "ACTIVATION": epilogue.activation},
+        (norm or call).count("x"),
         channels,
         outputs,
         gated,
         itemsize,
-        itemsize,
+        4 if epilogue.in_fp32 else itemsize,
         is_aligned and all(stride % _ELEMENTS_KNOWN_ALIGNED == 0 for stride in written),
+        norm=None if norm is None else _norm(call, norm, channels),
     )
+
+
+def _norm(call: Call, norm: Call, channels: int) -> Norm:
+    workspace = call.workspace("normed", Count.TOKENS, channels, norm.dtype("x"))
+    arguments: dict[str, Argument] = {"norm_ptr": norm.vector("weight"), "eps": float(norm.plain("eps"))}
+    return Norm(arguments, norm_into(norm, workspace), rows("x", workspace))

@@ -93,13 +93,13 @@ def _row(
     return x
 
 
-def quantize_launch(call: Call, format: str, *, normed: bool = False) -> tuple[DeviceLaunch, dict[str, Argument]]:
-    """The launch that rounds the node's x, and what a product then reads in the place of x.
-
-    normed: the node norms x first, with its arguments norm and eps.
-    """
-    (columns,) = call.shape("x")
-    count = call.count("x")
+def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
+    """The launch of round_tokens, and what a product then reads in the place of x. It norms x first where that is part
+    of the same launch."""
+    norm, format = call.within("x"), call.plain("format")
+    x = norm or call
+    (columns,) = x.shape("x")
+    count = x.count("x")
     dtype = code_dtype(format)
     codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
     scales = call.workspace("x_scales", count, 1, torch.float32).pointer
@@ -107,14 +107,14 @@ def quantize_launch(call: Call, format: str, *, normed: bool = False) -> tuple[D
     launch = DeviceLaunch(
         quantize_tokens_kernel,
         {
-            **rows("x", call.rows("x")),
-            "x_scale_ptr": call.vector("x_scale"),
-            "norm_ptr": call.vector("norm") if normed else None,
-            "eps": float(call.plain("eps")) if normed else 0.0,
+            **rows("x", x.rows("x")),
+            "x_scale_ptr": call.vector("scale"),
+            "norm_ptr": norm.vector("weight") if norm is not None else None,
+            "eps": float(norm.plain("eps")) if norm is not None else 0.0,
             **codes,
             "scales_ptr": scales,
         },
-        {"COLUMNS": columns, "FORMAT": format, "NORMED": normed, "BLOCK": min(tile.block, 4096)},
+        {"COLUMNS": columns, "FORMAT": format, "NORMED": norm is not None, "BLOCK": min(tile.block, 4096)},
         (str(count),),
         num_warps=max(1, min(8, min(tile.block, 4096) // 256)),
         num_stages=2,

@@ -6,6 +6,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import arguments_of
+from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 
 FLOATS = (torch.float16, torch.bfloat16, torch.float32)
@@ -33,5 +34,8 @@ def refuse_ranks(node: fx.Node, **ranks: tuple[int, ...]) -> Refusal | None:
 
 
 def tensors_of(node: fx.Node) -> dict[str, torch.Tensor]:
-    """The node's tensor arguments by schema name, as fake tensors."""
-    return {name: a.meta["val"] for name, a in arguments_of(node).items() if isinstance(a, fx.Node)}
+    """The node's tensor arguments by schema name, as fake tensors; of a product x as its kernel reads it."""
+    found = {name: a for name, a in arguments_of(node).items() if isinstance(a, fx.Node)}
+    if "x" in unrounded_parts(node):
+        found["x"] = x_of(node)
+    return {name: argument.meta["val"] for name, argument in found.items()}

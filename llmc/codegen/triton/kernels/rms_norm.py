@@ -69,7 +69,7 @@ def rms_norm_kernel(
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """rms_norm: one launch."""
-    return (norm_of_x(call, call.vector("weight"), call.result()),)
+    return (norm_into(call, call.result()),)
 
 
 def candidates_with_sum(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
@@ -78,9 +78,9 @@ def candidates_with_sum(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ..
     return (norm_launch(rms_norm_kernel, call, vectors, call.result(), call.rows("residual"), call.result(1)),)
 
 
-def norm_of_x(call: Call, weight: Operand | None, into: Operand) -> DeviceLaunch:
-    """The norm of a node's x, which may be another op's. into: rows, such as of a workspace."""
-    return norm_launch(rms_norm_kernel, call, {"weight_ptr": weight}, into, None, None)
+def norm_into(call: Call, into: Operand) -> DeviceLaunch:
+    """The launch of a rms_norm. into: rows, such as of a workspace."""
+    return norm_launch(rms_norm_kernel, call, {"weight_ptr": call.vector("weight")}, into, None, None)
 
 
 rms_norm = KernelTemplate(torch.ops.llmc.rms_norm.default, supports, candidates)

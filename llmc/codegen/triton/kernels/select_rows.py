@@ -1,4 +1,4 @@
-"""llmc::select_rows: y[i] = x[rows[i]].
+"""llmc::select_rows: y[i] = x[rows[i]]; and llmc::embedding of a dense table.
 
 Memory-bound: moves 2·L·C elements. A program copies one block of one row's columns.
 """
@@ -18,6 +18,7 @@ from llmc.codegen.triton.kernels.refusals import refuse_dtypes
 from llmc.codegen.triton.kernels.row_tile import row_tile
 from llmc.graph.refusal import Refusal
 from llmc.launch_arguments import Argument, Count
+from llmc.program import Layout
 from llmc.targets import GpuTarget
 
 
@@ -50,6 +51,18 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     columns = math.prod(call.shape("x"))
     arguments = {**rows("x", call.rows("x")), "rows_ptr": call.vector("rows"), **rows("y", call.result())}
     return (gather_launch(arguments, columns, call.count("rows")),)
+
+
+def table_lookup(call: Call) -> DeviceLaunch:
+    """The launch of an embedding whose table is dense."""
+    columns = call.shape("weight")[1]
+    arguments = {
+        "x_ptr": call.weight("weight", Layout.ROWS),
+        "x_row_stride": columns,
+        "rows_ptr": call.vector("ids"),
+        **rows("y", call.result()),
+    }
+    return gather_launch(arguments, columns, call.count("ids"))
 
 
 def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | int) -> DeviceLaunch:

@@ -9,20 +9,16 @@ import torch
 from torch import Tensor
 
 from llmc.code_format import CODE_FORMATS
-from llmc.ops.quantized_linear import (
-    quantized_embedding,
-    quantized_gated_linear,
-    quantized_linear,
-    quantized_lm_head,
-)
+from llmc.ops.embedding import embedding
+from llmc.ops.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.ops.token_codes import token_codes, token_values
-from llmc.ops.weight_codes import weight_values
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import kernels, open_pool
 from tests.codegen.cpp.quantized_calls import (
     QuantizedWeight,
     call_quantized,
     call_quantized_embedding,
+    operands,
     quantized,
 )
 from tests.codegen.cpp.runnable_targets import CODED
@@ -76,8 +72,7 @@ def draw(*shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 def assert_close(actual: Tensor, expected: Tensor, x: Tensor, weight: QuantizedWeight) -> None:
     """Equal but for the order of the sum over in, and one rounding of the element type."""
-    values = weight_values(weight.codes, weight.scales, weight.zeros, weight.format)
-    bound = 6e-7 * (x.float().abs() @ values.abs().t()).amax().item() + 1e-6
+    bound = 6e-7 * (x.float().abs() @ weight.values().abs().t()).amax().item() + 1e-6
     relative = 0.0 if actual.dtype == torch.float32 else 2.0**-7
     torch.testing.assert_close(actual.float(), expected.float(), rtol=relative, atol=bound)
 
@@ -94,8 +89,7 @@ def test_linear_matches_reference(
         weight = quantized(out, channels, format, group=group, symmetric=symmetric, scale_dtype=scale_dtype)
         x = draw(tokens, channels, dtype=dtype)
         y = call_quantized(target, "linear", x, weight, x.new_empty(tokens, out), x_format=x_format)
-        given = (x, weight.codes, weight.scales, weight.zeros, None, None)
-        assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)
+        assert_close(y, linear(*operands(x, weight, x_format), None, dtype), x, weight)
 
 
 @targets
@@ -105,8 +99,7 @@ def test_activations_can_have_a_static_scale(target: CpuTarget, format: str, x_f
     torch.manual_seed(1)
     weight, x, x_scale = quantized(50, 128, format, group=64), draw(11, 128), torch.tensor([0.01])
     y = call_quantized(target, "linear", x, weight, torch.empty(11, 50), x_format=x_format, x_scale=x_scale)
-    given = (x, weight.codes, weight.scales, weight.zeros, x_scale, None)
-    assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)
+    assert_close(y, linear(*operands(x, weight, x_format, x_scale)), x, weight)
 
 
 @targets
@@ -143,8 +136,7 @@ def test_extreme_activations(target: CpuTarget, x_format: str) -> None:
     x[2] *= 1e-30
     x[3] *= 1e30
     y = call_quantized(target, "linear", x, weight, torch.empty(5, 40), x_format=x_format)
-    given = (x, weight.codes, weight.scales, None, None, None)
-    expected = quantized_linear(*given, None, "identity", 1.0, format, x_format)
+    expected = linear(*operands(x, weight, x_format))
     assert (y[0] == 0).all()
     for t in range(1, 5):
         assert_close(y[t : t + 1] / x[t].abs().amax(), expected[t : t + 1] / x[t].abs().amax(), x[4:], weight)
@@ -186,8 +178,7 @@ def test_linear_with_everything(target: CpuTarget, dtype: torch.dtype, format: s
         scale=0.22,
         threads=3,
     )
-    given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
-    expected = quantized_linear(*given, residual, "silu", 0.22, format, x_format)
+    expected = fused_linear(*operands(x, weight, x_format), bias, residual, "silu", 0.22, dtype)
     relative = 2e-6 if dtype == torch.float32 else 2.0**-7
     torch.testing.assert_close(y, expected, rtol=relative, atol=relative)
     assert (wide[:, :10] == 7).all() and (wide[:, 87:] == 7).all()
@@ -207,10 +198,8 @@ def test_gated_linear_matches_reference(
         y = call_quantized(
             target, "gated_linear", x, weight, x.new_empty(10, out), x_format=x_format, bias=bias, activation="silu"
         )
-        given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
-        torch.testing.assert_close(
-            y, quantized_gated_linear(*given, "silu", format, x_format), rtol=relative, atol=2 * relative
-        )
+        expected = gated_linear(*operands(x, weight, x_format), bias, "silu", dtype)
+        torch.testing.assert_close(y, expected, rtol=relative, atol=2 * relative)
 
 
 @targets
@@ -222,8 +211,7 @@ def test_lm_head_returns_fp32(target: CpuTarget, dtype: torch.dtype, format: str
     torch.manual_seed(5)
     x, weight, bias = draw(9, 70, dtype=dtype), quantized(1001, 70, format), draw(1001)
     y = call_quantized(target, "lm_head", x, weight, torch.empty(9, 1001), x_format=x_format, bias=bias)
-    given = (x, weight.codes, weight.scales, weight.zeros, None, bias)
-    assert_close(y, quantized_lm_head(*given, format, x_format), x, weight)
+    assert_close(y, lm_head(*operands(x, weight, x_format), bias), x, weight)
 
 
 @targets
@@ -259,7 +247,7 @@ def test_embedding_is_exact(target: CpuTarget, dtype: torch.dtype, format: str) 
     ]:
         weight = quantized(70, channels, format, group=group, symmetric=symmetric)
         y = call_quantized_embedding(target, ids, weight, torch.empty(9, channels, dtype=dtype))
-        assert torch.equal(y, quantized_embedding(ids, weight.codes, weight.scales, weight.zeros, format, dtype))
+        assert torch.equal(y, embedding(ids, weight.values(), dtype))
 
 
 @targets
@@ -305,5 +293,4 @@ def test_what_an_earlier_product_left_in_the_scratch_does_not_matter(target: Cpu
         ]:
             x, weight = draw(tokens, channels), quantized(64, channels, format, group=16)
             y = call_quantized(target, "linear", x, weight, torch.empty(tokens, 64), x_format=x_format, pool=pool)
-            given = (x, weight.codes, weight.scales, None, None, None)
-            assert_close(y, quantized_linear(*given, None, "identity", 1.0, format, x_format), x, weight)
+            assert_close(y, linear(*operands(x, weight, x_format)), x, weight)

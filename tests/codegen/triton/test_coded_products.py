@@ -9,17 +9,12 @@ from torch import Tensor
 from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.code_rows import code_rows, row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch
-from llmc.codegen.triton.kernels.quantized_embedding import quantized_embedding
-from llmc.codegen.triton.kernels.quantized_linear import (
-    norm_quantized_gated_linear,
-    norm_quantized_linear,
-    quantized_gated_linear,
-    quantized_linear,
-    quantized_lm_head,
-)
+from llmc.codegen.triton.kernels.embedding import embedding
+from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.codegen.triton.kernels.select_channels import select_channels
 from llmc.ops.token_codes import token_codes
 from llmc.program import Layout
+from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
 from tests.gpu_target import gpu_target
@@ -74,10 +69,9 @@ def _linear(
     scale: float = 1.0,
     target: str = "h100",
 ) -> list[DeviceLaunch]:
-    parts = (weight.codes, weight.scales, weight.zeros, x_scale, bias, residual, activation, scale)
     tolerance = TOLERANCE[x.dtype] * (2 if weight.format in ROUNDED else 1)
-    arguments = (x, *parts, weight.format, x_format)
-    return check(quantized_linear, *arguments, device=device, tolerance=tolerance, target=target)
+    arguments = (rounded(x, x_format, x_scale), weight.claimed(), bias, residual, activation, scale, x.dtype)
+    return check(fused_linear, *arguments, device=device, tolerance=tolerance, target=target)
 
 
 @pytest.mark.parametrize(("format", "group", "asymmetric", "x_format"), SCHEMES)
@@ -118,8 +112,8 @@ def test_epilogue(device: str, tokens: int) -> None:
 )
 def test_gated(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
     weight, x = quantized_weight(format, 2 * 37, 96, group), _random(0, tokens, 96).half()
-    parts = (weight.codes, weight.scales, weight.zeros, None, _random(2, 2 * 37).half(), "silu", format, x_format)
-    check(quantized_gated_linear, x, *parts, device=device, tolerance=1e-3)
+    arguments = (rounded(x, x_format), weight.claimed(), _random(2, 2 * 37).half(), "silu", x.dtype)
+    check(gated_linear, *arguments, device=device, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("x_format", ["none", "int8"])
@@ -127,8 +121,7 @@ def test_logits_stay_in_fp32(device: str, x_format: str) -> None:
     weight = quantized_weight("int8", 130, 96, None)
     for tokens in (1, 5, 70):
         x = _random(0, tokens, 96).half()
-        parts = (weight.codes, weight.scales, None, None, None, "int8", x_format)
-        check(quantized_lm_head, x, *parts, device=device, tolerance=2e-6)
+        check(lm_head, rounded(x, x_format), weight.claimed(), device=device, tolerance=2e-6)
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
@@ -152,24 +145,24 @@ def test_codes_do_not_hide_a_nan(device: str, format: str, x_scale: Tensor | Non
 @pytest.mark.parametrize(("format", "tokens", "dtype"), [("int8", 1, torch.float32), ("fp8", 6, torch.float16)])
 def test_rows_are_normed_where_they_are_rounded(device: str, format: str, tokens: int, dtype: torch.dtype) -> None:
     """Which takes one launch, not two."""
-    norm, tolerance, formats = (1 + _random(1, 96) / 4).to(dtype), NORMED_TOLERANCE[dtype], (format, format)
+    norm, tolerance = (1 + _random(1, 96) / 4).to(dtype), NORMED_TOLERANCE[dtype]
     x, residual = 3 * _random(0, tokens, 96).to(dtype), _random(2, tokens, 40).to(dtype)
     weight, gates = quantized_weight(format, 40, 96, None), quantized_weight(format, 2 * 37, 96, None)
-    parts = (weight.codes, weight.scales, None, None, None, residual, "silu", 1.0, *formats)
-    launches = check(norm_quantized_linear, x, *parts, norm, 1e-5, device=device, tolerance=tolerance)
+    arguments = (rounded(normed(x, norm), format), weight.claimed(), None, residual, "silu", 1.0, dtype)
+    launches = check(fused_linear, *arguments, device=device, tolerance=tolerance)
     assert {python_function(launch.function).__name__ for launch in launches} == {"quantize_tokens_kernel"}
     assert all(python_function(launch.then[0].function).__name__.startswith("code_") for launch in launches)
-    gated = (gates.codes, gates.scales, None, None, None, "silu", *formats, None, 1e-5)
-    check(norm_quantized_gated_linear, x, *gated, device=device, tolerance=tolerance)
+    gated = (rounded(normed(x, None), format), gates.claimed(), None, "silu", dtype)
+    check(gated_linear, *gated, device=device, tolerance=tolerance)
 
 
 def test_long_rows_are_normed_in_blocks(device: str) -> None:
     """Two blocks, the second of a few columns."""
     x, norm = 3 * _random(0, 1, 4100), 1 + _random(1, 4100) / 4
     weight = quantized_weight("int8", 1, 4100, None)
-    parts = (weight.codes, weight.scales, None, None, None, None, "identity", 1.0, "int8", "int8", norm, 1e-5)
-    call = TensorCall(norm_quantized_linear, (x, *parts), (x[:, :1],), device, in_place=False)
-    launch = norm_quantized_linear.candidates(call, H100)[0]
+    arguments = (rounded(normed(x, norm), "int8"), weight.claimed())
+    call = TensorCall(linear, arguments, (x[:, :1],), device, in_place=False)
+    launch = linear.candidates(call, H100)[0]
     call.run(launch)
     codes, scales = token_codes(torch.ops.llmc.rms_norm(x, norm, 1e-5), None, "int8")
     assert (call.memory["buffer", "workspace_x_codes"][:, :4100].cpu() - codes).abs().max() <= 1
@@ -201,8 +194,8 @@ def test_split_sums(device: str) -> None:
 def test_embedding(device: str, format: str, group: int | None, dtype: torch.dtype) -> None:
     weight = quantized_weight(format, 50, 192, group, asymmetric=format in ("int4", "int5"))
     ids = torch.tensor([3, 49, 0, 3], dtype=torch.int32)
-    parts = (weight.codes, weight.scales, weight.zeros, format, dtype)
-    check(quantized_embedding, ids, *parts, device=device, tolerance=1e-7 if dtype is torch.float32 else 4e-3)
+    tolerance = 1e-7 if dtype is torch.float32 else 4e-3
+    check(embedding, ids, weight.claimed(), dtype, device=device, tolerance=tolerance)
 
 
 def test_channels_in_another_order(device: str) -> None:

@@ -1,0 +1,116 @@
+"""How C++ kernels read weights, by the op that yields them: the table to which a new storage adds a row.
+
+Each row's functions are instantiated in C++ for every product and for lookups.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.code_format import CODE_FORMATS
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.kernel_arguments import SCALES
+from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument
+from llmc.program import Layout
+
+_llmc = torch.ops.llmc
+
+
+@dataclass(frozen=True)
+class Storage:
+    """How kernels read a weight.
+
+    family: of the functions of its products, before the product's name. product: the arguments that say where the
+    weight lies, and how x arrives, from a call of a product and whether its rows are gates and what they gate. lookup:
+    of an embedding, its function and those arguments. refusal: what no kernel reads; of a product or lookup, and its
+    parts by argument. arrivals: the ops that may yield x.
+    """
+
+    family: str
+    product: Callable[[Call, bool], dict[str, Argument]]
+    lookup: Callable[[Call], tuple[str, dict[str, Argument]]]
+    refusal: Callable[[fx.Node, Mapping[str, fx.Node]], Refusal | None]
+    arrivals: frozenset[Any] = frozenset()
+
+
+# ---- dense weights ---------------------------------------------------------------------------------------------------
+
+
+def _panels(call: Call, gated: bool) -> dict[str, Argument]:
+    return {"weight": call.weight("weight", Layout.GATED_PANELS if gated else Layout.PANELS)}
+
+
+def _table(call: Call) -> tuple[str, dict[str, Argument]]:
+    layout = call.table("weight")
+    name = "embedding_panels" if layout is Layout.PANELS else "embedding"
+    return name, {"weight": call.weight("weight", layout)}
+
+
+def _dense_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
+    given = arguments_of(node)
+    weight, result = given["weight"].meta["val"].dtype, node.meta["val"].dtype
+    if "x" not in given:
+        return None if weight is result else Refusal(f"the table is {weight} but the result {result}", node)
+    x = given["x"].meta["val"].dtype
+    if weight.itemsize > x.itemsize:
+        return Refusal(f"the weight is {weight} but x is {x}: packing it would lose digits", node)
+    return None
+
+
+# ---- codes -----------------------------------------------------------------------------------------------------------
+
+
+def _code_panels(call: Call, gated: bool) -> dict[str, Argument]:
+    arrived = call.within("x")
+    rounding: dict[str, Argument] = {"x_format": "none"}
+    if arrived is not None:
+        rounding = {"x_scale": arrived.vector("scale"), "x_format": arrived.plain("format")}
+    return _codes(call, Layout.GATED_CODE_PANELS if gated else Layout.CODE_PANELS) | rounding
+
+
+def _code_table(call: Call) -> tuple[str, dict[str, Argument]]:
+    return "quantized_embedding", _codes(call, Layout.CODE_PANELS)
+
+
+def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
+    stored = call.within("weight")
+    assert stored is not None
+    return {
+        "group": stored.shape("codes")[1] // stored.shape("scales")[1],
+        "weight": stored.code_panels(layout),
+        "format": stored.plain("format"),
+        "scale_type": SCALES[stored.dtype("scales")],
+        "has_zeros": stored.plain("zeros") is not None,
+    }
+
+
+def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
+    stored = arguments_of(parts["weight"])
+    format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
+    codes, scales = (stored[name].meta["val"] for name in ("codes", "scales"))
+    if x_format not in CODE_FORMATS[format].activations:
+        return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
+    if scales.dtype not in SCALES:
+        return Refusal(f"scales are {scales.dtype}; kernels know {', '.join(map(str, SCALES))}", node)
+    columns, groups = codes.shape[1], scales.shape[1]
+    if groups > 1 and columns // groups % 16:
+        return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
+    return None
+
+
+# By the op that yields the weight; None for a dense one, which is no op's.
+STORAGES: Mapping[Any, Storage] = MappingProxyType(
+    {
+        None: Storage("", _panels, _table, _dense_refusal),
+        _llmc.dequantize.default: Storage(
+            "quantized_", _code_panels, _code_table, _codes_refusal, frozenset({_llmc.round_tokens.default})
+        ),
+    }
+)
