@@ -6,6 +6,8 @@ tensor, per block) is repeated in each, so that rows stand alone and weights of 
 
     format   codes                       value
     int8     int8, -128 … 127            (code - zero) · scale
+    int6     int8, -32 … 31              (code - zero) · scale
+    int5     int8, -16 … 15              (code - zero) · scale
     int4     int8, -8 … 7                (code - zero) · scale
     fp8      uint8, bits of e4m3fn       e4m3(code) · scale
     nf4      uint8, 0 … 15               NF4[code] · scale
