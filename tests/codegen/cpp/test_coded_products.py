@@ -157,7 +157,9 @@ def test_codes_do_not_hide_a_nan(target: CpuTarget, format: str, x_format: str, 
 
 @targets
 @dtypes
-@pytest.mark.parametrize(("format", "x_format"), [("int4", "none"), ("int4", "int8"), ("int8", "int8")])
+@pytest.mark.parametrize(
+    ("format", "x_format"), [("int4", "none"), ("int6", "none"), ("int4", "int8"), ("int8", "int8")]
+)
 def test_linear_with_everything(target: CpuTarget, dtype: torch.dtype, format: str, x_format: str) -> None:
     """Bias, activation, scale and residual together; the rows of x, residual and y are slices of wider matrices."""
     torch.manual_seed(3)
