@@ -1,0 +1,68 @@
+"""Suffix decoding (Oliaro et al. 2024): what followed the last tokens before, in this request or in earlier answers.
+
+As in Arctic Inference there is one structure for the request's own prompt and output, and one for what earlier requests
+of the same tenant wrote (not for their prompts). The draft of which more tokens are expected to come true is taken.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmc.runtime.request import SampledRequest
+from llmc.runtime.speculation.earlier_answers import EarlierAnswers
+from llmc.runtime.speculation.suffix_automaton import NO_DRAFT, SuffixAutomaton
+
+# Tokens of one request that a step reads at most: a long prompt would hold up the others.
+_READ_AT_ONCE = 2048
+
+
+@dataclass(slots=True)
+class _Own:
+    """What is known of a request. begin: of what it wrote. read: tokens that are in the automaton."""
+
+    automaton: SuffixAutomaton
+    begin: int
+    read: int = 0
+
+
+class SuffixDrafter:
+    """depth: of match and draft together. factor: tokens of draft for each that matches. least: how likely a draft has
+    to be, as a whole. earlier: what other requests of the same salt have written."""
+
+    def __init__(self, depth: int, factor: float, least: float, earlier: EarlierAnswers) -> None:
+        self._depth = depth
+        self._factor = factor
+        self._least = least
+        self._earlier = earlier
+        self._own: dict[SampledRequest, _Own] = {}
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
+        """The likeliest continuation of each request, of itself or of earlier answers."""
+        return [self._drafts(request, count) if count else () for request, count in zip(requests, most, strict=True)]
+
+    def observe(self, request: SampledRequest, tokens: int) -> None:
+        """Note where its answer begins; its tokens are read when drafts are asked for."""
+        if request not in self._own:
+            self._start(request, len(request.tokens) - tokens)
+
+    def forget(self, request: SampledRequest) -> None:
+        """What it wrote is kept for those with the same salt."""
+        own = self._own.pop(request, None)
+        if own is not None:
+            self._earlier.add(request.salt, request.tokens[own.begin :])
+
+    def _start(self, request: SampledRequest, begin: int) -> _Own:
+        own = self._own[request] = _Own(SuffixAutomaton(self._depth), begin)
+        return own
+
+    def _drafts(self, request: SampledRequest, most: int) -> Sequence[int]:
+        own = self._own.get(request) or self._start(request, len(request.tokens))
+        tokens = request.tokens
+        begin, own.read = own.read, min(own.read + _READ_AT_ONCE, len(tokens))
+        own.automaton.extend(tokens[begin : own.read])
+        limits = (most, self._factor, self._least)
+        drafts = [each.draft(each.match(tokens), *limits) for each in self._earlier.of(request.salt)]
+        if own.read == len(tokens):
+            drafts.insert(0, own.automaton.draft(own.automaton.end, *limits))
+        return max(drafts, key=lambda draft: draft.score, default=NO_DRAFT).tokens

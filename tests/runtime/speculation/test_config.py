@@ -1,0 +1,115 @@
+"""What --speculative-config takes and refuses."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+
+from llmc.errors import OptionError
+from llmc.runtime.speculation.config import (
+    PLANNED_METHODS,
+    NgramConfig,
+    SpeculativeConfig,
+    SuffixConfig,
+    new_drafter,
+    parse_speculative_config,
+)
+from llmc.runtime.speculation.ngram import NgramDrafter
+from llmc.runtime.speculation.suffix import SuffixDrafter
+
+NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        (NGRAM, NgramConfig(num_speculative_tokens=4, prompt_lookup_min=5, prompt_lookup_max=5)),
+        (
+            {**NGRAM, "prompt_lookup_max": 3},
+            NgramConfig(num_speculative_tokens=4, prompt_lookup_min=3, prompt_lookup_max=3),
+        ),
+        (
+            {**NGRAM, "prompt_lookup_min": 2},
+            NgramConfig(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=2),
+        ),
+        (
+            {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4, "draft_sample_method": None},
+            NgramConfig(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4),
+        ),
+        (
+            {"method": "suffix"},
+            SuffixConfig(
+                num_speculative_tokens=24,
+                suffix_decoding_max_tree_depth=24,
+                suffix_decoding_max_cached_requests=10_000,
+                suffix_decoding_max_spec_factor=1.0,
+                suffix_decoding_min_token_prob=0.1,
+            ),
+        ),
+        (
+            {"method": "suffix", "suffix_decoding_max_tree_depth": 8, "suffix_decoding_max_cached_requests": 0},
+            SuffixConfig(
+                num_speculative_tokens=8,
+                suffix_decoding_max_tree_depth=8,
+                suffix_decoding_max_cached_requests=0,
+                suffix_decoding_max_spec_factor=1.0,
+                suffix_decoding_min_token_prob=0.1,
+            ),
+        ),
+    ],
+)
+def test_defaults_are_those_of_vllm(given: dict[str, Any], expected: SpeculativeConfig) -> None:
+    assert parse_speculative_config(given) == parse_speculative_config(json.dumps(given)) == expected
+
+
+def test_each_method_has_its_drafter() -> None:
+    assert isinstance(new_drafter(parse_speculative_config(NGRAM)), NgramDrafter)
+    assert isinstance(new_drafter(parse_speculative_config({"method": "suffix"})), SuffixDrafter)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem", "fix"),
+    [
+        ("{", "'{' is no JSON: Expecting property name", 'give \'{"method"'),
+        ("[" * 100_000, "is no JSON", "give"),
+        ("ngram", "'ngram' is no JSON", "give"),
+        ("[4]", r"\[4\] is no JSON object", "give"),
+        ("4", "4 is no JSON object", "give"),
+        ({}, "no method is given", "give one of ngram, suffix"),
+        ({"method": None}, "no method is given", "give one of ngram, suffix"),
+        ({"method": "ngrams"}, "unknown method 'ngrams'", "did you mean 'ngram'?"),
+        ({"method": ["ngram"]}, r"unknown method \['ngram'\]", ""),
+        ({"method": "oracle"}, "unknown method 'oracle'", "give one of ngram, suffix"),
+        ({"method": "ngram"}, "'ngram' needs num_speculative_tokens", 'add "num_speculative_tokens"'),
+        ({**NGRAM, "prompt_lookup_mx": 3}, "no key 'prompt_lookup_mx'", "did you mean 'prompt_lookup_max'?"),
+        ({**NGRAM, "zzz": 3}, "no key 'zzz'", "its keys are method, num_speculative_tokens"),
+        ({**NGRAM, "suffix_decoding_max_tree_depth": 3}, "'ngram' has no key", ""),
+        ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens cannot be 0", "from 1 to 1024"),
+        ({**NGRAM, "num_speculative_tokens": "4"}, "num_speculative_tokens cannot be '4'", "a whole number"),
+        ({**NGRAM, "num_speculative_tokens": 4.0}, "num_speculative_tokens cannot be 4.0", "a whole number"),
+        ({**NGRAM, "num_speculative_tokens": True}, "num_speculative_tokens cannot be True", "a whole number"),
+        ({**NGRAM, "num_speculative_tokens": 10**6}, "cannot be 1000000", "to 1024"),
+        ({**NGRAM, "prompt_lookup_min": 4, "prompt_lookup_max": 3}, "prompt_lookup_min 4 is more than", "at least"),
+        ({"method": "suffix", "suffix_decoding_min_token_prob": 1.5}, "cannot be 1.5", "a number from 0 to 1"),
+        ('{"method": "suffix", "suffix_decoding_min_token_prob": NaN}', "cannot be nan", "a number from 0 to 1"),
+        ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "cannot be -1", "a number from 0 to 1000"),
+        ({"method": "suffix", "prompt_lookup_max": 3}, "'suffix' has no key 'prompt_lookup_max'", ""),
+        ({**NGRAM, "rejection_sample_method": "standard"}, "cannot be 'standard' yet", "it is 'invariant'"),
+        ({**NGRAM, "draft_sample_method": "probabilistic"}, "cannot be 'probabilistic' yet", "it is 'greedy'"),
+    ],
+)
+def test_what_cannot_be_is_refused_with_what_was_seen(given: Any, problem: str, fix: str) -> None:
+    with pytest.raises(OptionError) as caught:
+        parse_speculative_config(given)
+    assert re.search(problem, caught.value.problem)
+    assert fix in str(caught.value.fix)
+    assert caught.value.at == "--speculative-config"
+
+
+@pytest.mark.parametrize("method", PLANNED_METHODS)
+def test_a_method_that_is_not_there_yet_is_said_to_be_planned(method: str) -> None:
+    with pytest.raises(OptionError, match=f"the method '{method}' is not there yet"):
+        parse_speculative_config({"method": method, "model": "draft", "num_speculative_tokens": 4})
