@@ -28,7 +28,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import Limits, Wanted
+from llmc.program import Limits, StepOutput
 from llmc.runtime.block_digests import BlockDigests
 from llmc.runtime.executors.executor import Chosen, Logits
 from llmc.runtime.generation import Ending, Generation
@@ -54,7 +54,7 @@ class StillExecutor:
         self._logits = np.zeros((1, vocab_size), np.float32)
         self._chosen = Chosen(np.full(rows, 5, np.int32), np.zeros(rows, np.float32), np.ones(rows, np.bool_))
 
-    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         return self._chosen
 
     def step(self, step: Step) -> Logits:

@@ -43,7 +43,7 @@ class RowCount(Enum):
         return 1 if self is RowCount.ONE else Count(self.value)
 
 
-class Wanted(Enum):
+class StepOutput(Enum):
     """What a step is to give for its logit rows: the logits, or a token each, chosen where the logits are.
 
     BEST: the likeliest. DRAWN: the likeliest, or a draw from all tokens. FILTERED: those, or a draw from what top-k,
@@ -214,11 +214,11 @@ class Launch:
     the function without its element types, LOOP for a generated one. dtypes: of the elements that it is for, as
     safetensors names; of a cache of codes (llmc/cache_format.py), theirs.
     arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop.
-    grid: of a GPU launch, one to three expressions (llmc/grid.py); empty on a CPU. only: the steps that the launch runs
-    in; None is all of them. wanted: what those are to give; empty for anything. bytes_moved and flops are sympy
-    expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted with all
-    that tiling adds, together with the launches that follow for the same node, at the most rows of `only`; None where
-    bytes and operations say it.
+    grid: of a GPU launch, one to three expressions (llmc/launch_grid.py); empty on a CPU. only: the steps that the
+    launch runs in; None is all of them. wanted: what those are to give; empty for anything. bytes_moved and flops are
+    sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted
+    with all that tiling adds, together with the launches that follow for the same node, at the most rows of `only`;
+    None where bytes and operations say it.
     """
 
     kernel: str
@@ -230,7 +230,7 @@ class Launch:
     flops: str
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[StepOutput, ...] = ()
     seconds: float | None = None
 
     def number(self, name: str) -> int:
@@ -240,7 +240,7 @@ class Launch:
             raise EngineFormatError(f"a launch of {self.kernel} passes {value!r} as {name}, which is no whole number")
         return value
 
-    def runs(self, *, tokens: int, logit_rows: int, wanted: Wanted = Wanted.LOGITS) -> bool:
+    def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput = StepOutput.LOGITS) -> bool:
         """Whether a step of T tokens and L logit rows has the launch."""
         if self.wanted and wanted not in self.wanted:
             return False
@@ -286,7 +286,7 @@ class DeviceKernel:
 
     constants: the values of its tl.constexpr parameters, and None for pointers that are absent. binaries: by
     instruction set (sm_90, gfx942); none for a kernel that only alternatives use. With source LIBRARY it is a call of
-    llmc/library.py instead, which has no binaries.
+    llmc/library_products.py instead, which has no binaries.
     """
 
     name: str

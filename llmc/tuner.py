@@ -15,14 +15,14 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from llmc.codegen.triton.adopt import adopt, with_every_buffer
 from llmc.codegen.triton.compile import Workers, processors
 from llmc.codegen.triton.compile_engine import device_target_of
+from llmc.codegen.triton.launch_alternatives import launch_alternatives, with_every_buffer
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import TargetProgram
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError
-from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange, Wanted
+from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange, StepOutput
 from llmc.program_json import program_to_json
 from llmc.targets import GpuTarget
 
@@ -87,7 +87,7 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
         executor = _open(directory, with_every_buffer(program), arch, device, scratch)
         winners, ways = choose_ways(program, usable, lambda x, shape: _seconds(executor, x, shape, scratch), tell)
         executor.close()
-        program = adopt(program, winners)
+        program = launch_alternatives(program, winners)
         compiled = compile_variants(program, target, scratch)
         executor = _open(directory, program, arch, device, scratch)
         chosen, results = choose(executor, program, compiled, scratch, tell)
@@ -287,7 +287,7 @@ def measure(
 
     found = (
         (shape, call, grid)
-        for wanted in (Wanted.LOGITS, Wanted.BEST)
+        for wanted in (StepOutput.LOGITS, StepOutput.BEST)
         for shape in steps
         for call, grid in executor.launches(shape, wanted)
     )

@@ -1,12 +1,13 @@
 """The llmc:: ops, one file each (or one family): importing this package registers them all with torch."""
 
 from llmc.ops import (
-    activation,
     attention,
     embedding,
-    kv_cache,
+    gated_activation,
+    kv_write,
+    layer_norm,
     linear,
-    norm,
+    rms_norm,
     rope,
     sampling,
     select_channels,
@@ -16,12 +17,13 @@ from llmc.ops import (
 )
 
 __all__ = [
-    "activation",
     "attention",
     "embedding",
-    "kv_cache",
+    "gated_activation",
+    "kv_write",
+    "layer_norm",
     "linear",
-    "norm",
+    "rms_norm",
     "rope",
     "sampling",
     "select_channels",

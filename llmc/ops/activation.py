@@ -1,4 +1,4 @@
-"""llmc::gated_activation — y = activation(gate)·up — and the closed list of activations that kernels know."""
+"""The closed list of activations that kernels know."""
 
 from __future__ import annotations
 
@@ -7,8 +7,6 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn import functional
-
-from llmc.ops.registry import FROM_CAPTURED, like, op, per_element
 
 # The order is the number that the C++ kernels use (enum Activation in kernels/api.h).
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -27,9 +25,3 @@ ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
 def apply_activation(x: Tensor, name: str) -> Tensor:
     """The named activation of an fp32 tensor."""
     return ACTIVATIONS[name](x)
-
-
-@op(fake=like("gate"), stages=FROM_CAPTURED, flops=per_element(5), rows=("gate", "up"))
-def gated_activation(gate: Tensor, up: Tensor, activation: str) -> Tensor:
-    """y = activation(gate)·up in fp32, rounded once. gate, up: [..., channels] of one dtype."""
-    return (apply_activation(gate.float(), activation) * up.float()).to(gate.dtype)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from llmc.graph.op_record import OpCall
-from llmc.ops.kv_cache import write_slots
+from llmc.ops.kv_write import write_slots
 from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, op, per_element
 
 

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmc.grid import evaluate_grid
+from llmc.launch_grid import evaluate_grid
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
 from llmc.prediction.step_shape import StepShape
-from llmc.program import Launch, Program, Wanted
+from llmc.program import Launch, Program, StepOutput
 from llmc.targets import GpuTarget
 
 
@@ -57,7 +57,7 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
     seconds, moved = defaultdict[str, float](float), defaultdict[str, float](float)
     values, flops, count, carried = step.values(), 0.0, 0, list[Launch]()
     for launch in program.launches:
-        if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=Wanted.BEST):
+        if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=StepOutput.BEST):
             continue
         carried.append(launch)
         if _is_empty(launch, step):

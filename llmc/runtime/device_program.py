@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.errors import EngineFormatError
-from llmc.grid import evaluate_grid
 from llmc.launch_arguments import Count, Operand
+from llmc.launch_grid import evaluate_grid
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -21,7 +21,7 @@ from llmc.program import (
     Launch,
     Program,
     RowRange,
-    Wanted,
+    StepOutput,
 )
 from llmc.runtime.launch_check import LaunchBounds, check_kernels, launch_problem
 from llmc.typed_json import REBUILD
@@ -63,9 +63,9 @@ class PlannedCall:
     arguments: tuple[CallArgument, ...]
     grid: tuple[str, ...]
     only: RowRange | None
-    wanted: tuple[Wanted, ...] = ()
+    wanted: tuple[StepOutput, ...] = ()
 
-    def runs(self, *, tokens: int, logit_rows: int, wanted: Wanted) -> bool:
+    def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput) -> bool:
         """Whether a step of T tokens and L logit rows has the call."""
         if self.wanted and wanted not in self.wanted:
             return False
@@ -89,7 +89,7 @@ class PlannedCall:
 
 
 def calls_of_step(
-    calls: Sequence[PlannedCall], counts: Mapping[str, int], wanted: Wanted
+    calls: Sequence[PlannedCall], counts: Mapping[str, int], wanted: StepOutput
 ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
     """The calls that a step with these counts has, with their grids. Layers share grids, so each is evaluated once."""
     grids: dict[tuple[str, ...], tuple[int, int, int]] = {}

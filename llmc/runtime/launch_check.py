@@ -11,10 +11,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
-from llmc import library
+from llmc import library_products
 from llmc.errors import EngineFormatError
-from llmc.grid import evaluate_grid
 from llmc.launch_arguments import Argument, Count, Operand
+from llmc.launch_grid import evaluate_grid
 from llmc.launch_signature import operand_dtypes, parameter_of
 from llmc.program import (
     CHOICE_INPUTS,
@@ -26,7 +26,7 @@ from llmc.program import (
     Layout,
     Program,
     RowCount,
-    Wanted,
+    StepOutput,
 )
 from llmc.runtime.step import Step
 from llmc.typed_json import REBUILD
@@ -92,7 +92,7 @@ def _kernel_problems(program: Program) -> Iterator[str]:
         parameters = [parameter.name for parameter in kernel.parameters]
         if len({*parameters, *kernel.constants}) < len(parameters) + len(kernel.constants):
             yield f"kernel {kernel.name} has two parameters of one name"
-        function = library.FUNCTIONS.get(kernel.function)
+        function = library_products.FUNCTIONS.get(kernel.function)
         if kernel.is_library and (function is None or parameters != list(inspect.signature(function).parameters)):
             yield f"kernel {kernel.name} is no function of llmc's library: {kernel.function}({', '.join(parameters)})"
         for arch, binary in kernel.binaries.items():
@@ -165,7 +165,7 @@ def _operand_problems(launch: Launch, name: str, operand: Operand, bounds: Launc
     if (
         operand.space == "input"
         and operand.name in CHOICE_INPUTS
-        and (not launch.wanted or Wanted.LOGITS in launch.wanted)
+        and (not launch.wanted or StepOutput.LOGITS in launch.wanted)
     ):
         yield f"reads {operand} in steps that choose no tokens"
 

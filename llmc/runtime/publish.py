@@ -9,7 +9,7 @@ from typing import Protocol
 import numpy as np
 
 from llmc.errors import RequestError
-from llmc.program import Wanted
+from llmc.program import StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, DrawingExecutor, Executor, Logits
 from llmc.runtime.request import LogitRows, SampledRequest
 from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
@@ -45,7 +45,7 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
         return compute(executor, step)
     given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
     chosen = executor.choose(step, wanted, given)
-    if wanted is Wanted.BEST and np.isinf(chosen.scores).any():
+    if wanted is StepOutput.BEST and np.isinf(chosen.scores).any():
         executor.step(step)  # It may be NaN, too: only logits tell, and a step of this kind leaves none.
     return _DeviceResults(executor, chosen, choices)
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import Wanted
+from llmc.program import StepOutput
 
 # As top_k: all tokens (llmc.ops.sampling.EVERY_TOKEN, which needs torch).
 EVERY_TOKEN = 2**31 - 1
@@ -27,12 +27,12 @@ class RowChoice(NamedTuple):
     counters: int
 
     @property
-    def wanted(self) -> Wanted:
+    def wanted(self) -> StepOutput:
         """The least that a step must do for the row."""
         if self.temperature == 0:
-            return Wanted.BEST
+            return StepOutput.BEST
         is_filtered = self.top_k != EVERY_TOKEN or self.top_p < 1 or self.min_p > 0
-        return Wanted.FILTERED if is_filtered else Wanted.DRAWN
+        return StepOutput.FILTERED if is_filtered else StepOutput.DRAWN
 
 
 BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
@@ -80,10 +80,10 @@ class RowChoices:
         )
 
 
-def least_wanted(choices: Sequence[RowChoice | None]) -> Wanted:
+def least_wanted(choices: Sequence[RowChoice | None]) -> StepOutput:
     """What a step must give for these rows; None for one whose logits are wanted, which are there unless all take the
     likeliest."""
     if all(choice is BEST for choice in choices):
-        return Wanted.BEST
-    kinds = {Wanted.DRAWN if choice is None else choice.wanted for choice in choices}
-    return next((kind for kind in (Wanted.FILTERED, Wanted.DRAWN) if kind in kinds), Wanted.BEST)
+        return StepOutput.BEST
+    kinds = {StepOutput.DRAWN if choice is None else choice.wanted for choice in choices}
+    return next((kind for kind in (StepOutput.FILTERED, StepOutput.DRAWN) if kind in kinds), StepOutput.BEST)

@@ -19,8 +19,8 @@ import pytest
 import torch
 
 from llmc.codegen.cpp.toolchain import find_toolchain
-from llmc.codegen.triton.adopt import with_every_buffer
 from llmc.codegen.triton.compile import CompiledKernel, Workers
+from llmc.codegen.triton.launch_alternatives import with_every_buffer
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
 from llmc.program import DeviceKernel, Launch, Program

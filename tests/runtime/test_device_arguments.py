@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmc.grid import evaluate_grid
-from llmc.program import RowCount, RowRange, Wanted
+from llmc.launch_grid import evaluate_grid
+from llmc.program import RowCount, RowRange, StepOutput
 from llmc.runtime import device_program
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_inputs import StepShape
@@ -58,9 +58,9 @@ def test_a_step_has_the_calls_of_its_rows_with_grids_that_are_evaluated_once(mon
     few = replace(call, only=RowRange(RowCount.TOKENS, 1, 4))
     many = replace(call, only=RowRange(RowCount.TOKENS, 5, None))
     empty = replace(call, grid=("T - 20", "R"))
-    best = replace(call, wanted=(Wanted.BEST,))
+    best = replace(call, wanted=(StepOutput.BEST,))
     monkeypatch.setattr(device_program, "evaluate_grid", evaluated)
-    found = calls_of_step([call, few, many, empty, best], SHAPE.counts(), Wanted.LOGITS)
+    found = calls_of_step([call, few, many, empty, best], SHAPE.counts(), StepOutput.LOGITS)
     assert found == [(call, (3, 5, 1)), (many, (3, 5, 1))]
     assert read == ["cdiv(T, 8)", "R", "T - 20", "R"]
 

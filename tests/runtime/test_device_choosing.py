@@ -16,7 +16,7 @@ from llmc.errors import ModelFailureError
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.launch_arguments import Operand
 from llmc.options import BuildOptions
-from llmc.program import Launch, Program, Wanted
+from llmc.program import Launch, Program, StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.generation import Ending, Generation, Scoring
@@ -49,7 +49,7 @@ class Recorded(TritonInterpreterExecutor):
         self.asked.append("logits")
         return super().logits(first, count)
 
-    def _launch_all(self, step: Step, wanted: Wanted) -> tuple[LaunchTime, ...]:
+    def _launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         self.asked.append(wanted.value)
         return super()._launch_all(step, wanted)
 
@@ -205,15 +205,15 @@ def test_unusable_logits_end_their_request_alone_and_nan_is_told_from_infinity(
 @pytest.mark.parametrize(
     ("choices", "wanted"),
     [
-        ([BEST, BEST], Wanted.BEST),
-        ([BEST, None], Wanted.DRAWN),
-        ([RowChoice(0.5, 2**31 - 1, 1.0, 0.0, 1, 2), BEST], Wanted.DRAWN),
-        ([RowChoice(0.5, 2**31 - 1, 0.9, 0.0, 1, 2), None], Wanted.FILTERED),
-        ([RowChoice(0.5, 40, 1.0, 0.0, 1, 2)], Wanted.FILTERED),
-        ([RowChoice(0.0, 40, 0.5, 0.1, 1, 2)], Wanted.BEST),
+        ([BEST, BEST], StepOutput.BEST),
+        ([BEST, None], StepOutput.DRAWN),
+        ([RowChoice(0.5, 2**31 - 1, 1.0, 0.0, 1, 2), BEST], StepOutput.DRAWN),
+        ([RowChoice(0.5, 2**31 - 1, 0.9, 0.0, 1, 2), None], StepOutput.FILTERED),
+        ([RowChoice(0.5, 40, 1.0, 0.0, 1, 2)], StepOutput.FILTERED),
+        ([RowChoice(0.0, 40, 0.5, 0.1, 1, 2)], StepOutput.BEST),
     ],
 )
-def test_a_step_does_no_more_than_its_rows_need(choices: list[RowChoice | None], wanted: Wanted) -> None:
+def test_a_step_does_no_more_than_its_rows_need(choices: list[RowChoice | None], wanted: StepOutput) -> None:
     assert least_wanted(choices) is wanted
 
 
@@ -226,11 +226,11 @@ def test_padding_rows_take_the_likeliest() -> None:
 @pytest.mark.parametrize(("name", "is_fused"), [("executor", True), ("capping", False)])
 def test_each_kind_of_step_has_its_launches(name: str, is_fused: bool, request: pytest.FixtureRequest) -> None:
     launches = request.getfixturevalue(name).program.launches
-    by_kind = {w: [x for x in launches if x.runs(tokens=2, logit_rows=2, wanted=w)] for w in Wanted}
-    assert len(by_kind[Wanted.LOGITS]) < len(by_kind[Wanted.DRAWN]) < len(by_kind[Wanted.FILTERED])
+    by_kind = {w: [x for x in launches if x.runs(tokens=2, logit_rows=2, wanted=w)] for w in StepOutput}
+    assert len(by_kind[StepOutput.LOGITS]) < len(by_kind[StepOutput.DRAWN]) < len(by_kind[StepOutput.FILTERED])
 
     def writes_logits(launch: Launch) -> bool:
         return any(isinstance(a, Operand) and a.name == "logits" for a in launch.arguments.values())
 
-    assert any(map(writes_logits, by_kind[Wanted.BEST])) != is_fused
-    assert any("best_" in launch.kernel for launch in by_kind[Wanted.BEST]) == is_fused
+    assert any(map(writes_logits, by_kind[StepOutput.BEST])) != is_fused
+    assert any("best_" in launch.kernel for launch in by_kind[StepOutput.BEST]) == is_fused

@@ -17,7 +17,7 @@ from llmc.engine_format.program_check import check_program
 from llmc.errors import EngineFormatError, LlmcError
 from llmc.launch_arguments import Operand
 from llmc.options import BuildOptions
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Launch, Program, Wanted
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Launch, Program, StepOutput
 from llmc.program_json import program_from_json
 from llmc.runtime.device_arguments import argument_values
 from llmc.runtime.device_inputs import StepShape, largest_shape
@@ -71,8 +71,8 @@ def check_launches(program: Program) -> None:
         def address(space: str, name: str, offsets: Any = offsets) -> int:
             return inputs + offsets[name] if space == "input" else bases[space, name]
 
-        for wanted in (Wanted.LOGITS, Wanted.FILTERED):
-            end = offsets["end"] if wanted is not Wanted.LOGITS else offsets[next(iter(CHOICE_INPUTS))]
+        for wanted in (StepOutput.LOGITS, StepOutput.FILTERED):
+            end = offsets["end"] if wanted is not StepOutput.LOGITS else offsets[next(iter(CHOICE_INPUTS))]
             bounds = {inputs: end} | {base: memories[key] for key, base in bases.items()}
             for call, grid in calls_of_step(calls, shape.counts(), wanted):
                 assert grid[0] < 2**31 and max(grid[1:]) < 2**16

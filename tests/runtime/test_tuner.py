@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from llmc.codegen.triton.adopt import adopt
+from llmc.codegen.triton.launch_alternatives import launch_alternatives
 from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRecord, read_engine
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError, TargetError
@@ -93,7 +93,7 @@ def test_the_engine_gets_the_adopted_kernel_and_drops_the_other(tmp_path: Path) 
     (launch,) = own.program.launches
     fast = replace(kernel(), name="k.1", binaries={"sm_90": replace(binary("sm_90"), file="kernels/k.1.sm_90.cubin")})
     way = Alternative(0, 0, (replace(launch, kernel="k.1"),), ())
-    tuned = adopt(replace(own.program, kernels=(*own.program.kernels, fast), alternatives=(way,)), [way])
+    tuned = launch_alternatives(replace(own.program, kernels=(*own.program.kernels, fast), alternatives=(way,)), [way])
     (tmp_path / "scratch/kernels").mkdir(parents=True)
     (tmp_path / "scratch/kernels/k.1.sm_90.cubin").write_bytes(b"adopted")
     write_tuned(engine, replace(own, program=tuned), {}, tmp_path / "scratch", tmp_path / "tuned.llmc")

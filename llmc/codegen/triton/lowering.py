@@ -14,10 +14,10 @@ from llmc.codegen.lowering import plan_step
 from llmc.codegen.origin import describe, one_line
 from llmc.codegen.reference import carried_graph
 from llmc.codegen.triton.backend import TritonBackend
-from llmc.codegen.triton.choosing import add_choosing
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.codegen.triton.specialize import specialize
+from llmc.codegen.triton.token_choice import add_token_choice
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import LIBRARY, Origin, Program
@@ -48,7 +48,7 @@ def _lower(graph: ModelGraph, target: GpuTarget, options: BuildOptions) -> Devic
     """For one GPU."""
     backend = TritonBackend(target)
     plan = plan_step(graph, backend, options)
-    planned = add_choosing(plan.program, backend, target)
+    planned = add_token_choice(plan.program, backend, target)
     modules = {kernel.module for kernel in backend.kernels.values() if kernel.module not in (None, LIBRARY)}
     files = {module: f"kernels/{module.rpartition('.')[2]}.py" for module in sorted(modules | _imported(modules))}
     program = specialize(planned, backend.kernels, files, LOOPS_SOURCE)

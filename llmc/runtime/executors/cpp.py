@@ -14,7 +14,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
 from llmc.errors import EngineFormatError
-from llmc.program import CHOICE_INPUTS, Wanted
+from llmc.program import CHOICE_INPUTS, StepOutput
 from llmc.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.memory import Bytes, zeros
@@ -134,7 +134,7 @@ class ChoosingCppExecutor(CppExecutor):
         self._library.llmc_engine_choose.restype = None
         self._library.llmc_engine_choose.argtypes = (c_void_p, POINTER(LlmcChooseRows))
 
-    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """A step, then its rows' tokens. Every row is covered."""
         rows = len(self.step(step))
         tokens = self.draw(self._logits[:rows], choices)

@@ -15,11 +15,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmc import library
+from llmc import library_products
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Wanted
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput
 from llmc.runtime.device import Device, open_device
 from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
@@ -88,17 +88,17 @@ class CudaExecutor:
             self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
         self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: GraphCache[tuple[StepShape, Wanted], torch.cuda.CUDAGraph] = GraphCache(
+        self._graphs: GraphCache[tuple[StepShape, StepOutput], torch.cuda.CUDAGraph] = GraphCache(
             MAX_GRAPHS, self._has_graph_room
         )
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits; the array is overwritten by the next step."""
         with torch.cuda.device(self._device):
-            self._run(step, Wanted.LOGITS, None)
+            self._run(step, StepOutput.LOGITS, None)
         return self.logits(0, len(step.logit_rows))
 
-    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens: the only bytes that come back."""
         with torch.cuda.device(self._device):
             self._run(step, wanted, choices)
@@ -106,7 +106,7 @@ class CudaExecutor:
             torch.cuda.current_stream().synchronize()
         tokens, scores, covered = self._host_chosen[:, : len(step.logit_rows)].numpy()
         # Only a filtered step says what is covered: others cover every row.
-        is_covered = covered.astype(np.bool_) if wanted is Wanted.FILTERED else np.ones(len(covered), np.bool_)
+        is_covered = covered.astype(np.bool_) if wanted is StepOutput.FILTERED else np.ones(len(covered), np.bool_)
         return Chosen(tokens, scores.view(np.float32), is_covered)
 
     def logits(self, first: int, count: int) -> Logits:
@@ -161,7 +161,7 @@ class CudaExecutor:
             delattr(self, name)
         torch.cuda.empty_cache()
 
-    def _run(self, step: Step, wanted: Wanted, choices: RowChoices | None) -> None:
+    def _run(self, step: Step, wanted: StepOutput, choices: RowChoices | None) -> None:
         bucket = decode_bucket(step, self._limits)
         if bucket is not None:
             step = padded(step, bucket, self._limits.block_size, self.blocks)
@@ -180,7 +180,7 @@ class CudaExecutor:
             asked = " ".join(str(error).split())[:120]
             raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
 
-    def _capture(self, key: tuple[StepShape, Wanted]) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: tuple[StepShape, StepOutput]) -> torch.cuda.CUDAGraph:
         if not self._graphs:
             # torch refuses a pool again whose last graph was dropped.
             self._pool = torch.cuda.graph_pool_handle()
@@ -190,14 +190,14 @@ class CudaExecutor:
             self._launch_all(*key)
         return graph
 
-    def _launch_all(self, shape: StepShape, wanted: Wanted) -> None:
+    def _launch_all(self, shape: StepShape, wanted: StepOutput) -> None:
         """Queue every launch of a step whose inputs lie in `_inputs`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
         for call, grid in self.launches(shape, wanted):
             self.launch(call, grid, shape, stream)
 
     def launches(
-        self, shape: StepShape, wanted: Wanted = Wanted.LOGITS
+        self, shape: StepShape, wanted: StepOutput = StepOutput.LOGITS
     ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
         """The calls that a step of this shape has, with their grids."""
         return calls_of_step(self._calls, shape.counts(), wanted)
@@ -206,7 +206,7 @@ class CudaExecutor:
         """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""
         if call.kernel.is_library:
             arguments = call.named_arguments(lambda pointer: self._tensor(pointer, shape), shape.counts())
-            library.FUNCTIONS[call.kernel.function](**arguments)
+            library_products.FUNCTIONS[call.kernel.function](**arguments)
         else:
             self.launch_as(self._kernels[call.kernel.name], call, grid, shape, stream)
 

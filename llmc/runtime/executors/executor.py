@@ -9,7 +9,7 @@ from typing import Protocol, runtime_checkable
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import Wanted
+from llmc.program import StepOutput
 from llmc.runtime.row_choice import RowChoices
 from llmc.runtime.step import Step
 
@@ -65,7 +65,7 @@ class Executor(Protocol):
 class ChoosingExecutor(Executor, Protocol):
     """An executor that can choose tokens where the logits are, so that they need not travel."""
 
-    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """Run one step like `step`, for tokens. wanted: the least that the choices need, not LOGITS."""
         ...
 

@@ -19,12 +19,12 @@ import torch
 from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the kernels' sources name)
-from llmc import library
+from llmc import library_products
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, Wanted
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput
 from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.row_choice import RowChoices
@@ -70,10 +70,10 @@ class TritonInterpreterExecutor:
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits."""
-        self._launch_all(step, Wanted.LOGITS)
+        self._launch_all(step, StepOutput.LOGITS)
         return self.logits(0, len(step.logit_rows))
 
-    def choose(self, step: Step, wanted: Wanted, choices: RowChoices) -> Chosen:
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """The wanted rows' tokens."""
         for name in CHOICE_INPUTS:
             self._memory["input", name] = torch.from_numpy(getattr(choices, name).copy())
@@ -90,9 +90,9 @@ class TritonInterpreterExecutor:
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """As `step`; how long the interpreter took for each launch, which says nothing about a GPU."""
-        return self._launch_all(step, Wanted.LOGITS)
+        return self._launch_all(step, StepOutput.LOGITS)
 
-    def _launch_all(self, step: Step, wanted: Wanted) -> tuple[LaunchTime, ...]:
+    def _launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""
         self._memory[ARENA, ""].fill_(0xFF)
         self._logits.fill_(float("nan"))
@@ -123,7 +123,7 @@ class TritonInterpreterExecutor:
     def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: dict[str, int]) -> None:
         values = call.named_arguments(lambda pointer: self._tensor(pointer, counts), counts)
         if call.kernel.is_library:
-            library.FUNCTIONS[call.kernel.function](**values)
+            library_products.FUNCTIONS[call.kernel.function](**values)
         else:
             self._functions[call.kernel.name][grid](**call.kernel.constants, **values)
 

@@ -9,7 +9,7 @@ import torch
 
 from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.ops.cache_codes import read_codes
-from llmc.ops.kv_cache import kv_write
+from llmc.ops.kv_write import kv_write
 from llmc.ops.rope import rope_kv_write
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, pointer, rows

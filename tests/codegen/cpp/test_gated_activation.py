@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.ops.activation import ACTIVATIONS, gated_activation
+from llmc.ops.activation import ACTIVATIONS
+from llmc.ops.gated_activation import gated_activation
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE

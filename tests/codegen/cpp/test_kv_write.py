@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.ops.kv_cache import kv_write
+from llmc.ops.kv_write import kv_write
 from llmc.ops.rope import rope_kv_write
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, pointer, rows

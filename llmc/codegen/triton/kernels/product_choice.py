@@ -8,7 +8,7 @@ from typing import Any
 import torch
 import triton
 
-from llmc import library
+from llmc import library_products
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
 from llmc.codegen.triton.kernels.code_gemv import code_gemv_kernel
 from llmc.codegen.triton.kernels.code_tile import code_tile_kernel
@@ -36,7 +36,7 @@ _CHUNK_BYTES = 64
 # Outputs of a program that finishes a product, and what follows a sum of parts.
 _FINISH_BLOCK = 1024
 _FINISHING = ("bias_ptr", "residual_ptr", "residual_row_stride", "y_ptr", "y_row_stride", "tokens", "scale")
-_LIBRARY_MATMUL = LibraryFunction(library.matmul)
+_LIBRARY_MATMUL = LibraryFunction(library_products.matmul)
 
 
 def product_launches(product: Product, target: GpuTarget) -> tuple[DeviceLaunch, ...]:

@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Way(Enum):
-    """Which kernel computes a product; the file of that name has it. LIBRARY: llmc/library.py and a finishing one."""
+    """Which kernel computes a product; its file has the name. LIBRARY: llmc/library_products.py and a finishing one."""
 
     GEMV = "gemv"
     NARROW = "narrow"

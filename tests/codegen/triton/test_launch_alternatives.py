@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from llmc.codegen.triton.adopt import adopt, with_every_buffer
+from llmc.codegen.triton.launch_alternatives import launch_alternatives, with_every_buffer
 from llmc.codegen.triton.lowering import lower_device
 from llmc.graph.execute import Chunk, run_steps
 from llmc.options import BuildOptions
@@ -47,14 +47,14 @@ def test_alternatives_give_the_same_logits(kernel: str, tmp_path: Path) -> None:
     lowered = lower_device(graph, H100, OPTIONS)
     chosen = choices(lowered.program, kernel)
     assert chosen
-    adopted = adopt(lowered.program, chosen)
-    used, before = ([launch.kernel for launch in p.launches] for p in (adopted, lowered.program))
+    changed = launch_alternatives(lowered.program, chosen)
+    used, before = ([launch.kernel for launch in p.launches] for p in (changed, lowered.program))
     wanted = [launch.kernel for alternative in chosen for launch in alternative.launches]
     assert set(wanted) <= set(used)
     # Each choice is one for both layers, lm_head's aside.
     assert sum(name in wanted for name in used) > sum(name in wanted for name in before) + len(chosen)
-    assert program_from_json(program_to_json(adopted), Path("p")) == adopted
-    got = interpret_steps(replace(lowered, programs={"h100": adopted}), source, STEPS, tmp_path)
+    assert program_from_json(program_to_json(changed), Path("p")) == changed
+    got = interpret_steps(replace(lowered, programs={"h100": changed}), source, STEPS, tmp_path)
     for ours, theirs in zip(got, run_steps(graph, source, STEPS), strict=True):
         for a, b in zip(ours, theirs, strict=True):
             assert (a - b).abs().max() <= 1e-4 * b.std()
@@ -63,16 +63,16 @@ def test_alternatives_give_the_same_logits(kernel: str, tmp_path: Path) -> None:
 def test_what_was_replaced_can_come_back() -> None:
     program = lower_device(llama(torch.float32)[0], H100, OPTIONS).program
     chosen = choices(program, "matmul")
-    adopted = adopt(program, chosen)
-    assert len(adopted.alternatives) == len(program.alternatives)
+    changed = launch_alternatives(program, chosen)
+    assert len(changed.alternatives) == len(program.alternatives)
     old = {launch.kernel for a in chosen for launch in program.launches[a.first : a.last + 1]}
     back = [
         a
-        for a in adopted.alternatives
+        for a in changed.alternatives
         if {x.kernel for x in a.launches} <= old
-        and "matmul" in " ".join(x.kernel for x in adopted.launches[a.first : a.last + 1])
+        and "matmul" in " ".join(x.kernel for x in changed.launches[a.first : a.last + 1])
     ]
-    again = adopt(adopted, list({a.first: a for a in back}.values()))
+    again = launch_alternatives(changed, list({a.first: a for a in back}.values()))
     assert [x.kernel for x in again.launches] == [x.kernel for x in program.launches]
     assert {b.name for b in again.buffers} == {b.name for b in program.buffers}
 

@@ -7,7 +7,7 @@ import torch
 
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
-from llmc.program import Wanted
+from llmc.program import StepOutput
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target
 
@@ -24,7 +24,7 @@ def test_the_best_token_is_one_product(name: str) -> None:
         names = [
             launch.kernel.split(".")[0]
             for launch in lowered.program.launches
-            if launch.runs(tokens=count, logit_rows=count, wanted=Wanted.BEST)
+            if launch.runs(tokens=count, logit_rows=count, wanted=StepOutput.BEST)
         ]
         product = "best_gemv_kernel" if count <= 4 else "best_narrow_kernel"
         assert names[-2:] == [product, "join_chunks_kernel"], names

@@ -10,7 +10,7 @@ from llmc.launch_arguments import Operand
 from llmc.program import Alternative, Buffer, Launch, Program
 
 
-def adopt(program: Program, chosen: Sequence[Alternative]) -> Program:
+def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Program:
     """The program with those of its alternatives launched, at most one for a site, and memory planned anew.
 
     What was launched there before becomes an alternative.

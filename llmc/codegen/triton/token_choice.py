@@ -37,7 +37,7 @@ from llmc.program import (
     Program,
     RowCount,
     RowRange,
-    Wanted,
+    StepOutput,
 )
 from llmc.targets import GpuTarget
 
@@ -46,11 +46,11 @@ CANDIDATES = 64
 # Blocks of outputs that a program of best_gemv_kernel takes, so that there are few maxima to join.
 _GEMV_BLOCKS = 8
 _ALIGNMENT = 64
-_CHOSEN = (Wanted.BEST, Wanted.DRAWN, Wanted.FILTERED)
+_CHOSEN = (StepOutput.BEST, StepOutput.DRAWN, StepOutput.FILTERED)
 _LOGITS = Operand("output", "logits")
 
 
-def add_choosing(program: Program, backend: TritonBackend, target: GpuTarget) -> Program:
+def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget) -> Program:
     """The program with those launches. Its own give the logits, which BEST does without where it can."""
     tail = _Tail(program, backend, target)
     launches = list(program.launches)
@@ -59,12 +59,12 @@ def add_choosing(program: Program, backend: TritonBackend, target: GpuTarget) ->
     for index, launch in enumerate(program.launches):
         best = _best(launch, backend.kernels[launch.kernel], tail) if are_final else None
         if best is not None:
-            launches[index] = replace(launch, wanted=(Wanted.LOGITS, Wanted.DRAWN, Wanted.FILTERED))
-            tail.emit(best, (Wanted.BEST,), launch.only)
+            launches[index] = replace(launch, wanted=(StepOutput.LOGITS, StepOutput.DRAWN, StepOutput.FILTERED))
+            tail.emit(best, (StepOutput.BEST,), launch.only)
     for only in _rows_left(tail.launches):
-        tail.add(argmax_rows, (Wanted.BEST,), {"logits": tail.logits}, {0: "tokens", 1: "scores"}, only)
+        tail.add(argmax_rows, (StepOutput.BEST,), {"logits": tail.logits}, {0: "tokens", 1: "scores"}, only)
     noise = {"logits": tail.logits, **tail.inputs("temperature", "seeds", "counters")}
-    tail.add(draw_rows, (Wanted.DRAWN,), noise, {0: "tokens", 1: "scores"})
+    tail.add(draw_rows, (StepOutput.DRAWN,), noise, {0: "tokens", 1: "scores"})
     _add_filtered(tail, noise, program.vocab_size)
     return replace(
         program,
@@ -76,7 +76,7 @@ def add_choosing(program: Program, backend: TritonBackend, target: GpuTarget) ->
 
 
 def _add_filtered(tail: _Tail, noise: dict[str, _Tensor], vocab_size: int) -> None:
-    wanted, count = (Wanted.FILTERED,), min(CANDIDATES, vocab_size)
+    wanted, count = (StepOutput.FILTERED,), min(CANDIDATES, vocab_size)
     drawn, masses = tail.buffer("drawn", 1, torch.int32), tail.buffer("masses", 1, torch.float32)
     values, indices = tail.buffer("values", count, torch.float32), tail.buffer("indices", count, torch.int32)
     tail.add(draw_rows, wanted, noise, {0: drawn, 1: "scores"})
@@ -192,7 +192,7 @@ class _Tail:
     def add(
         self,
         template: KernelTemplate,
-        wanted: tuple[Wanted, ...],
+        wanted: tuple[StepOutput, ...],
         given: Mapping[str, Any],
         results: Mapping[int, str | _Tensor],
         only: RowRange | None = None,
@@ -202,7 +202,7 @@ class _Tail:
         call = _OperandCall(template.op._schema.name.split("::")[1], given, into, self)
         self.emit(template.candidates(call, self._target)[0], wanted, only)
 
-    def emit(self, launch: DeviceLaunch, wanted: tuple[Wanted, ...], only: RowRange | None) -> None:
+    def emit(self, launch: DeviceLaunch, wanted: tuple[StepOutput, ...], only: RowRange | None) -> None:
         """Append a launch and those that follow it."""
         for index, each in enumerate((launch, *launch.then)):
             call, is_first = self._backend.call(each, only), index == 0

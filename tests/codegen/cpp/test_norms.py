@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.ops.norm import add_layer_norm, add_rms_norm, layer_norm, rms_norm
+from llmc.ops.layer_norm import add_layer_norm, layer_norm
+from llmc.ops.rms_norm import add_rms_norm, rms_norm
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, pointer, rows
 from tests.codegen.cpp.runnable_targets import RUNNABLE
