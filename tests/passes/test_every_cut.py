@@ -18,9 +18,9 @@ from llmc.passes.runner import run_pipeline
 from tests.passes.pass_checks import rewrites
 from tests.plain_modules import eager_decoder, sdpa_decoder
 from tests.tiny_models import tiny_model, tiny_tokens
+from tests.tolerances import PASSES
 
 # Largest |Δlogit| over the logits' standard deviation in fp32.
-TOLERANCE = 1e-4
 # Ids that the plain modules have too.
 TOKENS = [token % 90 for token in tiny_tokens(9)]
 PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain eager": eager_decoder}
@@ -84,7 +84,7 @@ def test_without_any_one_pass(name: str) -> None:
             continue
         seen = run_tokens(graph, captured.source, TOKENS)
         difference = float((seen - wanted).abs().max() / wanted.std())
-        assert difference <= TOLERANCE, f"without {left_out} the logits differ by {difference:.1e} of their spread"
+        assert difference <= PASSES, f"without {left_out} the logits differ by {difference:.1e} of their spread"
     assert not refused & {each.name for each in fusion()}, "what only saves time may be left out"
     assert len(refused) < len(records)
 
@@ -101,7 +101,7 @@ def _check(captured: Captured, numbers: range) -> None:
     for number in numbers:
         seen = run_tokens(_run(captured, BuildOptions(stop_after=number)), captured.source, TOKENS)
         difference = float((seen - wanted).abs().max() / wanted.std())
-        assert difference <= TOLERANCE, f"after rewrite {number} the logits differ by {difference:.1e} of their spread"
+        assert difference <= PASSES, f"after rewrite {number} the logits differ by {difference:.1e} of their spread"
 
 
 def _run(captured: Captured, options: BuildOptions) -> ModelGraph:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmc.codegen.cpp.kernel_library import Part, part_of
+from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION, Part, part_of
 from llmc.codegen.cpp.pack import PANEL
 from llmc.codegen.cpp.probe_operands import Attention, Batch, Lookup, Product
 from llmc.codegen.cpp.probes import MAX_CHANNELS, MAX_TOKENS, Memory, Probes, open_probes
@@ -58,7 +58,7 @@ def measured_rates(target: CpuTarget, threads: int, program: Program, *, cache_d
     attentions = {
         kind: Attention.of(launch, program.caches[0], program.limits.block_size)
         for kind, launch in launches.items()
-        if kind.startswith("attention") and program.caches
+        if launch.family == PAGED_ATTENTION and program.caches
     }
     products = {kind: Product.of(launch) for kind, launch in launches.items() if "in" in launch.arguments}
     is_coded = any(part_of(launch.family, launch.dtypes) is Part.CODED for launch in launches.values())

@@ -18,11 +18,11 @@ from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
 from tests.gpu_target import gpu_target
+from tests.seeded_normal import seeded_normal
+from tests.tolerances import GPU_KERNELS, NORMED_CODES
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 H100 = gpu_target("h100")
 # A norm summed in another order moves a value over the edge between two codes here and there.
-NORMED_TOLERANCE = {torch.float32: 2e-3, torch.float16: 4e-3}
 # Format, columns that share a scale, whether it has zeros, what x is rounded to.
 SCHEMES = [
     ("int4", 128, False, "none"),
@@ -52,10 +52,6 @@ SCHEMES = [
 ROUNDED = {"nf4"}
 
 
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 def _linear(
     x: Tensor,
     weight: QuantizedWeight,
@@ -69,7 +65,7 @@ def _linear(
     scale: float = 1.0,
     target: str = "h100",
 ) -> list[DeviceLaunch]:
-    tolerance = TOLERANCE[x.dtype] * (2 if weight.format in ROUNDED else 1)
+    tolerance = GPU_KERNELS[x.dtype] * (2 if weight.format in ROUNDED else 1)
     arguments = (rounded(x, x_format, x_scale), weight.claimed(), bias, residual, activation, scale, x.dtype)
     return check(fused_linear, *arguments, device=device, tolerance=tolerance, target=target)
 
@@ -78,13 +74,13 @@ def _linear(
 def test_every_scheme(device: str, format: str, group: int | None, asymmetric: bool, x_format: str) -> None:
     weight = quantized_weight(format, 24, 256, group, asymmetric=asymmetric)
     for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
-        _linear(_random(tokens, tokens, 256).to(dtype), weight, x_format, device)
+        _linear(seeded_normal(tokens, tokens, 256).to(dtype), weight, x_format, device)
 
 
 @pytest.mark.parametrize("tokens", [2, 70, 150])
 @pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 128, "none"), ("int8", None, "int8")])
 def test_every_row_count(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
-    _linear(_random(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
+    _linear(seeded_normal(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
 
 
 @pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (130, 100), (20, 1032)])
@@ -94,14 +90,18 @@ def test_every_row_count(device: str, tokens: int, format: str, group: int | Non
 )
 def test_odd_shapes(device: str, outputs: int, channels: int, format: str, x_format: str) -> None:
     for tokens in (1, 17):
-        x = _random(tokens, tokens, channels).half()
+        x = seeded_normal(tokens, tokens, channels).half()
         _linear(x, quantized_weight(format, outputs, channels, None), x_format, device)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 9, 70])
 def test_epilogue(device: str, tokens: int) -> None:
-    weight, x, residual = quantized_weight("int4", 40, 64, 32), _random(0, tokens, 64).half(), _random(3, tokens, 40)
-    bias = _random(2, 40).half()
+    weight, x, residual = (
+        quantized_weight("int4", 40, 64, 32),
+        seeded_normal(0, tokens, 64).half(),
+        seeded_normal(3, tokens, 40),
+    )
+    bias = seeded_normal(2, 40).half()
     _linear(x, weight, "none", device, bias=bias, residual=residual.half(), activation="gelu_tanh", scale=0.5)
     _linear(x, weight, "int8", device, bias=bias, activation="relu2")
 
@@ -111,8 +111,8 @@ def test_epilogue(device: str, tokens: int) -> None:
     ("format", "group", "x_format"), [("int4", 32, "none"), ("int6", 32, "none"), ("int8", None, "int8")]
 )
 def test_gated(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
-    weight, x = quantized_weight(format, 2 * 37, 96, group), _random(0, tokens, 96).half()
-    arguments = (rounded(x, x_format), weight.claimed(), _random(2, 2 * 37).half(), "silu", x.dtype)
+    weight, x = quantized_weight(format, 2 * 37, 96, group), seeded_normal(0, tokens, 96).half()
+    arguments = (rounded(x, x_format), weight.claimed(), seeded_normal(2, 2 * 37).half(), "silu", x.dtype)
     check(gated_linear, *arguments, device=device, tolerance=1e-3)
 
 
@@ -120,13 +120,13 @@ def test_gated(device: str, tokens: int, format: str, group: int | None, x_forma
 def test_logits_stay_in_fp32(device: str, x_format: str) -> None:
     weight = quantized_weight("int8", 130, 96, None)
     for tokens in (1, 5, 70):
-        x = _random(0, tokens, 96).half()
+        x = seeded_normal(0, tokens, 96).half()
         check(lm_head, rounded(x, x_format), weight.claimed(), device=device, tolerance=2e-6)
 
 
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 def test_a_static_scale_and_rows_of_zeros(device: str, format: str) -> None:
-    x = _random(0, 6, 64).half()
+    x = seeded_normal(0, 6, 64).half()
     x[2] = 0
     weight = quantized_weight(format, 40, 64, None)
     # A quarter of the range is cut off.
@@ -137,7 +137,7 @@ def test_a_static_scale_and_rows_of_zeros(device: str, format: str) -> None:
 @pytest.mark.parametrize("format", ["int8", "fp8"])
 @pytest.mark.parametrize("x_scale", [None, torch.tensor([0.1])], ids=["dynamic", "static"])
 def test_codes_do_not_hide_a_nan(device: str, format: str, x_scale: Tensor | None) -> None:
-    x = _random(0, 6, 70).half()
+    x = seeded_normal(0, 6, 70).half()
     x[1, 0], x[4, 69] = float("nan"), float("nan")
     _linear(x, quantized_weight(format, 40, 70, None), format, device, x_scale=x_scale)
 
@@ -145,8 +145,8 @@ def test_codes_do_not_hide_a_nan(device: str, format: str, x_scale: Tensor | Non
 @pytest.mark.parametrize(("format", "tokens", "dtype"), [("int8", 1, torch.float32), ("fp8", 6, torch.float16)])
 def test_rows_are_normed_where_they_are_rounded(device: str, format: str, tokens: int, dtype: torch.dtype) -> None:
     """Which takes one launch, not two."""
-    norm, tolerance = (1 + _random(1, 96) / 4).to(dtype), NORMED_TOLERANCE[dtype]
-    x, residual = 3 * _random(0, tokens, 96).to(dtype), _random(2, tokens, 40).to(dtype)
+    norm, tolerance = (1 + seeded_normal(1, 96) / 4).to(dtype), NORMED_CODES[dtype]
+    x, residual = 3 * seeded_normal(0, tokens, 96).to(dtype), seeded_normal(2, tokens, 40).to(dtype)
     weight, gates = quantized_weight(format, 40, 96, None), quantized_weight(format, 2 * 37, 96, None)
     arguments = (rounded(normed(x, norm), format), weight.claimed(), None, residual, "silu", 1.0, dtype)
     launches = check(fused_linear, *arguments, device=device, tolerance=tolerance)
@@ -158,7 +158,7 @@ def test_rows_are_normed_where_they_are_rounded(device: str, format: str, tokens
 
 def test_long_rows_are_normed_in_blocks(device: str) -> None:
     """Two blocks, the second of a few columns."""
-    x, norm = 3 * _random(0, 1, 4100), 1 + _random(1, 4100) / 4
+    x, norm = 3 * seeded_normal(0, 1, 4100), 1 + seeded_normal(1, 4100) / 4
     weight = quantized_weight("int8", 1, 4100, None)
     arguments = (rounded(normed(x, norm), "int8"), weight.claimed())
     call = TensorCall(linear, arguments, (x[:, :1],), device, in_place=False)
@@ -175,12 +175,12 @@ def test_other_targets(device: str, target: str) -> None:
         pytest.skip("its launches are not for this device")
     for format, group, x_format in (("int4", 128, "none"), ("int8", None, "int8"), ("fp8", None, "none")):
         for tokens in (1, 40):
-            x = _random(0, tokens, 256).half()
+            x = seeded_normal(0, tokens, 256).half()
             _linear(x, quantized_weight(format, 70, 256, group), x_format, device, target=target)
 
 
 def test_split_sums(device: str) -> None:
-    x = _random(0, 16, 2048).half()
+    x = seeded_normal(0, 16, 2048).half()
     launches = _linear(x, quantized_weight("int4", 64, 2048, 128), "none", device)
     assert launches[0].constants["SPLITS"] == 8 and launches[0].then, launches[0].constants
     assert python_function(launches[0].function).__name__ == "code_tile_kernel"
@@ -200,7 +200,7 @@ def test_embedding(device: str, format: str, group: int | None, dtype: torch.dty
 
 def test_channels_in_another_order(device: str) -> None:
     order = torch.randperm(100, generator=torch.Generator().manual_seed(0)).int()
-    check(select_channels, _random(0, 5, 100).half(), order, device=device, tolerance=0.0)
+    check(select_channels, seeded_normal(0, 5, 100).half(), order, device=device, tolerance=0.0)
 
 
 def test_pairs_of_codes_lie_sixteen_channels_apart() -> None:

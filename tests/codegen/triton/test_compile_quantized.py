@@ -18,15 +18,13 @@ from llmc.targets import GpuTarget
 from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.offline_compile import OLDER_TRITON, compile_checked, largest, meta, node_kernels
 from tests.codegen.triton.quantized_weight import QuantizedWeight
-from tests.gpu_target import gpu_target
+from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
 
-TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
-MATRIX_INSTRUCTION = {"h100": "wgmma.mma_async", "b200": "tcgen05.mma", "mi300x": "v_mfma"}
 PRODUCTS = [
-    *((name, format, 128, True, "none") for name in TARGETS for format in ("int4", "int6")),
+    *((name, format, 128, True, "none") for name in EACH_KIND_OF_GPU for format in ("int4", "int6")),
     # The RTX 4090 has the A100's tiles and instructions for integers.
-    *((name, "int8", None, False, "int8") for name in TARGETS if name != "rtx4090"),
-    *((name, "fp8", None, False, "fp8") for name in TARGETS if gpu_target(name).fp8_rate is not None),
+    *((name, "int8", None, False, "int8") for name in EACH_KIND_OF_GPU if name != "rtx4090"),
+    *((name, "fp8", None, False, "fp8") for name in EACH_KIND_OF_GPU if gpu_target(name).fp8_rate is not None),
 ]
 
 
@@ -39,7 +37,7 @@ def test_products(
     assemblies = compile_checked(kernels, target, workers, tmp_path)
     for kernel, assembly in zip(kernels, assemblies, strict=True):
         if kernel.function == "code_tile_kernel":
-            instructions = [MATRIX_INSTRUCTION.get(name, "mma.sync")]
+            instructions = [matrix_instruction(name)]
             if OLDER_TRITON and name == "b200" and kernel.constants["OPERANDS"] == "int8":
                 instructions.append("mma.sync")  # It has no other for integers.
             assert any(i in assembly for i in instructions), f"{kernel.constants} has none of {instructions}"
@@ -77,7 +75,7 @@ def test_gates_in_fp32(format: str, group: int | None, workers: Workers, tmp_pat
     compile_checked(largest(kernels), target, workers, tmp_path)
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 def test_memory_bound_kernels(name: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(name)
     codes, ids = meta(128256, 4096, dtype=torch.int8), meta(2, dtype=torch.int32)

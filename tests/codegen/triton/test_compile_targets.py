@@ -25,9 +25,7 @@ from tests.codegen.tiny_models import GraphBuilder, aten, ops
 from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.coded_attention import coded_attention, coded_cache
 from tests.codegen.triton.offline_compile import compile_checked, largest, meta, node_kernels
-from tests.gpu_target import gpu_target
-
-TARGETS = ["a100", "rtx4090", "h100", "b200", "mi300x"]
+from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target
 
 
 def logits_step(target: GpuTarget, directory: Path) -> list[DeviceKernel]:
@@ -89,7 +87,7 @@ CASES: tuple[Callable[[GpuTarget, Path], list[DeviceKernel]], ...] = (
 )
 
 
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 def test_kernels_fit(name: str, workers: Workers, tmp_path: Path) -> None:
     target = gpu_target(name)
     kernels = [kernel for case in CASES for kernel in case(target, tmp_path)]
@@ -97,7 +95,7 @@ def test_kernels_fit(name: str, workers: Workers, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", TARGETS)
+@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
 @pytest.mark.parametrize("format", ["int8", "fp8", "int4:g32", "int4:head"])
 def test_every_prefill_tile_over_codes_fits(name: str, format: str, workers: Workers, tmp_path: Path) -> None:
     """The heads of Llama 3.2 1B, of Llama 3, of Phi-3 and of Gemma 2."""

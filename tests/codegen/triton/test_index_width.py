@@ -28,19 +28,20 @@ from llmc.targets import GpuTarget, device_target
 from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
 from tests.gpu_target import gpu_target
+from tests.seeded_normal import seeded_normal
 
 pytestmark = pytest.mark.gpu
 _FAR = 2**30 + 16
 _LIMIT = 2**31
 
 
-def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).half()
+def _half(*shape: int) -> Tensor:
+    return seeded_normal(0, *shape).half()
 
 
 def test_rows_far_apart() -> None:
-    x, weight, q = _random(3, 64), _random(64), _random(3, 2, 32)
-    angles = _random(3, 16).float()
+    x, weight, q = _half(3, 64), _half(64), _half(3, 2, 32)
+    angles = _half(3, 16).float()
     rows = torch.tensor([2, 0, 1], dtype=torch.int32)
     check(add_rms_norm, x, x, weight, 1e-6, device="cuda", tolerance=1e-3, gap=_FAR)
     check(add_layer_norm, x, x, weight, weight, 1e-6, device="cuda", tolerance=1e-3, gap=_FAR)
@@ -50,7 +51,7 @@ def test_rows_far_apart() -> None:
 
 
 def test_logits_far_apart() -> None:
-    logits, ones, integers = _random(3, 97).float(), torch.ones(3), torch.arange(3, dtype=torch.int32)
+    logits, ones, integers = _half(3, 97).float(), torch.ones(3), torch.arange(3, dtype=torch.int32)
     values, _ = sampling.top_k_rows(logits, 5)
     check(argmax_rows, logits, device="cuda", tolerance=0.0, gap=_FAR)
     check(draw_rows, logits, ones, integers, integers, device="cuda", tolerance=1e-5, gap=_FAR)
@@ -59,7 +60,7 @@ def test_logits_far_apart() -> None:
 
 
 def test_products_of_rows_far_apart() -> None:
-    x, weight, gates, residual = _random(3, 64), _random(40, 64), _random(80, 64), _random(3, 40)
+    x, weight, gates, residual = _half(3, 64), _half(40, 64), _half(80, 64), _half(3, 40)
     check(fused_linear, x, weight, None, residual, "identity", 1.0, device="cuda", tolerance=1e-3, gap=_FAR)
     check(gated_linear, x, gates, None, "silu", device="cuda", tolerance=1e-3, gap=_FAR)
     x, weight, norm = x.bfloat16(), weight.bfloat16(), torch.ones(64).bfloat16()
@@ -73,7 +74,7 @@ def test_attention_over_a_large_cache(queries: int) -> None:
 
 def attend_last_block(blocks: int, queries: int, device: str) -> None:
     """One request, whose only block is the cache's last."""
-    q, k, v = _random(queries, 8, 128), _random(1, 8, 16, 128), _random(1, 8, 16, 128) / 2
+    q, k, v = _half(queries, 8, 128), _half(1, 8, 16, 128), _half(1, 8, 16, 128) / 2
     caches = [torch.zeros(blocks, 8, 16, 128, dtype=torch.float16, device=device) for _ in range(2)]
     for cache, values in zip(caches, (k, v), strict=True):
         cache[-1] = values[0].to(device)
@@ -91,7 +92,7 @@ def attend_last_block(blocks: int, queries: int, device: str) -> None:
 def test_large_table() -> None:
     columns = 2**16
     table = torch.zeros(_LIMIT // columns + 2, columns, dtype=torch.float16)
-    table[-2:] = _random(2, columns)
+    table[-2:] = _half(2, columns)
     ids = torch.tensor([len(table) - 1, 0, len(table) - 2], dtype=torch.int32)
     check(embedding, ids, table, device="cuda", tolerance=0.0)
 
@@ -99,7 +100,7 @@ def test_large_table() -> None:
 @pytest.mark.parametrize("template", [kv_write, rope_kv_write])
 def test_large_cache(template: KernelTemplate) -> None:
     blocks = _LIMIT // (8 * 16 * 128) + 1
-    k, cache = _random(1, 8, 128), torch.zeros(blocks, 8, 16, 128, dtype=torch.float16, device="cuda")
+    k, cache = _half(1, 8, 128), torch.zeros(blocks, 8, 16, 128, dtype=torch.float16, device="cuda")
     slots = torch.tensor([blocks * 16 - 1], dtype=torch.int32)
     still = torch.ones(1, 64), torch.zeros(1, 64)
     arguments = (k, k, cache, cache, slots) if template is kv_write else (k, k, k, *still, cache, cache, slots, False)
@@ -114,8 +115,8 @@ def test_large_cache(template: KernelTemplate) -> None:
 def test_large_products(channels: int, outputs: int) -> None:
     tokens = _LIMIT // 2**16 + 128
     x = torch.zeros(tokens, channels, dtype=torch.float16, device="cuda")
-    x[-8:] = _random(8, channels).cuda()
-    weight = _random(outputs, channels).cuda()
+    x[-8:] = _half(8, channels).cuda()
+    weight = _half(outputs, channels).cuda()
     expected = torch.empty(tokens, outputs, dtype=torch.float16, device="cuda")
     wanted = (x[-8:].double() @ weight.double().T).half().cpu()
     probe = TensorCall(linear, (x, weight, None), (expected,), "meta", in_place=False)
@@ -130,9 +131,9 @@ def test_weight_beyond_the_limit() -> None:
     channels = 2**13
     outputs = _LIMIT // channels + 64
     weight = torch.zeros(outputs, channels, dtype=torch.float16, device="cuda")
-    weight[-8:] = _random(8, channels).cuda()
+    weight[-8:] = _half(8, channels).cuda()
     for tokens in (1, 3, 20, 300):
-        x = _random(tokens, channels).cuda()
+        x = _half(tokens, channels).cuda()
         wanted = (x.double() @ weight[-8:].double().T).half().cpu()
         call = TensorCall(
             linear, (x, weight, None), (torch.empty(tokens, outputs, dtype=torch.float16),), "cuda", in_place=False

@@ -27,6 +27,7 @@ from tests.codegen.cpp.test_printer import NORM
 from tests.codegen.triton.quantized_weight import QuantizedWeight
 from tests.codegen.triton.tensor_call import TensorCall, relative_error
 from tests.gpu_target import gpu_target
+from tests.seeded_normal import seeded_normal
 
 SIZES = pytest.mark.parametrize(
     ("device", "limit"), [("cpu", 2**12), pytest.param("cuda", 2**31, marks=pytest.mark.gpu)]
@@ -39,7 +40,7 @@ FORMAT, KV_HEADS, BLOCK_SIZE, DIM = "int8", 8, 16, 128
 def test_products_of_codes(device: str, limit: int, tokens: int) -> None:
     channels = _columns(limit)
     codes = _codes(limit, channels, device)
-    x = _random(tokens, channels).to(device)
+    x = _half(tokens, channels).to(device)
     weight = QuantizedWeight(codes, torch.ones(len(codes), 1, device=device), None, FORMAT)
     result = torch.empty(tokens, len(codes), dtype=torch.float16)
     call = TensorCall(linear, (x, weight.claimed()), (result,), device, in_place=False)
@@ -61,7 +62,7 @@ def test_table_of_codes(device: str, limit: int) -> None:
 
 @SIZES
 def test_writing_into_a_large_cache_of_codes(device: str, limit: int) -> None:
-    cache, k = _cache(limit, device), _random(1, KV_HEADS, DIM)
+    cache, k = _cache(limit, device), _half(1, KV_HEADS, DIM)
     wanted = torch.zeros(1, *cache.shape[1:], dtype=torch.uint8)
     write_codes(k, wanted, torch.tensor([BLOCK_SIZE - 1]), FORMAT)
     slots = torch.tensor([len(cache) * BLOCK_SIZE - 1], dtype=torch.int32)
@@ -75,9 +76,9 @@ def test_writing_into_a_large_cache_of_codes(device: str, limit: int) -> None:
 @pytest.mark.parametrize("queries", [1, 5])
 def test_attention_over_a_large_cache_of_codes(device: str, limit: int, queries: int) -> None:
     """One request, whose only block is the cache's last."""
-    cache, q = _cache(limit, device), _random(queries, KV_HEADS, DIM)
+    cache, q = _cache(limit, device), _half(queries, KV_HEADS, DIM)
     small = torch.zeros(1, *cache.shape[1:], dtype=torch.uint8)
-    write_codes(_random(BLOCK_SIZE, KV_HEADS, DIM), small, torch.arange(BLOCK_SIZE), FORMAT)
+    write_codes(_half(BLOCK_SIZE, KV_HEADS, DIM), small, torch.arange(BLOCK_SIZE), FORMAT)
     cache[-1] = small[0].to(device)
     starts, lens = (torch.tensor(values, dtype=torch.int32) for values in ([0, queries], [BLOCK_SIZE]))
     first, last = (torch.tensor([[block]], dtype=torch.int32) for block in (0, len(cache) - 1))
@@ -127,8 +128,8 @@ def test_a_generated_loop(device: str, limit: int, tmp_path: Path) -> None:
     spec.loader.exec_module(module)
     rows = limit // 192 + 37
     x = torch.zeros(rows, 192, dtype=torch.bfloat16, device=device)
-    x[-1] = _random(192).to(device)
-    weight, y = _random(16).float(), torch.full((rows, 64), float("nan"), dtype=torch.bfloat16, device=device)
+    x[-1] = _half(192).to(device)
+    weight, y = _half(16).float(), torch.full((rows, 64), float("nan"), dtype=torch.bfloat16, device=device)
     if device == "cpu":
         allow_computed_bounds()
     module.loop_0_norm[-(-rows * 4 // 16),](x, weight.to(device), y, rows)
@@ -168,5 +169,5 @@ def _run_first(template: KernelTemplate, call: TensorCall, tokens: int) -> None:
         call.run(step)
 
 
-def _random(*shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(0)).half()
+def _half(*shape: int) -> Tensor:
+    return seeded_normal(0, *shape).half()

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import Tensor
 
 from llmc.codegen.triton.kernel import LibraryFunction
 from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
 from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.tensor_call import check
+from tests.seeded_normal import seeded_normal
+from tests.tolerances import GPU_KERNELS, NORMED_PRODUCTS
 
-TOLERANCE = {torch.float32: 2e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 # Every count in one dtype, and each kernel once in the others.
 ROWS = [
     *((torch.float16, tokens) for tokens in (1, 2, 3, 7, 33, 70, 131)),
@@ -19,14 +19,10 @@ ROWS = [
 ]
 
 
-def _random(seed: int, *shape: int) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
-
-
 @pytest.mark.parametrize(("dtype", "tokens"), ROWS)
 def test_every_row_count(device: str, dtype: torch.dtype, tokens: int) -> None:
-    x, weight = _random(0, tokens, 264).to(dtype), _random(1, 72, 264).to(dtype)
-    check(linear, x, weight, _random(2, 72).to(dtype), device=device, tolerance=TOLERANCE[dtype])
+    x, weight = seeded_normal(0, tokens, 264).to(dtype), seeded_normal(1, 72, 264).to(dtype)
+    check(linear, x, weight, seeded_normal(2, 72).to(dtype), device=device, tolerance=GPU_KERNELS[dtype])
 
 
 @pytest.mark.parametrize("target", ["a100", "mi300x"])
@@ -34,21 +30,21 @@ def test_every_row_count(device: str, dtype: torch.dtype, tokens: int) -> None:
 def test_other_targets(device: str, tokens: int, target: str) -> None:
     if device == "cuda" and target == "mi300x":
         pytest.skip("its launches are not for this device")
-    x, weight = _random(0, tokens, 256).half(), _random(1, 100, 256).half()
+    x, weight = seeded_normal(0, tokens, 256).half(), seeded_normal(1, 100, 256).half()
     check(linear, x, weight, None, device=device, tolerance=1e-3, target=target)
 
 
 @pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (257, 100), (64, 1024)])
 @pytest.mark.parametrize("tokens", [1, 17, 66])
 def test_odd_shapes(device: str, tokens: int, outputs: int, channels: int) -> None:
-    x, weight = _random(0, tokens, channels).half(), _random(1, outputs, channels).half()
+    x, weight = seeded_normal(0, tokens, channels).half(), seeded_normal(1, outputs, channels).half()
     check(linear, x, weight, None, device=device, tolerance=1e-3)
 
 
 @pytest.mark.parametrize("tokens", [1, 4, 9, 65, 131])
 def test_epilogue(device: str, tokens: int) -> None:
-    x, weight, bias = _random(0, tokens, 64).half(), _random(1, 40, 64).half(), _random(2, 40).half()
-    residual = _random(3, tokens, 40).half()
+    x, weight, bias = seeded_normal(0, tokens, 64).half(), seeded_normal(1, 40, 64).half(), seeded_normal(2, 40).half()
+    residual = seeded_normal(3, tokens, 40).half()
     check(fused_linear, x, weight, bias, residual, "gelu_tanh", 0.5, device=device, tolerance=1e-3)
     check(fused_linear, x, weight, None, residual, "identity", 1.0, device=device, tolerance=1e-3)
     check(fused_linear, x, weight, bias, None, "relu2", 1.0, device=device, tolerance=1e-3)
@@ -62,12 +58,9 @@ def test_epilogue(device: str, tokens: int) -> None:
     ],
 )
 def test_gated(device: str, dtype: torch.dtype, tokens: int) -> None:
-    x, weight, bias = (_random(i, *s).to(dtype) for i, s in enumerate([(tokens, 48), (2 * 37, 48), (2 * 37,)]))
-    check(gated_linear, x, weight, bias, "silu", device=device, tolerance=TOLERANCE[dtype])
-    check(gated_linear, x, weight, None, "gelu", device=device, tolerance=TOLERANCE[dtype])
-
-
-NORM_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
+    x, weight, bias = (seeded_normal(i, *s).to(dtype) for i, s in enumerate([(tokens, 48), (2 * 37, 48), (2 * 37,)]))
+    check(gated_linear, x, weight, bias, "silu", device=device, tolerance=GPU_KERNELS[dtype])
+    check(gated_linear, x, weight, None, "gelu", device=device, tolerance=GPU_KERNELS[dtype])
 
 
 @pytest.mark.parametrize(
@@ -76,9 +69,13 @@ NORM_TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 1.5e-2}
 )
 def test_normed_rows(device: str, dtype: torch.dtype, tokens: int) -> None:
     """In the product's own kernel and in a launch before it, one of them the library's."""
-    x, norm = 3 * _random(0, tokens, 72).to(dtype), 1 + _random(1, 72) / 4
-    weight, gates, bias = _random(2, 40, 72).to(dtype), _random(3, 2 * 37, 72).to(dtype), _random(4, 40).to(dtype)
-    tolerance = NORM_TOLERANCE[dtype]
+    x, norm = 3 * seeded_normal(0, tokens, 72).to(dtype), 1 + seeded_normal(1, 72) / 4
+    weight, gates, bias = (
+        seeded_normal(2, 40, 72).to(dtype),
+        seeded_normal(3, 2 * 37, 72).to(dtype),
+        seeded_normal(4, 40).to(dtype),
+    )
+    tolerance = NORMED_PRODUCTS[dtype]
     for weights in (norm.to(dtype), None) if tokens == 9 else (norm.to(dtype),):
         launches = check(linear, normed(x, weights), weight, bias, device=device, tolerance=tolerance)
         ways = {launch.constants.get("NORMED", False) for launch in launches}
@@ -90,12 +87,12 @@ def test_normed_rows(device: str, dtype: torch.dtype, tokens: int) -> None:
 
 @pytest.mark.parametrize("tokens", [1, 5, 70])
 def test_logits_stay_in_fp32(device: str, tokens: int) -> None:
-    x, weight = _random(0, tokens, 96).half(), _random(1, 130, 96).half()
+    x, weight = seeded_normal(0, tokens, 96).half(), seeded_normal(1, 130, 96).half()
     check(lm_head, x, weight, None, device=device, tolerance=2e-6)
 
 
 def test_split_sums_are_the_same_in_every_run(device: str) -> None:
-    x, weight = _random(0, 16, 2048).half(), _random(1, 64, 2048).half()
+    x, weight = seeded_normal(0, 16, 2048).half(), seeded_normal(1, 64, 2048).half()
     launches = check(lm_head, x, weight, None, device=device, tolerance=1e-5)
     split = [launch for launch in launches if int(launch.constants.get("SPLITS") or 1) > 1]
     assert split and all(launch.then for launch in split)

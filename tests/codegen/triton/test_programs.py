@@ -24,11 +24,11 @@ from tests.codegen.triton.device_harness import interpret_steps
 from tests.end_to_end.logits import assert_close, torch_logits
 from tests.gpu_target import gpu_target
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
+from tests.tolerances import GPU_STEPS
 
 Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
 
 # fp16: the eager reference rounds where a kernel keeps fp32.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 2e-2}
 H100 = gpu_target("h100")
 
 
@@ -52,7 +52,7 @@ def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> N
     for got_step, want_step in zip(got, want, strict=True):
         for ours, reference in zip(got_step, want_step, strict=True):
             worst = (ours - reference).abs().max().item()
-            assert worst <= TOLERANCE[dtype] * reference.std().item(), f"max |Δ| {worst}"
+            assert worst <= GPU_STEPS[dtype] * reference.std().item(), f"max |Δ| {worst}"
 
 
 @pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "gemma2"))])
