@@ -27,14 +27,14 @@ from benchmarks.measure import alternate
 from llmc.codegen.cpp.kernel_library import load_kernels
 from llmc.engine_structs import LlmcChooseRows
 from llmc.program import CHOICE_INPUTS
-from llmc.runtime.banned_sequences import BannedSequences
-from llmc.runtime.dry_penalty import DryPenalty
-from llmc.runtime.logit_edits import AllowedTokens, LogitEdit
-from llmc.runtime.logits_processor import CheckedProcessor
-from llmc.runtime.row_choice import BEST, RowChoices
-from llmc.runtime.sampler import DrawRows, Sampler, choose
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.written_tokens import TokenIds
+from llmc.runtime.sampling.banned_sequences import BannedSequences
+from llmc.runtime.sampling.dry_penalty import DryPenalty
+from llmc.runtime.sampling.logit_edits import AllowedTokens, LogitEdit
+from llmc.runtime.sampling.logits_processor import CheckedProcessor
+from llmc.runtime.sampling.row_choice import BEST, RowChoices
+from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.written_tokens import TokenIds
 from llmc.targets import host_target
 
 Logits = npt.NDArray[np.float32]

@@ -9,8 +9,8 @@ what was cached. The garbage collector is on. Prints microseconds a step of the 
 
 scheduler: Scheduler.schedule and all that a step tells the scheduler afterwards (Scheduler.settle for each request that
 starts to decode or ends), that is all of its work but `add`; the clock's own time is taken off. Prompts are hashed
-before they come to the scheduler, as llmc.runtime.intake does it. steady: the same of steps in which no request starts
-or ends; turnover: of those in which one does. inputs: filling the step's arrays. publishing: the rest of the loop; the
+before they come to the scheduler, as JobBuilder does it. steady: the same of steps in which no request starts or ends;
+turnover: of those in which one does. inputs: filling the step's arrays. publishing: the rest of the loop; the
 executor chooses the tokens, as those of CPU and GPU engines do. As it reads no weights, the processor's caches are
 warmer than beside a model. slowdown: how much longer a fixed piece of Python takes in the median than at its fastest,
 measured after each step: above 1 where neighbours share the core.
@@ -29,17 +29,17 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.program import Limits, StepOutput
-from llmc.runtime.block_digests import BlockDigests
 from llmc.runtime.executors.executor import Chosen, Logits
-from llmc.runtime.generation import Ending, Generation
-from llmc.runtime.prefix_cache import hash_prompt
-from llmc.runtime.request import Origin
-from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step import Step
-from llmc.runtime.step_loop import StepLoop
-from llmc.runtime.step_plan import StepPlan
+from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.prefix_cache.block_digests import BlockDigests
+from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
+from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.request import Origin
+from llmc.runtime.sampling.row_choice import RowChoices
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.scheduling.step_plan import StepPlan
 
 STEPS = 1000
 # Requests hold 22 blocks in the mean, and 38 at most.

@@ -25,9 +25,9 @@ FROM_ROOT = {
 # What the public names take and return.
 ALSO = (
     "llmc.options.BuildOptions",
-    "llmc.runtime.completion.Completion",
-    "llmc.runtime.completion.Choice",
-    "llmc.runtime.completion.Piece",
+    "llmc.runtime.requests.completion.Completion",
+    "llmc.runtime.requests.completion.Choice",
+    "llmc.runtime.requests.completion.Piece",
     "llmc.build_report.BuildReport",
     "llmc.errors",
 )

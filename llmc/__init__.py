@@ -18,10 +18,10 @@ if TYPE_CHECKING:
     from llmc.llm import LLM
     from llmc.runtime.async_engine import AsyncEngine
     from llmc.runtime.engine import Engine
-    from llmc.runtime.generation_request import GenerationRequest
-    from llmc.runtime.grammar import Grammar, GrammarKind
+    from llmc.runtime.grammar.grammar import Grammar, GrammarKind
     from llmc.runtime.loading import load
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.requests.generation_request import GenerationRequest
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
 __version__ = VERSION
 __all__ = [
@@ -42,14 +42,14 @@ __all__ = [
 _HOMES = {
     "LLM": "llmc.llm",
     "AsyncEngine": "llmc.runtime.async_engine",
-    "GenerationRequest": "llmc.runtime.generation_request",
-    "Grammar": "llmc.runtime.grammar",
-    "GrammarKind": "llmc.runtime.grammar",
+    "GenerationRequest": "llmc.runtime.requests.generation_request",
+    "Grammar": "llmc.runtime.grammar.grammar",
+    "GrammarKind": "llmc.runtime.grammar.grammar",
     "build": "llmc.compiler",
     "compile": "llmc.compiler",
     "Engine": "llmc.runtime.engine",
     "load": "llmc.runtime.loading",
-    "SamplingParams": "llmc.runtime.sampling_params",
+    "SamplingParams": "llmc.runtime.sampling.sampling_params",
 }
 
 

@@ -12,14 +12,14 @@ from llmc.engine_argument import check_follows, engine_of
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError
 from llmc.keywords import expanded, shows_keywords
-from llmc.runtime.completion import Completion, Piece
-from llmc.runtime.conversation import Conversation
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.progress import Progress
-from llmc.runtime.prompts import Prompt, Prompts
-from llmc.runtime.sampling_keywords import SamplingKeywords, sampling_defaults
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.completion import Completion, Piece
+from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, sampling_defaults
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.text.conversation import Conversation
+from llmc.runtime.text.prompts import Prompt, Prompts
 
 if TYPE_CHECKING:
     from llmc.options import BuildKeywords

@@ -27,8 +27,8 @@ from llmc.program_json import program_to_json
 from llmc.targets import GpuTarget
 
 if TYPE_CHECKING:
-    from llmc.runtime.device import Device
-    from llmc.runtime.device_inputs import StepShape
+    from llmc.runtime.device.device import Device
+    from llmc.runtime.device.inputs import StepShape
     from llmc.runtime.executors.cuda import CudaExecutor
 
 PREFILL_TOKENS = 512
@@ -67,8 +67,8 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
             at=path,
             fix="name an engine for a GPU: llmc build MODEL --target auto -o ENGINE",
         )
-    from llmc.runtime.device import open_device
-    from llmc.runtime.device_binaries import carried_archs, fitting_arch, program_for
+    from llmc.runtime.device.binaries import carried_archs, fitting_arch, program_for
+    from llmc.runtime.device.device import open_device
 
     device = open_device(path)
     own = program_for(directory, device)
@@ -99,8 +99,8 @@ def tune(path: Path, output: Path, tell: Callable[[str], None]) -> tuple[Tuned, 
 def _open(engine: EngineDirectory, program: Program, arch: str, device: Device, directory: Path) -> CudaExecutor:
     import torch
 
-    from llmc.runtime.device_binaries import DeviceBinaries
-    from llmc.runtime.device_memory import plan_device_memory
+    from llmc.runtime.device.binaries import DeviceBinaries
+    from llmc.runtime.device.memory import plan_device_memory
     from llmc.runtime.executors.cuda import CudaExecutor
 
     free, _ = torch.cuda.mem_get_info(device.index)
@@ -161,7 +161,7 @@ def choose_ways(
 
 def shape_of(only: RowRange | None, limits: Limits) -> StepShape:
     """The largest step with that many rows: of single tokens where so many requests fit, else of one prompt."""
-    from llmc.runtime.device_inputs import StepShape
+    from llmc.runtime.device.inputs import StepShape
 
     columns = -(-limits.max_model_len // limits.block_size)
     is_logits = only is not None and only.rows is RowCount.LOGIT_ROWS
@@ -308,7 +308,7 @@ def measure(
 
 def steps_of(program: Program) -> tuple[StepShape, ...]:
     """A single decode, a full batch of them, a prompt; then for each range of rows the largest step in it."""
-    from llmc.runtime.device_inputs import StepShape
+    from llmc.runtime.device.inputs import StepShape
 
     limits = program.limits
     tokens = min(PREFILL_TOKENS, limits.max_batch_tokens, limits.max_model_len)

@@ -15,8 +15,8 @@ from llmc.llm import LLM
 from llmc.options import BuildKeywords, BuildOptions
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
-from llmc.runtime.sampling_keywords import SamplingKeywords, chosen_params, params_of_each
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, params_of_each
+from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 def test_the_keywords_are_the_build_options() -> None:

@@ -9,14 +9,14 @@ import threading
 
 import psutil
 
-from llmc.lifeline import Lifeline
-from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
-from llmc.worker_command import worker_environment
+from llmc.processes.lifeline import Lifeline
+from llmc.processes.worker_command import worker_environment
+from llmc.runtime.text.chat_template import ChatTemplate, TemplateRenderer
 
 # 7**10**8 is one call into C, which runs for minutes and lets no other thread run; with a child of its own.
 BUSY = """
 import os, sys
-from llmc.lifeline import end_with
+from llmc.processes.lifeline import end_with
 end_with(int(sys.argv[1]))
 child = os.fork()
 if child:
@@ -25,7 +25,7 @@ if child:
 """
 STARTER = f"""
 import subprocess, sys
-from llmc.lifeline import Lifeline
+from llmc.processes.lifeline import Lifeline
 lifeline = Lifeline()
 command = [sys.executable, "-c", {BUSY!r}, str(lifeline.worker_end)]
 worker = subprocess.Popen(
@@ -58,7 +58,8 @@ def test_a_busy_worker_and_its_child_end_with_a_killed_starter() -> None:
 def test_a_worker_that_starts_after_its_starter_has_ended_ends_at_once() -> None:
     lifeline = Lifeline()
     code = (
-        "import sys; sys.stdin.read(); from llmc.lifeline import end_with; end_with(int(sys.argv[1])); print('lives')"
+        "import sys; sys.stdin.read(); from llmc.processes.lifeline import end_with; "
+        "end_with(int(sys.argv[1])); print('lives')"
     )
     command = [sys.executable, "-P", "-c", code, str(lifeline.worker_end)]
     process = subprocess.Popen(

@@ -45,7 +45,7 @@ def test_a_sample_is_of_all_rooms_and_always_the_same() -> None:
 
 
 def test_a_file_has_tests_of_its_own_and_of_its_room() -> None:
-    file = Path("llmc/runtime/scheduler.py")
+    file = Path("llmc/runtime/scheduling/scheduler.py")
     first, rest = own_tests(file, ROOT), room_tests(file, ROOT)
     assert first[0].name.startswith("test_scheduler") and "test_sampler.py" in {path.name for path in rest}
     for path in (ROOT / "llmc").rglob("*.py"):

@@ -9,7 +9,7 @@ import torch
 
 import llmc.targets
 from llmc.errors import TargetError
-from llmc.runtime.device_binaries import fitting_arch
+from llmc.runtime.device.binaries import fitting_arch
 from llmc.targets import (
     GPU_TARGETS,
     GpuTarget,

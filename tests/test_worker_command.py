@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.worker_command import minimal_environment, worker_command, worker_environment
+from llmc.processes.worker_command import minimal_environment, worker_command, worker_environment
 
 PRINT_PATH = "import json, sys\nif __name__ == '__main__':\n    print(json.dumps(sys.path))\n"
 ROOT = str(Path(__file__).parent.parent)

@@ -11,12 +11,12 @@ import numpy as np
 from benchmarks.contestants.protocol import serve
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cpp import open_cpp
-from llmc.runtime.generation import Ending, Generation
 from llmc.runtime.kv_capacity import block_count
-from llmc.runtime.request import Origin
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step_loop import StepLoop
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.request import Origin
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 class LlmcEngine:

@@ -22,11 +22,11 @@ from benchmarks.gpu.workloads import (
 )
 from llmc.engine_format import read_engine
 from llmc.runtime.executors.cuda import open_cuda
-from llmc.runtime.generation import Ending, Generation
-from llmc.runtime.request import Origin
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step_loop import StepLoop
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.request import Origin
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 class LlmcModel:

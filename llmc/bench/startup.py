@@ -12,7 +12,7 @@ import urllib.request
 from pathlib import Path
 
 from llmc.errors import LlmcError
-from llmc.worker_command import worker_command, worker_environment
+from llmc.processes.worker_command import worker_command, worker_environment
 
 _WAIT_SECONDS = 120.0
 

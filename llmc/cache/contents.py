@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
-from llmc.atomic_directory import TEMPORARY_SUFFIX
-from llmc.file_lock import is_at, is_locked, try_lock
+from llmc.files.atomic_directory import TEMPORARY_SUFFIX
+from llmc.files.file_lock import is_at, is_locked, try_lock
 
 DEFAULT_BYTES = 50 << 30
 LOCK_SUFFIX = ".lock"

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from llmc.atomic_directory import TEMPORARY_SUFFIX
 from llmc.cache.contents import (
     LOCK_SUFFIX,
     CacheEntry,
@@ -24,7 +23,8 @@ from llmc.cache.contents import (
 )
 from llmc.cache.trust import ELSEWHERE, close_to_others, distrust, make_private
 from llmc.errors import OptionError
-from llmc.file_lock import is_at, wait_for_lock
+from llmc.files.atomic_directory import TEMPORARY_SUFFIX
+from llmc.files.file_lock import is_at, wait_for_lock
 from llmc.settings import settings
 
 

@@ -114,7 +114,7 @@ def bench_throughput(
     """Generate for all prompts at once, without a server: the most that the engine gives."""
     from llmc.bench.prompts import PromptShape, make_requests
     from llmc.runtime.loading import load
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
     shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
     check_output(json_file)
@@ -159,7 +159,7 @@ def bench_latency(
     from llmc.bench.prompts import PromptShape, make_requests
     from llmc.bench.summary import latency, quantile
     from llmc.runtime.loading import load
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
     shape = PromptShape(input_len=input_len, output_len=output_len)
     check_output(json_file)

@@ -16,9 +16,9 @@ from rich.console import Console
 from rich.text import Text
 
 from llmc.cli.bisect_session import Asked, Session, open_session
-from llmc.cli.doing import doing
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
+from llmc.cli.status_line import status_line
 from llmc.errors import LlmcError, OptionError
 
 if TYPE_CHECKING:
@@ -63,7 +63,7 @@ def bisect(
     if at is None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):
         raise OptionError("the directory is not empty", at=directory, fix="name another with --output, or remove it")
     console = Console(highlight=False, emoji=False, stderr=json)
-    with doing("capture") as tell, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
+    with status_line("capture") as tell, tempfile.TemporaryDirectory(prefix="llmc-bisect-") as scratch:
         session = open_session(model, options, sample, asked, target, good, Path(scratch), tell)
         tell("run the check")
         shown = partial(_show_probe, console, session.whole)

@@ -19,7 +19,7 @@ from llmc.cli.sampling_options import TokenOptions
 from llmc.errors import LlmcError, OptionError, RequestError
 
 if TYPE_CHECKING:
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
 COMMANDS = {
     "/help": "this list",
@@ -118,7 +118,7 @@ class EngineAnswerer:
 
 def sampling(settings: dict[str, Any], room: int, stop: tuple[str, ...]) -> SamplingParams:
     """Sampling parameters of the settings, within the room that is left."""
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
     values: dict[str, Any] = {**settings, "max_tokens": min(int(settings["max_tokens"]), room), "stop": stop}
     return SamplingParams(**values)

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from llmc.runtime.chat_template import ChatTemplate, TemplateRenderer
     from llmc.runtime.engine import Engine
+    from llmc.runtime.text.chat_template import ChatTemplate, TemplateRenderer
 
 TEMPLATE_HELP = "a Jinja file, `plain` or `chatml`; default: the model's, else plain"
 
@@ -30,7 +30,7 @@ class ConversationPrompt:
 
     def stops(self) -> tuple[str, ...]:
         """A plain transcript has no end token: the user's next line ends the answer."""
-        from llmc.runtime.chat_template import BUILT_IN
+        from llmc.runtime.text.chat_template import BUILT_IN
 
         return ("\nUser:",) if self.template.source == BUILT_IN["plain"] else ()
 
@@ -38,7 +38,7 @@ class ConversationPrompt:
 @contextmanager
 def conversation_prompt(engine: Engine, name: str | None) -> Iterator[ConversationPrompt]:
     """Of an open engine. name: of a template; None is the model's. Raises OptionError."""
-    from llmc.runtime.chat_template import TemplateRenderer, engine_template, named_template
+    from llmc.runtime.text.chat_template import TemplateRenderer, engine_template, named_template
 
     files = engine.files
     template = engine_template(files) if name is None else named_template(name, files)
@@ -56,7 +56,7 @@ def check_template(name: str | None) -> None:
     name: None is the model's own.
     """
     from llmc.engine_format import EngineFiles
-    from llmc.runtime.chat_template import named_template
+    from llmc.runtime.text.chat_template import named_template
 
     if name is not None:
         named_template(name, EngineFiles(Path(), {}))

@@ -12,9 +12,9 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from llmc.cli.doing import doing
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
+from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.errors import OptionError
@@ -71,7 +71,7 @@ def _diff_model(model: Path, options: ModelOptions, passes: str | None, nodes: b
             fix="name a second engine, or the model directory to see what each pass does",
         )
     parsed = options.parse()
-    with doing("capture") as tell:
+    with status_line("capture") as tell:
         from llmc.debug.pass_diff import diff_passes, pass_range
         from llmc.graph.capture import capture
 

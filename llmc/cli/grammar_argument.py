@@ -9,14 +9,14 @@ from typing import TYPE_CHECKING
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
-    from llmc.runtime.grammar import Grammar
+    from llmc.runtime.grammar.grammar import Grammar
 
 FORMS = "schema.json, grammar.lark or .gbnf, json (any object), regex:EXPRESSION, choice:A|B"
 
 
 def read_grammar(text: str) -> Grammar:
     """The grammar that one of FORMS names. Raises OptionError; what the grammar says is checked when it is compiled."""
-    from llmc.runtime.grammar import Grammar, GrammarKind
+    from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 
     word, colon, rest = text.partition(":")
     if text == "json":

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from llmc.cli.doing import doing
+from llmc.cli.status_line import status_line
 from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.errors import OptionError
 
@@ -40,7 +40,7 @@ def prove(
     from llmc.debug.prove.verdict import prove as verdict_on
 
     verdicts = []
-    with doing("tracing patterns") as now:
+    with status_line("tracing patterns") as now:
         for each in _chosen(names or [], passes_from or []):
             now(each.name)
             verdicts.append(verdict_on(each))

@@ -20,9 +20,9 @@ from llmc.cli.sampling_options import SamplingOptions
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
-    from llmc.runtime.completion import Completion
     from llmc.runtime.engine import Engine
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.requests.completion import Completion
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 def run(

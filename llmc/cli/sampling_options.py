@@ -11,7 +11,7 @@ from llmc.cli.grammar_argument import FORMS, read_grammar
 from llmc.errors import OptionError
 
 if TYPE_CHECKING:
-    from llmc.runtime.sampling_params import SamplingParams
+    from llmc.runtime.sampling.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +66,7 @@ class SamplingOptions(TokenOptions):
 
     def params(self) -> SamplingParams:
         """Raises LlmcError for a value out of range, or a grammar that cannot be read."""
-        from llmc.runtime.sampling_params import SamplingParams
+        from llmc.runtime.sampling.sampling_params import SamplingParams
 
         return SamplingParams(
             max_tokens=self.max_tokens,

@@ -21,7 +21,7 @@ from llmc.debug.memo_run import MemoRun
 from llmc.errors import LlmcError, OptionError
 from llmc.graph.render import render
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.settings import BISECT_PREFIX
 
 # Builds the engine of the pipeline cut after that many rewrites, with what an engine cannot do without after it.

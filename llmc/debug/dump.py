@@ -8,12 +8,12 @@ from __future__ import annotations
 from itertools import count
 from pathlib import Path
 
+from llmc.files.storage_error import storage_error
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import render
 from llmc.passes.runner import Observer
 from llmc.settings import settings
-from llmc.storage_error import storage_error
 
 _OURS = "[0-9][0-9]-*.txt"
 

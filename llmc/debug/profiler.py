@@ -23,10 +23,10 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor, TimedExecutor
 from llmc.runtime.executors.opening import open_executor
-from llmc.runtime.request import Origin, Request
-from llmc.runtime.request_state import Standing
-from llmc.runtime.step_inputs import StepInputs
-from llmc.runtime.step_plan import Chunk, StepPlan
+from llmc.runtime.loop.step_inputs import StepInputs
+from llmc.runtime.requests.request import Origin, Request
+from llmc.runtime.requests.request_state import Standing
+from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
 

@@ -13,8 +13,8 @@ from typing import Any
 from llmc.engine_format.chunk_hash import CHUNK_BYTES, check_sha256
 from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import mapped_file
-from llmc.regular_file import open_regular
+from llmc.files.mapped_file import mapped_file
+from llmc.files.regular_file import open_regular
 from llmc.typed_json import REBUILD
 
 WEIGHTS = "weights/"

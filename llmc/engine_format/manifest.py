@@ -9,8 +9,8 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from llmc.errors import EngineFormatError
+from llmc.files.regular_file import read_regular
 from llmc.program import Limits
-from llmc.regular_file import read_regular
 from llmc.targets import Target
 from llmc.typed_json import REBUILD, from_json, to_json
 

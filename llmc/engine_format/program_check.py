@@ -1,7 +1,7 @@
 """Check that a program's numbers make sense together, before anybody computes with them.
 
 What a CPU engine's library takes for granted is compared with the library itself (llmc/program_interface.py); what a
-GPU's launches reach, where they are planned (runtime/launch_check.py).
+GPU's launches reach, where they are planned (runtime/device/launch_check.py).
 """
 
 from __future__ import annotations

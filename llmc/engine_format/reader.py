@@ -6,13 +6,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from llmc.atomic_directory import TEMPORARY_SUFFIX
 from llmc.engine_format.engine_files import WEIGHTS, EngineFiles
 from llmc.engine_format.manifest import MANIFEST_NAME, Manifest, TargetRecord, read_manifest
 from llmc.engine_format.program_check import check_program
 from llmc.engine_format.weight_check import WeightCheck, compare_hashes
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
+from llmc.files.atomic_directory import TEMPORARY_SUFFIX
 from llmc.program import Program
 from llmc.program_json import program_from_json
 from llmc.quantized_weight import QuantizedWeight

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from llmc.atomic_directory import AtomicDirectory
 from llmc.engine_format.chunk_hash import ChunkHasher
 from llmc.engine_format.engine_files import EngineFiles
 from llmc.engine_format.manifest import (
@@ -27,10 +26,11 @@ from llmc.engine_format.manifest import (
 )
 from llmc.engine_format.weight_file import header, plan_shards
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import HUGE_PAGE_BYTES
+from llmc.files.atomic_directory import AtomicDirectory
+from llmc.files.mapped_file import HUGE_PAGE_BYTES
+from llmc.files.regular_file import open_regular
+from llmc.files.storage_error import storage_error
 from llmc.program import WeightSlot
-from llmc.regular_file import open_regular
-from llmc.storage_error import storage_error
 
 if TYPE_CHECKING:
     from torch import Tensor

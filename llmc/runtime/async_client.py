@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from llmc.runtime.engine_stats import RequestView
-from llmc.runtime.generation import Generation
-from llmc.runtime.generation_job import GenerationJob
-from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.output_stream import ChoiceNews, OutputStream
-from llmc.runtime.request import Request
-from llmc.runtime.request_output import RequestTimes
+from llmc.runtime.requests.generation import Generation
+from llmc.runtime.requests.generation_job import GenerationJob
+from llmc.runtime.requests.generation_request import GenerationRequest
+from llmc.runtime.requests.request import Request
+from llmc.runtime.requests.request_output import RequestTimes
+from llmc.runtime.text.output_stream import ChoiceNews, OutputStream
 
 
 @dataclass(eq=False)

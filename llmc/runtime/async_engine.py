@@ -19,22 +19,22 @@ from llmc.engine_format.path_argument import path_argument
 from llmc.errors import RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.runtime.async_client import Client, choice_news, view
-from llmc.runtime.conversation import Conversation, is_conversation
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
-from llmc.runtime.generation_job import SampledJob
-from llmc.runtime.generation_request import GenerationRequest, Priority
-from llmc.runtime.grammar_compiler import NewMask
+from llmc.runtime.grammar.compiler import NewMask
 from llmc.runtime.loading import load
 from llmc.runtime.output_cache import CachedAnswer
-from llmc.runtime.output_stream import ChoiceNews, News, OutputStream, news_of_results
-from llmc.runtime.prompts import Prompt
-from llmc.runtime.prompts import token_ids as ids_of
-from llmc.runtime.request import Request
-from llmc.runtime.request_output import RequestOutput, RequestTimes
-from llmc.runtime.sampling_keywords import SamplingKeywords, chosen_params, sampling_defaults
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step_plan import StepPlan
+from llmc.runtime.requests.generation_job import SampledJob
+from llmc.runtime.requests.generation_request import GenerationRequest, Priority
+from llmc.runtime.requests.request import Request
+from llmc.runtime.requests.request_output import RequestOutput, RequestTimes
+from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, sampling_defaults
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.text.conversation import Conversation, is_conversation
+from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream, news_of_results
+from llmc.runtime.text.prompts import Prompt
+from llmc.runtime.text.prompts import token_ids as ids_of
 
 _RECENT_STEPS = 512
 
@@ -116,18 +116,18 @@ class AsyncEngine:
                 yield output
 
     async def _outputs(self, request: GenerationRequest, arrived: float) -> AsyncGenerator[RequestOutput, None]:
-        params, intake, cache = request.params, self._engine.intake, self._engine.output_cache
+        params, job_builder, cache = request.params, self._engine.job_builder, self._engine.output_cache
         prompt_tokens = len(request.prompt_token_ids)
         decode = partial(self._engine.tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
-        stream = OutputStream(request.request_id, prompt_tokens, lambda: intake.output_text(params), decode)
-        intake.check("prompt", request.prompt_token_ids, params)
+        stream = OutputStream(request.request_id, prompt_tokens, lambda: job_builder.output_text(params), decode)
+        job_builder.check("prompt", request.prompt_token_ids, params)
         answer = None if cache is None else cache.get(request)
         if answer is not None:
             times = RequestTimes(arrived, arrived, arrived, time.monotonic())
             news = news_of_results(answer.results, answer.prompt_logprobs, prompt_tokens, times)
             yield stream.output([news])
             return
-        job = intake.job(request, arrived=arrived, new_mask=await self._new_mask(params, arrived))
+        job = job_builder.job(request, arrived=arrived, new_mask=await self._new_mask(params, arrived))
         streams = request.streams and isinstance(job, SampledJob) and job.given == len(job.choices)
         count = len(job.sequences)
         client = Client(request, job, stream, arrived, [prompt_tokens] * count, [False] * count, streams)

@@ -7,18 +7,18 @@ from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 from llmc.errors import RequestError
-from llmc.runtime.completion import Choice, Completion, Piece
-from llmc.runtime.generation import Generation
-from llmc.runtime.generation_job import ChoiceResult, GenerationJob
-from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.grammar_compiler import GrammarCompiler
-from llmc.runtime.intake import Intake
+from llmc.runtime.grammar.compiler import GrammarCompiler
+from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.output_cache import CachedAnswer, OutputCache
-from llmc.runtime.piece_stream import pieces
 from llmc.runtime.progress import Progress, Told, telling
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.shared_loop import SharedLoop
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.requests.completion import Choice, Completion, Piece
+from llmc.runtime.requests.generation import Generation
+from llmc.runtime.requests.generation_job import ChoiceResult, GenerationJob
+from llmc.runtime.requests.generation_request import GenerationRequest
+from llmc.runtime.requests.job_builder import JobBuilder
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.text.piece_stream import pieces
+from llmc.runtime.text.tokenizer import Tokenizer
 
 # How often those who want to know of progress are told.
 _PROGRESS_SECONDS = 0.1
@@ -29,7 +29,7 @@ class Completer:
     """The parts of an engine that a request meets. For any thread."""
 
     loop: SharedLoop
-    intake: Intake
+    job_builder: JobBuilder
     grammars: GrammarCompiler
     tokenizer: Tokenizer
     cache: OutputCache | None
@@ -69,14 +69,14 @@ class Completer:
         job = self._job(0, GenerationRequest(prompt_token_ids=tuple(prompt), params=params, request_id="0"))
         (request,) = job.sequences
         assert isinstance(request, Generation), "beam search has more than one beam"
-        return pieces(self.loop, request, self.intake.output_text(params), has_text=self.tokenizer.exists)
+        return pieces(self.loop, request, self.job_builder.output_text(params), has_text=self.tokenizer.exists)
 
     def _job(self, index: int, request: GenerationRequest) -> GenerationJob:
         where = f"prompt {index}"
-        self.intake.check(where, request.prompt_token_ids, request.params)
+        self.job_builder.check(where, request.prompt_token_ids, request.params)
         grammar = request.params.grammar
         new_mask = None if grammar is None else self.grammars.compile(grammar)
-        return self.intake.job(request, new_mask=new_mask, where=where)
+        return self.job_builder.job(request, new_mask=new_mask, where=where)
 
     def _run(self, jobs: Sequence[GenerationJob], told: Told | None) -> None:
         first = [job.first for job in jobs]

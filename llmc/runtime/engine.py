@@ -18,23 +18,23 @@ from llmc.errors import RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.program import Limits
 from llmc.runtime.completer import Completer
-from llmc.runtime.completion import Completion, Piece
-from llmc.runtime.conversation import Conversation, ConversationPrompts, conversations
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.generation import Scoring
-from llmc.runtime.grammar_compiler import GrammarCompiler
-from llmc.runtime.intake import Intake
+from llmc.runtime.grammar.compiler import GrammarCompiler
+from llmc.runtime.loop.shared_loop import SharedLoop
+from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
 from llmc.runtime.progress import Progress
-from llmc.runtime.prompts import Prompt, Prompts, as_list, check_ids, check_length, token_sequences
-from llmc.runtime.prompts import token_ids as ids_of
-from llmc.runtime.sampling_keywords import SamplingKeywords, chosen_params, params_of_each, sampling_defaults
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.shared_loop import SharedLoop
-from llmc.runtime.step_loop import StepLoop
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.requests.completion import Completion, Piece
+from llmc.runtime.requests.generation import Scoring
+from llmc.runtime.requests.job_builder import JobBuilder
+from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, params_of_each, sampling_defaults
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.text.conversation import Conversation, ConversationPrompts, conversations
+from llmc.runtime.text.prompts import Prompt, Prompts, as_list, check_ids, check_length, token_sequences
+from llmc.runtime.text.prompts import token_ids as ids_of
+from llmc.runtime.text.tokenizer import Tokenizer
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -69,14 +69,16 @@ class Engine:
         self._owned = owned
         self._tokenizer = Tokenizer(directory.files)
         self._conversations = ConversationPrompts(directory.files, self._tokenizer)
-        self._intake = Intake(
+        self._job_builder = JobBuilder(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
         )
         self._grammars = GrammarCompiler(
             self._tokenizer.path, directory.manifest.model.vocab_size, directory.manifest.model.eos_token_ids
         )
         self._output_cache = OutputCache(output_cache_bytes) if output_cache_bytes else None
-        self._completer = Completer(self._shared, self._intake, self._grammars, self._tokenizer, self._output_cache)
+        self._completer = Completer(
+            self._shared, self._job_builder, self._grammars, self._tokenizer, self._output_cache
+        )
 
     @property
     def path(self) -> Path:
@@ -129,9 +131,9 @@ class Engine:
         return self._shared
 
     @property
-    def intake(self) -> Intake:
+    def job_builder(self) -> JobBuilder:
         """Checks requests and makes their sequences."""
-        return self._intake
+        return self._job_builder
 
     @property
     def grammars(self) -> GrammarCompiler:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmc.runtime.generation_request import Priority
+from llmc.runtime.requests.generation_request import Priority
 
 
 @dataclass(frozen=True)

@@ -53,7 +53,7 @@ def load(
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
     from llmc.runtime.executors.opening import open_or_explain
-    from llmc.runtime.step_loop import StepLoop
+    from llmc.runtime.loop.step_loop import StepLoop
     from llmc.runtime.threads import thread_count
 
     limits = directory.program.limits

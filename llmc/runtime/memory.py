@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
-from llmc.mapped_file import HUGE_PAGE_BYTES
+from llmc.files.mapped_file import HUGE_PAGE_BYTES
 
 Bytes = npt.NDArray[np.uint8]
 

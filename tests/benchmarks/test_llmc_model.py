@@ -11,7 +11,7 @@ from benchmarks.gpu.workloads import Decode, Prefill
 from llmc.engine_format import EngineDirectory
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.executors.reference import ReferenceExecutor
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 from tests.runtime.tiny_engine import write_tiny_engine
 
 

@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from llmc.atomic_directory import AtomicDirectory
 from llmc.cache import CacheKind, cache_entries, open_cache, remove_entry, trim_cache
 from llmc.cache.directory import CacheDirectory
 from llmc.errors import OptionError
-from llmc.mapped_file import mapped_file
+from llmc.files.atomic_directory import AtomicDirectory
+from llmc.files.mapped_file import mapped_file
 from llmc.settings import read_settings
 
 OTHER_USER = 12345
@@ -194,7 +194,7 @@ def test_what_a_killed_builder_left_is_swept_and_what_a_living_one_makes_is_not(
     script = """
 import sys
 from pathlib import Path
-from llmc.atomic_directory import AtomicDirectory
+from llmc.files.atomic_directory import AtomicDirectory
 from llmc.cache import CacheKind, open_cache
 def make(path):
     AtomicDirectory(path, lambda old: True)

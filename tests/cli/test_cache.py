@@ -12,7 +12,7 @@ import pytest
 
 from llmc.cache import CacheKind, open_cache
 from llmc.cli.units import ago
-from llmc.mapped_file import mapped_file
+from llmc.files.mapped_file import mapped_file
 from llmc.settings import settings
 from tests.cli.command import assert_user_error, llmc
 

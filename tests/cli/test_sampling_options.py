@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmc.cli.sampling_options import SamplingOptions, TokenOptions
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.cli.command import assert_user_error, llmc
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 

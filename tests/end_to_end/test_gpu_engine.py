@@ -21,8 +21,8 @@ from llmc.codegen.triton.compile import Workers
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
-from llmc.runtime.device import Device
-from llmc.runtime.device_binaries import binaries_for
+from llmc.runtime.device.binaries import binaries_for
+from llmc.runtime.device.device import Device
 from llmc.settings import settings
 from llmc.targets import GPU_TARGETS
 from tests.cli.command import MODEL, assert_user_error

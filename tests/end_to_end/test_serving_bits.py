@@ -20,8 +20,8 @@ import llmc
 from llmc import LLM, SamplingParams
 from llmc.engine_cache import engine_key, find_or_build_engine
 from llmc.errors import CheckpointError, ModelFailureError, RequestError
-from llmc.runtime.completion import Completion
 from llmc.runtime.engine import Engine
+from llmc.runtime.requests.completion import Completion
 from tests.tiny_models import tiny_checkpoint
 
 MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-6m"

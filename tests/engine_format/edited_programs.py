@@ -20,7 +20,7 @@ from llmc.engine_format import engine_files
 from llmc.engine_format.manifest import content_digest
 from llmc.errors import LlmcError
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.listed_files import file_record
 
 PROMPT = [1, 2, 3]

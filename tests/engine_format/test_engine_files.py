@@ -12,11 +12,11 @@ import pytest
 
 from llmc.engine_format import engine_files, read_engine
 from llmc.errors import EngineFormatError, LlmcError
-from llmc.regular_file import read_regular
-from llmc.runtime.chat_template import engine_template
+from llmc.files.regular_file import read_regular
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.sampling import SamplingDefaults, engine_defaults
+from llmc.runtime.text.chat_template import engine_template
 from tests.runtime.tiny_engine import copied, write_tiny_engine
 
 WEIGHTS = "weights/rank0-0000.safetensors"

@@ -15,7 +15,7 @@ from llmc.engine_format.chunk_hash import check_chunk_xxh3
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import copied
 
 ONE = SamplingParams(max_tokens=1)

@@ -21,13 +21,13 @@ import pytest
 import safetensors.torch
 import torch
 
-from llmc import atomic_directory
-from llmc.atomic_directory import AtomicDirectory, exchange_by_renaming
 from llmc.engine_format import chunk_hash, read_engine
 from llmc.engine_format.weight_file import ALIGNMENT, plan_shards, read_header
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError
-from llmc.mapped_file import HUGE_PAGE_BYTES
+from llmc.files import atomic_directory
+from llmc.files.atomic_directory import AtomicDirectory, exchange_by_renaming
+from llmc.files.mapped_file import HUGE_PAGE_BYTES
 from llmc.program import Layout, WeightSlot
 from tests.runtime.tiny_engine import tiny_manifest, tiny_model, write_tiny_engine
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.completion import Completion
 from llmc.runtime.engine import Engine
-from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.request_output import RequestOutput, TokenLogprobs
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.completion import Completion
+from llmc.runtime.requests.generation_request import GenerationRequest
+from llmc.runtime.requests.request_output import RequestOutput, TokenLogprobs
+from llmc.runtime.sampling.sampling_params import SamplingParams
 
 PROMPTS = [(5, 9, 2) * 7, (11,), (3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5), (8, 8), (40, 41, 42, 43), (77,) * 27]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 
 
 def decodes(contexts: list[int], block_size: int = 16) -> Step:

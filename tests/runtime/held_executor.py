@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.executor import Executor, Logits
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 
 
 class HeldExecutor:

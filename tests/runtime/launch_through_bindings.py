@@ -12,7 +12,7 @@ from pathlib import Path
 
 from llmc.errors import LlmcError
 from llmc.program import DeviceBinary
-from llmc.runtime.device_arguments import PackedArguments
+from llmc.runtime.device.arguments import PackedArguments
 from llmc.runtime.executors.cuda_driver import load_kernel
 
 

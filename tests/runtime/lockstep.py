@@ -8,8 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.generation_request import Priority
-from llmc.runtime.request import Forks, Origin, Request
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request import Forks, Origin, Request
 from tests.runtime.model_free import next_token, no_logits
 
 

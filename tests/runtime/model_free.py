@@ -16,17 +16,17 @@ import numpy.typing as npt
 
 from llmc.errors import ModelFailureError, RequestError
 from llmc.program import Limits
-from llmc.runtime.block_pool import BlockPool
-from llmc.runtime.generation_request import Priority
-from llmc.runtime.prefix_chain import Chain
-from llmc.runtime.publish import publish
-from llmc.runtime.request import Forks, LogitRows, Origin, Request, SampledRequest
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.scheduler import Scheduler
-from llmc.runtime.step import Step
-from llmc.runtime.step_inputs import StepInputs
-from llmc.runtime.step_plan import Chunk, StepPlan
+from llmc.runtime.loop.publish import publish
+from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step_inputs import StepInputs
+from llmc.runtime.prefix_cache.chain import Chain
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request import Forks, LogitRows, Origin, Request, SampledRequest
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 
 NAN = -1000
 PROMPT = [(7 * i + 3) % 97 for i in range(64)]

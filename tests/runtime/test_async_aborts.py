@@ -12,8 +12,8 @@ import pytest
 
 from llmc.runtime.executors.executor import Executor, Logits
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.async_clients import PROMPTS, listen, request, serving
 from tests.runtime.held_executor import HeldExecutor, hold
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine

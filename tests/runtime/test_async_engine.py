@@ -13,9 +13,9 @@ import pytest
 from llmc.errors import ModelFailureError, RequestError, UnavailableError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
-from llmc.runtime.generation_request import Priority
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.async_clients import PROMPTS, Heard, agrees, listen, request, serving
 from tests.runtime.held_executor import hold
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine

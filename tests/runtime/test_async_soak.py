@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.completion import Completion
-from llmc.runtime.generation_request import Priority
 from llmc.runtime.loading import load
-from llmc.runtime.request_output import RequestOutput
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.completion import Completion
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request_output import RequestOutput
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.async_clients import Heard, agrees, request, serving
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 

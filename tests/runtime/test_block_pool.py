@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from llmc.runtime.block_pool import BlockPool
+from llmc.runtime.scheduling.block_pool import BlockPool
 
 ACTIONS = st.sampled_from(("allocate", "share", "release", "keep", "forget"))
 

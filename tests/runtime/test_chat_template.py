@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from llmc.errors import OptionError, RequestError
-from llmc.runtime.chat_template import (
+from llmc.runtime.text.chat_template import (
     BUILT_IN,
     ChatTemplate,
     TemplateRenderer,

@@ -16,12 +16,12 @@ import pytest
 import torch
 
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.completion import Completion
 from llmc.runtime.engine import Engine
-from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.loading import load
-from llmc.runtime.logprobs import likeliest, token_logprobs
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.completion import Completion
+from llmc.runtime.sampling.logprobs import likeliest, token_logprobs
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, mild_model, tiny_model, write_tiny_engine
 
 PROMPTS = [[5, 9, 2] * 7, [11], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 8], [40, 41, 42, 43], [77] * 27]

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from llmc.errors import EngineFormatError
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.context_engine import (
     LIMITS,
     SOURCE,

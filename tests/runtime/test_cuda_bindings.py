@@ -24,9 +24,9 @@ from llmc.codegen.triton.launch_alternatives import with_every_buffer
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
 from llmc.program import DeviceKernel, Launch, Program
-from llmc.runtime.device_arguments import argument_values, extra_pointers
-from llmc.runtime.device_inputs import StepShape
-from llmc.runtime.device_program import plan_calls
+from llmc.runtime.device.arguments import argument_values, extra_pointers
+from llmc.runtime.device.inputs import StepShape
+from llmc.runtime.device.program import plan_calls
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.gpu_target import gpu_target
 from tests.runtime.device_program import binary

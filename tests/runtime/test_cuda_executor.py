@@ -11,9 +11,9 @@ import pytest
 import llmc
 from llmc.compiler import build
 from llmc.engine_format import EngineDirectory, read_engine
-from llmc.runtime.device import Device
-from llmc.runtime.device_binaries import binaries_for
-from llmc.runtime.device_inputs import StepShape, padded
+from llmc.runtime.device.binaries import binaries_for
+from llmc.runtime.device.device import Device
+from llmc.runtime.device.inputs import StepShape, padded
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.triton_interpreter import interpret_engine
 from llmc.settings import settings

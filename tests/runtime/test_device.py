@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from llmc.errors import TargetError
-from llmc.runtime.device import no_device, open_device
+from llmc.runtime.device.device import no_device, open_device
 from llmc.runtime.executors.cuda_driver import check, driver_error
 
 ENGINE = Path("model.llmc")

@@ -11,10 +11,10 @@ import pytest
 
 from llmc.launch_grid import evaluate_grid
 from llmc.program import RowCount, RowRange, StepOutput
-from llmc.runtime import device_program
-from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
-from llmc.runtime.device_inputs import StepShape
-from llmc.runtime.device_program import calls_of_step, plan_calls
+from llmc.runtime.device import program as device_program
+from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
+from llmc.runtime.device.inputs import StepShape
+from llmc.runtime.device.program import calls_of_step, plan_calls
 from tests.runtime.device_program import binary, program
 
 SHAPE = StepShape(tokens=20, logit_rows=3, requests=5, max_blocks=64)

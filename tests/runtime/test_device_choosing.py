@@ -19,14 +19,14 @@ from llmc.options import BuildOptions
 from llmc.program import Launch, Program, StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
-from llmc.runtime.generation import Ending, Generation, Scoring
-from llmc.runtime.request import Origin, Request
-from llmc.runtime.row_choice import BEST, RowChoice, RowChoices, least_wanted
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step import Step
-from llmc.runtime.step_loop import StepLoop
-from llmc.runtime.token_filters import candidates
+from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.generation import Ending, Generation, Scoring
+from llmc.runtime.requests.request import Origin, Request
+from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.token_filters import candidates
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, ops
 from tests.gpu_target import gpu_target
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from llmc.program import Limits
-from llmc.runtime.device_inputs import (
+from llmc.runtime.device.inputs import (
     ALIGNMENT,
     StepShape,
     decode_bucket,
@@ -19,8 +19,8 @@ from llmc.runtime.device_inputs import (
     padded,
     request_buckets,
 )
-from llmc.runtime.row_choice import RowChoice, RowChoices
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.row_choice import RowChoice, RowChoices
 from tests.runtime.decode_step import decodes
 from tests.runtime.device_program import LIMITS
 

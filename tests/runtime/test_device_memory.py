@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmc.errors import OptionError
-from llmc.runtime.device_memory import RESERVED_BYTES, plan_device_memory
+from llmc.runtime.device.memory import RESERVED_BYTES, plan_device_memory
 from llmc.runtime.executors.cuda import out_of_memory
 from tests.runtime.device_program import LIMITS, program
 

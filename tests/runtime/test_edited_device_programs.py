@@ -19,10 +19,10 @@ from llmc.launch_arguments import Operand
 from llmc.options import BuildOptions
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Launch, Program, StepOutput
 from llmc.program_json import program_from_json
-from llmc.runtime.device_arguments import argument_values
-from llmc.runtime.device_inputs import StepShape, largest_shape
-from llmc.runtime.device_memory import plan_device_memory
-from llmc.runtime.device_program import calls_of_step, plan_calls
+from llmc.runtime.device.arguments import argument_values
+from llmc.runtime.device.inputs import StepShape, largest_shape
+from llmc.runtime.device.memory import plan_device_memory
+from llmc.runtime.device.program import calls_of_step, plan_calls
 from llmc.typed_json import to_json
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.engine_format.edited_programs import edited

@@ -16,11 +16,11 @@ import pytest
 import llmc
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, RequestError
-from llmc.runtime.completion import Choice, Completion
 from llmc.runtime.engine import Engine
 from llmc.runtime.kv_capacity import block_count, default_bytes, share_bytes
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.completion import Choice, Completion
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import LIMITS, VOCAB, copied, tiny_model, tiny_program, write_tiny_engine
 
 MODEL = tiny_model()
@@ -287,7 +287,7 @@ def test_opening_an_engine_imports_neither_torch_nor_transformers(path: Path) ->
     script = f"""
 import sys
 import llmc
-from llmc.runtime import step_loop
+from llmc.runtime.loop import step_loop
 from llmc.runtime.executors import cpp
 from llmc.engine_format import read_engine
 from llmc.runtime.loading import load

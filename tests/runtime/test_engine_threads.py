@@ -16,13 +16,13 @@ import pytest
 
 from llmc.errors import LlmcError, RequestError, UnavailableError
 from llmc.llm import LLM
-from llmc.runtime import shared_loop
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.step import Step
+from llmc.runtime.loop import shared_loop
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.held_executor import HeldExecutor, hold
 from tests.runtime.tiny_engine import tiny_model, write_tiny_engine
 

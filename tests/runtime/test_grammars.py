@@ -12,10 +12,10 @@ import pytest
 
 from llmc.errors import ModelFailureError, RequestError
 from llmc.runtime.engine import Engine
-from llmc.runtime.grammar import Grammar, GrammarKind, Preamble
-from llmc.runtime.grammar_compiler import GrammarCompiler
+from llmc.runtime.grammar.compiler import GrammarCompiler
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 
 SCHEMA = {

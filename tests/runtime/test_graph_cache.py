@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.runtime.graph_cache import GraphCache
+from llmc.runtime.device.graph_cache import GraphCache
 
 
 def test_a_graph_is_captured_at_the_second_use_and_kept() -> None:

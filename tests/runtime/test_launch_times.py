@@ -16,7 +16,7 @@ from llmc.graph.execute import Chunk
 from llmc.options import BuildOptions
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.executors.executor import TimedExecutor
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 from tests.codegen.tiny_models import gemma2
 from tests.codegen.triton.device_harness import interpreter, step_arrays
 from tests.gpu_target import gpu_target

@@ -16,17 +16,17 @@ from hypothesis import strategies as st
 
 from llmc.engine_format import EngineFiles
 from llmc.errors import ModelFailureError, RequestError
-from llmc.runtime.banned_sequences import BannedSequences, bad_word_sequences
-from llmc.runtime.completion import Completion
-from llmc.runtime.dry_penalty import LONGEST_EXCESS, DryPenalty, breaker_tokens
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
-from llmc.runtime.logit_edits import logit_edits
-from llmc.runtime.row_choice import BEST
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import DRY_BREAKERS, SamplingParams
-from llmc.runtime.tokenizer import Tokenizer
-from llmc.runtime.written_tokens import Written
+from llmc.runtime.requests.completion import Completion
+from llmc.runtime.sampling.banned_sequences import BannedSequences, bad_word_sequences
+from llmc.runtime.sampling.dry_penalty import LONGEST_EXCESS, DryPenalty, breaker_tokens
+from llmc.runtime.sampling.logit_edits import logit_edits
+from llmc.runtime.sampling.row_choice import BEST
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import DRY_BREAKERS, SamplingParams
+from llmc.runtime.sampling.written_tokens import Written
+from llmc.runtime.text.tokenizer import Tokenizer
 from tests.listed_files import listed_files
 from tests.runtime.async_clients import Heard, listen, request, serving
 from tests.runtime.tiny_engine import TOKENIZER, mild_model, write_tiny_engine

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer
 
-from llmc.runtime.output_text import OutputText
+from llmc.runtime.text.output_text import OutputText
 from tests.runtime.tiny_engine import TOKENIZER
 
 bard = Tokenizer.from_file(str(TOKENIZER))

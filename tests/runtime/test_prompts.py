@@ -16,12 +16,12 @@ import llmc
 from llmc.errors import LlmcError, OptionError, RequestError
 from llmc.llm import LLM
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.completion import Choice
 from llmc.runtime.engine import Engine
-from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.grammar import Grammar, GrammarKind
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.loading import load
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.requests.completion import Choice
+from llmc.runtime.requests.generation_request import GenerationRequest
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import tiny_model, write_tiny_engine
 
 MODEL = tiny_model(vocab=4096)

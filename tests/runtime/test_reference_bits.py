@@ -8,7 +8,7 @@ import torch
 import llmc
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.reference_tiles import TILE, tiles_of
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 from tests.plain_modules import sdpa_decoder
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import llmc
-from llmc.runtime.request_state import Decoding, KnownPrefix, Standing
+from llmc.runtime.requests.request_state import Decoding, KnownPrefix, Standing
 
 PACKAGE = Path(llmc.__file__).parent
 OWNERS = {"standing": ("scheduler.py", Standing), "decoding": ("decode_set.py", Decoding)}

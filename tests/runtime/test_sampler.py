@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from transformers.generation import logits_process as hf
 
 from llmc.errors import RequestError
-from llmc.runtime.sampler import Sampler
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.token_filters import candidates
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.token_filters import candidates
 
 VOCAB = 50
 PROMPT = [3, 4, 4, 9]

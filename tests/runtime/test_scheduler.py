@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.program import Limits
-from llmc.runtime.deadlines import Deadlines
-from llmc.runtime.generation_request import Priority
-from llmc.runtime.request import Request
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request import Request
+from llmc.runtime.scheduling.deadlines import Deadlines
 from tests.runtime.model_free import PROMPT, Counted, Run
 
 

@@ -17,8 +17,8 @@ from hypothesis.stateful import (
 )
 
 from llmc.program import Limits
-from llmc.runtime.generation_request import Priority
-from llmc.runtime.request import Request
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request import Request
 from tests.runtime.lockstep import Lockstep, Member
 from tests.runtime.model_free import PROMPT, Counted, Run
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 from tests.listed_files import listed_files
 
 BARD = Path(__file__).parent.parent.parent / "examples/models/bard-6m/tokenizer.json"

@@ -9,8 +9,8 @@ import pytest
 
 from llmc.errors import ModelFailureError
 from llmc.runtime.loading import load
-from llmc.runtime.sampler import Sampler, choose
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.sampling.sampler import Sampler, choose
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.tiny_engine import mild_model, write_tiny_engine
 
 

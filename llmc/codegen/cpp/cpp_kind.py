@@ -18,11 +18,11 @@ from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.quantized_support import check_kernels
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
+from llmc.files.storage_error import storage_error
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
-from llmc.storage_error import storage_error
 from llmc.targets import CpuTarget
 
 

@@ -16,10 +16,10 @@ from concurrent.futures import ThreadPoolExecutor
 from enum import Enum
 from pathlib import Path
 
-from llmc.atomic_directory import AtomicDirectory
 from llmc.cache import CacheKind, open_cache
 from llmc.codegen.cpp.kernel_api import kernel_include_dir, layout_source, open_kernels
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
+from llmc.files.atomic_directory import AtomicDirectory
 from llmc.program import ITEMSIZES
 from llmc.targets import CpuTarget
 

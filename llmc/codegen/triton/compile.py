@@ -17,10 +17,10 @@ from typing import Any
 
 from llmc.cache import CacheKind, open_cache
 from llmc.errors import LoweringError, ToolchainError
-from llmc.lifeline import Lifeline
+from llmc.processes.lifeline import Lifeline
+from llmc.processes.worker_command import worker_command, worker_environment
 from llmc.program import DeviceBinary, DeviceKernel, Program
 from llmc.targets import GpuTarget
-from llmc.worker_command import worker_command, worker_environment
 
 
 def require_triton() -> None:

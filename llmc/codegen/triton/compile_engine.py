@@ -12,11 +12,11 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-from llmc.atomic_directory import AtomicDirectory
 from llmc.codegen.triton.compile import compile_program
 from llmc.engine_format import engine_files
 from llmc.engine_format.reader import PROGRAM_NAME
 from llmc.errors import LlmcError
+from llmc.files.atomic_directory import AtomicDirectory
 from llmc.program_json import program_from_json, program_to_json
 from llmc.targets import GPU_TARGETS, GpuTarget
 

@@ -18,7 +18,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from llmc.lifeline import end_with
+from llmc.processes.lifeline import end_with
 
 
 def main() -> None:

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from llmc.cache import make_private
+from llmc.files.storage_error import storage_error
 from llmc.settings import settings
-from llmc.storage_error import storage_error
 
 # What is smaller costs more as a file than it saves.
 _LEAST_BYTES = 1 << 20

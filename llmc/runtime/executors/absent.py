@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmc.errors import TargetError
 from llmc.runtime.executors.executor import Logits
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 
 
 class AbsentExecutor:

@@ -17,9 +17,9 @@ from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, StepOutput
 from llmc.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
+from llmc.runtime.loop.step import Step
 from llmc.runtime.memory import Bytes, zeros
-from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step import Step
+from llmc.runtime.sampling.row_choice import RowChoices
 
 ENGINE_ABI = 2
 

@@ -20,18 +20,18 @@ from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput
-from llmc.runtime.device import Device, open_device
-from llmc.runtime.device_arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
-from llmc.runtime.device_binaries import DeviceBinaries, binaries_for
-from llmc.runtime.device_inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
-from llmc.runtime.device_memory import DeviceMemory, plan_device_memory
-from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
+from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
+from llmc.runtime.device.device import Device, open_device
+from llmc.runtime.device.graph_cache import GraphCache
+from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
+from llmc.runtime.device.memory import DeviceMemory, plan_device_memory
+from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
-from llmc.runtime.graph_cache import GraphCache
 from llmc.runtime.kv_capacity import share_bytes
-from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.row_choice import RowChoices
 
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.

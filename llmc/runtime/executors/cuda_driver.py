@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import EngineFormatError, TargetError, ToolchainError
+from llmc.files.regular_file import read_regular
 from llmc.program import DeviceBinary
-from llmc.regular_file import read_regular
 
 # Above this many bytes of shared memory a block, a kernel has to ask for it.
 _PLAIN_SHARED_BYTES = 48 * 1024

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.program import StepOutput
-from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.row_choice import RowChoices
 
 Logits = npt.NDArray[np.float32]
 

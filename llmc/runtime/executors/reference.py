@@ -24,7 +24,7 @@ from llmc.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.executors.reference_tiles import tiles_of
 from llmc.runtime.executors.stored_weights import graph_weights
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 
 
 class ReferenceExecutor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from llmc.runtime.step import Ints, Step
+from llmc.runtime.loop.step import Ints, Step
 
 TILE = 16
 

@@ -25,10 +25,10 @@ from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput
-from llmc.runtime.device_program import ARENA, PlannedCall, Pointer, plan_calls
+from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
-from llmc.runtime.row_choice import RowChoices
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.row_choice import RowChoices
 
 
 def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:

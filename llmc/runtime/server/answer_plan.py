@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from llmc.runtime.grammar import Grammar, Preamble
+from llmc.runtime.grammar.grammar import Grammar, Preamble
 from llmc.runtime.server.chat_deltas import ChatDeltas
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel

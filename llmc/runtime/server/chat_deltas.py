@@ -5,7 +5,7 @@ from __future__ import annotations
 import uuid
 from typing import Any, Protocol
 
-from llmc.runtime.request_output import FinishReason
+from llmc.runtime.requests.request_output import FinishReason
 from llmc.runtime.server.parsed_calls import ParsedCall
 from llmc.runtime.server.tool_calls import RequiredCallsReader, ToolCallReader
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import AnswerPlan
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.sampling import priority_of, sampling_params

@@ -7,10 +7,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from llmc.runtime.conversation import says_nothing
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.chat import ChatRequest, Message, Tool
 from llmc.runtime.server.served_model import ServedModel, check_text
+from llmc.runtime.text.conversation import says_nothing
 
 # What templates call the variable that turns thinking off: Qwen's, and DeepSeek's and Granite's.
 _THINKING_SWITCHES = ("enable_thinking", "thinking")

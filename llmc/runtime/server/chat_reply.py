@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmc.runtime.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
+from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
 from llmc.runtime.server.answer_plan import AnswerPlan
 from llmc.runtime.server.chat_deltas import ChatDeltas, joined_message
 from llmc.runtime.server.completion_reply import ranked, usage_json

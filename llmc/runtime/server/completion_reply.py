@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from llmc.runtime.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
+from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
 from llmc.runtime.server.schemas.completion import CompletionRequest
 from llmc.runtime.server.served_model import ServedModel
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine_stats import RequestView
-from llmc.runtime.request_output import RequestOutput
+from llmc.runtime.requests.request_output import RequestOutput
 
 _REMEMBERED = 240
 _SHOWN_REQUESTS = 40

@@ -13,8 +13,8 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
 from llmc.errors import LlmcError
-from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.request_output import RequestOutput
+from llmc.runtime.requests.generation_request import GenerationRequest
+from llmc.runtime.requests.request_output import RequestOutput
 from llmc.runtime.server.connection import ClientLeft, while_connected
 from llmc.runtime.server.errors import ApiError, answer_to, stream_end
 from llmc.runtime.server.served_model import ServedModel

@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any
 
 from llmc.errors import UnavailableError
-from llmc.runtime.chat_template import SECONDS, ChatTemplate, TemplateRenderer
+from llmc.runtime.text.chat_template import SECONDS, ChatTemplate, TemplateRenderer
 
 _WORKERS = 2
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from prometheus_client import CollectorRegistry, Counter, Histogram
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from llmc.runtime.request_output import RequestOutput
+from llmc.runtime.requests.request_output import RequestOutput
 from llmc.runtime.server.live import LatestRequests
 
 # Of answers before a route was chosen: a wrong key, a large body, an unknown path.

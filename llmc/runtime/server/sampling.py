@@ -9,9 +9,9 @@ from typing import Any
 
 from llmc.engine_format import EngineFiles
 from llmc.errors import EngineFormatError, RequestError
-from llmc.runtime.generation_request import Priority
-from llmc.runtime.grammar import Grammar, GrammarKind
-from llmc.runtime.sampling_params import SamplingParams
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.structured import JsonObjectFormat, SchemaFormat, StructuredOutputs

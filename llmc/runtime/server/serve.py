@@ -19,7 +19,6 @@ from uvicorn.config import LOG_LEVELS, LOGGING_CONFIG
 from llmc.engine_format import engine_files
 from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.chat_template import engine_template, named_template
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.server.app import HttpLimits, create_app
@@ -36,6 +35,7 @@ from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import think_tags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import FORMS, ToolForm, form_of_template
+from llmc.runtime.text.chat_template import engine_template, named_template
 
 _CLOSE_SECONDS = 5.0
 

@@ -13,8 +13,6 @@ from typing import Any
 from fastapi.routing import APIRoute
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.chat_template import ChatTemplate
-from llmc.runtime.prompts import check_ids
 from llmc.runtime.server.errors import ApiError, bad_request
 from llmc.runtime.server.lifecycle import Lifecycle
 from llmc.runtime.server.render_queue import RenderQueue
@@ -25,7 +23,9 @@ from llmc.runtime.server.thinking import ThinkTags
 from llmc.runtime.server.token_texts import TokenTexts
 from llmc.runtime.server.tool_calls import ToolForm
 from llmc.runtime.server.unknown_fields import WarningRoute
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.chat_template import ChatTemplate
+from llmc.runtime.text.prompts import check_ids
+from llmc.runtime.text.tokenizer import Tokenizer
 
 # Shorter texts are tokenized faster than a thread is asked to.
 _INLINE_CHARACTERS = 4096

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.runtime.request_output import FinishReason
+from llmc.runtime.requests.request_output import FinishReason
 from llmc.runtime.server.chat_deltas import ChatDeltas, Json, thought_json
 from llmc.runtime.server.thinking import ThinkingReader
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from llmc.runtime.request_output import TokenLogprobs
+from llmc.runtime.requests.request_output import TokenLogprobs
 from llmc.runtime.server.token_texts import TokenTexts
 
 Json = dict[str, Any]

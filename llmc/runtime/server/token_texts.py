@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from llmc.runtime.tokenizer import Tokenizer
+from llmc.runtime.text.tokenizer import Tokenizer
 
 
 class TokenTexts:

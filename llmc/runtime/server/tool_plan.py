@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.runtime.grammar import Grammar
+from llmc.runtime.grammar.grammar import Grammar
 from llmc.runtime.server.chat_deltas import (
     AutoToolDeltas,
     ChatDeltas,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from llmc.runtime.request import SampledRequest
+from llmc.runtime.requests.request import SampledRequest
 
 
 class Drafter(Protocol):

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from llmc.runtime.request import SampledRequest
+from llmc.runtime.requests.request import SampledRequest
 
 
 class NgramDrafter:

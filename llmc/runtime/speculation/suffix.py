@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from llmc.runtime.request import SampledRequest
+from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.earlier_answers import EarlierAnswers
 from llmc.runtime.speculation.suffix_automaton import NO_DRAFT, SuffixAutomaton
 

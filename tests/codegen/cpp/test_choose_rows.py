@@ -10,12 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from llmc.ops import sampling
-from llmc.runtime.logit_edits import AllowedTokens
-from llmc.runtime.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
-from llmc.runtime.sampler import DrawRows, Sampler
-from llmc.runtime.sampler import choose as choose_tokens
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.token_filters import candidates
+from llmc.runtime.sampling.logit_edits import AllowedTokens
+from llmc.runtime.sampling.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
+from llmc.runtime.sampling.sampler import DrawRows, Sampler
+from llmc.runtime.sampling.sampler import choose as choose_tokens
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.token_filters import candidates
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, kernels
 from tests.codegen.cpp.runnable_targets import QUICKLY_RUNNABLE, RUNNABLE

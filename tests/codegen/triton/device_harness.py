@@ -16,7 +16,7 @@ from llmc.graph.execute import Chunk
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import WeightSource
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
-from llmc.runtime.step import Step
+from llmc.runtime.loop.step import Step
 from llmc.targets import gpu_target
 
 

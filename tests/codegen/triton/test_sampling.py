@@ -15,8 +15,8 @@ from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
 from llmc.graph.refusal import Refusal
 from llmc.ops import sampling
-from llmc.runtime.sampling_params import SamplingParams
-from llmc.runtime.token_filters import candidates as host_candidates
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.token_filters import candidates as host_candidates
 from tests.codegen.triton.tensor_call import TensorCall, check
 from tests.gpu_target import gpu_target
 

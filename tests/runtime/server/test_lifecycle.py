@@ -22,12 +22,12 @@ from prometheus_client import CollectorRegistry
 from starlette.testclient import TestClient
 
 from llmc.errors import ModelFailureError
-from llmc.runtime.intake import Intake
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.job_builder import JobBuilder
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.step_loop import StepLoop
 from tests.cli.command import assert_user_error, llmc
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
 
@@ -164,7 +164,7 @@ def test_every_500_is_logged_under_the_name_that_the_client_is_told(
         def check(*_: object) -> None:
             raise error
 
-        monkeypatch.setattr(Intake, "check", check)
+        monkeypatch.setattr(JobBuilder, "check", check)
         caplog.clear()
         answer: Any = client.post("/v1/completions", json={"prompt": "hi"})
         return answer

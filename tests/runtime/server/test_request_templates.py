@@ -14,12 +14,12 @@ import pytest
 from prometheus_client import CollectorRegistry
 
 from llmc.errors import RequestError, UnavailableError
-from llmc.runtime.chat_template import BUILT_IN, ChatTemplate, TemplateRenderer
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.render_queue import RenderQueue
 from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
+from llmc.runtime.text.chat_template import BUILT_IN, ChatTemplate, TemplateRenderer
 
 LOOPS = "{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}"
 USER: list[dict[str, Any]] = [{"role": "user", "content": "hi"}]

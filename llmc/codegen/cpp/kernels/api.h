@@ -177,7 +177,7 @@ typedef struct {
 void llmc_gated_activation_f32(LlmcPool* pool, const LlmcGatedActivation* arguments);
 void llmc_gated_activation_bf16(LlmcPool* pool, const LlmcGatedActivation* arguments);
 
-// tokens[i]: of row i by its numbers, as llmc/runtime/row_choice.py says; scores[i]: the row's largest logit, NaN
+// tokens[i]: of row i by its numbers, as llmc/runtime/sampling/row_choice.py says; scores[i]: the row's largest logit, NaN
 // where there is one; tokens[i] means something only if it is finite, and otherwise names the first that is at fault. A
 // thread needs llmc_choose_rows_scratch bytes.
 typedef struct {

@@ -1,4 +1,4 @@
-// A token of each row of logits, by temperature, top-k, top-p and min-p: what llmc/runtime/sampler.py does, faster.
+// A token of each row of logits, by temperature, top-k, top-p and min-p: what llmc/runtime/sampling/sampler.py does, faster.
 //
 // A row is read once, in blocks: their largest logits and, for top-p, their sums of e^((x - largest) / temperature),
 // which stay in cache. A draw is the largest sum of logit and noise, and blocks whose logits are too small for any noise

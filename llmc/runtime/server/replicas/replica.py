@@ -14,8 +14,8 @@ from pathlib import Path
 import aiohttp
 
 from llmc.errors import LlmcError
+from llmc.processes.worker_command import worker_command, worker_environment
 from llmc.runtime.server.options import ServeOptions
-from llmc.worker_command import worker_command, worker_environment
 
 WORKER = "llmc.runtime.server.replicas.worker"
 _POLL_SECONDS = 0.5

@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from llmc.runtime.request_output import ChoiceDelta, RequestOutput, Usage
+from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, Usage
 from llmc.runtime.server.answer_plan import AnswerPlan
 from llmc.runtime.server.errors import ApiError
 from llmc.runtime.server.responses.output_items import Json, OutputItems

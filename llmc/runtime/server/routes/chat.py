@@ -10,7 +10,7 @@ from typing import Any
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.chat_generation import asked_tokens, generation_request

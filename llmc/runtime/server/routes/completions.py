@@ -10,8 +10,7 @@ from contextlib import aclosing
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from llmc.runtime.generation_request import GenerationRequest
-from llmc.runtime.prompts import check_ids
+from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
 from llmc.runtime.server.errors import bad_request
@@ -22,6 +21,7 @@ from llmc.runtime.server.schemas.completion import MAX_SEQUENCES, CompletionRequ
 from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.unknown_fields import ignored_of
+from llmc.runtime.text.prompts import check_ids
 
 DEFAULT_MAX_TOKENS = 16
 

@@ -12,7 +12,7 @@ from fastapi import APIRouter, Request
 from starlette.responses import JSONResponse, Response
 
 from llmc.errors import RequestError
-from llmc.runtime.generation_request import GenerationRequest
+from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.chat_generation import generation_request

@@ -1,0 +1,174 @@
+"""A directory that appears whole or not at all: filled under a temporary name beside its destination, then renamed.
+
+The temporary directory is locked (flock) while its process lives, so that the next build can tell what a killed one
+left behind and remove it. Nothing with the suffix TEMPORARY_SUFFIX is ever loaded.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from types import TracebackType
+
+from llmc.errors import EngineFormatError
+from llmc.files.file_lock import try_lock
+from llmc.files.storage_error import storage_error
+
+TEMPORARY_SUFFIX = ".llmc-tmp"
+_RENAME_EXCHANGE = 2
+_AT_FDCWD = -100
+
+
+class AtomicDirectory:
+    """Context manager: write into `path`, then `commit()`; leaving without it removes everything written.
+
+    destination: a new name, an empty directory, or a directory for which `replaceable` is true; anything else is an
+    EngineFormatError and is never touched. It stays as it was until the commit.
+    """
+
+    def __init__(self, destination: Path, replaceable: Callable[[Path], bool]) -> None:
+        self.destination = Path(os.path.realpath(destination))
+        self._replaceable = replaceable
+        self._check_destination()
+        parent = self.destination.parent
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            remove_abandoned(self.destination)
+            self.path, self._lock = _locked_directory(self.destination)
+        except OSError as error:
+            raise EngineFormatError(
+                f"cannot create a directory in {parent}: {error.strerror}",
+                at=destination,
+                fix="choose an output in a directory that you may write to",
+            ) from None
+
+    def __enter__(self) -> AtomicDirectory:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        shutil.rmtree(self.path, ignore_errors=True)
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def commit(self) -> None:
+        """Put everything on disk, then rename; a directory that stood there before is replaced in the same instant.
+
+        Of several that commit to one destination the last one wins, whole.
+        """
+        try:
+            for folder, _, names in os.walk(self.path):
+                for name in names:
+                    _sync(Path(folder, name))
+                _sync(Path(folder))
+            self._check_destination()
+            while not _put(self.path, self.destination):
+                self._check_destination()  # Somebody else's has appeared there, or is gone.
+            _sync(self.destination.parent)
+        except OSError as error:
+            raise storage_error(error, self.destination) from None
+
+    def _check_destination(self) -> None:
+        path = self.destination
+        if not path.exists():
+            return
+        if not path.is_dir():
+            raise EngineFormatError("the output exists and is a file", at=path, fix="choose another output name")
+        if any(path.iterdir()) and not self._replaceable(path):
+            raise EngineFormatError(
+                "the output exists and is not an engine, so it is not replaced",
+                at=path,
+                fix="choose another output name, or remove the directory yourself",
+            )
+
+
+def remove_abandoned(destination: Path) -> None:
+    """Delete temporary directories for this destination whose process is gone."""
+    for path in destination.parent.glob(f".{_escaped(destination.name)}.*{TEMPORARY_SUFFIX}"):
+        lock = try_lock(path)
+        if lock is not None:
+            shutil.rmtree(path, ignore_errors=True)
+            os.close(lock)
+
+
+def _locked_directory(destination: Path) -> tuple[Path, int | None]:
+    """A new temporary directory and its lock; None where the file system has no locks.
+
+    Another build may take one that is not locked yet for abandoned, and remove it: then make a new one.
+    """
+    for _ in range(16):
+        path = destination.parent / f".{destination.name}.{os.urandom(6).hex()}{TEMPORARY_SUFFIX}"
+        path.mkdir()
+        lock = try_lock(path)
+        if lock is not None and path.exists():
+            return path, lock
+    path.mkdir(exist_ok=True)
+    return path, None
+
+
+def _escaped(name: str) -> str:
+    return "".join(f"[{c}]" if c in "*?[" else c for c in name)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _put(new: Path, destination: Path) -> bool:
+    """Move a directory to a place that is free, empty or another directory's; False if that changed meanwhile."""
+    try:
+        new.rename(destination)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+    try:
+        _exchange(new, destination)
+        return True
+    except OSError as error:
+        if error.errno not in (errno.ENOENT, errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        return False
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swap two directories in one system call where the kernel and the file system can, in renames elsewhere."""
+    if not _exchange_at_once(new, old):
+        exchange_by_renaming(new, old)
+
+
+def _exchange_at_once(new: Path, old: Path) -> bool:
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is None:
+        return False
+    if renameat2(_AT_FDCWD, os.fsencode(new), _AT_FDCWD, os.fsencode(old), _RENAME_EXCHANGE) == 0:
+        return True
+    code = ctypes.get_errno()
+    if code in (errno.ENOSYS, errno.EINVAL):
+        return False
+    raise OSError(code, os.strerror(code), str(old))
+
+
+def exchange_by_renaming(new: Path, old: Path) -> None:
+    """Swap two directories in three renames; between the first two there is nothing at `old`."""
+    aside = new.with_name(f"{new.name.removesuffix(TEMPORARY_SUFFIX)}.old{TEMPORARY_SUFFIX}")
+    old.rename(aside)
+    try:
+        new.rename(old)
+    except OSError:
+        with suppress(OSError):
+            aside.rename(old)
+        shutil.rmtree(aside, ignore_errors=True)  # It is still there if somebody else has taken its place.
+        raise
+    aside.rename(new)

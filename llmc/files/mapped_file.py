@@ -1,0 +1,24 @@
+"""A file's bytes as memory, in huge pages where the system has them."""
+
+from __future__ import annotations
+
+import mmap
+from contextlib import suppress
+
+from llmc.files.file_lock import share_lock
+
+HUGE_PAGE_BYTES = 2 << 20
+
+
+def mapped_file(descriptor: int) -> memoryview:
+    """An open file's bytes, read-only, shared with every process that maps it. The file is not empty.
+
+    What is not in the page cache yet is read into it in huge pages: with small ones, decoding reads its weights 15 to
+    20% slower (two Zen 4 cores in a virtual machine, Linux 6.18, ext4).
+    """
+    share_lock(descriptor)  # As long as it is mapped: the cache does not remove what is in use.
+    mapping = mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        with suppress(OSError):  # of a kernel without them
+            mapping.madvise(mmap.MADV_HUGEPAGE)
+    return memoryview(mapping)

@@ -1,0 +1,1 @@
+"""Processes that llmc starts and ends with itself."""

@@ -1,0 +1,1 @@
+"""What running on a GPU takes beside the executor: its program, memory, inputs and binaries."""

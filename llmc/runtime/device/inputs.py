@@ -1,0 +1,157 @@
+"""A step's inputs as one run of bytes, so that a single copy brings them to the device; and steps padded to buckets.
+
+A bucket of decodes is a shape: as many requests as one of `request_buckets`, block tables of a power of two columns.
+The requests that fill it up are decodes of token 0 at position 0 in a scratch block that no real request has: they
+read and write that block only, and their logits come after those of the real ones.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.program import CHOICE_INPUTS, Limits
+from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.sampling.row_choice import RowChoices
+
+ALIGNMENT = 64
+_INT_BYTES = 4
+_LEAST_COLUMNS = 64
+
+
+@dataclass(frozen=True)
+class StepShape:
+    """The counts of a step, which its grids, addresses and input layout follow from."""
+
+    tokens: int
+    logit_rows: int
+    requests: int
+    max_blocks: int
+
+    @staticmethod
+    def of(step: Step) -> StepShape:
+        """A step's shape."""
+        return StepShape(
+            len(step.input_ids), len(step.logit_rows), len(step.context_lens), int(step.block_tables.shape[1])
+        )
+
+    def counts(self) -> Mapping[str, int]:
+        """By the names that launches use."""
+        return {"T": self.tokens, "L": self.logit_rows, "R": self.requests, "max_blocks": self.max_blocks}
+
+    def input_offsets(self) -> Mapping[str, int]:
+        """At which byte each input starts, multiples of ALIGNMENT; `end` is the size of all."""
+        return _input_offsets(self)
+
+
+@functools.lru_cache(maxsize=256)
+def _input_offsets(shape: StepShape) -> Mapping[str, int]:
+    """Asked for by every launch of a step."""
+    lengths = {
+        "input_ids": shape.tokens,
+        "positions": shape.tokens,
+        "slot_mapping": shape.tokens,
+        "query_starts": shape.requests + 1,
+        "context_lens": shape.requests,
+        "block_tables": shape.requests * shape.max_blocks,
+        "logit_rows": shape.logit_rows,
+        **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
+    }
+    offsets, end = {}, 0
+    for name, length in lengths.items():
+        offsets[name] = end
+        end += -(-length * _INT_BYTES // ALIGNMENT) * ALIGNMENT
+    return MappingProxyType({**offsets, "end": end})
+
+
+def largest_shape(limits: Limits) -> StepShape:
+    """The shape of the largest step; columns of the block tables up to the next power of two."""
+    return StepShape(
+        limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, 1 << (_columns(limits) - 1).bit_length()
+    )
+
+
+def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
+    """Write the inputs at the shape's offsets of `into`; returns how many bytes that takes.
+
+    choices: for a step that is to choose; they come last, so that others leave their bytes as they are.
+    """
+    offsets = shape.input_offsets()
+    for holder in (step, choices):
+        for field in fields(holder) if holder is not None else ():
+            values: npt.NDArray[np.generic] = getattr(holder, field.name)
+            start = offsets[field.name]
+            into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
+    return offsets["end"] if choices is not None else offsets[next(iter(CHOICE_INPUTS))]
+
+
+def request_buckets(limits: Limits) -> tuple[int, ...]:
+    """Request counts that graphs are made for: 1, 2, 4, 8, then eighths of a power of two, up to the limits."""
+    most = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
+    sizes = {most}
+    size = 1
+    while size < most:
+        sizes.add(size)
+        size += max(1, 1 << max(0, size.bit_length() - 4)) if size >= 8 else size
+    return tuple(sorted(sizes))
+
+
+def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
+    """The smallest bucket that holds a step in which each request has one token and wants its logits, else None."""
+    shape = StepShape.of(step)
+    if not shape.tokens == shape.requests == shape.logit_rows:
+        return None
+    requests = next(size for size in request_buckets(limits) if size >= shape.requests)
+    columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
+    return StepShape(requests, requests, requests, columns)
+
+
+def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) -> Step:
+    """A step of decodes filled up to a bucket's shape."""
+    count, extra = len(step.context_lens), shape.requests - len(step.context_lens)
+    tables = np.full((shape.requests, shape.max_blocks), scratch_block, np.int32)
+    tables[:count, : step.block_tables.shape[1]] = step.block_tables
+    every = np.arange(shape.requests + 1, dtype=np.int32)
+    return Step(
+        input_ids=_extended(step.input_ids, extra, 0),
+        positions=_extended(step.positions, extra, 0),
+        slot_mapping=_extended(step.slot_mapping, extra, scratch_block * block_size),
+        query_starts=every,
+        context_lens=_extended(step.context_lens, extra, 1),
+        block_tables=tables,
+        logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
+    )
+
+
+def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
+    """A step of that shape whose requests share its tokens evenly and have max_model_len of context each.
+
+    Their blocks are spread over the cache and may coincide: for measuring only.
+    """
+    starts = np.linspace(0, shape.tokens, shape.requests + 1).astype(np.int32)
+    tables = np.arange(shape.requests * shape.max_blocks, dtype=np.int32).reshape(shape.requests, -1) % blocks
+    owners = np.repeat(np.arange(shape.requests), np.diff(starts))
+    positions = (limits.max_model_len - (starts[1:][owners] - np.arange(shape.tokens))).astype(np.int32)
+    slots = tables[owners, positions // limits.block_size] * limits.block_size + positions % limits.block_size
+    return Step(
+        input_ids=np.zeros(shape.tokens, np.int32),
+        positions=positions,
+        slot_mapping=slots.astype(np.int32),
+        query_starts=starts,
+        context_lens=np.full(shape.requests, limits.max_model_len, np.int32),
+        block_tables=tables,
+        logit_rows=np.arange(shape.tokens - shape.logit_rows, shape.tokens, dtype=np.int32),
+    )
+
+
+def _extended(values: Ints, extra: int, fill: int) -> Ints:
+    return np.concatenate([values, np.full(extra, fill, np.int32)])
+
+
+def _columns(limits: Limits) -> int:
+    return max(_LEAST_COLUMNS, -(-limits.max_model_len // limits.block_size))

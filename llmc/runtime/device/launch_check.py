@@ -1,0 +1,178 @@
+"""Check a GPU program's launches before the first: that each fits its kernel's signature and begins within memory.
+
+How far a kernel reads from where a row begins is the kernel's own; where rows begin, how many there are, how many
+programs run and what they are passed stands in the program, and is checked for the largest step.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Iterator
+from dataclasses import fields
+
+from llmc import library_products
+from llmc.errors import EngineFormatError
+from llmc.launch_arguments import Argument, Count, Operand
+from llmc.launch_grid import evaluate_grid
+from llmc.launch_signature import operand_dtypes, parameter_of
+from llmc.program import (
+    CHOICE_INPUTS,
+    CHOICE_OUTPUTS,
+    ITEMSIZES,
+    DeviceBinary,
+    DeviceKernel,
+    Launch,
+    Layout,
+    Program,
+    RowCount,
+    StepOutput,
+)
+from llmc.runtime.loop.step import Step
+from llmc.typed_json import REBUILD
+
+# What CUDA allows in each direction.
+_MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
+_MOST_FLOAT = 3.4028234663852886e38
+_ALIGNMENT = 16
+
+
+def check_kernels(program: Program) -> None:
+    """Raise EngineFormatError for a kernel that cannot be, or buffers that are not aligned as kernels expect."""
+    for problem in _kernel_problems(program):
+        raise EngineFormatError(problem, fix=REBUILD)
+
+
+def launch_problem(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds) -> str | None:
+    """What is wrong with a launch of that kernel, in words that follow its name; None if nothing is."""
+    return next(_launch_problems(launch, kernel, bounds), None)
+
+
+class LaunchBounds:
+    """The counts of a program's largest step, and how many elements lie at each operand."""
+
+    def __init__(self, program: Program) -> None:
+        limits = program.limits
+        self.dtypes = operand_dtypes(program)
+        self.counts = {
+            "T": limits.max_batch_tokens,
+            "L": limits.max_logit_rows,
+            "R": limits.max_sequences,
+            "max_blocks": -(-limits.max_model_len // limits.block_size),
+        }
+        rows = {RowCount.TOKENS: self.counts["T"], RowCount.LOGIT_ROWS: self.counts["L"], RowCount.ONE: 1}
+        # (elements, rows); no rows where a row stride means nothing.
+        self.extents: dict[tuple[str, str], tuple[int, int | None]] = {}
+        for buffer in program.buffers:
+            self.extents["buffer", buffer.name] = rows[buffer.rows] * buffer.columns, rows[buffer.rows]
+        for slot in program.weights:
+            is_matrix = slot.layout is Layout.ROWS and len(slot.shape) == 2
+            elements = slot.nbytes // ITEMSIZES[slot.dtype]
+            self.extents["weight", slot.name] = elements, slot.shape[0] if is_matrix else None
+        for index, cache in enumerate(program.caches):
+            for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
+                self.extents["cache", f"{index}.{part}"] = nbytes // ITEMSIZES[cache.dtype], None
+        # Nobody starts in the middle of an input: its place depends on the step's shape.
+        for name in (*(field.name for field in fields(Step)), *CHOICE_INPUTS):
+            self.extents["input", name] = 1, None
+        self.extents["output", "logits"] = self.counts["L"] * program.vocab_size, self.counts["L"]
+        for name in CHOICE_OUTPUTS:
+            self.extents["output", name] = self.counts["L"], self.counts["L"]
+
+
+def _kernel_problems(program: Program) -> Iterator[str]:
+    names = [kernel.name for kernel in program.kernels]
+    if len(set(names)) < len(names):
+        yield f"a kernel's name is there twice: {next(n for n in names if names.count(n) > 1)!r}"
+    for buffer in program.buffers:
+        place = buffer.offset
+        if any(part % _ALIGNMENT for part in (place.constant, place.tokens, place.logit_rows)):
+            yield f"buffer {buffer.name!r} does not always start at a multiple of {_ALIGNMENT} bytes"
+    for kernel in program.kernels:
+        parameters = [parameter.name for parameter in kernel.parameters]
+        if len({*parameters, *kernel.constants}) < len(parameters) + len(kernel.constants):
+            yield f"kernel {kernel.name} has two parameters of one name"
+        function = library_products.FUNCTIONS.get(kernel.function)
+        if kernel.is_library and (function is None or parameters != list(inspect.signature(function).parameters)):
+            yield f"kernel {kernel.name} is no function of llmc's library: {kernel.function}({', '.join(parameters)})"
+        for arch, binary in kernel.binaries.items():
+            if not _is_possible(binary):
+                yield f"kernel {kernel.name} cannot be launched as {arch} says: {binary!r:.300}"
+
+
+def _is_possible(binary: DeviceBinary) -> bool:
+    """Within what any GPU has."""
+    alignment = binary.scratch_alignment
+    return (
+        1 <= binary.threads <= 1024
+        and 1 <= binary.blocks_per_cluster <= 16
+        and 0 <= binary.shared_bytes <= 1 << 20
+        and 0 <= binary.extra_pointers <= 8
+        and 0 <= binary.scratch_bytes <= 1 << 30
+        and 1 <= alignment <= 1 << 16
+        and not alignment & (alignment - 1)
+    )
+
+
+def _launch_problems(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds) -> Iterator[str]:
+    names = [parameter.name for parameter in kernel.parameters]
+    if sorted(names) != sorted(launch.arguments):
+        yield f"has the arguments {', '.join(launch.arguments)}, the kernel takes {', '.join(names)}"
+        return
+    for parameter in kernel.parameters:
+        value = launch.arguments[parameter.name]
+        if value is None or isinstance(value, bool):
+            yield f"passes {value!r} as {parameter.name}"
+            return
+        if isinstance(value, str):
+            yield f"passes {value!r:.80} as {parameter.name}, which is no count of a step"
+            return
+        if isinstance(value, float) and not (math.isfinite(value) and abs(value) <= _MOST_FLOAT):
+            yield f"passes {value!r} as {parameter.name}, which is no fp32 number"
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            yield f"passes {value!r:.80} as {parameter.name}, which is no 64-bit number"
+        if isinstance(value, Operand):
+            yield from _operand_problems(launch, parameter.name, value, bounds)
+        needed = parameter_of(bounds.dtypes, parameter.name, value)
+        if (needed.type, parameter.type) not in _FITTING and needed.type != parameter.type:
+            yield f"passes {_shown(value)} as {parameter.name}, which is {needed.type} and not {parameter.type}"
+        if parameter.divisible and not needed.divisible:
+            yield f"passes {_shown(value)} as {parameter.name}, compiled for multiples of {_ALIGNMENT} only"
+    yield from _grid_problems(launch, bounds)
+
+
+def _shown(value: Argument) -> str:
+    """As it stands in program.json."""
+    return f"{str(value) if isinstance(value, Operand | Count) else value!r:.80}"
+
+
+# A small number may be passed as a large one.
+_FITTING = {("i32", "i64")}
+
+
+def _operand_problems(launch: Launch, name: str, operand: Operand, bounds: LaunchBounds) -> Iterator[str]:
+    extent = bounds.extents.get((operand.space, operand.name))
+    if extent is None:
+        yield f"names {operand}, which the program does not have"
+        return
+    elements, rows = extent
+    stride = launch.arguments.get(f"{name.removesuffix('_ptr')}_row_stride")
+    if isinstance(stride, int) and stride < 0:
+        yield f"goes back by {-stride} elements from row to row of {operand}"
+    last = operand.offset + (stride * (rows - 1) if isinstance(stride, int) and rows is not None else 0)
+    if last >= elements:
+        yield f"begins a row at element {last} of {operand}, which has {elements}"
+    if (
+        operand.space == "input"
+        and operand.name in CHOICE_INPUTS
+        and (not launch.wanted or StepOutput.LOGITS in launch.wanted)
+    ):
+        yield f"reads {operand} in steps that choose no tokens"
+
+
+def _grid_problems(launch: Launch, bounds: LaunchBounds) -> Iterator[str]:
+    for counts in (bounds.counts, dict.fromkeys(bounds.counts, 1)):
+        for text, most in zip(launch.grid, _MOST_PROGRAMS, strict=False):
+            size = evaluate_grid(text, counts)
+            if size > most:
+                yield f"has {size} programs in one direction, at most {most} can be"

@@ -1,0 +1,74 @@
+"""What an engine takes of a GPU's memory, and how many blocks of KV cache that leaves."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.errors import OptionError
+from llmc.program import Program
+from llmc.runtime.device.inputs import largest_shape
+from llmc.runtime.kv_capacity import wanted_blocks
+
+# For graphs, the library's own workspaces and fragmentation: of the free memory, and at least.
+RESERVED_FRACTION = 0.05
+RESERVED_BYTES = 256 << 20
+
+
+@dataclass(frozen=True)
+class DeviceMemory:
+    """Bytes by purpose. blocks: of the KV cache that requests use; one more is allocated for padding."""
+
+    weights: int
+    arena: int
+    logits: int
+    inputs: int
+    block: int
+    blocks: int
+
+    @property
+    def cache(self) -> int:
+        """The KV cache with its scratch block."""
+        return (self.blocks + 1) * self.block
+
+    def arithmetic(self) -> str:
+        """The sum in words, for errors."""
+        fixed = self.weights + self.arena + self.logits + self.inputs
+        return (
+            f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + logits and inputs "
+            f"{_gb(self.logits + self.inputs)} + KV cache {_gb(self.cache)} ({self.blocks} blocks and one for padding) "
+            f"= {_gb(fixed + self.cache)}"
+        )
+
+
+def plan_device_memory(program: Program, free: int, kv_cache_bytes: int | None) -> DeviceMemory:
+    """How a device's `free` bytes are used: the KV cache gets kv_cache_bytes, or what is left after the rest.
+
+    Never more than every sequence at full length needs. Raises OptionError with the arithmetic if one sequence of
+    max_model_len does not fit.
+    """
+    limits = program.limits
+    wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
+    weights = sum(-(-slot.nbytes // 512) * 512 for slot in program.weights)
+    arena = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
+    logits = limits.max_logit_rows * program.vocab_size * 4
+    inputs = largest_shape(limits).input_offsets()["end"]
+    block = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
+    reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
+    left = free - weights - arena - logits - inputs - reserved - block
+    room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
+    blocks = min(wanted, max(0, room) // block) if block else wanted
+    if blocks < per_sequence or left < 0:
+        least = DeviceMemory(weights, arena, logits, inputs, block, per_sequence)
+        given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
+        raise OptionError(
+            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {least.arithmetic()}, with "
+            f"{_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
+            at="the GPU's memory",
+            fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
+            "larger GPU",
+        )
+    return DeviceMemory(weights, arena, logits, inputs, block, blocks)
+
+
+def _gb(nbytes: int) -> str:
+    return f"{nbytes / 1e9:.2f} GB" if nbytes >= 10_000_000 else f"{nbytes / 1e6:.2f} MB"

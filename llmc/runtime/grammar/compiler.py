@@ -1,0 +1,276 @@
+"""Compile grammars off the engine's loop: each is tried first in a process that is killed if it takes too long.
+
+Most grammars take milliseconds. Each gets a short first try; those that need longer then wait for each other, and not
+the others for them. A grammar's time runs from its request's arrival: of many bombs at once all are refused in time.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import LlmcError, RequestError, UnavailableError
+from llmc.processes.worker_process import WorkerError, WorkerProcess
+from llmc.runtime.grammar.grammar import Grammar
+from llmc.runtime.grammar.matcher import GrammarMask, grammar_tokenizer, new_matcher
+
+if TYPE_CHECKING:
+    from llguidance import LLMatcher, LLTokenizer
+
+WORKER = "llmc.runtime.grammar.worker"
+# A schema of hundreds of fields takes some 0.1 s. Who sends a bomb is to have an answer within two seconds.
+SECONDS = 1.5
+# Of the first try. Seats: grammars that are tried at a time.
+_QUICK_SECONDS = 0.2
+_QUICK_SEATS, _LONG_SEATS = 2, 1
+_WORKERS = _QUICK_SEATS + _LONG_SEATS
+# They mostly wait for a seat, and none for longer than its grammar's time.
+_THREADS = 32
+_SHORTEST_TRY = 1e-3
+# For a worker to say that the time is over.
+_REPLY_SECONDS = 1.0
+_MEMORY_BYTES = 1 << 30
+_KEPT = 64
+_LONGEST_SOURCE = 1 << 20
+NewMask = Callable[[], GrammarMask]
+
+
+class GrammarCompiler:
+    """Makes masks for an engine's vocabulary; keeps the latest grammars compiled. For any thread.
+
+    tokenizer: tokenizer.json. seconds: that a grammar may take.
+    """
+
+    def __init__(
+        self, tokenizer: Path, vocab_size: int, eos_token_ids: tuple[int, ...], seconds: float = SECONDS
+    ) -> None:
+        self._path = tokenizer
+        self._vocab_size = vocab_size
+        self._eos_token_ids = eos_token_ids
+        self._seconds = seconds
+        self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
+        self._quick = threading.BoundedSemaphore(_QUICK_SEATS)
+        self._long = threading.BoundedSemaphore(_LONG_SEATS)
+        self._idle: list[WorkerProcess] = []
+        self._busy: set[WorkerProcess] = set()
+        self._is_starting = self._is_closed = False
+        self._wanted = 1
+        self._compiled: OrderedDict[Grammar, LLMatcher] = OrderedDict()
+        self._underway: dict[Grammar, Future[LLMatcher]] = {}
+
+    def compile(self, grammar: Grammar, arrived: float | None = None) -> NewMask:
+        """Makes masks at the grammar's beginning, one for each choice. Raises RequestError for a bad or slow one.
+
+        arrived: when its request did, on the clock of time.monotonic; default now, once a worker has started.
+        Raises UnavailableError if no worker has started in time.
+        """
+        if len(grammar.source) > _LONGEST_SOURCE:
+            raise RequestError(
+                f"the grammar has {len(grammar.source)} characters, and at most {_LONGEST_SOURCE} are compiled",
+                at="grammar",
+                fix="simplify it",
+            )
+        known = self.compiled(grammar)
+        if known is not None:
+            return known
+        if arrived is None:
+            with self._changed:
+                self._start_missing()
+                self._changed.wait_for(lambda: self._idle or self._busy or not self._is_starting)
+            arrived = time.monotonic()
+        deadline = arrived + self._seconds
+        with self._lock:
+            underway = self._underway.get(grammar)
+            if underway is None:
+                ours = self._underway[grammar] = Future()
+        if underway is not None:
+            # Of a request with many prompts, and of requests that come together.
+            try:
+                return self._new_mask(underway.result(max(0.0, deadline - time.monotonic())))
+            except TimeoutError:
+                raise self._too_slow() from None
+        try:
+            matcher = new_matcher(self._tokenizer, self._tried(grammar, deadline))
+        except BaseException as error:
+            ours.set_exception(error)
+            raise
+        else:
+            ours.set_result(matcher)
+            self._keep(grammar, matcher)
+        finally:
+            with self._lock:
+                del self._underway[grammar]
+        return self._new_mask(matcher)
+
+    def compiled(self, grammar: Grammar) -> NewMask | None:
+        """The same at once, if the grammar is among those that are kept."""
+        with self._lock:
+            matcher = self._compiled.get(grammar)
+            if matcher is None:
+                return None
+            self._compiled.move_to_end(grammar)
+        return self._new_mask(matcher)
+
+    def threads(self) -> ThreadPoolExecutor:
+        """Threads to call `compile` from, of the caller's own."""
+        return ThreadPoolExecutor(_THREADS, "llmc-grammar")
+
+    def prepare(self) -> None:
+        """Start a worker before the first grammar comes, which starts the others; wait for those that start now.
+
+        Does nothing where grammars cannot be compiled.
+        """
+        with suppress(LlmcError):
+            tokenizer = self._tokenizer
+            del tokenizer
+            with self._changed:
+                self._start_missing()
+                self._changed.wait_for(lambda: not self._is_starting)
+
+    def close(self) -> None:
+        """End the workers; a grammar that is being compiled is an error then, and each that comes later."""
+        with self._changed:
+            self._is_closed = True
+            workers = [*self._idle, *self._busy]
+            self._idle.clear()
+            self._busy.clear()
+            self._changed.notify_all()
+        for worker in workers:
+            worker.kill()
+
+    @cached_property
+    def _tokenizer(self) -> LLTokenizer:
+        return grammar_tokenizer(self._path, self._vocab_size, self._eos_token_ids)
+
+    def _new_mask(self, matcher: LLMatcher) -> NewMask:
+        return lambda: GrammarMask(matcher.deep_copy(), self._vocab_size)
+
+    def _keep(self, grammar: Grammar, matcher: LLMatcher) -> None:
+        with self._lock:
+            self._compiled[grammar] = matcher
+            if len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+
+    def _tried(self, grammar: Grammar, deadline: float) -> str:
+        """The grammar in llguidance's notation, once it has been compiled in time in a worker."""
+        tokenizer = self._tokenizer  # Says what is missing, which the worker could not.
+        del tokenizer
+        try:
+            answer = self._try(grammar, self._quick, _QUICK_SECONDS, deadline)
+            if answer is not None and "late" in answer:
+                answer = self._try(grammar, self._long, self._seconds, deadline) or answer
+        except WorkerError as error:
+            raise _failure(str(error)) from None
+        if answer is None:
+            raise UnavailableError("what compiles grammars is still starting", at="grammar", fix="try again later")
+        if "late" in answer:
+            raise self._too_slow()
+        if "lost" in answer:
+            raise _failure("it needs too much memory, or its process was ended")
+        if "error" in answer:
+            raise RequestError(
+                answer["error"], at="grammar", fix="correct or simplify the schema, expression or grammar"
+            )
+        return str(answer["grammar"])
+
+    def _try(
+        self, grammar: Grammar, seats: threading.BoundedSemaphore, seconds: float, deadline: float
+    ) -> dict[str, Any] | None:
+        """A worker's answer: `late` after `seconds` or at the deadline; None if no worker has started by then."""
+        if time.monotonic() >= deadline or not seats.acquire(timeout=max(0.0, deadline - time.monotonic())):
+            return {"late": True}
+        try:
+            worker = self._take_worker(deadline)
+            if worker is None:
+                return None
+            allowed = max(_SHORTEST_TRY, min(seconds, deadline - time.monotonic()))
+            before = grammar.preamble
+            question = {
+                "kind": grammar.kind.value,
+                "source": grammar.source,
+                "preamble": None if before is None else (before.opening, before.closing),
+                "seconds": allowed,
+            }
+            try:
+                answer = worker.ask(question, allowed + _REPLY_SECONDS)
+            except WorkerError:
+                self._discard(worker)
+                raise
+            self._give_back(worker)
+        finally:
+            seats.release()
+        return answer
+
+    def _too_slow(self) -> RequestError:
+        return _failure(f"it did not finish within {self._seconds:g} seconds")
+
+    def _take_worker(self, deadline: float) -> WorkerProcess | None:
+        """An idle one; one that is being started is waited for until the deadline."""
+        with self._changed:
+            self._wanted = _WORKERS
+            self._start_missing()
+            until = max(0.0, deadline - time.monotonic())
+            self._changed.wait_for(lambda: self._idle or self._is_closed or not self._is_starting, until)
+            if self._idle:
+                worker = self._idle.pop()
+                self._busy.add(worker)
+                return worker
+            if self._is_closed:
+                raise WorkerError("its process was ended")
+            if self._is_starting:
+                return None
+        raise WorkerError("its process did not start")
+
+    def _start_missing(self) -> None:
+        """In the background, one after the other. Under the lock."""
+        if not self._is_starting and not self._is_closed and len(self._idle) + len(self._busy) < self._wanted:
+            self._is_starting = True
+            threading.Thread(target=self._start, name="llmc-grammar-start", daemon=True).start()
+
+    def _start(self) -> None:
+        with suppress(WorkerError):  # Whoever waits for a worker is told.
+            while self._add(self._new_worker()):
+                pass
+        with self._changed:
+            self._is_starting = False
+            self._changed.notify_all()
+
+    def _add(self, worker: WorkerProcess) -> bool:
+        """Whether yet another is missing."""
+        with self._changed:
+            if not self._is_closed:
+                self._idle.append(worker)
+                self._changed.notify()
+                return len(self._idle) + len(self._busy) < self._wanted
+        worker.kill()
+        return False
+
+    def _new_worker(self) -> WorkerProcess:
+        eos = ",".join(map(str, self._eos_token_ids))
+        return WorkerProcess(WORKER, (str(self._path), str(self._vocab_size), eos, str(_MEMORY_BYTES)))
+
+    def _give_back(self, worker: WorkerProcess) -> None:
+        with self._changed:
+            if worker in self._busy:
+                self._busy.remove(worker)
+                self._idle.append(worker)
+                self._changed.notify()
+
+    def _discard(self, worker: WorkerProcess) -> None:
+        with self._lock:
+            is_ours = worker in self._busy
+            self._busy.discard(worker)
+        if is_ours:
+            worker.kill()
+
+
+def _failure(reason: str) -> RequestError:
+    return RequestError(f"the grammar could not be compiled: {reason}", at="grammar", fix="simplify the grammar")

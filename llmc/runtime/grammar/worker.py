@@ -1,0 +1,84 @@
+"""The process in which grammars are tried: limits on itself first, then one question and one answer a line.
+
+Each grammar is tried in a child that the kernel ends when its time is over, so that a bomb costs no new process with
+a vocabulary of its own, which takes up to a second to make.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import signal
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from llmc.errors import LlmcError
+from llmc.processes.lifeline import end_with
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind, Preamble
+from llmc.runtime.grammar.matcher import grammar_tokenizer, matcher_grammar, new_matcher, start_mask
+
+if TYPE_CHECKING:
+    from llguidance import LLTokenizer
+
+
+def main() -> None:
+    """Arguments: tokenizer.json, vocabulary size, end-of-text ids with commas, bytes of memory beyond Python's, the
+    lifeline."""
+    path, vocab_size, eos, memory_bytes, lifeline = sys.argv[1:]
+    end_with(int(lifeline))
+    tokenizer = grammar_tokenizer(Path(path), int(vocab_size), tuple(map(int, filter(None, eos.split(",")))))
+    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[0])
+    most = pages * resource.getpagesize() + int(memory_bytes)
+    resource.setrlimit(resource.RLIMIT_AS, (most, most))
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    print(json.dumps({"ready": True}), flush=True)
+    for line in sys.stdin:
+        print(json.dumps(in_child(json.loads(line), tokenizer, int(vocab_size))), flush=True)
+
+
+def in_child(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) -> dict[str, Any]:
+    """The answer of a child: grammar or error, late if it had not ended in time, lost if it ended without an answer."""
+    reading, writing = os.pipe()
+    child = os.fork()  # This process has one thread.
+    if child == 0:
+        _answer_and_end(question, tokenizer, vocab_size, writing)
+    os.close(writing)
+    with os.fdopen(reading, "rb") as pipe:
+        said = pipe.read()
+    _, status = os.waitpid(child, 0)
+    if status == 0:
+        answer: dict[str, Any] = json.loads(said)
+        return answer
+    is_late = os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGALRM
+    return {"late" if is_late else "lost": True}
+
+
+def _answer_and_end(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int, writing: int) -> NoReturn:
+    code = 1
+    try:
+        # Without a handler the signal ends the process wherever it is, in llguidance's code too.
+        signal.setitimer(signal.ITIMER_REAL, question["seconds"])
+        with os.fdopen(writing, "wb") as pipe:
+            pipe.write(json.dumps(answer_to(question, tokenizer, vocab_size)).encode())
+        code = 0
+    finally:
+        os._exit(code)
+
+
+def answer_to(question: dict[str, Any], tokenizer: LLTokenizer, vocab_size: int) -> dict[str, str]:
+    """The grammar in llguidance's notation, or the error that it is."""
+    try:
+        preamble = None if question["preamble"] is None else Preamble(*question["preamble"])
+        text = matcher_grammar(Grammar(GrammarKind(question["kind"]), question["source"], preamble))
+        start_mask(new_matcher(tokenizer, text), vocab_size)
+    except LlmcError as error:
+        return {"error": error.problem}
+    except (MemoryError, RecursionError) as error:
+        return {"error": f"it is too large ({type(error).__name__})"}
+    return {"grammar": text}
+
+
+if __name__ == "__main__":
+    main()

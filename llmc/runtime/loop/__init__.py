@@ -1,0 +1,1 @@
+"""schedule → execute → sample → publish, one step at a time."""

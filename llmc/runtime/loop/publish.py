@@ -1,0 +1,135 @@
+"""Run a step and give each request what it asked for: logits, or a token that was chosen where the logits are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from llmc.errors import RequestError
+from llmc.program import StepOutput
+from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, DrawingExecutor, Executor, Logits
+from llmc.runtime.loop.step import Step
+from llmc.runtime.requests.request import LogitRows, SampledRequest
+from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
+from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose, choose_largest
+from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
+
+
+class StepResults(LogitRows, Protocol):
+    """A step's logits, and the tokens chosen from them."""
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
+        """Each sampler's token for its row, or why there is none. `rows` ascend."""
+        ...
+
+
+def compute(executor: Executor, step: Step) -> StepResults:
+    """Run a step whose tokens are chosen here."""
+    return _HostResults(executor.step(step), drawing_of(executor))
+
+
+def drawing_of(executor: Executor) -> DrawRows | None:
+    """The executor's kernel that draws from rows that the host changed, if it has one."""
+    return executor.draw if isinstance(executor, DrawingExecutor) else None
+
+
+def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> StepResults:
+    """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
+    choices = [request.choice for request in plan.decodes]
+    choices += [chunk.request.choice for chunk in plan.chunks for _ in range(chunk.logit_rows)]
+    if not any(choices):
+        return compute(executor, step)
+    given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
+    chosen = executor.choose(step, wanted, given)
+    if wanted is StepOutput.BEST and np.isinf(chosen.scores).any():
+        executor.step(step)  # It may be NaN, too: only logits tell, and a step of this kind leaves none.
+    return _DeviceResults(executor, chosen, choices)
+
+
+def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Sequence[int | RequestError]:
+    """Give every request its logits, or the token that was chosen from them for it, and advance the chunks.
+
+    Returns what the decodes got, in order, and perhaps more.
+    """
+    batch = plan.decodes.copy()
+    rows = list(range(len(batch)))
+    readers: list[tuple[Chunk, int]] = []
+    row = decodes = len(batch)
+    for chunk in plan.chunks:
+        request = chunk.request
+        scheduler.advance(chunk)
+        if not chunk.logit_rows:
+            continue  # The request goes on prefilling; whether this chunk came out well shows in later logits.
+        if isinstance(request, SampledRequest) and request.is_steady:
+            batch.append(request)
+            rows.append(row)
+        else:
+            readers.append((chunk, row))
+        row += chunk.logit_rows
+    tokens = results.tokens([request.sampler for request in batch], rows)
+    for request, row, token in zip(batch, rows, tokens, strict=True):
+        if isinstance(token, int):
+            request.accept(token, results, row)
+        else:
+            request.fail(token)
+        if request.finished or row >= decodes:
+            scheduler.settle(request)
+    for chunk, row in readers:
+        request = chunk.request
+        request.read(request.computed - chunk.logit_rows, results.logits(row, chunk.logit_rows))
+        request.follow(scheduler)
+        scheduler.settle(request)
+    return tokens
+
+
+@dataclass(frozen=True)
+class _HostResults:
+    all_logits: Logits
+    draw: DrawRows | None
+
+    def logits(self, first: int, count: int) -> Logits:
+        """A view."""
+        return self.all_logits[first : first + count]
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
+        """Chosen here."""
+        if samplers and all(sampler.is_argmax for sampler in samplers):
+            return choose_largest(samplers, self.all_logits, rows)
+        return choose(samplers, [self.all_logits[row] for row in rows], self.draw)
+
+
+@dataclass(frozen=True)
+class _DeviceResults:
+    """chosen: for the rows with a choice; the others' logits are fetched."""
+
+    executor: ChoosingExecutor
+    chosen: Chosen
+    choices: Sequence[RowChoice | None]
+
+    def logits(self, first: int, count: int) -> Logits:
+        """Copied from the device."""
+        return self.executor.logits(first, count)
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
+        """Those that the device chose, and those for rows that it left open, or whose largest logit is no number."""
+        tokens = self.chosen.tokens.tolist()
+        is_usable = (self.chosen.covered & np.isfinite(self.chosen.scores)).tolist()
+        found: list[int | RequestError] = []
+        left: list[int] = []
+        for index, (sampler, row) in enumerate(zip(samplers, rows, strict=True)):
+            if is_usable[row] and self.choices[row] is not None:
+                sampler.count()
+                found.append(tokens[row])
+                continue
+            left.append(index)
+            found.append(0)
+        if left:
+            logits = [self.logits(rows[index], 1)[0] for index in left]
+            chosen = choose([samplers[index] for index in left], logits, drawing_of(self.executor))
+            for index, token in zip(left, chosen, strict=True):
+                found[index] = token
+        return found

@@ -1,0 +1,260 @@
+"""One step loop for any number of threads: whoever needs a step takes it for all, and the others wait for theirs.
+
+A thread that waits for its requests leads if nobody does. It steps until its own have what they wait for, looks after
+each step whether others have what they wait for, and then hands over to one that waits on. So the requests of all
+threads share steps; there is no thread but the callers', and a caller that is alone never waits and wakes nobody.
+
+Only the leader touches the loop. What others want of it they put into a queue that it empties between steps. Putting
+something there, and trying to lead, wait for no lock, so that a finalizer may do it at any moment.
+
+Ctrl-C may come at any moment too, in the leader's Python code as in its step. Then the loop goes on if it is whole, and
+otherwise another takes its place and all that is in flight ends with an error: no thread hangs or gets a wrong answer.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from queue import Empty, SimpleQueue
+from threading import RLock, get_ident
+
+from llmc.errors import LlmcError, RequestError, UnavailableError
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.request import Request
+
+Ready = Callable[[], bool]
+Until = Callable[[Ready], None]
+# A thread that an interrupt has thrown out of its turn may have woken nobody. Those that wait look by themselves then.
+_LOOK_SECONDS = 0.5
+
+
+class SharedLoop:
+    """Runs the requests of every thread in one StepLoop. obstacle: why it cannot, which all are told."""
+
+    def __init__(self, loop: StepLoop, obstacle: LlmcError | None = None) -> None:
+        self._loop = loop
+        # Held by the leader. It knows its holder, so that one who was thrown out can let go without knowing how far
+        # he had come.
+        self._turn = RLock()
+        self._leader: int | None = None
+        # Threads that wait or lead. What a finalizer does in one of these has to leave the loop alone.
+        self._inside: set[int] = set()
+        self._wishes: deque[Callable[[], None]] = deque()
+        self._waiters: list[_Waiter] = []
+        self._refusal: Callable[[], LlmcError] | None = None if obstacle is None else lambda: obstacle
+        self._is_closed = False
+
+    @property
+    def loop(self) -> StepLoop:
+        """What is stepped."""
+        return self._loop
+
+    @contextmanager
+    def serving(self, requests: Sequence[Request], leaving: Callable[[], Iterable[Request]]) -> Iterator[Until]:
+        """Queue the requests, and drop those of `leaving` in the end.
+
+        Gives a function that steps, or waits while another thread does, until the function that it is given says
+        that it is time; that one is called between steps, by any thread. Raises RequestError when the loop is closed
+        or claimed, also meanwhile, and UnavailableError if another thread's step was broken off at a bad moment.
+        """
+        loop = self._loop
+        self._check(loop)
+        self._wishes.append(partial(self._add, loop, requests))
+        try:
+            yield partial(self._until, loop)
+        finally:
+            self._wishes.append(partial(self._drop, loop, leaving))
+            self._tend()
+
+    def close(self, refusal: Callable[[], LlmcError]) -> bool:
+        """From now on, and for all who wait, there is only the refusal. No step runs any more when this comes back.
+
+        Returns whether it was open. Raises RequestError while the loop is claimed.
+        """
+        self._check_outside()
+        if self._refusal is _claimed:
+            raise _claimed()
+        if self._is_closed:
+            return False
+        self._is_closed = True
+        self._refusal = refusal  # The leader sees it after its step.
+        with self._turn:
+            self._wake_all()
+        return True
+
+    def claim(self) -> StepLoop:
+        """Take the loop, to step it alone until `unclaim`. Raises RequestError if it is in use, or closed."""
+        self._check_outside()
+        with self._turn:
+            self._check(self._loop)
+            self._grant()
+            if not self._loop.scheduler.idle:
+                raise RequestError("the engine has requests in flight", fix="let them end first, and close streams")
+            self._refusal = _claimed
+            self._wake_all()
+            return self._loop
+
+    def unclaim(self) -> None:
+        """The loop may be shared again. If it is not claimed, nothing happens."""
+        if self._refusal is _claimed:
+            self._refusal = None
+
+    def _until(self, loop: StepLoop, ready: Ready) -> None:
+        self._check_outside()
+        try:
+            self._take_part(loop, ready)
+        finally:
+            self._let_go()
+
+    def _take_part(self, loop: StepLoop, ready: Ready) -> None:
+        waiter: _Waiter | None = None
+        try:
+            self._inside.add(get_ident())
+            while waiter is None or not waiter.is_done:
+                if self._turn.acquire(blocking=False):
+                    self._lead(loop, ready, waiter)
+                    return
+                if waiter is None:
+                    waiter = _Waiter(ready)
+                    # Then try once more: the leader may have left before it could see this.
+                    self._wishes.append(partial(self._waiters.append, waiter))
+                else:
+                    self._check(loop)
+                    with suppress(Empty):
+                        waiter.woken.get(timeout=_LOOK_SECONDS)
+        finally:
+            if waiter is not None and not waiter.is_done:
+                self._wishes.append(partial(self._forget, waiter))
+            if self._leader == get_ident():
+                self._hand_over()
+            self._inside.discard(get_ident())
+
+    def _lead(self, loop: StepLoop, ready: Ready, waiter: _Waiter | None) -> None:
+        self._leader = get_ident()
+        self._check(loop)
+        self._grant()
+        if waiter is not None:
+            self._forget(waiter)
+            if waiter.is_done:
+                return
+        while not ready():
+            self._step()
+            if self._waiters:
+                self._tell()
+            if self._wishes:
+                self._grant()
+            self._check(loop)
+
+    def _step(self) -> None:
+        try:
+            self._loop.step()
+        except BaseException:
+            if not self._loop.recover():
+                self._loop = self._loop.renewed()
+            raise
+
+    def _tell(self) -> None:
+        """Wake those who have what they wait for."""
+        try:
+            for waiter in self._waiters.copy():
+                if waiter.ready():
+                    waiter.is_done = True
+                    self._waiters.remove(waiter)
+                    waiter.woken.put(None)
+        except BaseException:
+            self._loop = self._loop.renewed()
+            raise
+
+    def _grant(self) -> None:
+        try:
+            while self._wishes:
+                self._wishes.popleft()()
+        except BaseException:
+            self._loop = self._loop.renewed()
+            raise
+
+    def _hand_over(self) -> None:
+        """End the turn; one of those that wait leads on."""
+        while True:
+            self._leader = None
+            heir = self._waiters[0] if self._waiters else None
+            self._turn.release()
+            # Who has wished for something since the last look and could not take the turn relies on this.
+            if not self._wishes or self._refusal is not None or not self._turn.acquire(blocking=False):
+                break
+            self._leader = get_ident()
+            self._grant()
+        if heir is not None:
+            heir.woken.put(None)
+
+    def _let_go(self) -> None:
+        """Have no turn, whatever came between."""
+        with suppress(RuntimeError):
+            while True:
+                self._turn.release()
+        if self._leader == get_ident():
+            self._leader = None
+        self._inside.discard(get_ident())
+
+    def _tend(self) -> None:
+        """Grant what is wished for, unless there is a leader, who will, or nobody may any more."""
+        if get_ident() in self._inside or self._refusal is not None:
+            return
+        try:
+            self._inside.add(get_ident())
+            if self._turn.acquire(blocking=False):
+                self._leader = get_ident()
+                self._grant()
+                self._hand_over()
+            self._inside.discard(get_ident())
+        finally:
+            self._let_go()
+
+    def _wake_all(self) -> None:
+        """Let those who wait see the refusal. With the turn; who comes later sees it before waiting."""
+        self._grant()
+        for waiter in self._waiters:
+            waiter.woken.put(None)
+
+    def _add(self, loop: StepLoop, requests: Sequence[Request]) -> None:
+        if loop is self._loop and self._refusal is None:
+            for request in requests:
+                loop.add(request)
+
+    def _drop(self, loop: StepLoop, leaving: Callable[[], Iterable[Request]]) -> None:
+        if loop is self._loop:
+            for request in leaving():
+                loop.remove(request)
+
+    def _forget(self, waiter: _Waiter) -> None:
+        if waiter in self._waiters:
+            self._waiters.remove(waiter)
+
+    def _check(self, loop: StepLoop) -> None:
+        """Raise why requests of that loop cannot go on."""
+        if self._refusal is not None:
+            raise self._refusal()
+        if loop is not self._loop:
+            raise UnavailableError("a step was broken off in another thread, which ends this request", fix="ask again")
+
+    def _check_outside(self) -> None:
+        if get_ident() in self._inside:
+            raise RequestError(
+                "the engine was called from inside one of its own steps", fix="call it when the step is over"
+            )
+
+
+@dataclass(eq=False)
+class _Waiter:
+    """A thread that waits until `ready`. woken: gets an entry when that is so, and when it may have to lead."""
+
+    ready: Ready
+    woken: SimpleQueue[None] = field(default_factory=SimpleQueue)
+    is_done: bool = False
+
+
+def _claimed() -> RequestError:
+    return RequestError("the engine belongs to an AsyncEngine", fix="ask that one, or load the engine a second time")

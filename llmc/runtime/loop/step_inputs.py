@@ -1,0 +1,107 @@
+"""The arrays that a step reads, allocated once and filled from the scheduler's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from llmc.errors import RequestError
+from llmc.program import Limits
+from llmc.runtime.loop.step import Step
+from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
+
+
+class StepInputs:
+    """Room for the largest step that the limits allow.
+
+    What the decodes need stands at their places from step to step, and is advanced as a whole: only those that have
+    come to their place or have got a block are written anew. The chunks come after them, written for each step.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._block_size = limits.block_size
+        self._input_ids = np.zeros(limits.max_batch_tokens, np.int32)
+        self._positions = np.zeros(limits.max_batch_tokens, np.int32)
+        self._slots = np.zeros(limits.max_batch_tokens, np.int32)
+        self._starts = np.zeros(limits.max_sequences + 1, np.int32)
+        self._lengths = np.zeros(limits.max_sequences, np.int32)
+        blocks = -(-limits.max_model_len // limits.block_size)
+        self._standing_tables = np.zeros((limits.max_sequences, blocks), np.int32)
+        self._tables = np.zeros(limits.max_sequences * blocks, np.int32)
+        self._rows = np.zeros(limits.max_logit_rows, np.int32)
+        self._counting = np.arange(max(limits.max_batch_tokens, limits.max_sequences) + 1, dtype=np.int32)
+        self._decodes = 0
+
+    def fill(self, plan: StepPlan) -> Step:
+        """The arrays of a plan's tokens, one request after the other."""
+        size, chunks = self._block_size, plan.chunks
+        tokens = rows = self._decodes = len(plan.decodes)
+        self._grow(plan)
+        self._enter(plan)
+        requests = tokens + len(chunks)
+        counting = self._counting[: tokens + 1]
+        self._starts[: tokens + 1] = counting
+        self._rows[:tokens] = counting[:-1]
+        np.add(self._positions[:tokens], 1, out=self._lengths[:tokens])
+        for r, chunk in enumerate(chunks, tokens):
+            end = tokens + chunk.tokens
+            self._starts[r + 1] = end
+            self._lengths[r] = chunk.start + chunk.tokens
+            self._rows[rows : rows + chunk.logit_rows] = self._counting[end - chunk.logit_rows : end]
+            tokens, rows = end, rows + chunk.logit_rows
+        width = -(-int(self._lengths[:requests].max()) // size)
+        tables = self._tables[: requests * width].reshape(requests, width)
+        tables[: self._decodes] = self._standing_tables[: self._decodes, :width]
+        for r, chunk in enumerate(chunks, self._decodes):
+            self._fill_chunk(chunk, int(self._starts[r]), tables[r])
+        return Step(
+            input_ids=self._input_ids[:tokens],
+            positions=self._positions[:tokens],
+            slot_mapping=self._slots[:tokens],
+            query_starts=self._starts[: requests + 1],
+            context_lens=self._lengths[:requests],
+            block_tables=tables,
+            logit_rows=self._rows[:rows],
+        )
+
+    def advance(self, chosen: Sequence[int | RequestError]) -> None:
+        """The last step has given the decodes these tokens, in order; one that got an error does not go on."""
+        decodes = self._decodes
+        if decodes:
+            tokens: Any = chosen[:decodes]
+            try:
+                self._input_ids[:decodes] = tokens
+            except TypeError:
+                self._input_ids[:decodes] = [t if isinstance(t, int) else 0 for t in tokens]
+            self._positions[:decodes] += 1
+            self._slots[:decodes] += 1
+
+    def _grow(self, plan: StepPlan) -> None:
+        """Those that begin a block: it is their table's last, and they write its first slot."""
+        placed = [(place, r.standing.blocks) for r in plan.grown if (place := r.decoding.place) is not None]
+        if placed:
+            places, grown = zip(*placed, strict=True)
+            blocks = np.array([own[-1] for own in grown], np.int32)
+            self._standing_tables[list(places), [len(own) - 1 for own in grown]] = blocks
+            self._slots[list(places)] = blocks * self._block_size
+
+    def _enter(self, plan: StepPlan) -> None:
+        for request in plan.entered:
+            place = request.decoding.place
+            if place is not None:
+                position, blocks, size = request.computed, request.standing.blocks, self._block_size
+                self._input_ids[place] = request.tokens[-1]
+                self._positions[place] = position
+                self._slots[place] = blocks[position // size] * size + position % size
+                self._standing_tables[place, : len(blocks)] = blocks
+
+    def _fill_chunk(self, chunk: Chunk, begin: int, table: np.ndarray[tuple[int], np.dtype[np.int32]]) -> None:
+        request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
+        blocks = -(-stop // size)
+        table[:blocks] = request.standing.blocks[:blocks]
+        self._input_ids[begin:end] = request.tokens[chunk.start : stop]
+        self._positions[begin:end] = np.arange(chunk.start, stop)
+        index, inside = np.divmod(self._positions[begin:end], size)
+        self._slots[begin:end] = table[index] * size + inside

@@ -1,0 +1,88 @@
+"""The runtime's loop: schedule → execute → sample → publish, one step at a time."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from llmc.program import Limits
+from llmc.runtime.executors.executor import ChoosingExecutor, Executor
+from llmc.runtime.loop.publish import compute, compute_choosing, publish
+from llmc.runtime.loop.step_inputs import StepInputs
+from llmc.runtime.requests.request import Request
+from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.scheduler import Scheduler
+from llmc.runtime.scheduling.step_plan import StepPlan
+
+
+class StepLoop:
+    """Runs requests together on one executor; each step serves every request that fits in it.
+
+    blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
+    executor_seconds: of the last step, spent in the executor.
+    """
+
+    def __init__(self, executor: Executor, limits: Limits, blocks: int, max_step_tokens: int | None = None) -> None:
+        self._executor = executor
+        self._limits = limits
+        self._max_step_tokens = max_step_tokens
+        self._is_computing = False
+        # Asked once: looking at an object's methods takes longer than the scheduler.
+        self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
+        self._inputs = StepInputs(limits)
+        self.pool = BlockPool(blocks)
+        self.scheduler = Scheduler(limits, self.pool, max_step_tokens)
+        self.executor_seconds = 0.0
+
+    def add(self, request: Request) -> None:
+        """Queue a request."""
+        self.scheduler.add(request)
+
+    def remove(self, request: Request) -> None:
+        """Drop a request, finished or not, and free its blocks."""
+        self.scheduler.remove(request)
+
+    def run(self, requests: Sequence[Request]) -> None:
+        """Step until all of these are finished; others in the queue advance too."""
+        while not all(request.finished for request in requests):
+            self.step()
+
+    def expire(self) -> list[Request]:
+        """End the requests whose deadline has passed, and free their blocks."""
+        expired = self.scheduler.expired()
+        for request in expired:
+            request.expire()
+            self.scheduler.remove(request)
+        return expired
+
+    def step(self) -> StepPlan:
+        """One step of whatever the scheduler chooses. The logits stay on a device where nobody needs them."""
+        plan = self.scheduler.schedule()
+        if not plan:
+            return plan
+        step = self._inputs.fill(plan)
+        begin = time.perf_counter()
+        self._is_computing = True
+        if plan.copies:
+            self._executor.copy_blocks(plan.copies)
+        chooser = self._chooser
+        results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
+        self._is_computing = False
+        self.executor_seconds = time.perf_counter() - begin
+        self._inputs.advance(publish(plan, results, self.scheduler))
+        return plan
+
+    def recover(self) -> bool:
+        """After a step that has raised: take all blocks back, so that what was in it is computed again.
+
+        False if it broke off elsewhere than in the executor, perhaps between choosing tokens and giving them out: then
+        the loop and its requests are lost.
+        """
+        is_whole, self._is_computing = self._is_computing, False
+        if is_whole:
+            self.scheduler.preempt_all()
+        return is_whole
+
+    def renewed(self) -> StepLoop:
+        """Another loop of the same executor, with no requests and no cached blocks."""
+        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens)

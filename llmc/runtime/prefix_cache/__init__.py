@@ -1,0 +1,1 @@
+"""Blocks of the KV cache by the tokens that they hold."""

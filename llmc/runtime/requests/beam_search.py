@@ -1,0 +1,287 @@
+"""Beam search: the continuations with the highest sum of log-probabilities, found by keeping the best at each length.
+
+The rules are Hugging Face's (GenerationMixin._beam_search): of the best candidates one that ends the text counts only
+if it ranks among the first beam_width; a complete one scores sum / length**length_penalty, its end token included; the
+search is over when beam_width are complete and early_stopping is set, or when no live beam can still beat the worst.
+Penalties, bias and edits change the log-probabilities by which beams are ranked, as Hugging Face's processors do
+there, and not those that are given with the tokens. A stop string ends a beam as an end token does. Beams that share a
+beginning share its blocks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import RequestError
+from llmc.runtime.requests.generation import Ending
+from llmc.runtime.requests.request import Forks, Origin, Request
+from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
+from llmc.runtime.sampling.logit_edits import LogitEdit, edited
+from llmc.runtime.sampling.logprobs import likeliest, log_normalizer
+from llmc.runtime.sampling.sampler import nothing_allowed, penalize_output, penalize_repetition
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.unusable_logits import check_finite
+from llmc.runtime.sampling.written_tokens import Written
+from llmc.runtime.text.output_text import OutputText
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A beam and a token after it. total: of the whole, what beams are ranked by."""
+
+    beam: Beam
+    token: TokenLogprobs
+    total: float
+
+    def text(self) -> OutputText | None:
+        """The beam's text with the token, where stop strings are looked for."""
+        if self.beam.text is None:
+            return None
+        text = self.beam.text.fork()
+        text.add(self.token.token_id)
+        return text
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A complete continuation. score: what it is ranked by. text: if stop strings were looked for."""
+
+    logprobs: tuple[TokenLogprobs, ...]
+    score: float
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    text: str | None
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """What was generated."""
+        return tuple(each.token_id for each in self.logprobs)
+
+    @property
+    def total(self) -> float:
+        """Its log-probability."""
+        return sum(each.logprob for each in self.logprobs)
+
+
+class BeamSearch:
+    """One client's search; its beams are sequences of the scheduler, and wait for each other at every length.
+
+    hypotheses: the complete ones, best first; the answer when `finished`. text: an empty one that knows the stop
+    strings, if there are any. edits: what changes a beam's logits by its tokens. dtype: the engine's.
+    """
+
+    def __init__(
+        self,
+        prompt: Sequence[int],
+        params: SamplingParams,
+        ending: Ending,
+        origin: Origin,
+        text: OutputText | None = None,
+        edits: Sequence[LogitEdit] = (),
+        *,
+        dtype: str = "float32",
+    ) -> None:
+        self.dtype = dtype
+        assert params.beam_width is not None
+        self.width = params.beam_width
+        self.hypotheses: list[Hypothesis] = []
+        self.finished = False
+        self.error: RequestError | None = None
+        self.prompt_tokens = len(prompt)
+        self.origin = origin
+        self.first = Beam(self, list(prompt), (), 0.0, text)
+        self._params = params
+        self._edits = edits
+        self._changes = bool(params.changes_logits() or edits)
+        self._ending = ending
+        self._ends = ending.eos_ids | ending.stop_ids
+        self._live: list[Beam] = [self.first]
+        self._reports: dict[Beam, list[_Candidate]] = {}
+
+    @property
+    def beams(self) -> tuple[Beam, ...]:
+        """The live beams."""
+        return tuple(self._live)
+
+    def stop(self, reason: FinishReason) -> None:
+        """End the search with what there is: the complete ones, then the live ones."""
+        for beam in self._live:
+            self._complete(beam.logprobs, beam.total, reason, None, beam.text)
+        self._end()
+
+    def report(self, beam: Beam, logits: npt.NDArray[np.float32]) -> None:
+        """Take the logits after a live beam: [vocabulary]. Raises RequestError."""
+        normalizer = log_normalizer(logits)
+        ranked = self._ranked_by(beam, logits - np.float32(normalizer)) if self._changes else logits
+        offset = 0.0 if ranked is not logits else normalizer
+        # Enough that width of them go on, even if every end token is among them (as Hugging Face keeps).
+        ids = likeliest(ranked, max(2, 1 + len(self._ends)) * self.width)
+        top = tuple((int(i), float(logits[i]) - normalizer) for i in likeliest(logits, self._params.logprobs or 0))
+        is_early = len(beam.tokens) - self.prompt_tokens < self._params.min_tokens
+        self._reports[beam] = [
+            _Candidate(
+                beam,
+                TokenLogprobs(int(i), float(logits[i]) - normalizer, 1 + int((logits > logits[i]).sum()), top),
+                beam.total + float(ranked[i]) - offset,
+            )
+            for i in ids
+            if np.isfinite(ranked[i]) and not (is_early and int(i) in self._ends)
+        ]
+
+    def _ranked_by(self, beam: Beam, scores: npt.NDArray[np.float32]) -> npt.NDArray[np.float32]:
+        """Log-probabilities after penalties, bias and edits: [vocabulary]; `scores` is changed."""
+        params = self._params
+        if params.repetition_penalty != 1.0:
+            penalize_repetition(scores, np.unique(beam.tokens), params)
+        if params.presence_penalty or params.frequency_penalty:
+            ids, counts = np.unique(np.array(beam.tokens[self.prompt_tokens :], np.int64), return_counts=True)
+            penalize_output(scores, ids, counts, params)
+        for token, bias in params.logit_bias.items():
+            scores[token] += np.float32(bias)
+        return edited(scores, self._edits, Written(np.array(beam.tokens, np.int64), self.prompt_tokens))
+
+    def advance(self, current: Beam, forks: Forks) -> None:
+        """When every live beam has reported, choose the next ones. `current` is the one that the loop is at."""
+        if self.finished or len(self._reports) < len(self._live):
+            return
+        candidates = [candidate for found in self._reports.values() for candidate in found]
+        self._reports = {}
+        if not candidates and not self.hypotheses:
+            self.fail(nothing_allowed(self._params))
+            return self.leave(current, forks)
+        candidates.sort(key=lambda c: -c.total)
+        length = len(current.tokens) - self.prompt_tokens + 1
+        is_full = len(current.tokens) + 1 >= self._ending.max_length
+        chosen: list[tuple[_Candidate, OutputText | None]] = []
+        for rank, candidate in enumerate(candidates[: max(2, 1 + len(self._ends)) * self.width]):
+            token, text = candidate.token.token_id, candidate.text()
+            is_end = token in self._ends or (text is not None and text.stopped)
+            if is_end or is_full:
+                if rank < self.width:
+                    logprobs = (*candidate.beam.logprobs, candidate.token)
+                    self._complete(logprobs, candidate.total, "stop" if is_end else "length", token, text)
+            elif len(chosen) < self.width:
+                chosen.append((candidate, text))
+        self._replace_beams(chosen, current, forks)
+        if not chosen or self._is_decided(length):
+            self._end()
+            self.leave(current, forks)
+
+    def leave(self, current: Beam, forks: Forks) -> None:
+        """Take the live beams out of the loop; it sees for itself that `current` has finished."""
+        for beam in self._live:
+            if beam is not current:
+                forks.remove(beam)
+
+    def _replace_beams(
+        self, chosen: Sequence[tuple[_Candidate, OutputText | None]], current: Beam, forks: Forks
+    ) -> None:
+        """A beam that goes on takes its first token in place; its other tokens go on in forks of it."""
+        parents, live = self._live, []
+        started: set[Beam] = set()
+        extensions: list[tuple[Beam, _Candidate, OutputText | None]] = []
+        for candidate, text in chosen:
+            parent = candidate.beam
+            if parent in started:
+                logprobs = (*parent.logprobs, candidate.token)
+                child = Beam(self, [*parent.tokens, candidate.token.token_id], logprobs, candidate.total, text)
+                forks.fork(parent, child)
+                live.append(child)
+            else:
+                started.add(parent)
+                extensions.append((parent, candidate, text))
+                live.append(parent)
+        # Only now: the forks above took the parents' tokens as they were.
+        for parent, candidate, text in extensions:
+            parent.extend(candidate.token, candidate.total, text)
+            if parent is not current:
+                forks.resume(parent)
+        for parent in parents:
+            if parent not in started:
+                parent.end()
+                if parent is not current:
+                    forks.remove(parent)
+        self._live = live
+
+    def _is_decided(self, length: int) -> bool:
+        if len(self.hypotheses) < self.width:
+            return False
+        best_live = max(beam.total for beam in self._live) / length**self._params.length_penalty
+        return self._params.early_stopping or best_live <= self.hypotheses[-1].score
+
+    def _complete(
+        self,
+        logprobs: tuple[TokenLogprobs, ...],
+        total: float,
+        reason: FinishReason,
+        last: int | None,
+        text: OutputText | None,
+    ) -> None:
+        score = total / max(1, len(logprobs)) ** self._params.length_penalty
+        stop: str | int | None = last if reason == "stop" and last not in self._ending.eos_ids else None
+        if text is not None:
+            stop = text.stopped_by if text.stopped else stop
+            text.finish()
+        self.hypotheses.append(Hypothesis(logprobs, score, reason, stop, None if text is None else text.text()))
+        self.hypotheses.sort(key=lambda h: -h.score)
+        del self.hypotheses[self.width :]
+
+    def fail(self, error: RequestError) -> None:
+        """One beam's logits were not finite."""
+        self.error = error
+        self._end()
+
+    def _end(self) -> None:
+        self.finished = True
+        for beam in self._live:
+            beam.end()
+
+
+class Beam(Request):
+    """One live continuation. logprobs: of its output; total: their sum, after penalties and bias."""
+
+    def __init__(
+        self,
+        search: BeamSearch,
+        tokens: Sequence[int],
+        logprobs: tuple[TokenLogprobs, ...],
+        total: float,
+        text: OutputText | None,
+    ) -> None:
+        super().__init__(tokens, every_logit=False, origin=search.origin)
+        self.search = search
+        self.logprobs = logprobs
+        self.total = total
+        self.text = text
+
+    def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """Tell the search what may follow."""
+        best = int(logits[-1].argmax())
+        try:
+            check_finite(best, float(logits[-1][best]), self.search.dtype)
+            self.search.report(self, logits[-1])
+        except RequestError as error:
+            self.fail(error)
+            self.search.fail(error)
+
+    def follow(self, forks: Forks) -> None:
+        """Let the search go on if this was the last beam that it waited for."""
+        if self.search.error is not None:
+            self.search.leave(self, forks)
+        self.search.advance(self, forks)
+
+    def extend(self, token: TokenLogprobs, total: float, text: OutputText | None) -> None:
+        """Go on with that token. text: with it."""
+        self.tokens.append(token.token_id)
+        self.logprobs = (*self.logprobs, token)
+        self.total = total
+        self.text = text
+
+    def expire(self) -> None:
+        """The search's deadline has passed."""
+        if not self.search.finished:
+            self.search.stop("deadline")

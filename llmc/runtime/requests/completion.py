@@ -1,0 +1,83 @@
+"""What generating gives: completions with their choices, or the pieces of a stream."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
+
+# Characters of a text that are worth a look.
+_SHOWN = 60
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One continuation of a prompt.
+
+    text: without special tokens, and cut before a stop string; empty if the engine has no tokenizer. token_ids: all
+    that were generated, a stop token included. finish_reason: "stop" for a stop token or string, or the end of a
+    grammar, "length" for max_tokens or the engine's max_model_len. stop_reason: the stop string or stop token id.
+    logprobs: one a token, if asked for. cumulative_logprob: their sum, if known.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None = None
+    logprobs: tuple[TokenLogprobs, ...] | None = None
+    cumulative_logprob: float | None = None
+
+    def __repr__(self) -> str:
+        return (
+            f"Choice(text={_beginning(self.text)}, {len(self.token_ids)} tokens, finish_reason={self.finish_reason!r})"
+        )
+
+
+@dataclass(frozen=True)
+class Completion:
+    """What was generated for one prompt: params.n choices, and the first one's text, tokens and finish reason.
+
+    prompt_tokens: how many the prompt had; cached_tokens: of those, found in the prefix cache. prompt_logprobs: if
+    asked for, None for the first token, then one for each.
+    """
+
+    choices: tuple[Choice, ...]
+    prompt_tokens: int
+    cached_tokens: int = field(default=0, compare=False)
+    prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
+
+    @property
+    def text(self) -> str:
+        """The first choice's."""
+        return self.choices[0].text
+
+    @property
+    def token_ids(self) -> tuple[int, ...]:
+        """The first choice's."""
+        return self.choices[0].token_ids
+
+    @property
+    def finish_reason(self) -> FinishReason:
+        """The first choice's."""
+        return self.choices[0].finish_reason
+
+    def __repr__(self) -> str:
+        first = repr(self.choices[0]).removeprefix("Choice(")[:-1]
+        return f"Completion({first}, choices={len(self.choices)}, prompt_tokens={self.prompt_tokens})"
+
+
+@dataclass(frozen=True)
+class Piece:
+    """A piece of streamed output: whole characters only, so a piece may hold several tokens.
+
+    token_ids: the tokens since the piece before. tokens: all generated so far. finish_reason: only in the last piece.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    tokens: int
+    finish_reason: FinishReason | None
+
+
+def _beginning(text: str) -> str:
+    return repr(text if len(text) <= _SHOWN else text[:_SHOWN] + "…")

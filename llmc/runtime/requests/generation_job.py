@@ -1,0 +1,193 @@
+"""One client's request in the loop: the sequences that it consists of, and what comes out when all have ended."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from llmc.errors import RequestError
+from llmc.runtime.requests.beam_search import BeamSearch
+from llmc.runtime.requests.generation import Generation
+from llmc.runtime.requests.request import Request
+from llmc.runtime.requests.request_output import FinishReason, TokenLogprobs
+
+
+@dataclass(frozen=True)
+class ChoiceResult:
+    """One finished choice. text: None if it was not decoded on the way; it is then that of the tokens."""
+
+    token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stop_reason: str | int | None
+    logprobs: tuple[TokenLogprobs, ...] | None
+    cumulative_logprob: float | None
+    text: str | None
+
+
+class GenerationJob(Protocol):
+    """What the loop's drivers need to know of a request."""
+
+    @property
+    def first(self) -> Request:
+        """The sequence to put into the loop; it starts the others."""
+        ...
+
+    @property
+    def sequences(self) -> Sequence[Request]:
+        """All that may be in the loop now."""
+        ...
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many the prompt has."""
+        ...
+
+    @property
+    def finished(self) -> bool:
+        """Whether all have ended."""
+        ...
+
+    @property
+    def error(self) -> RequestError | None:
+        """Why the request has failed."""
+        ...
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """One a token of the prompt, None for the first; None if not asked for."""
+        ...
+
+    def stop(self, reason: FinishReason) -> None:
+        """End what has not ended."""
+        ...
+
+    def results(self) -> list[ChoiceResult]:
+        """The choices to give, in order. Only when finished without an error."""
+        ...
+
+
+@dataclass(frozen=True)
+class SampledJob:
+    """Choices that are sampled independently; `given` of them are the answer: all, or the likeliest (best_of)."""
+
+    choices: tuple[Generation, ...]
+    given: int
+    with_logprobs: bool
+
+    @property
+    def first(self) -> Generation:
+        """The choice that computes the prompt."""
+        return self.choices[0]
+
+    @property
+    def sequences(self) -> Sequence[Generation]:
+        """All choices."""
+        return self.choices
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many the prompt has."""
+        return self.first.prompt_tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether all have ended, or one has failed."""
+        return all(choice.finished for choice in self.choices) or self.error is not None
+
+    @property
+    def error(self) -> RequestError | None:
+        """The first choice's that has one."""
+        return next((choice.error for choice in self.choices if choice.error is not None), None)
+
+    @property
+    def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
+        """As they were computed with the prompt; None as well for tokens that a request that was cut short has not
+        come to.
+        """
+        if not self.first.scored_end:
+            return None
+        found = self.first.prompt_logprobs
+        return (None, *found, *[None] * (self.prompt_tokens - 1 - len(found)))
+
+    def stop(self, reason: FinishReason) -> None:
+        """End every choice."""
+        for choice in self.choices:
+            if not choice.finished:
+                choice.stop(reason)
+
+    def results(self) -> list[ChoiceResult]:
+        """In order of index, or the likeliest by mean log-probability first."""
+        choices = list(self.choices)
+        if self.given < len(choices):
+            choices.sort(key=lambda c: -(c.cumulative_logprob or 0.0) / max(1, len(c.tokens) - c.prompt_tokens))
+        return [_choice_result(choice, self.with_logprobs) for choice in choices[: self.given]]
+
+
+@dataclass(frozen=True)
+class BeamJob:
+    """A beam search; its `given` best hypotheses are the answer."""
+
+    search: BeamSearch
+    given: int
+    with_logprobs: bool
+
+    @property
+    def first(self) -> Request:
+        """The beam of the prompt."""
+        return self.search.first
+
+    @property
+    def sequences(self) -> Sequence[Request]:
+        """The live beams."""
+        return self.search.beams
+
+    @property
+    def prompt_tokens(self) -> int:
+        """How many the prompt has."""
+        return self.search.prompt_tokens
+
+    @property
+    def finished(self) -> bool:
+        """Whether the search is over."""
+        return self.search.finished
+
+    @property
+    def error(self) -> RequestError | None:
+        """Of any beam."""
+        return self.search.error
+
+    @property
+    def prompt_logprobs(self) -> None:
+        """Not given for beams."""
+        return None
+
+    def stop(self, reason: FinishReason) -> None:
+        """End the search."""
+        self.search.stop(reason)
+
+    def results(self) -> list[ChoiceResult]:
+        """The best hypotheses first."""
+        return [
+            ChoiceResult(
+                found.token_ids,
+                found.finish_reason,
+                found.stop_reason,
+                found.logprobs if self.with_logprobs else None,
+                found.total,
+                found.text,
+            )
+            for found in self.search.hypotheses[: self.given]
+        ]
+
+
+def _choice_result(choice: Generation, with_logprobs: bool) -> ChoiceResult:
+    assert choice.finish_reason is not None
+    return ChoiceResult(
+        choice.output,
+        choice.finish_reason,
+        choice.stop_reason,
+        tuple(choice.logprobs) if choice.logprobs is not None and with_logprobs else None,
+        choice.cumulative_logprob,
+        None if choice.text is None else choice.text.text(),
+    )

@@ -1,0 +1,38 @@
+"""What a client asks of the engine: a prompt, how to continue it, and how urgent it is."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+from llmc.runtime.sampling.sampling_params import SamplingParams
+
+
+class Priority(Enum):
+    """Which requests start first. A FREE one that waits long enough is treated as PREMIUM, so that none starves."""
+
+    PREMIUM = "premium"
+    FREE = "free"
+
+
+@dataclass(frozen=True, kw_only=True)
+class GenerationRequest:
+    """One prompt and its parameters.
+
+    prompt_token_ids: at least one id, all in the vocabulary. request_id: unique among the requests in flight.
+    deadline_seconds: counted from submission; when it has passed, the request ends with finish_reason "deadline" and
+    what it has until then. tenant: requests share cached prefixes only with requests of the same tenant; None is a
+    tenant of its own. streams: outputs are wanted as they come; otherwise there is one, when all is done, which costs
+    less.
+    """
+
+    prompt_token_ids: tuple[int, ...]
+    params: SamplingParams
+    request_id: str
+    priority: Priority = Priority.FREE
+    deadline_seconds: float | None = None
+    tenant: str | None = None
+    streams: bool = True
+
+    def __repr__(self) -> str:
+        return f"GenerationRequest({self.request_id!r}, prompt of {len(self.prompt_token_ids)} tokens, {self.params!r})"

@@ -1,0 +1,146 @@
+"""Check a client's request against the engine, and make the sequences that will serve it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+import numpy as np
+
+from llmc.engine_format import ModelRecord
+from llmc.errors import RequestError
+from llmc.program import Limits
+from llmc.runtime.prefix_cache.block_digests import BlockDigests, tenant_salt
+from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
+from llmc.runtime.requests.beam_search import BeamSearch
+from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.generation_job import BeamJob, GenerationJob, SampledJob
+from llmc.runtime.requests.generation_request import GenerationRequest
+from llmc.runtime.requests.request import Origin
+from llmc.runtime.sampling.logit_edits import logit_edits
+from llmc.runtime.sampling.sampler import Sampler, TokenMask
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.text.output_text import OutputText
+from llmc.runtime.text.prompts import check_ids, check_length
+from llmc.runtime.text.tokenizer import Tokenizer
+
+MAX_LOGPROBS = 128
+MAX_CHOICES = 256
+
+
+class JobBuilder:
+    """What the checks need to know of an engine. prefix_cache: whether requests may share cached prefixes."""
+
+    def __init__(self, info: ModelRecord, limits: Limits, tokenizer: Tokenizer, *, prefix_cache: bool) -> None:
+        self._info = info
+        self._limits = limits
+        self._tokenizer = tokenizer
+        self._prefix_cache = prefix_cache
+        self._digests = BlockDigests(limits.block_size)
+
+    def check(self, where: str, tokens: Sequence[int], params: SamplingParams) -> None:
+        """Raise RequestError for what this engine cannot serve. where: names the prompt in errors."""
+        room, purpose = (1, " and one token of output") if params.max_tokens else (0, "")
+        check_length(where, tokens, self._limits.max_model_len - room, purpose)
+        for place, ids in (
+            (where, tokens),
+            ("stop_token_ids", params.stop_token_ids),
+            ("logit_bias", params.logit_bias),
+            ("allowed_token_ids", params.allowed_token_ids or ()),
+        ):
+            check_ids(place, ids, self._info.vocab_size)
+        if params.stop and not self._tokenizer.exists:
+            raise RequestError(
+                "stop strings need a tokenizer, and the engine has none", at="stop", fix="use stop_token_ids instead"
+            )
+        if params.grammar is not None and not self._tokenizer.exists:
+            raise RequestError(
+                "a grammar needs a tokenizer, and the engine has none",
+                at="grammar",
+                fix="rebuild the engine from a model directory with a tokenizer.json",
+            )
+        for name, most in (
+            ("n", MAX_CHOICES),
+            ("best_of", MAX_CHOICES),
+            ("beam_width", MAX_CHOICES),
+            ("logprobs", MAX_LOGPROBS),
+            ("prompt_logprobs", MAX_LOGPROBS),
+        ):
+            value = getattr(params, name)
+            if value is not None and value > most:
+                raise RequestError(
+                    f"{name} is {value}, and at most {most} is served", at=f"{name}={value}", fix=f"ask for {most}"
+                )
+
+    def job(
+        self,
+        request: GenerationRequest,
+        *,
+        arrived: float | None = None,
+        new_mask: Callable[[], TokenMask] | None = None,
+        where: str = "prompt",
+    ) -> GenerationJob:
+        """The sequences for a request. new_mask: what its grammar was compiled to. Raises RequestError."""
+        self.check(where, request.prompt_token_ids, request.params)
+        job = self._job(request, arrived, new_mask)
+        hash_prompt(job.first, self._digests)
+        return job
+
+    def _job(
+        self, request: GenerationRequest, arrived: float | None, new_mask: Callable[[], TokenMask] | None
+    ) -> GenerationJob:
+        tokens, params = list(request.prompt_token_ids), request.params
+        ending = self._ending(len(tokens), params)
+        deadline = None
+        if request.deadline_seconds is not None and arrived is not None:
+            deadline = arrived + request.deadline_seconds
+        salt = tenant_salt(request.tenant) if self._prefix_cache else None
+        origin = Origin(request.priority, salt, arrived, deadline)
+        edits = logit_edits(params, self._tokenizer, self._info.vocab_size)
+        if params.beam_width is not None:
+            text = self.output_text(params) if params.stop else None
+            search = BeamSearch(tokens, params, ending, origin, text, edits, dtype=self._info.dtype)
+            return BeamJob(search, params.n, params.logprobs is not None)
+        count = params.sampled_choices()
+        ends = np.asarray(sorted(ending.eos_ids | ending.stop_ids), np.int64)
+        prompt = np.asarray(tokens, np.int64)
+        logprobs = 0 if params.logprobs is None and count > params.n else params.logprobs
+        choices: list[Generation] = []
+        for index in reversed(range(count)):
+            mask = None if new_mask is None else new_mask()
+            choices.append(
+                Generation(
+                    tokens,
+                    Sampler(
+                        params,
+                        prompt,
+                        self._info.vocab_size,
+                        ends,
+                        choice=index,
+                        mask=mask,
+                        edits=edits,
+                        dtype=self._info.dtype,
+                    ),
+                    ending,
+                    origin=origin,
+                    index=index,
+                    text=self.output_text(params) if params.stop else None,
+                    logprobs=logprobs,
+                    # The first choice is made last: it computes the prompt and then starts the others.
+                    prompt_logprobs=params.prompt_logprobs if index == 0 else None,
+                    siblings=choices[::-1] if index == 0 else (),
+                )
+            )
+        return SampledJob(tuple(choices[::-1]), params.n, params.logprobs is not None)
+
+    def output_text(self, params: SamplingParams) -> OutputText:
+        """An empty output of a request with these parameters."""
+        decode = partial(self._tokenizer.decode, skip_special_tokens=params.skip_special_tokens)
+        return OutputText(decode, params.stop_strings(), keep_stop=params.include_stop_str_in_output)
+
+    def _ending(self, prompt_tokens: int, params: SamplingParams) -> Ending:
+        return Ending(
+            eos_ids=frozenset(() if params.ignore_eos else self._info.eos_token_ids),
+            stop_ids=frozenset(params.stop_token_ids),
+            max_length=min(prompt_tokens + params.max_tokens, self._limits.max_model_len),
+        )

@@ -1,0 +1,166 @@
+"""A request as the scheduler sees it: its tokens, where their keys and values lie, how far the model has read them.
+
+One that is a SampledRequest gets its tokens chosen for it; others read the logits and see for themselves.
+"""
+
+from __future__ import annotations
+
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import RequestError
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request_state import Decoding, KnownPrefix, Standing
+from llmc.runtime.sampling.row_choice import RowChoice
+from llmc.runtime.sampling.sampler import Sampler
+
+
+class LogitRows(Protocol):
+    """The logits of a step, of which those that somebody looks at may have to come from a device."""
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """Rows [count, vocabulary]; overwritten by the next call."""
+        ...
+
+
+class Forks(Protocol):
+    """What a request may do to sequences that share its prompt; see Scheduler."""
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start `child` on the parent's blocks."""
+        ...
+
+    def resume(self, request: Request) -> None:
+        """It has tokens to compute again."""
+        ...
+
+    def remove(self, request: Request) -> None:
+        """Drop it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a request comes from.
+
+    salt: only requests with the same one share cached prefixes; None shares with nobody. arrived: time.monotonic(),
+    None for now. deadline: the same clock, None for no limit.
+    """
+
+    priority: Priority = Priority.FREE
+    salt: bytes | None = b""
+    arrived: float | None = None
+    deadline: float | None = None
+
+
+class Request(ABC):
+    """Tokens to be read by the model, and what is done with the logits that it gives for them.
+
+    A client's request with several choices has one of these for each.
+
+    tokens: the prompt and what was generated so far. finished: no step may follow. scored, scored_end: logits are
+    wanted after each token from position `scored` to before `scored_end`, and always after the last one. error: why it
+    cannot go on. priority, salt, arrived, deadline: see Origin; one that has failed loses its salt. standing, decoding,
+    prefix: what others note; see request_state.py.
+    """
+
+    def __init__(self, prompt: Sequence[int], *, every_logit: bool, origin: Origin) -> None:
+        self.tokens = list(prompt)
+        self.scored = 0
+        self.scored_end = len(self.tokens) if every_logit else 0
+        self.finished = False
+        self.error: RequestError | None = None
+        self.priority = origin.priority
+        self.salt = origin.salt
+        self.arrived = time.monotonic() if origin.arrived is None else origin.arrived
+        self.deadline = origin.deadline
+        self.standing = Standing()
+        self.decoding = Decoding()
+        self.prefix = KnownPrefix()
+
+    @property
+    def computed(self) -> int:
+        """How many tokens have their keys and values in the blocks. While the request decodes it is all but the last,
+        and nobody has to count."""
+        return self.standing.computed if self.decoding.place is None else len(self.tokens) - 1
+
+    @property
+    def choice(self) -> RowChoice | None:
+        """How a device can choose its next token without showing it the logits; None if it needs them."""
+        return None
+
+    def read(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """The logits that it waited for: `receive` them, and want them no more."""
+        self.receive(start, logits)
+        self.scored = max(self.scored, start + len(logits))
+
+    @abstractmethod
+    def receive(self, start: int, logits: npt.NDArray[np.float32]) -> None:
+        """Take the logits [rows, vocabulary] after the tokens from position `start` on; they are overwritten later."""
+
+    def fail(self, error: RequestError) -> None:
+        """The logits are of no use: end, and let nobody find the blocks."""
+        self.error = error
+        self.salt = None
+        self.end()
+
+    def end(self) -> None:
+        """Want no more steps."""
+        self.finished = True
+
+    def follow(self, forks: Forks) -> None:  # noqa: B027  (most have nobody to start)
+        """After `receive`: start, resume or remove other sequences of the same client's request."""
+
+    def expire(self) -> None:
+        """Its deadline has passed: end with what there is."""
+        self.end()
+
+    @property
+    def pending(self) -> int:
+        """Tokens that the model has yet to read."""
+        return len(self.tokens) - self.computed
+
+    def logit_rows(self, count: int) -> int:
+        """Rows of logits that a step over the next `count` tokens has to give: after the last so many of them."""
+        end = self.computed + count
+        if self.scored >= self.scored_end:
+            return int(end == len(self.tokens))
+        first_scored = max(self.computed, self.scored)
+        if first_scored < min(end, self.scored_end):
+            return end - first_scored
+        return 1 if end == len(self.tokens) else 0
+
+    def fitting(self, tokens: int, rows: int) -> int:
+        """How many of the pending tokens fit into a step with room for so many tokens and rows of logits."""
+        count = min(self.pending, tokens)
+        if rows and self.scored >= self.scored_end:
+            return count
+        if self.logit_rows(count) <= rows:
+            return count
+        if self.scored < self.scored_end:
+            return max(0, self.scored - self.computed) + rows
+        return count - 1
+
+
+class SampledRequest(Request):
+    """A request whose tokens `sampler` chooses.
+
+    is_steady: from now on each step over its last token gives it exactly one more, by `accept`, or ends it. Until then
+    it reads its logits with `receive`.
+    """
+
+    is_steady: bool
+
+    def __init__(self, prompt: Sequence[int], sampler: Sampler, *, every_logit: bool, origin: Origin) -> None:
+        super().__init__(prompt, every_logit=every_logit, origin=origin)
+        self.sampler = sampler
+
+    @abstractmethod
+    def accept(self, token: int, rows: LogitRows, row: int) -> None:
+        """Take the token that was chosen from that row."""

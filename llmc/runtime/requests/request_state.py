@@ -1,0 +1,43 @@
+"""What is noted on a request while it is served: three records, each of which only one file writes."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from llmc.runtime.prefix_cache.chain import Chain
+
+
+@dataclass(eq=False, slots=True)
+class Standing:
+    """Written by scheduler.py.
+
+    sequence: order of arrival. is_waiting: in a queue. is_seated: holding blocks, one of max_sequences. started: when
+    it first got them, as Request.arrived counts. cached_tokens: found in the prefix cache then. blocks: of the KV
+    cache, in order of position. computed: see Request.computed, which says it also of those that decode.
+    """
+
+    sequence: int = 0
+    is_waiting: bool = False
+    is_seated: bool = False
+    started: float | None = None
+    cached_tokens: int = 0
+    blocks: list[int] = field(default_factory=list)
+    computed: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class Decoding:
+    """Written by decode_set.py, which says what they are. place: None for a request that does not decode."""
+
+    place: int | None = None
+    phase: int = 0
+
+
+@dataclass(eq=False, slots=True)
+class KnownPrefix:
+    """Written by prefix_cache.py. digests: of the request's first blocks, as far as somebody asked. registered: how
+    many of its blocks the cache knows; chain: the last of them."""
+
+    digests: list[bytes] = field(default_factory=list)
+    registered: int = 0
+    chain: Chain | None = None

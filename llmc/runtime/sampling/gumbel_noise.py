@@ -1,0 +1,87 @@
+"""Gumbel noise for the tokens of a row, and the draw that it makes: what llmc.ops.sampling and the kernels compute.
+
+The noise is a function of a request's seed, its count of tokens and the token's id: a request draws the same whatever
+runs beside it and whoever draws, up to the rounding of its logits. Philox 4x32 with ten rounds (Salmon, Moraes, Dror
+and Shaw 2011, "Parallel random numbers: as easy as 1, 2, 3").
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.sampling.written_tokens import TokenIds
+
+Floats = npt.NDArray[np.float32]
+Doubles = npt.NDArray[np.float64]
+Words = npt.NDArray[np.uint64]
+
+_WORD = np.uint64(0xFFFFFFFF)
+_HALF = np.uint64(32)
+_UNIT = np.float32(4.6566127342e-10)
+# As in llmc.ops.sampling, which needs torch.
+_GROUP = 64
+_RUN = _GROUP // 4
+_GROUP_PLACES = 2**30
+_WINNER_SHIFT = np.uint64(26)
+_LATEST = (1 + 1 / _GROUP) * 24 * math.log(2)  # of two numbers of at most 1 - 2^-24
+
+
+def largest_sum(scaled: Floats, seed: int, counter: int) -> int:
+    """The token of the largest sum of `scaled` and noise, the lowest of equals.
+
+    scaled: [vocabulary], logits over the temperature less the largest of them; -inf for what may not be drawn.
+    """
+    vocabulary = len(scaled)
+    groups = -(-vocabulary // _GROUP)
+    padded = np.full(groups * _GROUP, -np.inf, np.float32)
+    padded[:vocabulary] = scaled
+    rows = padded.reshape(groups, _GROUP)
+    number, winner, _, _ = _words(np.arange(_GROUP_PLACES, _GROUP_PLACES + groups, dtype=np.uint64), seed, counter)
+    numbers = _uniform(number)
+    winners = (winner >> _WINNER_SHIFT).astype(np.int64)
+    # No clock of a group rings before a 64th of its number. What bounds the largest sum from below: the winners' sums,
+    # and that of the likeliest token, whose clock has rung by _LATEST.
+    ringing = rows[np.arange(groups), winners] - np.log(_waiting_time(numbers) / _GROUP)
+    least = max(float(ringing.max()), -math.log(_LATEST)) - 1e-3
+    latest = np.exp(rows.max(axis=1) - least)
+    chosen = np.flatnonzero(numbers / _GROUP <= latest)
+    sums = rows[chosen] - np.log(_times(chosen, numbers[chosen], winners[chosen], seed, counter))
+    place = int(sums.argmax())
+    return int(chosen[place // _GROUP]) * _GROUP + place % _GROUP
+
+
+def _times(groups: TokenIds, numbers: Floats, winners: TokenIds, seed: int, counter: int) -> Doubles:
+    """When the clocks of groups ring: [groups, 64]."""
+    places = (groups[:, None] * _RUN + np.arange(_RUN)).astype(np.uint64)
+    own = np.concatenate(_words(places, seed, counter), axis=1)
+    first = (_waiting_time(numbers) / _GROUP)[:, None]
+    return np.where(np.arange(_GROUP) == winners[:, None], first, first + _waiting_time(_uniform(own)))
+
+
+def _waiting_time(numbers: Floats) -> Doubles:
+    return -np.log1p(-numbers.astype(np.float64))
+
+
+def _uniform(words: Words) -> Floats:
+    """In (0, 1): of 31 of a word's bits, half a unit above the least."""
+    folded = np.where(words >> np.uint64(31), words ^ _WORD, words).astype(np.float32)
+    return folded * _UNIT + np.float32(0.5) * _UNIT
+
+
+def _words(places: Words, seed: int, counter: int) -> list[Words]:
+    """Four random words for each place."""
+    words = [places, *(np.zeros_like(places),) * 3]
+    low, high = seed & 0xFFFFFFFF, counter & 0xFFFFFFFF
+    for _ in range(10):
+        even, odd = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
+        words = [
+            odd >> _HALF ^ words[1] ^ np.uint64(low),
+            odd & _WORD,
+            even >> _HALF ^ words[3] ^ np.uint64(high),
+            even & _WORD,
+        ]
+        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+    return words

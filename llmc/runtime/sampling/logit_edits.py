@@ -1,0 +1,67 @@
+"""What changes a row of logits by what was written before it, made once for a request and shared by its choices.
+
+The order: DRY, the user's processors, banned words, allowed tokens. What is forbidden comes last, so that nothing
+undoes it. An edit keeps no state of its own: what it does follows from the tokens, so it is the same after preemption,
+in every fork, and in every beam.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.runtime.sampling.banned_sequences import BannedSequences, bad_word_sequences
+from llmc.runtime.sampling.dry_penalty import DryPenalty, breaker_tokens
+from llmc.runtime.sampling.logits_processor import CheckedProcessor
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.written_tokens import TokenIds, Written
+from llmc.runtime.text.tokenizer import Tokenizer
+
+Row = npt.NDArray[np.float32]
+# Takes the row, which it may change, and what was written before it; returns the row.
+LogitEdit = Callable[[Row, Written], Row]
+
+
+def logit_edits(params: SamplingParams, tokenizer: Tokenizer, vocab_size: int) -> tuple[LogitEdit, ...]:
+    """What a request's parameters ask for, in order. Raises RequestError for texts without a tokenizer."""
+    edits: list[LogitEdit] = []
+    if params.dry_multiplier:
+        edits.append(
+            DryPenalty(
+                params.dry_multiplier,
+                params.dry_base,
+                params.dry_allowed_length,
+                breaker_tokens(params.dry_sequence_breakers, tokenizer),
+                params.dry_penalty_last_n,
+            )
+        )
+    edits += [CheckedProcessor.of(function, index) for index, function in enumerate(params.logits_processors)]
+    if params.bad_words:
+        edits.append(BannedSequences(bad_word_sequences(params.bad_words, tokenizer, vocab_size)))
+    if params.allowed_token_ids is not None:
+        edits.append(AllowedTokens(np.unique(np.asarray(params.allowed_token_ids, np.int64))))
+    return tuple(edits)
+
+
+def edited(scores: Row, edits: Sequence[LogitEdit], written: Written) -> Row:
+    """The row after all edits; `scores` may have been changed."""
+    for edit in edits:
+        scores = edit(scores, written)
+    return scores
+
+
+@dataclass(frozen=True)
+class AllowedTokens:
+    """No other token may come. ids: ascending."""
+
+    ids: TokenIds
+
+    def __call__(self, scores: Row, written: Written) -> Row:
+        """All others become -inf."""
+        kept = scores[self.ids]
+        scores.fill(-np.inf)
+        scores[self.ids] = kept
+        return scores

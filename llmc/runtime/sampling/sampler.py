@@ -1,0 +1,274 @@
+"""Choose the next token from a row of logits.
+
+The order of the steps is that of Hugging Face's logits processors: penalties, bias, edits (see logit_edits), minimum
+length, grammar, temperature and filters (see token_filters), then one draw. Presence and frequency penalties are
+OpenAI's: they count the output only, while the repetition penalty (Keskar et al. 2019) counts the prompt too.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import RequestError
+from llmc.runtime.sampling.gumbel_noise import largest_sum
+from llmc.runtime.sampling.logit_edits import LogitEdit, edited
+from llmc.runtime.sampling.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.sampling.token_filters import candidates, per_temperature
+from llmc.runtime.sampling.unusable_logits import check_finite, unusable_logits
+from llmc.runtime.sampling.written_tokens import GrowingTokens, TokenIds
+
+Row = npt.NDArray[np.float32]
+Logits = npt.NDArray[np.float32]
+
+
+# Tokens of rows of scores: [rows, vocabulary] -> [rows].
+DrawRows = Callable[[Logits, RowChoices], npt.NDArray[np.int32]]
+
+
+class TokenMask(Protocol):
+    """What a grammar allows next."""
+
+    def allowed(self) -> npt.NDArray[np.bool_]:
+        """By token id: [vocabulary]. Valid until the next call."""
+        ...
+
+    def accept(self, token: int) -> None:
+        """The token was chosen."""
+        ...
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow."""
+        ...
+
+    @property
+    def is_accepting(self) -> bool:
+        """Whether what was chosen so far may be all."""
+        ...
+
+
+class Sampler:
+    """One request's choice of tokens. What it draws depends on its seed and its own logits only.
+
+    forbidden_early: the tokens that may not come before params.min_tokens (end-of-text and stop tokens). choice: which
+    of the request's choices this is; each draws from its own stream of the seed. mask: which tokens may come at all.
+    edits: what else changes the logits by the tokens before them. dtype: the engine's, for what is said when its
+    logits are no numbers.
+    """
+
+    def __init__(
+        self,
+        params: SamplingParams,
+        prompt: TokenIds,
+        vocab_size: int,
+        forbidden_early: TokenIds,
+        *,
+        choice: int = 0,
+        mask: TokenMask | None = None,
+        edits: Sequence[LogitEdit] = (),
+        dtype: str = "float32",
+    ) -> None:
+        self.dtype = dtype
+        self._params = params
+        self._forbidden_early = forbidden_early
+        self._is_random = params.temperature > 0
+        self._seed = _seed(params.seed, choice) if self._is_random else 0
+        self._bias_ids = np.fromiter(params.logit_bias.keys(), np.int64, len(params.logit_bias))
+        self._bias = np.fromiter(params.logit_bias.values(), np.float32, len(params.logit_bias))
+        self._mask = mask
+        self._edits = edits
+        self._written = GrowingTokens(prompt) if edits else None
+        self._changes = bool(params.changes_logits() or mask is not None or edits)
+        self._counts_tokens = params.changes_logits()
+        # Whether the token is always the one with the largest logit.
+        self.is_argmax = not self._is_random and not self._changes
+        if self._counts_tokens:
+            self._seen = np.zeros(vocab_size, np.bool_)
+            self._seen[prompt] = True
+            self._counts = np.zeros(vocab_size, np.int32)
+        self._generated = 0
+
+    def sample(self, logits: Row) -> int:
+        """The next token for a row of logits: [vocabulary], fp32, left unchanged.
+
+        Raises ModelFailureError for logits that are no numbers, RequestError where the parameters allow no token.
+        """
+        scores, best = self.scores(logits)
+        token = _draw(scores, best, self._params, self._seed, self._generated) if self._is_random else best
+        self.accept(token)
+        return token
+
+    def scores(self, logits: Row) -> tuple[Row, int]:
+        """What to draw from, the logits or a changed copy, and where the largest is. Raises as `sample` does."""
+        scores = self.adjusted(logits) if self._changes else logits
+        best = int(scores.argmax())
+        if scores[best] == -np.inf and np.isfinite(logits.max()):
+            raise nothing_allowed(self._params)
+        check_finite(best, float(scores[best]), self.dtype)
+        return scores, best
+
+    def accept(self, token: int) -> None:
+        """The token was drawn from `scores`."""
+        self._generated += 1
+        if self._counts_tokens:
+            self._seen[token] = True
+            self._counts[token] += 1
+        if self._written is not None:
+            self._written.append(token)
+        if self._mask is not None:
+            self._mask.accept(token)
+
+    def choice(self) -> RowChoice | None:
+        """How the executor can choose the next token from the logits; None if only `sample` can.
+
+        It draws what `sample` does, a GPU up to the rounding of logits.
+        """
+        return None if self._changes else self.choice_of_scores()
+
+    def choice_of_scores(self) -> RowChoice | None:
+        """How a kernel can choose the next token from `scores`; None if only `sample` can."""
+        params = self._params
+        if not self._is_random:
+            return BEST
+        if params.typical_p < 1.0:
+            return None
+        top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
+        return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._seed, self._generated)
+
+    def count(self) -> None:
+        """A token was chosen as `choice` says."""
+        self._generated += 1
+
+    @property
+    def has_mask(self) -> bool:
+        """Whether `is_complete` may come true."""
+        return self._mask is not None
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether nothing may follow: the mask lets nothing, or only what may not come before min_tokens."""
+        mask = self._mask
+        if mask is None:
+            return False
+        if mask.is_complete:
+            return True
+        if self._generated >= self._params.min_tokens or not mask.is_accepting:
+            return False
+        allowed = mask.allowed()
+        allowed[self._forbidden_early] = False
+        return not allowed.any()
+
+    def adjusted(self, logits: Row) -> Row:
+        """A copy of the logits after penalties, bias, edits, minimum length and mask. Raises RequestError."""
+        params = self._params
+        scores = logits.copy()
+        if params.repetition_penalty != 1.0:
+            penalize_repetition(scores, np.flatnonzero(self._seen), params)
+        if params.presence_penalty or params.frequency_penalty:
+            ids = np.flatnonzero(self._counts)
+            penalize_output(scores, ids, self._counts[ids], params)
+        scores[self._bias_ids] += self._bias
+        if self._written is not None:
+            best = int(logits.argmax())
+            check_finite(best, float(logits[best]), self.dtype)
+            scores = edited(scores, self._edits, self._written.written())
+        if self._generated < params.min_tokens:
+            scores[self._forbidden_early] = -np.inf
+        if self._mask is not None:
+            scores[~self._mask.allowed()] = -np.inf
+        return scores
+
+
+def penalize_repetition(scores: Row, seen: TokenIds, params: SamplingParams) -> None:
+    """In place. seen: the ids of the prompt and the output, each once."""
+    values = scores[seen]
+    penalty = np.float32(params.repetition_penalty)
+    scores[seen] = np.where(values < 0, values * penalty, values / penalty)
+
+
+def penalize_output(scores: Row, ids: TokenIds, counts: npt.NDArray[np.integer], params: SamplingParams) -> None:
+    """In place. ids: of the output, each once; counts: how often each is there."""
+    scores[ids] -= np.float32(params.presence_penalty)
+    scores[ids] -= np.float32(params.frequency_penalty) * counts.astype(np.float32)
+
+
+def choose(
+    samplers: Sequence[Sampler], logits: Iterable[Row], draw: DrawRows | None = None
+) -> Sequence[int | RequestError]:
+    """Each sampler's token for its row of logits, or why there is none. draw: a kernel that draws what samplers do."""
+    found: list[int | RequestError] = []
+    drawn: list[int] = []
+    scores, choices = [], []
+    for sampler, row in zip(samplers, logits, strict=True):
+        choice = sampler.choice_of_scores()
+        if draw is None or choice is None or choice is BEST:
+            found.append(_sampled(sampler, row))
+            continue
+        try:
+            scores.append(sampler.scores(row)[0])
+        except RequestError as error:
+            found.append(error)
+            continue
+        drawn.append(len(found))
+        choices.append(choice)
+        found.append(0)
+    if draw is not None and drawn:
+        for index, token in zip(drawn, draw(np.stack(scores), RowChoices.of(choices)).tolist(), strict=True):
+            samplers[index].accept(token)
+            found[index] = token
+    return found
+
+
+def choose_largest(samplers: Sequence[Sampler], logits: Logits, rows: Sequence[int]) -> Sequence[int | RequestError]:
+    """The same for samplers that all take the largest; `rows` ascend."""
+    if rows[-1] != len(rows) - 1:
+        logits = logits[list(rows)]
+    best = logits[: len(rows)].argmax(axis=1)
+    return _checked(best, logits[range(len(rows)), best], samplers[0].dtype)
+
+
+def _sampled(sampler: Sampler, logits: Row) -> int | RequestError:
+    try:
+        return sampler.sample(logits)
+    except RequestError as error:
+        return error
+
+
+def _checked(tokens: TokenIds, logits: Row, dtype: str) -> Sequence[int | RequestError]:
+    found: list[int | RequestError] = tokens.tolist()
+    for index in np.flatnonzero(~np.isfinite(logits)):
+        found[index] = unusable_logits(int(tokens[index]), float(logits[index]), dtype)
+    return found
+
+
+def nothing_allowed(params: SamplingParams) -> RequestError:
+    """What is forbidden leaves no token."""
+    names = ("grammar", "min_tokens", "stop_token_ids", "bad_words", "allowed_token_ids", "logits_processors")
+    given = [name for name in names if getattr(params, name)]
+    return RequestError(
+        f"no token may come next: {' and '.join(given) or 'the model'} forbid{'s' * (len(given) < 2)} every one",
+        at=", ".join(given) or None,
+        fix="forbid less",
+    )
+
+
+def _seed(seed: int | None, choice: int) -> int:
+    """Of a choice's random numbers, 32 bits. None: another one each time."""
+    sequence = np.random.SeedSequence(seed, spawn_key=(choice,) if choice else ())
+    return int(sequence.generate_state(1).view(np.int32)[0])
+
+
+def _draw(scores: Row, best: int, params: SamplingParams, seed: int, counter: int) -> int:
+    """One of the tokens that the filters keep."""
+    ids, _ = candidates(scores, best, params)
+    scaled = (scores - scores[best]) * per_temperature(params)
+    if ids is not None:
+        kept = np.full(len(scores), -np.inf, np.float32)
+        kept[ids] = scaled[ids]
+        scaled = kept
+    return largest_sum(scaled, seed, counter)

@@ -1,0 +1,237 @@
+"""How to choose a request's tokens and when to stop: frozen, validated, and closed."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from llmc.errors import RequestError
+from llmc.keywords import shows_fields
+from llmc.runtime.grammar.grammar import Grammar
+from llmc.runtime.sampling.logits_processor import LogitsProcessor, argument_count
+
+# What DRY's matches do not cross, as llama.cpp and text-generation-webui have it.
+DRY_BREAKERS = ("\n", ":", '"', "*")
+
+
+@shows_fields
+@dataclass(frozen=True, kw_only=True, repr=False)
+class SamplingParams:
+    """Each value is checked; one out of range, or a name that does not exist, is a RequestError.
+
+    max_tokens: how many to generate at most; 0 computes prompt_logprobs only. min_tokens: before this many, no
+    end-of-text and no stop token.
+    temperature: divides the logits; 0 is greedy (the likeliest token after penalties and bias), and the filters below
+    then do nothing.
+    top_k: keep the k likeliest tokens and ties; None keeps all.
+    top_p: keep the smallest set of likeliest tokens whose probabilities sum to at least top_p.
+    min_p: keep tokens with at least min_p times the likeliest's probability.
+    typical_p: keep the smallest set of tokens, those first whose surprise is nearest to the one expected, whose
+    probabilities sum to at least typical_p (locally typical sampling, Meister et al. 2022).
+    repetition_penalty: logits of tokens in the prompt or output are divided by it if positive, multiplied if negative.
+    presence_penalty, frequency_penalty: taken from the logits of tokens in the output, once, and per occurrence.
+    dry_multiplier: 0 for none; what DRY takes from the logit of a token that would go on repeating the last
+    dry_allowed_length tokens, and dry_base times as much for every token more that is repeated. dry_sequence_breakers:
+    texts that no repetition goes across. dry_penalty_last_n: looks at this many of the last tokens; None for all.
+    logit_bias: added to the logits, by token id.
+    bad_words: texts whose tokens are not generated in this order; the last is banned where the output ends with the
+    others. allowed_token_ids: no other token comes, and end-of-text only if it is one of them.
+    logits_processors: functions of (ids of prompt and output, logits), or of (ids of the prompt, ids of the output,
+    logits), that return the logits: float32 arrays [vocabulary]. They run for every token, after penalties and bias,
+    and while they run, every other request waits.
+    seed: None draws one from the operating system.
+    stop: the text ends before any of these. stop_token_ids: the output ends with any of these.
+    ignore_eos: go on after the model's end-of-text token. include_stop_str_in_output: the text keeps the stop string
+    that ended it. skip_special_tokens: the text leaves out tokens such as end-of-text.
+    n: how many choices. best_of: how many are sampled, the n with the highest mean log-probability are given (None: n).
+    With a seed, choice i draws from the seed's i-th stream, so each is reproducible and they differ.
+    logprobs: give each token's log-probability and this many of the likeliest (0: the token's only). prompt_logprobs:
+    the same for the prompt's tokens.
+    beam_width: beam search with this many beams instead of sampling; n (at most beam_width) are given, best first, by
+    sum of log-probabilities, after penalties and bias, over length**length_penalty. early_stopping: stop as soon as
+    beam_width beams are complete.
+    grammar: the output has to be a sentence of it.
+    """
+
+    max_tokens: int = 128
+    min_tokens: int = 0
+    temperature: float = 0.0
+    top_k: int | None = None
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_sequence_breakers: Sequence[str] = DRY_BREAKERS
+    dry_penalty_last_n: int | None = None
+    logit_bias: Mapping[int, float] = field(default_factory=dict)
+    bad_words: Sequence[str] = ()
+    allowed_token_ids: Sequence[int] | None = None
+    logits_processors: Sequence[LogitsProcessor] = ()
+    seed: int | None = None
+    stop: tuple[str, ...] | str = ()
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+    n: int = 1
+    best_of: int | None = None
+    logprobs: int | None = None
+    prompt_logprobs: int | None = None
+    beam_width: int | None = None
+    length_penalty: float = 1.0
+    early_stopping: bool = False
+    grammar: Grammar | None = None
+
+    def __new__(cls, **values: Any) -> SamplingParams:
+        """Refuse unknown names before the generated __init__ would raise a bare TypeError."""
+        known = sorted(f.name for f in fields(cls))
+        for name, value in values.items():
+            if name not in known:
+                near = difflib.get_close_matches(name, known, n=1)
+                fix = f"did you mean {near[0]!r}?" if near else f"known parameters: {', '.join(known)}"
+                raise RequestError(f"unknown sampling parameter {name!r}", at=f"{name}={value!r:.80}", fix=fix)
+        return super().__new__(cls)
+
+    def __post_init__(self) -> None:
+        self._check_int("max_tokens", 0)
+        self._check_int("min_tokens", 0, self.max_tokens, "max_tokens")
+        self._check_float("temperature", 0.0, 1e6)
+        if self.top_k is not None:
+            self._check_int("top_k", 1)
+        self._check_float("top_p", 0.0, 1.0, open_low=True)
+        self._check_float("min_p", 0.0, 1.0)
+        self._check_float("typical_p", 0.0, 1.0, open_low=True)
+        self._check_float("repetition_penalty", 0.0, 1e6, open_low=True)
+        self._check_float("presence_penalty", -1e6, 1e6)
+        self._check_float("frequency_penalty", -1e6, 1e6)
+        self._check_dry()
+        if self.seed is not None:
+            self._check_int("seed", 0)
+        for name in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens", "early_stopping"):
+            self._check_bool(name)
+        self._check_choices()
+        self._check_stop()
+        self._check_bias()
+        self._check_edits()
+
+    def __repr__(self) -> str:
+        """What is not as it is by default."""
+        default = SamplingParams()
+        values = {f.name: getattr(self, f.name) for f in fields(self)}
+        changed = [f"{name}={value!r}" for name, value in values.items() if value != getattr(default, name)]
+        return f"SamplingParams({', '.join(changed)})"
+
+    def sampled_choices(self) -> int:
+        """How many sequences are generated at a time: best_of or n, or the beams."""
+        return self.beam_width or self.best_of or self.n
+
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` as a tuple."""
+        return (self.stop,) if isinstance(self.stop, str) else self.stop
+
+    def changes_logits(self) -> bool:
+        """Whether penalties, bias or a minimum length change the logits before the choice."""
+        return bool(
+            self.repetition_penalty != 1.0
+            or self.presence_penalty
+            or self.frequency_penalty
+            or self.logit_bias
+            or self.min_tokens
+        )
+
+    def _check_choices(self) -> None:
+        self._check_int("n", 1)
+        if self.best_of is not None:
+            self._check_int("best_of", self.n)
+        for name in ("logprobs", "prompt_logprobs"):
+            if getattr(self, name) is not None:
+                self._check_int(name, 0)
+        self._check_float("length_penalty", -1e3, 1e3)
+        grammar: object = self.grammar
+        if grammar is not None and not isinstance(grammar, Grammar):
+            self._refuse("grammar", "a Grammar")
+        if self.beam_width is not None:
+            self._check_int("beam_width", self.n)
+            if self.grammar is not None:
+                self._refuse("grammar", "None together with beam_width: beams are not held to a grammar")
+            for name in ("best_of", "seed"):
+                if getattr(self, name) is not None:
+                    self._refuse(name, "None together with beam_width: beam search does not sample")
+            for name, value in (("temperature", 0.0), ("typical_p", 1.0)):
+                if getattr(self, name) != value:
+                    self._refuse(name, f"{value:g} together with beam_width: beam search does not sample")
+            if self.max_tokens == 0 or self.prompt_logprobs is not None:
+                self._refuse("prompt_logprobs" if self.max_tokens else "max_tokens", "another value with beam_width")
+
+    def _check_dry(self) -> None:
+        self._check_float("dry_multiplier", 0.0, 1e6)
+        self._check_float("dry_base", 1.0, 1e3)
+        self._check_int("dry_allowed_length", 1, 1000)
+        if self.dry_penalty_last_n is not None:
+            self._check_int("dry_penalty_last_n", 0)
+        self._check_texts("dry_sequence_breakers")
+
+    def _check_edits(self) -> None:
+        self._check_texts("bad_words")
+        ids = self.allowed_token_ids
+        if ids is not None:
+            if not isinstance(ids, tuple | list) or not ids or not all(type(i) is int and i >= 0 for i in ids):
+                self._refuse("allowed_token_ids", "at least one token id, from 0 up, or None")
+            object.__setattr__(self, "allowed_token_ids", tuple(ids))
+        functions: Any = self.logits_processors
+        if not isinstance(functions, tuple | list):
+            self._refuse("logits_processors", "a list of functions")
+        if not all(callable(each) and argument_count(each) is not None for each in functions):
+            self._refuse("logits_processors", "functions of (token ids, logits) or (prompt ids, output ids, logits)")
+        object.__setattr__(self, "logits_processors", tuple(functions))
+
+    def _check_texts(self, name: str) -> None:
+        texts = getattr(self, name)
+        if not isinstance(texts, tuple | list) or not all(isinstance(text, str) and text for text in texts):
+            self._refuse(name, "a list of texts, none of them empty")
+        object.__setattr__(self, name, tuple(texts))
+
+    def _check_bool(self, name: str) -> None:
+        if type(getattr(self, name)) is not bool:
+            self._refuse(name, "True or False")
+
+    def _check_int(self, name: str, low: int, high: int | None = None, high_name: str = "") -> None:
+        value = getattr(self, name)
+        if type(value) is not int or value < low or (high is not None and value > high):
+            upper = " up" if high is None else f" to {high_name} ({high})" if high_name else f" to {high}"
+            self._refuse(name, f"a whole number from {low}{upper}")
+
+    def _check_float(self, name: str, low: float, high: float, open_low: bool = False) -> None:
+        value = getattr(self, name)
+        number = isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+        if not number or value < low or value > high or (open_low and value == low):
+            self._refuse(name, f"a number {'above' if open_low else 'from'} {low:g} to {high:g}")
+
+    def _check_stop(self) -> None:
+        strings = self.stop_strings()
+        if not isinstance(strings, tuple | list) or not all(isinstance(s, str) and s for s in strings):
+            self._refuse("stop", "a string or several, none of them empty")
+        ids = self.stop_token_ids
+        if not isinstance(ids, tuple | list) or not all(type(i) is int and i >= 0 for i in ids):
+            self._refuse("stop_token_ids", "token ids from 0 up")
+        object.__setattr__(self, "stop", tuple(strings))
+        object.__setattr__(self, "stop_token_ids", tuple(ids))
+
+    def _check_bias(self) -> None:
+        bias = self.logit_bias
+        entries = bias.items() if isinstance(bias, Mapping) else ((None, None),)
+        if not all(type(i) is int and i >= 0 and isinstance(v, int | float) and math.isfinite(v) for i, v in entries):
+            self._refuse("logit_bias", "finite numbers by token id from 0 up")
+
+    def _refuse(self, name: str, allowed: str) -> None:
+        value = getattr(self, name)
+        seen = f"{value!r:.80}"
+        raise RequestError(f"sampling parameter {name} cannot be {seen}", at=f"{name}={seen}", fix=f"give {allowed}")

@@ -1,0 +1,376 @@
+"""Decide which tokens of which requests the next step computes. Knows no model, only counts and blocks.
+
+There are no separate prefill and decode phases: a step has one budget of tokens; running requests that need a single
+token come first, then chunks of prompts, then new requests, the urgent ones first and each kind in order of arrival.
+When the pool runs dry the youngest of the least urgent requests gives its blocks back and later computes its tokens
+again (preemption by recompute, as in Kwon et al. 2023, "PagedAttention").
+
+A step at hundreds of running requests must cost microseconds, so it costs what changes: nothing is done for a request
+that decodes within a block that it has, and those whose blocks are full in the same step get theirs together.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+from llmc.program import Limits
+from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.scheduling.deadlines import Deadlines
+from llmc.runtime.scheduling.decode_set import DecodeSet
+from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
+
+AGEING_SECONDS = 10.0
+
+
+class Scheduler:
+    """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
+
+    max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
+    waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them.
+    """
+
+    def __init__(
+        self,
+        limits: Limits,
+        pool: BlockPool,
+        max_step_tokens: int | None = None,
+        *,
+        ageing_seconds: float = AGEING_SECONDS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._pool = pool
+        self.prefix_cache = PrefixCache(pool, limits.block_size)
+        self.preemptions = 0
+        self._block_size = limits.block_size
+        self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
+        self._rows = limits.max_logit_rows
+        self._ageing_seconds = ageing_seconds
+        self._clock = clock
+        self._premium: deque[Request] = deque()
+        self._free: deque[Request] = deque()
+        # Dicts for their order and their quick removal.
+        self._prefilling: dict[Request, None] = {}
+        self._parked: dict[Request, None] = {}
+        self._decoding = DecodeSet(limits.block_size)
+        # Decoding requests that may share the block they write next.
+        self._forked: list[Request] = []
+        # Not more than a step has room for, so every decoding request is in every step.
+        self._free_seats = min(limits.max_sequences, self._budget, self._rows)
+        self._deadlines = Deadlines()
+        self._arrivals = 0
+        self._number = 0
+        self._now = 0.0
+
+    @property
+    def idle(self) -> bool:
+        """Whether no request is left."""
+        return not (self._decoding or self._prefilling or self._parked or self._premium or self._free)
+
+    @property
+    def running(self) -> int:
+        """Requests that hold blocks, or are parked."""
+        return len(self._decoding) + len(self._prefilling) + len(self._parked)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that hold none yet, or no more."""
+        return len(self._premium) + len(self._free)
+
+    def add(self, request: Request) -> None:
+        """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
+        self._arrivals += 1
+        request.standing.sequence = self._arrivals
+        self._queue_of(request).append(request)
+        request.standing.is_waiting = True
+        self._deadlines.watch(request)
+
+    def fork(self, parent: Request, child: Request) -> None:
+        """Start a request with the parent's first tokens on the parent's blocks; they part when one of them writes.
+
+        Where no seat is free the child waits and computes them again.
+        """
+        first, own = parent.standing, child.standing
+        own.sequence, own.started = first.sequence, first.started
+        self._deadlines.watch(child)
+        if not first.is_seated or not self._free_seats:
+            self._requeue(child)
+            return
+        self._take_seat(child)
+        own.computed = parent.computed
+        own.blocks = first.blocks[: self._blocks_for(own.computed)]
+        self.prefix_cache.fork(parent, child)
+        self._pool.share(own.blocks)
+        self._forked += (parent, child)
+        self._place(child)
+
+    def resume(self, request: Request) -> None:
+        """A parked request has tokens to compute again."""
+        del self._parked[request]
+        if not request.standing.is_seated:
+            self._requeue(request)
+        else:
+            self._place(request)
+
+    def remove(self, request: Request) -> None:
+        """Forget a request and free its blocks at once; one that is gone already is no error."""
+        if request.decoding.place is not None:
+            self._stop_decoding(request)
+        elif request in self._parked:
+            self.prefix_cache.register(request)
+            del self._parked[request]
+        elif request in self._prefilling:
+            del self._prefilling[request]
+        elif request.standing.is_waiting:
+            self._queue_of(request).remove(request)
+            request.standing.is_waiting = False
+        self._release(request)
+        self._deadlines.drop(request)
+
+    def advance(self, chunk: Chunk) -> None:
+        """The chunk's tokens have been computed."""
+        chunk.request.standing.computed += chunk.tokens
+
+    def settle(self, request: Request) -> None:
+        """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
+
+        Only after a step that gave it logits, and `fail` if they were not finite. So all that a decoding or a parked
+        request has computed is known to be sound, and only such blocks are ever registered.
+        """
+        if request in self._prefilling and request.pending <= 1:
+            self.prefix_cache.register(request)
+            if not request.finished:
+                del self._prefilling[request]
+                self._place(request)
+        if request.finished:
+            self.remove(request)
+
+    def preempt_all(self) -> None:
+        """Take every block back. The plan that was made last is not to be computed then."""
+        for request in [*self._decoding.requests(), *self._prefilling, *self._parked]:
+            if request.standing.is_seated:
+                self._preempt(request)
+
+    def expired(self) -> list[Request]:
+        """Requests whose deadline has passed since the last call; they are still in the queue."""
+        return [r for r in self._deadlines.passed(self._clock()) if not r.finished] if self._deadlines else []
+
+    def schedule(self) -> StepPlan:
+        """The next step, with blocks for its tokens. Empty only if no request has anything to compute.
+
+        The caller computes it, gives each request its logits or its token, advances the chunks, and then settles those
+        that got logits and every decode that has finished.
+        """
+        self._number += 1
+        preemptions = self.preemptions
+        draft = _Draft(self._budget - len(self._decoding), self._rows - len(self._decoding))
+        self._grow_decodes(draft)
+        for request in self._by_urgency():
+            if request.standing.is_seated:
+                self._extend(request, request.fitting(draft.tokens, draft.rows), draft)
+        if self._free_seats and preemptions == self.preemptions:
+            self._now = self._clock()
+            while self._free_seats and self._start_next(draft):
+                pass
+        decodes, chunks = self._decoding.requests(), draft.chunks
+        if preemptions != self.preemptions:
+            # Those that gave way are among them, perhaps.
+            chunks = [c for c in chunks if c.request.standing.is_seated]
+        if not (decodes or chunks):
+            # All that fitted has given way to others that did not fit, or parked ones hold what the waiting ones need.
+            is_stuck = self._parked and self.waiting and self._preempt_parked()
+            if is_stuck or preemptions != self.preemptions:
+                return self.schedule()
+        return StepPlan(decodes, chunks, draft.copies, draft.grown, self._decoding.take_entered())
+
+    def _by_urgency(self) -> list[Request]:
+        """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
+        requests = list(self._prefilling)
+        if len(requests) > 1:
+            requests.sort(key=lambda r: (r.pending > 1, not self._is_urgent(r), r.standing.sequence))
+        return requests
+
+    def _grow_decodes(self, draft: _Draft) -> None:
+        """Give the decoding requests the blocks that they write next."""
+        cohort = self._decoding.cohort(self._number)
+        if len(cohort) <= self._pool.available:
+            if cohort:
+                for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
+                    request.standing.blocks.append(block)
+                draft.grown.extend(cohort)
+        else:
+            for request in list(cohort):
+                if request.decoding.place is not None and self._grow(request, 1, draft):
+                    draft.grown.append(request)
+        if self._forked:
+            forked, self._forked = self._forked, []
+            for request in forked:
+                if request.decoding.place is not None and self._grow(request, 1, draft):
+                    self._decoding.note_exchange(request)
+
+    def _start_next(self, draft: _Draft) -> bool:
+        """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
+        queue = self._next_queue()
+        if queue is None or not draft.tokens:
+            return False
+        request = queue[0]
+        own, pool = request.standing, self._pool
+        found = self.prefix_cache.match(request)
+        known = len(found)
+        missing = self._blocks_for(len(request.tokens)) - known
+        revived = sum(not pool.holders(block) for block in found) if found else 0
+        # With rows and tokens left, the running ones have got all that they want.
+        promised = 0 if draft.rows else self._promised()
+        if missing + revived + promised > pool.available:
+            return False
+        own.computed = known * self._block_size
+        count = request.fitting(draft.tokens, draft.rows)
+        if not count:
+            own.computed = 0
+            return False
+        queue.popleft()
+        own.is_waiting = False
+        if found:
+            pool.share(found)
+        own.blocks = found + pool.allocate(self._blocks_for(own.computed + count) - known)
+        self._take_seat(request)
+        self.prefix_cache.start(request, known)
+        if own.started is None:
+            own.started = self._now
+            own.cached_tokens = own.computed
+        self._prefilling[request] = None
+        draft.include(request, count)
+        return True
+
+    def _queue_of(self, request: Request) -> deque[Request]:
+        return self._premium if request.priority is Priority.PREMIUM else self._free
+
+    def _next_queue(self) -> deque[Request] | None:
+        premium, free = self._premium, self._free
+        if premium and free:
+            return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
+        return premium or free or None
+
+    def _extend(self, request: Request, count: int, draft: _Draft) -> None:
+        """Give the request's next `count` tokens blocks and a place in the step."""
+        if count > 0 and self._grow(request, count, draft):
+            draft.include(request, count)
+
+    def _grow(self, request: Request, count: int, draft: _Draft) -> bool:
+        """Make the next `count` positions the request's own to write; false if it had to give way itself."""
+        pool, blocks, computed = self._pool, request.standing.blocks, request.computed
+        index, end = computed // self._block_size, self._blocks_for(computed + count)
+        while True:
+            is_shared = index < len(blocks) and pool.holders(blocks[index]) > 1
+            missing = max(0, end - len(blocks))
+            if missing + is_shared <= pool.available:
+                break
+            victim = self._victim()
+            self._preempt(victim)
+            if victim is request:
+                return False
+        if is_shared:
+            (own,) = pool.allocate(1)
+            draft.copies[own] = blocks[index]
+            pool.release((blocks[index],))
+            blocks[index] = own
+        if missing:
+            blocks += pool.allocate(missing)
+        return True
+
+    def _victim(self) -> Request:
+        """The youngest of the least urgent requests that hold blocks."""
+        holding: list[Request] = [*self._decoding.requests()]
+        holding += [r for group in (self._prefilling, self._parked) for r in group if r.standing.is_seated]
+        return self._least_urgent(holding)
+
+    def _least_urgent(self, requests: Iterable[Request]) -> Request:
+        return max(requests, key=lambda r: (not self._is_urgent(r), r.standing.sequence))
+
+    def _preempt(self, victim: Request) -> None:
+        self.preemptions += 1
+        if victim in self._parked:
+            self._release(victim)
+            return
+        if victim.decoding.place is not None:
+            self._stop_decoding(victim)
+        else:
+            del self._prefilling[victim]
+        self._release(victim)
+        self._requeue(victim)
+
+    def _preempt_parked(self) -> bool:
+        holding = [request for request in self._parked if request.standing.is_seated]
+        if holding:
+            self._preempt(self._least_urgent(holding))
+        return bool(holding)
+
+    def _stop_decoding(self, request: Request) -> None:
+        request.standing.computed = request.computed
+        self._decoding.remove(request)
+        self.prefix_cache.register(request)
+
+    def _release(self, request: Request) -> None:
+        own = request.standing
+        if own.is_seated:
+            own.is_seated = False
+            self._free_seats += 1
+        if own.blocks:
+            self._pool.release(own.blocks)
+            own.blocks = []
+        own.computed = 0
+        self.prefix_cache.leave(request)
+
+    def _take_seat(self, request: Request) -> None:
+        request.standing.is_seated = True
+        self._free_seats -= 1
+
+    def _requeue(self, request: Request) -> None:
+        """Back among the waiting, by order of arrival."""
+        request.standing.is_waiting = True
+        queue, sequence = self._queue_of(request), request.standing.sequence
+        place = next((i for i, other in enumerate(queue) if other.standing.sequence > sequence), len(queue))
+        queue.insert(place, request)
+
+    def _place(self, request: Request) -> None:
+        pending = request.pending
+        if pending == 1 and isinstance(request, SampledRequest) and request.is_steady:
+            self._decoding.add(request, self._number + 1)
+        else:
+            (self._prefilling if pending else self._parked)[request] = None
+
+    def _is_urgent(self, request: Request) -> bool:
+        return request.priority is Priority.PREMIUM or self._has_aged(request)
+
+    def _has_aged(self, request: Request) -> bool:
+        return self._now - request.arrived >= self._ageing_seconds
+
+    def _blocks_for(self, tokens: int) -> int:
+        return -(-tokens // self._block_size)
+
+    def _promised(self) -> int:
+        """Blocks that running requests still need for the tokens they have: a new request must not take those."""
+        return sum([max(0, self._blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in self._prefilling])
+
+
+@dataclass(slots=True)
+class _Draft:
+    """A step that is being planned, but for its decodes. tokens, rows: how many more it has room for."""
+
+    tokens: int
+    rows: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)
+    grown: list[Request] = field(default_factory=list)
+
+    def include(self, request: Request, count: int) -> None:
+        """The request's next `count` tokens, and the rows of logits that it wants after them."""
+        rows = request.logit_rows(count)
+        self.chunks.append(Chunk(request, request.computed, count, rows))
+        self.tokens -= count
+        self.rows -= rows

@@ -1,0 +1,1 @@
+"""Between texts and tokens: tokenizers, conversations, prompts and outputs."""

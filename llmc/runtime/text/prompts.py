@@ -1,0 +1,115 @@
+"""What the user may give as prompts, turned into checked token ids."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, TypedDict
+
+from llmc.errors import RequestError
+from llmc.runtime.text.tokenizer import Tokenizer
+
+
+class PromptDict(TypedDict, total=False):
+    """A prompt as vLLM has it. Where there are ids, they count, and the text is only said to be theirs."""
+
+    prompt: str
+    prompt_token_ids: Sequence[int]
+
+
+Prompt = str | Sequence[int] | PromptDict
+Prompts = Prompt | Iterable[str] | Iterable[Sequence[int]] | Iterable[PromptDict]
+_FIX = 'give a text, a list of int, {"prompt": text} or {"prompt_token_ids": ids}, or several of these'
+
+
+def token_sequences(prompts: Prompts, tokenizer: Tokenizer) -> list[list[int]]:
+    """Token ids of one prompt or several, none for an empty list. Raises RequestError for what is no prompt."""
+    given, is_one = as_list(prompts)
+    return [] if is_one and given == [[]] else [token_ids(prompt, tokenizer) for prompt in given]
+
+
+def as_list(prompts: Prompts) -> tuple[list[Any], bool]:
+    """The prompts, and whether they were given as one instead of a list. An empty list is one without tokens."""
+    given = _plain(prompts)
+    if isinstance(given, str | Mapping):
+        return [given], True
+    items = _items(given)  # Once: an iterator gives each item only once.
+    is_one = not any(isinstance(item, str | Iterable) or item is None for item in items)
+    return ([items] if is_one else items), is_one
+
+
+def token_ids(prompt: Prompt, tokenizer: Tokenizer) -> list[int]:
+    """Token ids of one prompt. Raises RequestError for anything else."""
+    given = _plain(prompt)
+    if isinstance(given, str):
+        return tokenizer.encode(given)
+    if isinstance(given, Mapping):
+        return token_ids(_content(given), tokenizer)
+    return [_token_id(item) for item in _items(given)]
+
+
+def check_length(where: str, tokens: Sequence[int], limit: int, purpose: str) -> None:
+    """Raise RequestError for no tokens or more than `limit`. where: names the prompt. purpose: what else
+    the limit leaves room for.
+    """
+    if not tokens:
+        raise RequestError(
+            "the prompt is empty", at=where, fix="give at least one token, such as the model's bos token"
+        )
+    if len(tokens) > limit:
+        raise RequestError(
+            f"the prompt has {len(tokens)} tokens, this engine takes at most {limit}{purpose}",
+            at=where,
+            fix="shorten the prompt, or rebuild the engine with a larger max_model_len",
+        )
+
+
+def check_ids(where: str, ids: Iterable[int], vocab_size: int) -> None:
+    """Raise RequestError for a token id that the model does not have."""
+    for token in ids:
+        if not 0 <= token < vocab_size:
+            raise RequestError(
+                f"token id {token} is out of range: the model has ids 0 to {vocab_size - 1}",
+                at=where,
+                fix="use the tokenizer that belongs to this model",
+            )
+
+
+def _content(prompt: Mapping[str, Any]) -> Any:
+    """What a dict has as its prompt."""
+    unknown = [key for key in prompt if key not in PromptDict.__annotations__]
+    if unknown:
+        is_message = "role" in prompt and "content" in prompt
+        raise RequestError(
+            f"a prompt has no {unknown[0]!r}: {dict(prompt)!r:.80}",
+            fix="give messages to chat(messages)" if is_message else _FIX,
+        )
+    for key, kind in (("prompt_token_ids", Iterable), ("prompt", str)):
+        value = prompt.get(key)
+        if value is not None:
+            if not isinstance(value, kind) or (kind is Iterable and isinstance(value, str | bytes | Mapping)):
+                raise RequestError(f"{key} cannot be {value!r:.80} ({type(value).__name__})", at=key, fix=_FIX)
+            return value
+    raise RequestError(f"a prompt has neither text nor ids: {dict(prompt)!r:.80}", fix=_FIX)
+
+
+def _plain(value: Any) -> Any:
+    """Arrays and tensors as lists, whose items say what they are."""
+    return value.tolist() if hasattr(value, "tolist") else value
+
+
+def _items(value: Any) -> list[Any]:
+    if isinstance(value, str | bytes | Mapping) or not isinstance(value, Iterable):
+        raise RequestError(f"a prompt cannot be {value!r:.80} ({type(value).__name__})", fix=_FIX)
+    return [_plain(item) for item in value]
+
+
+def _token_id(item: Any) -> int:
+    try:
+        if isinstance(item, bool):
+            raise TypeError
+        return operator.index(item)
+    except TypeError:
+        raise RequestError(
+            f"a token id must be a whole number, not {item!r:.80} ({type(item).__name__})", fix=_FIX
+        ) from None
