@@ -15,8 +15,8 @@ from llmc.debug.prove.elementary import Expression
 _DIGITS, _POINTS = 50, 3
 # Constants are doubles in models and in llmc, and some are written with ten digits (0.7978845608).
 _TOLERANCE = mpmath.mpf(10) ** -9
-# Above this sympy's simplification takes seconds, and is not tried.
-_SIMPLIFIED = 120
+# Operations above which sympy takes seconds to expand or to simplify, and is not asked to.
+_EXPANDED, _SIMPLIFIED = 1000, 120
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,9 @@ def compare(pairs: Sequence[tuple[str, Expression, Expression]]) -> Comparison:
     equal: set[tuple[Expression, Expression]] = set()
     simplifies = True
     for pair in undecided:
-        difference = sympy.expand(pair[0] - pair[1])
+        difference = pair[0] - pair[1]
+        if sympy.count_ops(difference) < _EXPANDED:
+            difference = sympy.expand(difference)
         if difference != 0 and simplifies and sympy.count_ops(difference) < _SIMPLIFIED:
             difference = sympy.simplify(difference)
             simplifies = difference == 0  # elements are alike: where one cannot be decided, the others cannot

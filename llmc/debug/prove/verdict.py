@@ -63,7 +63,7 @@ def prove(each: Pass) -> Verdict:
     elif isinstance(each, GraphPass) and each.examples:
         found = ([_run_on(each, example)] for example in each.examples)
     else:
-        return Verdict(each.name, Outcome.SKIPPED, reason="a loop: compared by --check-passes")
+        return Verdict(each.name, Outcome.SKIPPED, reason="a loop without examples: compared by --check-passes")
     try:
         return _of_forms(each.name, found)
     except PassError as error:

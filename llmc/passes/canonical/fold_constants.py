@@ -21,6 +21,7 @@ from llmc.graph.render import op_name
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Derived, Recipe, stored_names
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -118,4 +119,15 @@ def _use_number(weight: fx.Node, number: float | int | bool, log: RewriteLog) ->
 
 _SCALAR_OPERAND = frozenset({aten.add.Tensor, aten.div.Tensor, aten.mul.Tensor, aten.sub.Tensor})
 
-fold_constants = GraphPass("fold_constants", _run, Numerics.EXACT, Stage.CAPTURED)
+
+def _from_weights(x: Any, weight: Any) -> Any:
+    return aten.mul.Tensor(x, aten.add.Tensor(weight, 1.0))
+
+
+fold_constants = GraphPass(
+    "fold_constants",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_from_weights, {"x": ("T", 3), "weight": (3,)}, frozenset({"weight"})),),
+)

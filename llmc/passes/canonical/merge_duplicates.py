@@ -16,6 +16,7 @@ from llmc.graph.dead_code import writes_memory
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -45,4 +46,11 @@ def _key(value: Any) -> Any:
     return value if isinstance(value, fx.Node) else (type(value).__name__, repr(value))
 
 
-merge_duplicates = GraphPass("merge_duplicates", _run, Numerics.EXACT, Stage.CAPTURED)
+def _twice(x: Any) -> Any:
+    centred = [torch.ops.aten.sub.Tensor(x, torch.ops.aten.mean.dim(x, [-1], True)) for _ in range(2)]
+    return torch.ops.aten.mul.Tensor(*centred)
+
+
+merge_duplicates = GraphPass(
+    "merge_duplicates", _run, Numerics.EXACT, Stage.CAPTURED, examples=(Example(_twice, {"x": ("T", 3)}),)
+)

@@ -21,6 +21,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -254,4 +255,28 @@ _RULES: dict[Any, Rule] = {
     aten.where.Scalar: _where_scalar,
 }
 
-normalize_ops = GraphPass("normalize_ops", _run, Numerics.REORDER, Stage.CAPTURED)
+
+def _spellings(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    products = aten.addmm.default(bias, x, aten.t.default(weight)), aten.mm.default(x, aten.mT.default(weight))
+    halves = aten.split.Tensor(aten.rsub.Scalar(aten.square.default(x), 1), 2, -1)
+    parts = aten.unbind.int(aten.unflatten.int(x, 1, [2, 2]), 1)
+    swapped = aten.permute.default(aten.view.default(x, [-1, 2, 2]), [0, 2, 1])
+    normed = aten.native_layer_norm.default(x, [4], None, None, 0.625)
+    soft = aten._softmax.default(aten.add.Scalar(x, 2), -1, False)
+    return (
+        *products,
+        operator.getitem(halves, 1),
+        operator.getitem(parts, 0),
+        swapped,
+        operator.getitem(normed, 0),
+        soft,
+    )
+
+
+normalize_ops = GraphPass(
+    "normalize_ops",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(Example(_spellings, {"x": ("T", 4), "weight": (3, 4), "bias": (3,)}, frozenset({"weight", "bias"})),),
+)

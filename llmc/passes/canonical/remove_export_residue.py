@@ -19,6 +19,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -152,4 +153,17 @@ _RULES: dict[Any, Rule] = {
     aten.view.default: _same_as_input,
 }
 
-remove_export_residue = GraphPass("remove_export_residue", _run, Numerics.EXACT, Stage.CAPTURED)
+
+def _residue(x: Any, y: Any) -> tuple[Any, ...]:
+    same = aten.slice.Tensor(aten.clone.default(aten.mul.Tensor(aten.add.Tensor(x, 0), 1)), 1, 0, 4)
+    dropped = aten.dropout.default(aten.transpose.int(same, 1, 1), 0.1, False)
+    return aten.view.default(aten.contiguous.default(dropped), [-1, 2]), aten.type_as.default(y, x)
+
+
+remove_export_residue = GraphPass(
+    "remove_export_residue",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_residue, {"x": ("T", 4), "y": ("T", 2)}),),
+)

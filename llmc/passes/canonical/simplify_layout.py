@@ -20,6 +20,7 @@ from llmc.graph.op_record import RECORDS
 from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -164,4 +165,18 @@ def _rules() -> dict[Any, Rule]:
     return {**_RULES, **over_last_axis}
 
 
-simplify_layout = GraphPass("simplify_layout", _run, Numerics.EXACT, Stage.CAPTURED)
+def _heads_first(x: Any, y: Any, weight: Any) -> tuple[Any, ...]:
+    first, second = (aten.transpose.int(each, 0, 1) for each in (x, y))
+    normed = torch.ops.llmc.rms_norm.default(aten.mul.Tensor(first, second), weight, 0.625)
+    halves = aten.cat.default([aten.slice.Tensor(normed, -1, 2, 4), aten.exp.default(first)], 2)
+    again = aten.reshape.default(aten.reshape.default(y, [-1, 8]), [-1, 4, 2])
+    return aten.transpose.int(halves, 0, 1), aten.squeeze.dim(aten.unsqueeze.default(again, 1), 1)
+
+
+simplify_layout = GraphPass(
+    "simplify_layout",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_heads_first, {"x": ("T", 2, 4), "y": ("T", 2, 4), "weight": (4,)}),),
+)

@@ -19,6 +19,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -73,4 +74,17 @@ def _repeat(node: fx.Node) -> Call | None:
 
 _RULES: dict[Any, Rule] = {aten.repeat_interleave.self_int: _repeat, aten.slice.Tensor: _slice}
 
-simplify_repeats = GraphPass("simplify_repeats", _run, Numerics.EXACT, Stage.CAPTURED)
+
+def _repeated(x: Any, y: Any) -> tuple[Any, ...]:
+    both = aten.unsqueeze.default(aten.cat.default([x, y], -1), 1)
+    pairs = aten.repeat_interleave.self_int(aten.unsqueeze.default(x, 1), 2, -1)
+    return aten.slice.Tensor(both, 2, 0, 2), aten.slice.Tensor(both, 2, 2, 5), pairs
+
+
+simplify_repeats = GraphPass(
+    "simplify_repeats",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_repeated, {"x": ("T", 2), "y": ("T", 3)}),),
+)

@@ -9,6 +9,8 @@ Numerics: exact, unless the cache is wider than k: then the rotated keys are rou
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -17,6 +19,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.uses import used_only_by
@@ -42,7 +45,28 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         _fuse(graph, q, k, write, attention)
 
 
-fuse_rope_kv_write = GraphPass("fuse_rope_kv_write", run, Numerics.EXACT, Stage.OPTIMIZED)
+def _layer(
+    q: Any, k: Any, v: Any, cos: Any, sin: Any, k_cache: Any, v_cache: Any, slots: Any, interleaved: bool, **step: Any
+) -> Any:
+    _WRITE(_ROPE(k, cos, sin, interleaved), v, k_cache, v_cache, slots)
+    return _ATTENTION(_ROPE(q, cos, sin, interleaved), k_cache, v_cache, *step.values(), 0.5)
+
+
+def _example(interleaved: bool) -> Example:
+    tensors = {"q": ("T", 2, 4), "k": ("T", 1, 4), "v": ("T", 1, 2), "cos": ("T", 1), "sin": ("T", 1)}
+    caches = {"k_cache": (2, 1, 2, 4), "v_cache": (2, 1, 2, 2)}
+    step = {"starts": [0, 3], "lengths": [3], "tables": [[1, 0]]}
+    integers = {name: torch.tensor(value, dtype=torch.int32) for name, value in {"slots": [2, 3, 0], **step}.items()}
+    return Example(_layer, {**tensors, **caches, **integers, "interleaved": interleaved})
+
+
+fuse_rope_kv_write = GraphPass(
+    "fuse_rope_kv_write",
+    run,
+    Numerics.EXACT,
+    Stage.OPTIMIZED,
+    examples=(_example(interleaved=False), _example(interleaved=True)),
+)
 
 
 def _find(write: fx.Node, k: fx.Node) -> tuple[fx.Node, fx.Node]:

@@ -10,6 +10,7 @@ Numerics: exact, since each output channel is summed as before. Saves reading x 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import fx
@@ -19,6 +20,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.fusion.merged_weight import check_stackable, stack_rows
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -43,7 +45,18 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         _merge(graph, linears)
 
 
-merge_qkv = GraphPass("merge_qkv", run, Numerics.REORDER, Stage.OPTIMIZED)
+def _three_products(x: Any, q: Any, k: Any, v: Any, q_bias: Any, k_bias: Any, v_bias: Any) -> tuple[Any, ...]:
+    return _LINEAR(x, q, q_bias), _LINEAR(x, k, k_bias), _LINEAR(x, v, v_bias)
+
+
+_WEIGHTS = {"q": (4, 3), "k": (2, 3), "v": (2, 3), "q_bias": (4,), "k_bias": (2,), "v_bias": (2,)}
+merge_qkv = GraphPass(
+    "merge_qkv",
+    run,
+    Numerics.REORDER,
+    Stage.OPTIMIZED,
+    examples=(Example(_three_products, {"x": ("T", 3), **_WEIGHTS}, frozenset(_WEIGHTS)),),
+)
 
 
 def _check(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import fx
@@ -25,6 +26,7 @@ from llmc.graph.refusal import Refused
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant, Derived
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.uses import used_only_by
@@ -51,7 +53,26 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         _separate(graph, linear, heads, parts)
 
 
-separate_qkv = GraphPass("separate_qkv", run, Numerics.REORDER, Stage.OPTIMIZED)
+def _heads_in_turn(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    heads = aten.reshape.default(_LINEAR(x, weight, bias), [-1, 2, 5])
+    return tuple(aten.slice.Tensor(heads, 2, start, end) for start, end in ((0, 2), (2, 4), (4, 5)))
+
+
+def _heads_of_one_size(x: Any, weight: Any, bias: Any) -> tuple[Any, ...]:
+    heads = aten.reshape.default(_LINEAR(x, weight, bias), [-1, 2, 5, 1])
+    return tuple(aten.select.int(heads, 2, i) for i in range(5))
+
+
+separate_qkv = GraphPass(
+    "separate_qkv",
+    run,
+    Numerics.REORDER,
+    Stage.OPTIMIZED,
+    examples=tuple(
+        Example(body, {"x": ("T", 3), "weight": (10, 3), "bias": (10,)}, frozenset({"weight", "bias"}))
+        for body in (_heads_in_turn, _heads_of_one_size)
+    ),
+)
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,10 @@ import pytest
 import torch
 
 from llmc.debug.prove.verdict import Outcome, prove
-from llmc.passes import Match, Numerics, Rewrite, either
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes import GraphPass, Match, Numerics, Rewrite, RewriteLog, either
+from llmc.passes.example import Example
 from llmc.passes.fusion.from_aten.fuse_rms_norm import fuse_rms_norm
 from llmc.passes.fusion.from_aten.fuse_rope import fuse_rope
 from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
@@ -121,3 +124,23 @@ def test_what_is_not_looked_at_says_why() -> None:
     verdict = prove(Rewrite("sums_along", (unknown,), lambda x: aten.cumsum.default(aten.neg.default(x), 0)))
     assert verdict.outcome is Outcome.SKIPPED
     assert "aten.cumsum.default has no meaning over symbols" in str(verdict.reason)
+
+
+def _subtract(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    for node in graph.graph.find_nodes(op="call_function", target=aten.add.Tensor):
+        log.step(f"subtract in {node.name}", node)
+        node.target = aten.sub.Tensor
+
+
+def test_a_loop_is_run_on_its_examples() -> None:
+    def summed(x: Any, y: Any) -> Any:
+        return aten.add.Tensor(x, y)
+
+    def multiplied(x: Any, y: Any) -> Any:
+        return aten.mul.Tensor(x, y)
+
+    shapes = {"x": ("T", 2), "y": (2,)}
+    wrong = GraphPass("subtracts", _subtract, examples=(Example(summed, shapes),))
+    assert str(prove(wrong)) == "disproved: result[0, 0]: 1 becomes -1 at y[0] = 1"
+    idle = GraphPass("subtracts", _subtract, examples=(Example(multiplied, shapes),))
+    assert str(prove(idle)) == "skipped: it rewrites nothing in its example multiplied"

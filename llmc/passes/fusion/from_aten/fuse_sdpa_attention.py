@@ -8,6 +8,8 @@ Key and value heads repeated in front of it, or by enable_gqa, are taken once.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import fx
 
@@ -16,6 +18,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
+from llmc.passes.example import Example
 from llmc.passes.fusion.from_aten.attention_call import attention_call
 from llmc.passes.fusion.from_aten.causal_mask import CausalMask, read_mask
 from llmc.passes.node_rules import Call, Rule, apply_rules
@@ -56,4 +59,14 @@ def _mask(node: fx.Node, graph: ModelGraph) -> CausalMask | Refusal:
     return CausalMask(None)
 
 
-fuse_sdpa_attention = GraphPass("fuse_sdpa_attention", _run, Numerics.REORDER, Stage.CAPTURED)
+def _causal(q: Any, k: Any, v: Any) -> Any:
+    return aten.scaled_dot_product_attention.default(q, k, v, None, 0.0, True, scale=0.25)
+
+
+fuse_sdpa_attention = GraphPass(
+    "fuse_sdpa_attention",
+    _run,
+    Numerics.REORDER,
+    Stage.CAPTURED,
+    examples=(Example(_causal, {"q": (2, "T", 2), "k": (2, "T", 2), "v": (2, "T", 1)}),),
+)
