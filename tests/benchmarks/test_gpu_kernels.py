@@ -8,7 +8,7 @@ import torch
 
 from benchmarks.gpu import kernels
 from benchmarks.gpu.kernels import in_turn, sets_past_cache
-from llmc.codegen.triton.kernels.select_rows import select_rows
+from llmc.codegen.triton.kernels.rows.select_rows import select_rows
 from tests.codegen.triton.tensor_call import TensorCall
 from tests.gpu_target import gpu_target
 

@@ -9,7 +9,6 @@ from torch import nn
 
 from tests.tolerances import ENGINES
 
-# Largest |Δlogit| over the logits' standard deviation: what re-ordered fp32 sums may cost.
 GENERATED = 256
 
 Logits = npt.NDArray[np.float32]

@@ -5,7 +5,7 @@
 Must have: the product is the norm's only reader; x has rank 2, and is no fp16 where x·norm is an operand, which could
 overflow; of weights that are codes, products that round x anyway.
 
-Whether the product's kernel norms or a launch before it does is a choice of candidates (kernels/product_tiling.py).
+Whether the product's kernel norms or a launch before it does is a choice of candidates (products/dense_ways.py).
 """
 
 from __future__ import annotations

@@ -12,10 +12,10 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch
-from llmc.codegen.triton.kernels.code_embedding import code_lookup
-from llmc.codegen.triton.kernels.coded_product import coded_product, coded_refusal
-from llmc.codegen.triton.kernels.product import Epilogue, Product, dense_product, dense_refusal
-from llmc.codegen.triton.kernels.select_rows import table_lookup
+from llmc.codegen.triton.kernels.products.coded_product import coded_product, coded_refusal
+from llmc.codegen.triton.kernels.products.product import Epilogue, Product, dense_product, dense_refusal
+from llmc.codegen.triton.kernels.rows.coded_embedding import code_lookup
+from llmc.codegen.triton.kernels.rows.select_rows import table_lookup
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 

@@ -16,13 +16,13 @@ import torch
 
 from llmc.codegen.triton.backend import TritonBackend, Unspecialized
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate
-from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows, join_launch
-from llmc.codegen.triton.kernels.product_best import best_gemv_kernel, best_narrow_kernel
-from llmc.codegen.triton.kernels.product_gemv import gemv_kernel
-from llmc.codegen.triton.kernels.product_narrow import narrow_kernel
-from llmc.codegen.triton.kernels.row_masses import row_masses
-from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
-from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.codegen.triton.kernels.products.dense_gemv import gemv_kernel
+from llmc.codegen.triton.kernels.products.dense_narrow import narrow_kernel
+from llmc.codegen.triton.kernels.products.product_best import best_gemv_kernel, best_narrow_kernel
+from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_rows, join_launch
+from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
+from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
+from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
 from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import (
     CHOICE_INPUTS,

@@ -9,9 +9,9 @@ from torch import Tensor
 from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.code_rows import code_rows, row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
-from llmc.codegen.triton.kernels.select_channels import select_channels
+from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.codegen.triton.kernels.rows.select_channels import select_channels
 from llmc.ops.token_codes import token_codes
 from llmc.program import Layout
 from tests.codegen.triton.claimed import normed, rounded

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
-from llmc.codegen.triton.kernels.paged_attention import paged_attention
-from llmc.codegen.triton.kernels.row_masses import row_masses
-from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
-from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_rows
+from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
+from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
+from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
 from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
 from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
 

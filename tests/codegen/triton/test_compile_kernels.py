@@ -12,20 +12,20 @@ import torch
 
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.gated_activation import gated_activation
-from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
-from llmc.codegen.triton.kernels.linear import (
+from llmc.codegen.triton.kernels.attention.kv_write import kv_write
+from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.products.linear import (
     fused_linear,
     gated_linear,
     linear,
     lm_head,
 )
-from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
-from llmc.codegen.triton.kernels.rope import rope
-from llmc.codegen.triton.kernels.rope_angles import rope_angles
-from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.codegen.triton.kernels.rows.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.rows.layer_norm import add_layer_norm
+from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
+from llmc.codegen.triton.kernels.rows.rope import rope
+from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
 from llmc.errors import LoweringError
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear
-from llmc.codegen.triton.kernels.select_channels import select_channels
+from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear
+from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.codegen.triton.kernels.rows.select_channels import select_channels
 from llmc.graph.code_numbers import code_dtype
 from llmc.program import DeviceKernel
 from llmc.targets import GpuTarget

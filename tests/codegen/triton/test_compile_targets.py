@@ -13,10 +13,10 @@ import pytest
 import torch
 
 from llmc.codegen.triton.compile import Workers
-from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.linear import linear
-from llmc.codegen.triton.kernels.paged_attention import paged_attention
-from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.attention.kv_write import kv_write
+from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.products.linear import linear
 from llmc.codegen.triton.lowering import lower_device
 from llmc.options import BuildOptions
 from llmc.program import DeviceKernel

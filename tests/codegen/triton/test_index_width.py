@@ -10,19 +10,19 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.gated_activation import gated_activation
-from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.layer_norm import add_layer_norm
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear
-from llmc.codegen.triton.kernels.paged_attention import paged_attention
-from llmc.codegen.triton.kernels.rms_norm import add_rms_norm
-from llmc.codegen.triton.kernels.rope import rope
-from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
-from llmc.codegen.triton.kernels.row_masses import row_masses
-from llmc.codegen.triton.kernels.select_rows import select_rows
-from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.codegen.triton.kernels.attention.kv_write import kv_write
+from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear, linear
+from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.codegen.triton.kernels.rows.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.rows.layer_norm import add_layer_norm
+from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm
+from llmc.codegen.triton.kernels.rows.rope import rope
+from llmc.codegen.triton.kernels.rows.select_rows import select_rows
+from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_rows
+from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
+from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
 from llmc.ops import sampling
 from llmc.targets import GpuTarget, device_target
 from tests.codegen.triton.claimed import normed

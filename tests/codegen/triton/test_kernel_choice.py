@@ -11,19 +11,19 @@ from torch import Tensor, fx
 
 from llmc.codegen.triton.backend import alternatives, python_function
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.gated_activation import gated_activation
-from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.linear import fused_linear, linear, lm_head
-from llmc.codegen.triton.kernels.product import Epilogue, dense_product
-from llmc.codegen.triton.kernels.product_choice import product_launches
-from llmc.codegen.triton.kernels.product_tiling import predicted_seconds, tilings
-from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
-from llmc.codegen.triton.kernels.rope import rope
-from llmc.codegen.triton.kernels.rope_angles import rope_angles
-from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
-from llmc.codegen.triton.kernels.select_rows import select_rows
-from llmc.codegen.triton.kernels.tiling import Way
+from llmc.codegen.triton.kernels.attention.kv_write import kv_write
+from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.products.dense_ways import predicted_seconds, tilings
+from llmc.codegen.triton.kernels.products.linear import fused_linear, linear, lm_head
+from llmc.codegen.triton.kernels.products.product import Epilogue, dense_product
+from llmc.codegen.triton.kernels.products.product_choice import product_launches
+from llmc.codegen.triton.kernels.products.product_way import Way
+from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.codegen.triton.kernels.rows.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
+from llmc.codegen.triton.kernels.rows.rope import rope
+from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
+from llmc.codegen.triton.kernels.rows.select_rows import select_rows
 from llmc.targets import GPU_TARGETS, GpuTarget
 from tests.codegen.triton.offline_compile import meta
 from tests.codegen.triton.tensor_call import TensorCall
@@ -43,14 +43,14 @@ def _chosen(call: TensorCall, target: GpuTarget = H100, template: KernelTemplate
     return [(only.first if only else 1, python_function(launch.function).__name__) for launch, only, _ in ranges]
 
 
-def _ours(call: TensorCall, rows: int, target: GpuTarget = H100) -> str:
-    """The kernel that is predicted the fastest for that many rows, the library aside."""
+def _ours(call: TensorCall, rows: int, target: GpuTarget = H100) -> Way:
+    """The way that is predicted the fastest for that many rows, the library aside."""
     product = dense_product(call, Epilogue())
     tiling = min(
         (t for t in tilings(product, target, rows) if t.way is not Way.LIBRARY),
         key=lambda t: predicted_seconds(product, target, t, rows),
     )
-    return f"{tiling.way.value}_kernel"
+    return tiling.way
 
 
 def _kernel_for(chosen: list[tuple[int, str]], rows: int) -> str:
@@ -61,7 +61,7 @@ def test_decode_reads_the_weight_once_and_prefill_runs_on_tensor_descriptors() -
     chosen = _chosen(_linear_call(4096, 4096))
     assert [_kernel_for(chosen, rows) for rows in (1, 4, 16)] == ["gemv_kernel"] * 2 + ["narrow_kernel"]
     call = _linear_call(4096, 4096)
-    assert [_ours(call, rows) for rows in (64, 8000)] == ["narrow_kernel", "persistent_kernel"]
+    assert [_ours(call, rows) for rows in (64, 8000)] == [Way.DENSE_NARROW, Way.DENSE_PERSISTENT]
 
 
 def test_every_range_of_rows_has_the_library_among_its_candidates() -> None:
@@ -100,12 +100,12 @@ def test_a_gate_after_the_library_costs_a_launch_and_its_bytes() -> None:
 
 
 def test_rows_that_descriptors_cannot_read_are_loaded_through_pointers() -> None:
-    assert _ours(_linear_call(4096, 4100), 8000) == "tile_kernel"
+    assert _ours(_linear_call(4096, 4100), 8000) == Way.DENSE_TILE
 
 
 def test_targets_without_descriptors_load_through_pointers() -> None:
     for target in GPU_TARGETS:
-        expected = "persistent_kernel" if target.has_tma else "tile_kernel"
+        expected = Way.DENSE_PERSISTENT if target.has_tma else Way.DENSE_TILE
         assert _ours(_linear_call(4096, 4096), 8000, target) == expected, target.name
 
 
@@ -182,4 +182,6 @@ def _node(template: KernelTemplate, arguments: tuple[Any, ...]) -> fx.Node:
             operands.append(placeholder)
         else:
             operands.append(argument)
-    return graph.call_function(template.op, tuple(operands))
+    node = graph.call_function(template.op, tuple(operands))
+    node.meta["val"] = next(a for a in reversed(arguments) if isinstance(a, Tensor))
+    return node

@@ -14,11 +14,11 @@ from torch import Tensor
 
 from llmc.cache_format import parse_cache_format
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.linear import linear
-from llmc.codegen.triton.kernels.paged_attention import paged_attention
-from llmc.codegen.triton.kernels.product_best import best_gemv_kernel, best_narrow_kernel
+from llmc.codegen.triton.kernels.attention.kv_write import kv_write
+from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
+from llmc.codegen.triton.kernels.products.linear import linear
+from llmc.codegen.triton.kernels.products.product_best import best_gemv_kernel, best_narrow_kernel
+from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.printer import print_loop, print_module
 from llmc.ops.cache_codes import write_codes
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from llmc.codegen.triton.kernel import LibraryFunction
-from llmc.codegen.triton.kernels.linear import fused_linear, gated_linear, linear, lm_head
+from llmc.codegen.triton.kernels.products.linear import fused_linear, gated_linear, linear, lm_head
 from tests.codegen.triton.claimed import normed
 from tests.codegen.triton.tensor_call import check
 from tests.seeded_normal import seeded_normal

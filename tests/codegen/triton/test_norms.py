@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.codegen.triton.kernels import row_tile as tiles
-from llmc.codegen.triton.kernels.layer_norm import add_layer_norm, layer_norm
-from llmc.codegen.triton.kernels.rms_norm import add_rms_norm, rms_norm
+from llmc.codegen.triton.kernels.rows import row_tile as tiles
+from llmc.codegen.triton.kernels.rows.layer_norm import add_layer_norm, layer_norm
+from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
 from tests.codegen.triton.tensor_call import check
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS

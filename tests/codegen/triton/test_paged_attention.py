@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import fx
 
-from llmc.codegen.triton.kernels.paged_attention import decode_splits, paged_attention, supports
+from llmc.codegen.triton.kernels.attention.paged_attention import decode_splits, paged_attention, supports
 from llmc.graph.refusal import Refusal
 from llmc.targets import GPU_TARGETS
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch

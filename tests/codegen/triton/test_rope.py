@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.codegen.triton.kernels.kv_write import kv_write
-from llmc.codegen.triton.kernels.rope import rope
-from llmc.codegen.triton.kernels.rope_angles import rope_angles
-from llmc.codegen.triton.kernels.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.attention.kv_write import kv_write
+from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.codegen.triton.kernels.rows.rope import rope
+from llmc.codegen.triton.kernels.rows.rope_angles import rope_angles
 from tests.codegen.triton.tensor_call import check
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS

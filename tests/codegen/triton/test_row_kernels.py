@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.codegen.triton.kernels.embedding import embedding
-from llmc.codegen.triton.kernels.gated_activation import gated_activation
-from llmc.codegen.triton.kernels.select_rows import select_rows
+from llmc.codegen.triton.kernels.rows.embedding import embedding
+from llmc.codegen.triton.kernels.rows.gated_activation import gated_activation
+from llmc.codegen.triton.kernels.rows.select_rows import select_rows
 from llmc.ops.activation import ACTIVATIONS
 from tests.codegen.triton.tensor_call import check
 from tests.seeded_normal import seeded_normal

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, fx
 
 from llmc.codegen.triton.kernel import KernelTemplate
-from llmc.codegen.triton.kernels.draw_rows import argmax_rows, draw_rows
-from llmc.codegen.triton.kernels.row_masses import row_masses
-from llmc.codegen.triton.kernels.sample_candidates import sample_candidates
-from llmc.codegen.triton.kernels.top_k_rows import top_k_rows
+from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_rows
+from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
+from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
+from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
 from llmc.graph.refusal import Refusal
 from llmc.ops import sampling
 from llmc.runtime.sampling.sampling_params import SamplingParams

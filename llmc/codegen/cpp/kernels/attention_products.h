@@ -246,7 +246,7 @@ inline void pack_values(const CachedValues<Steps, T>& values, int64_t channels, 
 
 // Calls body(row, integral_constant<number of rows>) for blocks of four rows and the rest.
 template <class Body>
-inline void for_row_blocks(int64_t rows, const Body& body) {
+inline void for_row_tile(int64_t rows, const Body& body) {
   int64_t row = 0;
   for (; row + 4 <= rows; row += 4) body(row, std::integral_constant<int, 4>{});
   if (rows - row == 3) body(row, std::integral_constant<int, 3>{});

@@ -177,7 +177,7 @@ class TileAttention {
   template <class Values>
   void add_tile(int64_t base, Keys seen, int64_t first_row, const Values& values, const FetchNext<K>& fetch,
                 const SoftmaxPart& to) const {
-    for_row_blocks(tile_.rows, [&](int64_t row, auto rows) {
+    for_row_tile(tile_.rows, [&](int64_t row, auto rows) {
       const FetchNext<K> nothing{fetch.keys, fetch.values, 0, 0};
       add_rows<decltype(rows)::value>(base, seen, first_row + row, values, row == 0 ? fetch : nothing, to);
     });

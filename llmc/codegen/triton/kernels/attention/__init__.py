@@ -1,0 +1,1 @@
+"""Paged attention, and what writes the KV cache that it reads."""

@@ -1,0 +1,117 @@
+"""The inner loop of paged attention: online softmax of a tile of query rows over a range of cached keys.
+
+    s[i, j] = q[i]·k[j]·scale,   y[i] = Σ_j exp(s[i, j] - max) v[j] / Σ_j exp(s[i, j] - max)
+
+in one pass over j: the running maximum grows, and what was summed before is scaled down with it. exp is taken as exp2
+with log2(e) folded into the scale, one multiply-add and one exp2 an element. Source: Dao 2023, "FlashAttention-2".
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.attention.cache_codes import read_codes
+
+LOG2E = tl.constexpr(1.4426950408889634)
+# Below every score, and finite: a row that has seen no key yet makes no inf - inf.
+LOWEST = tl.constexpr(-1.0e30)
+# Triton's interpreter gets products of bf16 operands wrong: there they are widened first.
+INTERPRETED = tl.constexpr(triton.knobs.runtime.interpret)
+
+
+@triton.jit
+def attend_keys(
+    weighted: tl.tensor,
+    row_sum: tl.tensor,
+    row_max: tl.tensor,
+    q: tl.tensor,
+    positions: tl.tensor,
+    start: tl.tensor,
+    end: tl.tensor,
+    first_key: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    table_ptr: tl.tensor,
+    kv_head: tl.tensor,
+    scale: float,
+    KV_HEADS: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    CACHE_FORMAT: tl.constexpr,
+    CACHE_GROUP: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor, tl.tensor]:
+    """Attend to keys [start, end), KEY_TILE at a time; returns (weighted, row_sum, row_max) brought up to date.
+
+    weighted: [rows, VALUE_TILE], row_sum and row_max (in units of log2): [rows], fp32. q: [rows, DIM_TILE], zero past
+    HEAD_DIM. positions: [rows]. MASKED: keys below first_key, past the end, after a row's position or outside of its
+    window are left out, and those before first_key or past the end are not read; otherwise every row sees every key.
+    CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
+    """
+    dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
+    exponent_scale = (SOFTCAP if SOFTCAP > 0 else scale) * LOG2E
+    for tile in tl.range(start, end, KEY_TILE):
+        keys = tile + tl.arange(0, KEY_TILE)
+        if MASKED:
+            present = (keys >= first_key) & (keys < end)
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE, mask=present, other=0)
+        else:
+            present = keys >= tile
+            blocks = tl.load(table_ptr + keys // BLOCK_SIZE)
+        block_and_head = blocks.to(tl.int64) * KV_HEADS + kv_head
+        if CACHE_FORMAT == "none":
+            slots = block_and_head * BLOCK_SIZE + keys % BLOCK_SIZE
+            k_ptrs = k_cache_ptr + slots[:, None] * HEAD_DIM + dims[None, :]
+            k = _load(k_ptrs, present[:, None], dims[None, :] < HEAD_DIM, MASKED, DIM_TILE != HEAD_DIM)
+        else:
+            k = read_codes(
+                k_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
+                HEAD_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, DIM_TILE,
+            )  # fmt: skip
+        scores = tl.dot(q, tl.trans(k.to(q.dtype)), input_precision="ieee")
+        if SOFTCAP > 0:
+            # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
+            scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 * LOG2E / SOFTCAP))))
+        if MASKED:
+            visible = present[None, :] & (keys[None, :] <= positions[:, None])
+            if WINDOW > 0:
+                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            scores = tl.where(visible, scores, float("-inf"))
+        new_max = tl.maximum(row_max, tl.max(scores, 1) * exponent_scale)
+        weights = tl.exp2(scores * exponent_scale - new_max[:, None])
+        shrink = tl.exp2(row_max - new_max)
+        row_sum = row_sum * shrink + tl.sum(weights, 1)
+        weighted = weighted * shrink[:, None]
+        if CACHE_FORMAT == "none":
+            v_ptrs = v_cache_ptr + slots[:, None] * VALUE_DIM + value_dims[None, :]
+            v = _load(v_ptrs, present[:, None], value_dims[None, :] < VALUE_DIM, MASKED, VALUE_TILE != VALUE_DIM)
+        else:
+            v = read_codes(
+                v_cache_ptr, block_and_head, keys % BLOCK_SIZE, present,
+                VALUE_DIM, BLOCK_SIZE, CACHE_FORMAT, CACHE_GROUP, KEY_TILE, VALUE_TILE,
+            )  # fmt: skip
+        weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted, input_precision="ieee")
+        row_max = new_max
+    return weighted, row_sum, row_max
+
+
+@triton.jit
+def _load(
+    ptrs: tl.tensor, present: tl.tensor, inside: tl.tensor, MASK_ROWS: tl.constexpr, MASK_COLUMNS: tl.constexpr
+) -> tl.tensor:
+    """A tile, with zeros for what is left out; no mask where none is needed."""
+    if MASK_ROWS and MASK_COLUMNS:
+        return tl.load(ptrs, mask=present & inside, other=0.0)
+    elif MASK_ROWS:
+        return tl.load(ptrs, mask=present, other=0.0)
+    elif MASK_COLUMNS:
+        return tl.load(ptrs, mask=inside, other=0.0)
+    else:
+        return tl.load(ptrs)

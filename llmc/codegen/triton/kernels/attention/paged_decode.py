@@ -1,0 +1,144 @@
+"""Paged attention of the requests that bring one token: split over the keys, then combined ("flash-decoding").
+
+    y[r, h] = Σ_s exp(m[s] - m) Σ_{j in split s} exp(s[j] - m[s]) v[j] / Σ_s exp(m[s] - m) l[s],   m = max_s m[s]
+
+Source: Dao, Haziza, Massa and Sizov 2023, "Flash-Decoding for long-context inference".
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.attention.attend_keys import INTERPRETED, LOG2E, LOWEST, attend_keys
+
+
+@triton.jit
+def paged_decode_kernel(
+    q_ptr: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    query_starts_ptr: tl.tensor,
+    context_lens_ptr: tl.tensor,
+    block_tables_ptr: tl.tensor,
+    partials_ptr: tl.tensor,
+    q_row_stride: int,
+    max_blocks: int,
+    scale: float,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    CACHE_FORMAT: tl.constexpr,
+    CACHE_GROUP: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+) -> None:
+    """Program (s, g, r): split s of request r's keys, for all GROUP query heads that read KV head g, as rows.
+
+    Grid: (SPLITS, KV_HEADS, R). Keys and values are read once, by position; a split without keys ends at once. Leaves
+    (Σ exp·v, maximum, Σ exp) in partials: [R, heads, SPLITS, VALUE_TILE + 4], fp32.
+    """
+    split, kv_head, request = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    row = tl.load(query_starts_ptr + request)
+    if tl.load(query_starts_ptr + request + 1) - row != 1:
+        return
+    context = tl.load(context_lens_ptr + request)
+    first_key, split_keys = split_of(context, WINDOW, SPLITS, MIN_SPLIT, KEY_TILE)
+    start = first_key + split * split_keys
+    end = tl.minimum(start + split_keys, context)
+    if start >= end:
+        return
+
+    rows = tl.arange(0, ROW_TILE)
+    present = rows < GROUP
+    head = kv_head * GROUP + rows
+    dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
+    q_ptrs = q_ptr + row.to(tl.int64) * q_row_stride + head[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptrs, mask=present[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
+    if INTERPRETED:
+        q = q.to(tl.float32)
+    weighted = tl.zeros([ROW_TILE, VALUE_TILE], tl.float32)
+    row_sum = tl.zeros([ROW_TILE], tl.float32)
+    row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
+    positions = rows * 0 + context - 1
+    table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
+    whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
+    weighted, row_sum, row_max = attend_keys(
+        weighted, row_sum, row_max, q, positions, start, whole_tiles_to, first_key,
+        k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, False,
+    )  # fmt: skip
+    weighted, row_sum, row_max = attend_keys(
+        weighted, row_sum, row_max, q, positions, whole_tiles_to, end, first_key,
+        k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, True,
+    )  # fmt: skip
+
+    partial = ((request.to(tl.int64) * KV_HEADS * GROUP + head) * SPLITS + split) * (VALUE_TILE + 4)
+    tl.store(partials_ptr + partial[:, None] + value_dims[None, :], weighted, mask=present[:, None])
+    tl.store(partials_ptr + partial + VALUE_TILE, row_max, mask=present)
+    tl.store(partials_ptr + partial + VALUE_TILE + 1, row_sum, mask=present)
+
+
+@triton.jit
+def combine_splits_kernel(
+    partials_ptr: tl.tensor,
+    query_starts_ptr: tl.tensor,
+    context_lens_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    HEADS: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    WINDOW: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+) -> None:
+    """Program (h, r): head h of request r. Grid: (HEADS, R). Reads the partials of the splits that have keys."""
+    head, request = tl.program_id(0), tl.program_id(1)
+    row = tl.load(query_starts_ptr + request)
+    if tl.load(query_starts_ptr + request + 1) - row != 1:
+        return
+    context = tl.load(context_lens_ptr + request)
+    first_key, split_keys = split_of(context, WINDOW, SPLITS, MIN_SPLIT, KEY_TILE)
+    splits, value_dims = tl.arange(0, SPLITS), tl.arange(0, VALUE_TILE)
+    used = first_key + splits * split_keys < context
+    partial = ((request.to(tl.int64) * HEADS + head) * SPLITS + splits) * (VALUE_TILE + 4)
+    maxima = tl.load(partials_ptr + partial + VALUE_TILE, mask=used, other=LOWEST)
+    sums = tl.load(partials_ptr + partial + VALUE_TILE + 1, mask=used, other=0.0)
+    parts = tl.load(partials_ptr + partial[:, None] + value_dims[None, :], mask=used[:, None], other=0.0)
+    largest = tl.max(maxima, 0)
+    if sinks_ptr is not None:
+        sink = tl.load(sinks_ptr + head) * LOG2E
+        largest = tl.maximum(largest, sink)
+    shares = tl.exp2(maxima - largest)
+    total = tl.sum(sums * shares, 0)
+    if sinks_ptr is not None:
+        total += tl.exp2(sink - largest)
+    y = tl.sum(parts * shares[:, None], 0) / total
+    y_ptrs = y_ptr + row.to(tl.int64) * y_row_stride + head * VALUE_DIM + value_dims
+    tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=value_dims < VALUE_DIM)
+
+
+@triton.jit
+def split_of(
+    context: tl.tensor, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, KEY_TILE: tl.constexpr
+) -> tuple[tl.tensor, tl.tensor]:
+    """(first key that is seen, keys a split): from the request's own context, so its result has no neighbours in it."""
+    first_key = context * 0
+    if WINDOW > 0:
+        first_key = tl.maximum(context - WINDOW, 0)
+    split_keys = tl.cdiv(tl.cdiv(context - first_key, SPLITS), KEY_TILE) * KEY_TILE
+    return first_key, tl.maximum(split_keys, MIN_SPLIT)

@@ -1,0 +1,129 @@
+"""Paged attention of the requests that bring two tokens or more: prompts, chunks of prompts, drafted tokens.
+
+y[t, h] = Σ_j softmax_j(q[t, h]·k[j, h / GROUP]·scale) v[j, h / GROUP],   j ≤ position of t
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.attention.attend_keys import INTERPRETED, LOG2E, LOWEST, attend_keys
+
+
+@triton.jit
+def paged_prefill_kernel(
+    q_ptr: tl.tensor,
+    k_cache_ptr: tl.tensor,
+    v_cache_ptr: tl.tensor,
+    query_starts_ptr: tl.tensor,
+    context_lens_ptr: tl.tensor,
+    block_tables_ptr: tl.tensor,
+    sinks_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    q_row_stride: int,
+    y_row_stride: int,
+    requests: int,
+    max_blocks: int,
+    scale: float,
+    KV_HEADS: tl.constexpr,
+    GROUP: tl.constexpr,
+    HEAD_DIM: tl.constexpr,
+    VALUE_DIM: tl.constexpr,
+    BLOCK_SIZE: tl.constexpr,
+    WINDOW: tl.constexpr,
+    SOFTCAP: tl.constexpr,
+    DIM_TILE: tl.constexpr,
+    VALUE_TILE: tl.constexpr,
+    CACHE_FORMAT: tl.constexpr,
+    CACHE_GROUP: tl.constexpr,
+    ROW_TILE: tl.constexpr,
+    KEY_TILE: tl.constexpr,
+) -> None:
+    """Program (g, i): QUERY_TILE queries of one request, with all GROUP query heads that read KV head g, as rows.
+
+    Grid: (KV_HEADS, cdiv(T, QUERY_TILE) + R), QUERY_TILE = ROW_TILE // GROUP. Each program reads the keys and values
+    that its last query sees once for all its rows; the longest ranges start first. Tiles of keys that every row sees
+    are computed without masks; those behind every row's window are not read.
+    """
+    QUERY_TILE: tl.constexpr = ROW_TILE // GROUP
+    kv_head = tl.program_id(0)
+    tile = tl.num_programs(1) - 1 - tl.program_id(1)
+    request = _request_of(query_starts_ptr, tile, requests, QUERY_TILE)
+    first_row = tl.load(query_starts_ptr + request)
+    queries = tl.load(query_starts_ptr + request + 1) - first_row
+    first_query = (tile - first_row // QUERY_TILE - request) * QUERY_TILE
+    if (queries < 2) | (first_query >= queries):
+        return
+    context = tl.load(context_lens_ptr + request)
+
+    rows = tl.arange(0, ROW_TILE)
+    query = first_query + rows // GROUP
+    head = kv_head * GROUP + rows % GROUP
+    present = (rows < QUERY_TILE * GROUP) & (query < queries)
+    token = (first_row + query).to(tl.int64)
+    dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
+    q_ptrs = q_ptr + token[:, None] * q_row_stride + head[:, None] * HEAD_DIM + dims[None, :]
+    q = tl.load(q_ptrs, mask=present[:, None] & (dims[None, :] < HEAD_DIM), other=0.0)
+    if INTERPRETED:
+        q = q.to(tl.float32)
+    if sinks_ptr is None:
+        row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
+        row_sum = tl.zeros([ROW_TILE], tl.float32)
+    else:
+        row_max = tl.load(sinks_ptr + head, mask=present, other=0.0) * LOG2E
+        row_sum = tl.full([ROW_TILE], 1.0, tl.float32)
+    weighted = tl.zeros([ROW_TILE, VALUE_TILE], tl.float32)
+
+    positions = context - queries + query
+    first_position = context - queries + first_query
+    end = tl.minimum(first_position + QUERY_TILE, context)
+    table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
+    first_key = 0
+    if WINDOW > 0:
+        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+    start = first_key // KEY_TILE * KEY_TILE
+    all_see_to = tl.maximum((first_position + 1) // KEY_TILE * KEY_TILE, start)
+    if WINDOW > 0:
+        all_see_from = tl.cdiv(tl.maximum(end - WINDOW, 0), KEY_TILE) * KEY_TILE
+        all_see_from = tl.minimum(tl.maximum(all_see_from, start), all_see_to)
+        weighted, row_sum, row_max = attend_keys(
+            weighted, row_sum, row_max, q, positions, start, all_see_from, first_key,
+            k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, True,
+        )  # fmt: skip
+        start = all_see_from
+    weighted, row_sum, row_max = attend_keys(
+        weighted, row_sum, row_max, q, positions, start, all_see_to, first_key,
+        k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, False,
+    )  # fmt: skip
+    weighted, row_sum, row_max = attend_keys(
+        weighted, row_sum, row_max, q, positions, all_see_to, end, first_key,
+        k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        CACHE_FORMAT, CACHE_GROUP, True,
+    )  # fmt: skip
+
+    y_ptrs = y_ptr + token[:, None] * y_row_stride + head[:, None] * VALUE_DIM + value_dims[None, :]
+    y = weighted / row_sum[:, None]
+    tl.store(y_ptrs, y.to(y_ptr.dtype.element_ty), mask=present[:, None] & (value_dims[None, :] < VALUE_DIM))
+
+
+@triton.jit
+def _request_of(query_starts_ptr: tl.tensor, tile: tl.tensor, requests: int, QUERY_TILE: tl.constexpr) -> tl.tensor:
+    """The last request whose tiles start at or before `tile`.
+
+    Request r's tiles start at query_starts[r] // QUERY_TILE + r: at least as many as it needs lie before the next
+    request's, so that the grid depends on T and R alone; the tiles left over find no query and end.
+    """
+    low = tile * 0
+    high = low + requests
+    while low + 1 < high:
+        middle = (low + high) // 2
+        starts_before = tl.load(query_starts_ptr + middle) // QUERY_TILE + middle <= tile
+        low = tl.where(starts_before, middle, low)
+        high = tl.where(starts_before, high, middle)
+    return low

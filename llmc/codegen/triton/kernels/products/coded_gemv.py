@@ -1,0 +1,149 @@
+"""Products of one to four tokens with quantized weights: y[t] = W·x[t], bound by reading W's codes once.
+
+A program computes OUT_BLOCK outputs of all tokens. Its threads lie along IN and read 16 bytes of codes each, which
+become numbers in registers, exactly; x and the scales stay in the L1 cache. What follows the sums is as for other
+products. x may be codes too, with a scale of each token's.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.weight_codes import (
+    code_values,
+    e4m3_values,
+    high_codes,
+    load_above,
+    low_codes,
+)
+
+
+@triton.jit
+def code_gemv_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    x_scales_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    scale: float,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    X_FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK_BYTES: tl.constexpr,
+) -> None:
+    """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32.
+
+    CHUNK_BYTES: of a row's codes, or of their low bits, that share a scale; CHUNKS of them at a time.
+    """
+    first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
+    out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
+    # Rows past the end repeat the last one, so that no load needs a mask for them.
+    row = tl.minimum(first_out + out, OUT - 1)
+    x_token = tl.minimum(first_token + token, tokens - 1)
+    x_row = x_ptr + x_token[:, None, None, None] * x_row_stride
+    product = _sums(
+        x_row, codes_ptr, scales_ptr, zeros_ptr, row,
+        IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
+    )  # fmt: skip
+    up = product
+    if GATED:
+        up = _sums(
+            x_row, codes_ptr, scales_ptr, zeros_ptr, row + OUT,
+            IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
+        )  # fmt: skip
+    if X_FORMAT != "none":
+        x_scale = tl.load(x_scales_ptr + x_token)[:, None]
+        product, up = product * x_scale, up * x_scale
+    store_product(
+        product, up, first_token, first_out, token[:, None], out[None, :], tokens,
+        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def _sums(
+    x_row: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    row: tl.tensor,
+    IN: tl.constexpr,
+    FORMAT: tl.constexpr,
+    X_FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CHUNK_BYTES: tl.constexpr,
+) -> tl.tensor:
+    """W·x of the rows, [TOKENS, OUT_BLOCK]."""
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    IN_GROUPS: tl.constexpr = GROUPS > 1
+    # Chunks of a row, and of a group of columns with one scale.
+    PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    COUNT: tl.constexpr = (PLACES + CHUNK_BYTES - 1) // CHUNK_BYTES
+    PER_GROUP: tl.constexpr = COUNT // GROUPS
+    MASKED: tl.constexpr = COUNT % CHUNKS != 0 or IN % (CHUNK_BYTES * (2 if IN_PAIRS else 1)) != 0
+    chunk, byte = tl.arange(0, CHUNKS)[None, None, :, None], tl.arange(0, CHUNK_BYTES)[None, None, None, :]
+    row = row[None, :, None, None]
+    row_zeros = tl.zeros([1, OUT_BLOCK, 1, 1], dtype=tl.float32)
+    if zeros_ptr is not None and not IN_GROUPS:
+        row_zeros = tl.load(zeros_ptr + row).to(tl.float32)
+    sums = tl.zeros([TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES], dtype=tl.float32)
+    for start in range(0, COUNT, CHUNKS):
+        place = (start + chunk) * CHUNK_BYTES + byte
+        channel = place // 16 * 32 + place % 16 if IN_PAIRS else place
+        if MASKED:
+            codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=place < PLACES, other=0)
+        else:
+            codes = tl.load(codes_ptr + row * ROW_BYTES + place)
+        above = load_above(codes_ptr + row * ROW_BYTES, place, PLACES, FORMAT, MASKED)
+        zeros = row_zeros
+        if IN_GROUPS:
+            group = row * GROUPS + (start + chunk) // PER_GROUP
+            is_group = (row >= 0) & (start + chunk < COUNT)
+            scales = tl.load(scales_ptr + group, mask=is_group, other=0.0).to(tl.float32)
+            if zeros_ptr is not None:
+                zeros = tl.load(zeros_ptr + group, mask=is_group, other=0).to(tl.float32)
+        x = _x_values(x_row, channel, IN, X_FORMAT, MASKED)
+        part = x * code_values(low_codes(codes, above, FORMAT), zeros, FORMAT)
+        if IN_PAIRS:
+            x = _x_values(x_row, channel + 16, IN, X_FORMAT, MASKED)
+            part += x * code_values(high_codes(codes, above, FORMAT), zeros, FORMAT)
+        if IN_GROUPS:
+            part *= scales
+        sums += part
+    total = tl.sum(tl.sum(sums, axis=3), axis=2)
+    if not IN_GROUPS:
+        total *= tl.load(scales_ptr + row.reshape(1, OUT_BLOCK)).to(tl.float32)
+    return total
+
+
+@triton.jit
+def _x_values(
+    x_row: tl.tensor, channel: tl.tensor, IN: tl.constexpr, X_FORMAT: tl.constexpr, MASKED: tl.constexpr
+) -> tl.tensor:
+    """x, or what its codes stand for before they are scaled, in fp32."""
+    x = tl.load(x_row + channel, mask=channel < IN, other=0) if MASKED else tl.load(x_row + channel)
+    if X_FORMAT == "fp8":
+        return e4m3_values(x.to(tl.int32))
+    else:
+        return x.to(tl.float32)

@@ -1,0 +1,108 @@
+"""Products of weights that are codes: the arguments of the kernels for them, and what those do not read.
+
+x as it is, or rounded to int8 or fp8 codes by a launch before (quantize_tokens.py), which may put it through an RMS
+norm first. A few tokens are bound by reading the codes (code_gemv), more are multiplied on the matrix units
+(code_tile).
+"""
+
+from __future__ import annotations
+
+from torch import fx
+
+from llmc.code_format import CODE_FORMATS
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.triton.code_rows import row_bytes
+from llmc.codegen.triton.kernel import rows
+from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product
+from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
+from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
+from llmc.graph.product_parts import unrounded_parts
+from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument
+from llmc.program import code_rows_layout
+from llmc.targets import GpuTarget
+
+_LEAST_GROUP = 32
+
+
+def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """Groups of a power of two of columns, or one a row; x as it is, or in codes that multiply the weight's."""
+    parts = unrounded_parts(node)
+    stored = arguments_of(parts["weight"])
+    found = refuse_codes(node)
+    if found is not None:
+        return found
+    format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
+    if x_format not in CODE_FORMATS[format].activations:
+        return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
+    if x_format == "int8" and format == "int8" and stored["zeros"] is not None:
+        return Refusal("int8 weights with zeros are not int8 once their zeros are subtracted", node)
+    if x_format == "fp8" and target.fp8_rate is None:
+        return Refusal(f"{target.name} ({target.arch_name}) has no fp8 units: only weights can be fp8 on it", node)
+    return None
+
+
+def refuse_codes(node: fx.Node) -> Refusal | None:
+    """What no kernel reads of a product's or lookup's weight: other scales, other groups."""
+    tensors = tensors_of(unrounded_parts(node)["weight"])
+    scales, columns = tensors["scales"], int(tensors["codes"].shape[1])
+    if scales.dtype not in FLOATS:
+        return Refusal(f"scales are {scales.dtype}; GPU kernels know float16, bfloat16 and float32", node)
+    group = columns // int(scales.shape[1])
+    if scales.shape[1] > 1 and (group < _LEAST_GROUP or group & (group - 1)):
+        reason = f"groups are of {group} columns; kernels know powers of two from {_LEAST_GROUP} on, or one a row"
+        return Refusal(reason, node)
+    return None
+
+
+def coded_product(call: Call, epilogue: Epilogue) -> Product:
+    """The product that a node asks for, as product.dense_product, of a weight in codes; and of x as it is, or rounded
+    to codes."""
+    stored, arrived = call.within("weight"), call.within("x")
+    assert stored is not None
+    weight_rows, channels = stored.shape("codes")
+    groups, format = stored.shape("scales")[1], stored.plain("format")
+    codes, scales, zeros = stored.code_rows()
+    width = row_bytes(channels, code_rows_layout(format))
+    outputs = weight_rows // 2 if epilogue.gated else weight_rows
+    quantize, x_format, source = None, "none", call
+    if arrived is None:
+        x: dict[str, Argument] = {**rows("x", call.rows("x")), "x_scales_ptr": None}
+    else:
+        quantize, x = quantize_launch(arrived)
+        x_format, source = arrived.plain("format"), arrived.within("x") or arrived
+    nbytes = weight_rows * (width + groups * (stored.dtype("scales").itemsize + (zeros is not None)))
+    arguments: dict[str, Argument] = {
+        **x,
+        "codes_ptr": codes,
+        "scales_ptr": scales,
+        "zeros_ptr": zeros,
+        "bias_ptr": call.vector("bias"),
+        **rows("residual", epilogue.residual),
+        **rows("y", call.result()),
+        "tokens": source.count("x"),
+        "scale": epilogue.scale,
+    }
+    itemsize = source.dtype("x").itemsize
+    return Product(
+        call,
+        arguments,
+        {
+            "IN": channels,
+            "OUT": outputs,
+            "GATED": epilogue.gated,
+            "ACTIVATION": epilogue.activation,
+            "FORMAT": format,
+            "X_FORMAT": x_format,
+            "ROW_BYTES": width,
+            "GROUPS": groups,
+        },
+        source.count("x"),
+        channels,
+        outputs,
+        epilogue.gated,
+        itemsize,
+        4 if epilogue.in_fp32 else itemsize,
+        has_aligned_rows=False,
+        codes=Codes(format, x_format, channels // groups if groups > 1 else None, nbytes, quantize, x),
+    )

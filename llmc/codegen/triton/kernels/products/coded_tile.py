@@ -1,0 +1,225 @@
+"""Products of many tokens with quantized weights on the matrix units: yᵀ = W·xᵀ, codes made numbers in registers.
+
+W is the left operand, which matrix units take from registers: its codes are read once for a tile of tokens, and never
+written anywhere as numbers. Codes are exact in the operands' type: their scales multiply the sums, of each group of
+columns in turn, so that nothing is rounded before the fp32 sums. With int8 or fp8 codes of x on the units of those
+types. Where few programs would be busy, SPLITS of them share a tile as in dense_narrow.py.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.products.dense_tile import tile_of
+from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.weight_codes import (
+    code_values,
+    e4m3_values,
+    high_codes,
+    load_above,
+    low_codes,
+    signed_codes,
+)
+
+
+@triton.jit
+def code_tile_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    x_scales_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    scale: float,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    FORMAT: tl.constexpr,
+    X_FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    OPERANDS: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    BYTE_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    GROUP: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Program (n, s): the n-th tile [OUT_BLOCK, TOKEN_BLOCK] over the s-th part of IN, BYTE_BLOCK of W's bytes a turn.
+
+    OPERANDS: int8, fp8, or the float type that the matrix units multiply. GROUP: of token tiles, as in dense_tile.py.
+    With SPLITS > 1, y is the fp32 workspace [T, SPLITS, OUT or 2·OUT], and bias and residual are absent.
+    """
+    token_tile, out_tile = tile_of(tl.program_id(0), tl.cdiv(tokens, TOKEN_BLOCK), tl.cdiv(OUT, OUT_BLOCK), GROUP)
+    first_token, first_out = token_tile.to(tl.int64) * TOKEN_BLOCK, out_tile.to(tl.int64) * OUT_BLOCK
+    split = tl.program_id(1)
+    out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
+    # Rows past the end repeat the last one, so that no load needs a mask for them.
+    row = tl.minimum(first_out + out, OUT - 1)
+    x_token = tl.minimum(first_token + token, tokens - 1)
+    x_row = x_ptr + x_token[None, :] * x_row_stride
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    PLACES: tl.constexpr = (IN + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    COUNT: tl.constexpr = (PLACES + BYTE_BLOCK - 1) // BYTE_BLOCK
+    PER_SPLIT: tl.constexpr = (COUNT + SPLITS - 1) // SPLITS
+    PER_GROUP: tl.constexpr = COUNT // GROUPS
+    MASKED: tl.constexpr = IN % (BYTE_BLOCK * (2 if IN_PAIRS else 1)) != 0
+    # Without groups integers are summed as such to the end.
+    SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and GROUPS == 1 else tl.float32
+    product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
+    up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
+    for chunk in range(split * PER_SPLIT, tl.minimum((split + 1) * PER_SPLIT, COUNT)):
+        place = chunk * BYTE_BLOCK + tl.arange(0, BYTE_BLOCK)
+        channel = place // 16 * 32 + place % 16 if IN_PAIRS else place
+        x_low = _x_operand(x_row, channel, IN, X_FORMAT, OPERANDS, MASKED)
+        x_high = x_low
+        if IN_PAIRS:
+            x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
+        product = _add_chunk(
+            product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, row, place, chunk // PER_GROUP,
+            FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+        )  # fmt: skip
+        if GATED:
+            up = _add_chunk(
+                up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, row + OUT, place, chunk // PER_GROUP,
+                FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+            )  # fmt: skip
+    product, up = product.to(tl.float32), up.to(tl.float32)
+    if GROUPS == 1:
+        product *= tl.load(scales_ptr + row).to(tl.float32)[:, None]
+        if GATED:
+            up *= tl.load(scales_ptr + row + OUT).to(tl.float32)[:, None]
+    if X_FORMAT != "none":
+        x_scale = tl.load(x_scales_ptr + x_token)[None, :]
+        product, up = product * x_scale, up * x_scale
+    if SPLITS == 1:
+        store_product(
+            product, up, first_token, first_out, token[None, :], out[:, None], tokens,
+            bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+        )  # fmt: skip
+    else:
+        WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
+        inside = (first_token + token < tokens)[None, :] & (first_out + out < OUT)[:, None]
+        y_ptr += first_token * y_row_stride + split * WIDTH + first_out
+        partial = y_ptr + (token[None, :] * y_row_stride + out[:, None])
+        tl.store(partial, product, mask=inside)
+        if GATED:
+            tl.store(partial + OUT, up, mask=inside)
+
+
+@triton.jit
+def _add_chunk(
+    sums: tl.tensor,
+    x_low: tl.tensor,
+    x_high: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    row: tl.tensor,
+    place: tl.tensor,
+    group: tl.tensor,
+    FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    PLACES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    OPERANDS: tl.constexpr,
+    IN_PAIRS: tl.constexpr,
+    MASKED: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tl.tensor:
+    """The sums with a chunk of channels added, all of one group, its scales included if there are several."""
+    if MASKED:
+        is_code = (place < PLACES)[None, :] & (row >= 0)[:, None]
+        codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :], mask=is_code, other=0)
+    else:
+        codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :])
+    above = load_above(codes_ptr + row[:, None] * ROW_BYTES, place[None, :], PLACES, FORMAT, MASKED)
+    zeros = tl.zeros([row.shape[0], 1], dtype=tl.int32)
+    if zeros_ptr is not None:
+        zeros = tl.load(zeros_ptr + row * GROUPS + group).to(tl.int32)[:, None]
+    part = sums if GROUPS == 1 else tl.zeros(sums.shape, dtype=tl.int32 if OPERANDS == "int8" else tl.float32)
+    low = _operand(low_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
+    part = _multiply(low, x_low, part, OPERANDS, UPCAST)
+    if IN_PAIRS:
+        high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
+        part = _multiply(high, x_high, part, OPERANDS, UPCAST)
+    if GROUPS == 1:
+        return part
+    else:
+        return sums + part.to(tl.float32) * tl.load(scales_ptr + row * GROUPS + group).to(tl.float32)[:, None]
+
+
+@triton.jit
+def _operand(
+    integers: tl.tensor, codes: tl.tensor, zeros: tl.tensor, FORMAT: tl.constexpr, OPERANDS: tl.constexpr
+) -> tl.tensor:
+    """Codes as the matrix units multiply them. codes: the bytes; integers: what is taken from them."""
+    if OPERANDS == "fp8":
+        return codes.to(tl.float8e4nv, bitcast=True)
+    elif OPERANDS == "int8" and FORMAT == "int8":
+        return codes
+    elif OPERANDS == "int8":
+        return (signed_codes(integers, FORMAT) - zeros).to(tl.int8)
+    else:
+        return _as_float(code_values(integers, zeros.to(tl.float32), FORMAT), OPERANDS)
+
+
+@triton.jit
+def _x_operand(
+    x_row: tl.tensor,
+    channel: tl.tensor,
+    IN: tl.constexpr,
+    X_FORMAT: tl.constexpr,
+    OPERANDS: tl.constexpr,
+    MASKED: tl.constexpr,
+) -> tl.tensor:
+    """A tile of xᵀ as the matrix units multiply it."""
+    if MASKED:
+        x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0)
+    else:
+        x = tl.load(x_row + channel[:, None])
+    if OPERANDS == "fp8":
+        return x.to(tl.float8e4nv, bitcast=True)
+    elif OPERANDS == "int8" or X_FORMAT == "none":
+        return x
+    elif X_FORMAT == "fp8":
+        return _as_float(e4m3_values(x.to(tl.int32)), OPERANDS)
+    else:
+        return _as_float(x.to(tl.float32), OPERANDS)
+
+
+@triton.jit
+def _as_float(values: tl.tensor, OPERANDS: tl.constexpr) -> tl.tensor:
+    if OPERANDS == "fp16":
+        return values.to(tl.float16)
+    elif OPERANDS == "bf16":
+        return values.to(tl.bfloat16)
+    else:
+        tl.static_assert(OPERANDS == "fp32", "unknown operands")
+        return values
+
+
+@triton.jit
+def _multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, OPERANDS: tl.constexpr, UPCAST: tl.constexpr) -> tl.tensor:
+    """total + a·b. fp32 is multiplied as such, not as tf32; fp8 is summed in fp32 after 128 products at most.
+
+    UPCAST: for the interpreter, whose bf16 products are wrong.
+    """
+    # Triton 3.7 compiles what follows a return, too: each case has a branch.
+    if OPERANDS == "int8":
+        return tl.dot(a, b, total, out_dtype=tl.int32)
+    elif UPCAST:
+        return tl.dot(a.to(tl.float32), b.to(tl.float32), total, input_precision="ieee")
+    elif OPERANDS == "fp8":
+        return tl.dot(a, b, total, max_num_imprecise_acc=128)
+    else:
+        return tl.dot(a, b, total, input_precision="ieee")

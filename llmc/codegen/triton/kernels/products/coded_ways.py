@@ -1,0 +1,79 @@
+"""The ways to compute a product with a weight of codes on a target: coded_gemv.py and coded_tile.py, in which tiles."""
+
+from __future__ import annotations
+
+import torch
+import triton
+
+from llmc.codegen.triton.kernels.products.product import Codes, Product
+from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.targets import GpuTarget
+
+_MOST_GEMV_ROWS = 4
+_MOST_SPLIT_ROWS = 256
+# Bytes of codes that a thread reads at once, and channels of a tile's turn without groups.
+_THREAD_BYTES = 16
+_CHANNELS = 128
+# Of both operands, in a matrix instruction of 8-bit numbers.
+_LEAST_DEPTH = 32
+
+
+def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
+    """What the matrix units multiply: int8 or fp8 codes where they can, else numbers of x's type, exact for codes."""
+    depth = _tile_channels(codes, target) // codes.per_byte
+    if codes.x_format == "int8" and depth >= _LEAST_DEPTH:
+        return "int8"
+    if codes.x_format == "fp8" and depth >= _LEAST_DEPTH and target.fp8_rate is not None and target.backend == "cuda":
+        return "fp8"
+    if codes.x_format != "none":
+        return "bf16"
+    return {torch.float32: "fp32", torch.float16: "fp16", torch.bfloat16: "bf16"}[product.call.dtype("x")]
+
+
+def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
+    """The ways that can serve that many rows on the target."""
+    shapes = [_gemv(product, codes, target, tokens)] if tokens <= _MOST_GEMV_ROWS else []
+    in_block = _tile_channels(codes, target)
+    operands = code_operands(product, codes, target)
+    if operands == "fp32":
+        # There are no matrix units for fp32: a gate's operands and its partner's lie in registers side by side.
+        most_tokens, channels = (16, 32) if product.gated else (32, 64)
+        block = min(most_tokens, _block(tokens))
+        for splits in (1, 2, 4, 8) if tokens <= _MOST_SPLIT_ROWS else (1,):
+            shapes.append(Tiling(Way.CODED_TILE, block, 32, min(channels, in_block), 4, 2, 0.3, splits))
+        return tuple(shapes)
+    if tokens <= _MOST_SPLIT_ROWS:
+        block = min(32 if product.gated else 64, _block(tokens))
+        for splits in (1, 2, 4, 8):
+            if splits == 1 or product.channels >= splits * in_block:
+                shapes.append(Tiling(Way.CODED_TILE, block, 64, in_block, 4, 3, 0.35, splits))
+    if tokens > 32:
+        # Sums of a gate and its partner and those of a group spill where matrix units leave theirs to the registers.
+        # So do codes' bits above the low four, which take shared memory, too.
+        is_wide = target.arch in (90, 100) or not (product.gated or codes.in_planes)
+        if is_wide:
+            wide = 64 if product.gated else 128
+            shapes.append(Tiling(Way.CODED_TILE, 128, wide, in_block, 8, 3, 0.5))
+        is_tight = product.gated and codes.in_planes and not is_wide
+        shapes.append(Tiling(Way.CODED_TILE, 32 if is_tight else 64, 64, in_block, 4 if is_wide else 8, 3, 0.4))
+    return tuple(shapes)
+
+
+def _tile_channels(codes: Codes, target: GpuTarget) -> int:
+    """Channels of a tile's turn: no more than share a scale, nor than fit an AMD GPU's shared memory."""
+    most = _CHANNELS // 2 if target.backend == "hip" else _CHANNELS
+    return min(most, codes.group or most)
+
+
+def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Tiling:
+    """Warps along a row's channels; fewer outputs a program where there would be too few programs, or registers."""
+    per_warp = target.warp_size * (_THREAD_BYTES if tokens == 1 else _THREAD_BYTES // 2) * codes.per_byte
+    warps = next((w for w in (4, 2) if product.channels % (w * per_warp) == 0), 1)
+    out_block = max(1, 2 // triton.next_power_of_2(tokens))
+    while out_block > 1 and product.outputs < 4 * target.sm_count * out_block:
+        out_block //= 2
+    return Tiling(Way.CODED_GEMV, triton.next_power_of_2(tokens), out_block, warps * per_warp, warps, 1, 1.0)
+
+
+def _block(tokens: int) -> int:
+    return max(16, 1 << (tokens - 1).bit_length())

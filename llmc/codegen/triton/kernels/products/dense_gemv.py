@@ -1,0 +1,101 @@
+"""Matrix products of one to four tokens: y[t] = W·x[t], bound by reading W once; x may be normed on the way in.
+
+Moves IN·OUT elements of W; x stays in the L1 cache. A program computes OUT_BLOCK outputs of all tokens. Its threads
+lie along IN, so that a warp reads 512 neighbouring bytes of a row of W at once, and each keeps its own partial sums:
+nothing is exchanged before the end. With a norm, Σ x² is summed beside Σ W·(weight·x), and scales it at the end.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.products.product_store import store_product
+
+
+@triton.jit
+def gemv_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    scale: float,
+    norm_ptr: tl.tensor,
+    eps: float,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORMED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+) -> None:
+    """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32."""
+    first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
+    product, up = gemv_sums(
+        x_ptr, x_row_stride, weight_ptr, norm_ptr, eps, first_token, first_out, tokens,
+        IN, OUT, GATED, NORMED, TOKENS, OUT_BLOCK, IN_BLOCK,
+    )  # fmt: skip
+    store_product(
+        product, up, first_token, first_out, tl.arange(0, TOKENS)[:, None], tl.arange(0, OUT_BLOCK)[None, :], tokens,
+        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def gemv_sums(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    eps: float,
+    first_token: tl.tensor,
+    first_out: tl.tensor,
+    tokens: int,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    NORMED: tl.constexpr,
+    TOKENS: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """W·x of a tile, [TOKENS, OUT_BLOCK], and of the gate's partner. NORMED: x goes through an RMS norm first."""
+    out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
+    # Rows past the end repeat the last one, so that no load needs a mask for them.
+    weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[None, :, None] * IN
+    x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[:, None, None] * x_row_stride
+    channel = tl.arange(0, IN_BLOCK)[None, None, :]
+    product = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
+    up = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
+    squares = tl.zeros([TOKENS, 1, IN_BLOCK], dtype=tl.float32)
+    for start in range(0, IN, IN_BLOCK):
+        if IN % IN_BLOCK == 0:
+            x = tl.load(x_row + start + channel).to(tl.float32)
+            w = tl.load(weight_row + start + channel).to(tl.float32)
+        else:
+            x = tl.load(x_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
+            w = tl.load(weight_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
+        if NORMED:
+            squares += x * x
+            if norm_ptr is not None:
+                x *= tl.load(norm_ptr + start + channel, mask=start + channel < IN, other=0.0)
+        product += x * w
+        if GATED:
+            up_row = weight_row + OUT * IN
+            if IN % IN_BLOCK == 0:
+                w = tl.load(up_row + start + channel).to(tl.float32)
+            else:
+                w = tl.load(up_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
+            up += x * w
+    sums, up_sums = tl.sum(product, axis=2), tl.sum(up, axis=2)
+    if NORMED:
+        norm = tl.rsqrt(tl.sum(squares, axis=2) / IN + eps)
+        sums, up_sums = sums * norm, up_sums * norm
+    return sums, up_sums

@@ -1,0 +1,172 @@
+"""Matrix products of a few dozen tokens: yᵀ = W·xᵀ on the matrix units, with the sum over channels split in parts.
+
+Bound by reading W once: moves IN·OUT elements of W, T·(IN + OUT) of x and y, and 2·SPLITS·T·OUT fp32 partial sums. W is
+the left operand, whose tile is never narrower than 64, so that few tokens waste nothing. Where OUT alone gives too few
+programs to keep the memory busy, SPLITS of them share an output tile: each leaves its partial sums in a workspace, and
+a second launch adds them up in order, so that the result is the same in every run. x may be normed on the way in.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.products.product_store import store_product
+
+
+@triton.jit
+def narrow_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    scale: float,
+    norm_ptr: tl.tensor,
+    eps: float,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    NORMED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Program (j, i, s): the j-th OUT_BLOCK outputs of the i-th TOKEN_BLOCK tokens over the s-th part of IN.
+
+    With SPLITS > 1, y is the fp32 workspace [T, SPLITS, OUT or 2·OUT], and bias, residual and norm are absent.
+    """
+    first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
+    out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
+    split = tl.program_id(2)
+    product, up = narrow_sums(
+        x_ptr, x_row_stride, weight_ptr, norm_ptr, eps, first_token, first_out, split, tokens,
+        IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS, UPCAST,
+    )  # fmt: skip
+    if SPLITS == 1:
+        store_product(
+            product, up, first_token, first_out, token[None, :], out[:, None], tokens,
+            bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+        )  # fmt: skip
+    else:
+        WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
+        inside = (first_token + token < tokens)[None, :] & (first_out + out < OUT)[:, None]
+        y_ptr += first_token * y_row_stride + split * WIDTH + first_out
+        partial = y_ptr + (token[None, :] * y_row_stride + out[:, None])
+        tl.store(partial, product, mask=inside)
+        if GATED:
+            tl.store(partial + OUT, up, mask=inside)
+
+
+@triton.jit
+def narrow_sums(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    eps: float,
+    first_token: tl.tensor,
+    first_out: tl.tensor,
+    split: tl.tensor,
+    tokens: int,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    NORMED: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """W·xᵀ of a tile, [OUT_BLOCK, TOKEN_BLOCK], and of the gate's partner.
+
+    NORMED: of x after an RMS norm with the weight norm_ptr. Then x times that weight is rounded to x's dtype for the
+    matrix units, and the sums are scaled by the norm of each row.
+    """
+    out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
+    # Rows past the end repeat the last one, so that no load needs a mask for them.
+    weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[:, None] * IN
+    x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[None, :] * x_row_stride
+    part = tl.arange(0, IN_BLOCK)
+    PER_SPLIT: tl.constexpr = (IN + SPLITS * IN_BLOCK - 1) // (SPLITS * IN_BLOCK) * IN_BLOCK
+    product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
+    up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
+    squares = tl.zeros([TOKEN_BLOCK], dtype=tl.float32)
+    for start in range(0, PER_SPLIT, IN_BLOCK):
+        channel = split * PER_SPLIT + start + part
+        if IN % (SPLITS * IN_BLOCK) == 0:
+            x = tl.load(x_row + channel[:, None])
+            w = tl.load(weight_row + channel[None, :])
+        else:
+            x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
+            w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+        if NORMED:
+            wide = x.to(tl.float32)
+            squares += tl.sum(wide * wide, axis=0)
+            if norm_ptr is not None:
+                wide *= tl.load(norm_ptr + channel, mask=channel < IN, other=0.0)[:, None]
+            x = wide.to(x.dtype)
+        product = multiply(w, x, product, UPCAST)
+        if GATED:
+            up_row = weight_row + OUT * IN
+            if IN % (SPLITS * IN_BLOCK) == 0:
+                w = tl.load(up_row + channel[None, :])
+            else:
+                w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+            up = multiply(w, x, up, UPCAST)
+    if NORMED:
+        norm = tl.rsqrt(squares / IN + eps)[None, :]
+        product, up = product * norm, up * norm
+    return product, up
+
+
+@triton.jit
+def add_splits_kernel(
+    partial_ptr: tl.tensor,
+    partial_row_stride: int,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    scale: float,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    SPLITS: tl.constexpr,
+) -> None:
+    """Program (t, j): add up the splits of token t's j-th OUT_BLOCK outputs, and finish them."""
+    WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
+    first_token, first_out = tl.program_id(0).to(tl.int64), tl.program_id(1).to(tl.int64) * OUT_BLOCK
+    out, token = tl.arange(0, OUT_BLOCK)[None, :], tl.arange(0, 1)[:, None]
+    partial = partial_ptr + first_token * partial_row_stride + first_out + out
+    inside = first_out + out < OUT
+    product = tl.zeros([1, OUT_BLOCK], dtype=tl.float32)
+    up = tl.zeros([1, OUT_BLOCK], dtype=tl.float32)
+    for split in tl.static_range(SPLITS):
+        product += tl.load(partial + split * WIDTH, mask=inside, other=0.0).to(tl.float32)
+        if GATED:
+            up += tl.load(partial + split * WIDTH + OUT, mask=inside, other=0.0).to(tl.float32)
+    store_product(
+        product, up, first_token, first_out, token, out, tokens,
+        bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+    )  # fmt: skip
+
+
+@triton.jit
+def multiply(a: tl.tensor, b: tl.tensor, total: tl.tensor, UPCAST: tl.constexpr) -> tl.tensor:
+    """total + a·b. fp32 operands are multiplied in fp32, not rounded to tf32. UPCAST: for the interpreter, whose bf16
+    products are wrong."""
+    if UPCAST:
+        a, b = a.to(tl.float32), b.to(tl.float32)
+    return tl.dot(a, b, total, input_precision="ieee")

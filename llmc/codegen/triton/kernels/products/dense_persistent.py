@@ -1,0 +1,77 @@
+"""Matrix products of many tokens with tensor descriptors (TMA): y = x·Wᵀ, one program a multiprocessor.
+
+Bound by arithmetic, 2·T·IN·OUT operations. The copy engine fills the tiles of x and W in shared memory ahead of the
+matrix units (wgmma on sm_90, tcgen05 on sm_100), zero-filled past the ends, so that no thread computes an address. Each
+program walks over tiles of y, PROGRAMS apart, so that the loads of the next tile run during the stores of the last.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.triton.kernels.products.dense_narrow import multiply
+from llmc.codegen.triton.kernels.products.dense_tile import tile_of
+from llmc.codegen.triton.kernels.products.product_store import store_product
+
+
+@triton.jit
+def persistent_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    scale: float,
+    IN: tl.constexpr,
+    OUT: tl.constexpr,
+    GATED: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    TOKEN_BLOCK: tl.constexpr,
+    OUT_BLOCK: tl.constexpr,
+    IN_BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,
+    PROGRAMS: tl.constexpr,
+    UPCAST: tl.constexpr,
+) -> None:
+    """Tiles [TOKEN_BLOCK, OUT_BLOCK] of y, PROGRAMS apart; gated, the same tile of gate and of up.
+
+    Must have: x and W start at multiples of 16 bytes, and so do their rows.
+    """
+    WIDTH: tl.constexpr = 2 * OUT if GATED else OUT
+    x_tiles = tl.make_tensor_descriptor(x_ptr, [tokens, IN], [x_row_stride, 1], [TOKEN_BLOCK, IN_BLOCK])
+    w_tiles = tl.make_tensor_descriptor(weight_ptr, [WIDTH, IN], [IN, 1], [OUT_BLOCK, IN_BLOCK])
+    token_tiles, out_tiles = tl.cdiv(tokens, TOKEN_BLOCK), tl.cdiv(OUT, OUT_BLOCK)
+    for number in tl.range(tl.program_id(0), token_tiles * out_tiles, PROGRAMS):
+        token_tile, out_tile = tile_of(number, token_tiles, out_tiles, GROUP)
+        first_token, first_out = token_tile * TOKEN_BLOCK, out_tile * OUT_BLOCK
+        product = tl.zeros([TOKEN_BLOCK, OUT_BLOCK], dtype=tl.float32)
+        up = tl.zeros([TOKEN_BLOCK, OUT_BLOCK], dtype=tl.float32)
+        for start in range(0, IN, IN_BLOCK):
+            x = x_tiles.load([first_token, start])
+            product = multiply(x, w_tiles.load([first_out, start]).T, product, UPCAST)
+            if GATED:
+                up = multiply(x, w_tiles.load([OUT + first_out, start]).T, up, UPCAST)
+        # In halves, since a whole tile's addresses would not fit in registers beside its sums.
+        HALF: tl.constexpr = OUT_BLOCK // 2
+        left, right = _halves(product)
+        up_left, up_right = _halves(up)
+        token, out = tl.arange(0, TOKEN_BLOCK)[:, None], tl.arange(0, HALF)[None, :]
+        for half in tl.static_range(2):
+            store_product(
+                left if half == 0 else right, up_left if half == 0 else up_right,
+                first_token.to(tl.int64), first_out.to(tl.int64) + half * HALF, token, out, tokens,
+                bias_ptr, residual_ptr, residual_row_stride, y_ptr, y_row_stride, scale, OUT, GATED, ACTIVATION,
+            )  # fmt: skip
+
+
+@triton.jit
+def _halves(tile: tl.tensor) -> tuple[tl.tensor, tl.tensor]:
+    """The left and the right half of a tile's columns."""
+    columns: tl.constexpr = tile.shape[1] // 2
+    left, right = tile.reshape(tile.shape[0], 2, columns).permute(0, 2, 1).split()
+    return left, right

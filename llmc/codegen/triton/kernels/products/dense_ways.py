@@ -1,0 +1,156 @@
+"""The ways to compute a matrix product on a target, and what each should take.
+
+The prediction is the roofline's, max(bytes / bandwidth, operations / rate), with what a way adds to it: processors
+left idle by the last wave of programs or by too few of them, partial sums written and read, further launches. The
+shares of bandwidth and peak that each way reaches are starting values, until `llmc tune` measures on a device.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import triton
+
+from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings
+from llmc.codegen.triton.kernels.products.product import Product
+from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH
+from llmc.targets import GpuTarget
+
+MOST_GEMV_ROWS = 4
+MOST_NARROW_ROWS = 256
+# Of the processors, how many must have a program with loads in flight before the memory is the limit.
+_BUSY_SHARE = 0.7
+# Programs of one multiprocessor at a time, of the kernels that the memory bounds.
+_PROGRAMS_AT_ONCE = 8
+# The L2 cache's bandwidth over the memory's.
+_L2_SPEED = 2.0
+_RESERVED_SHARED_BYTES = 2048
+
+
+# Of the memory's bandwidth, where that is the limit.
+_BANDWIDTH_SHARE = {
+    Way.DENSE_GEMV: 0.9,
+    Way.DENSE_NARROW: 0.85,
+    Way.DENSE_TILE: 0.8,
+    Way.DENSE_PERSISTENT: 0.85,
+    Way.LIBRARY: 0.8,
+}
+_BANDWIDTH_SHARE |= {Way.CODED_GEMV: 0.75, Way.CODED_TILE: 0.7}
+
+
+def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
+    """The ways that can serve that many rows on the target."""
+    if product.codes is not None:
+        return code_tilings(product, product.codes, target, tokens)
+    shapes = [_gemv(product, target, tokens)] if tokens <= MOST_GEMV_ROWS else _shapes(product, target, tokens)
+    fitting = [found for found in (_fit(product, target, shape) for shape in shapes) if found is not None]
+    if product.norm is not None:
+        fitting += [
+            replace(t, normed=True, efficiency=t.efficiency * (1.0 if t.way is Way.DENSE_GEMV else 0.6))
+            for t in fitting
+            if t.way in (Way.DENSE_GEMV, Way.DENSE_NARROW) and t.splits == 1
+        ]
+    if product.result_itemsize == product.itemsize:
+        fitting.append(Tiling(Way.LIBRARY, 128, 128, 64, 4, 1, 0.75))
+    return tuple(fitting)
+
+
+def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, tokens: int) -> float:
+    """Seconds of one product of that many rows, all its launches included."""
+    out_tiles = triton.cdiv(product.outputs, tiling.out_block)
+    programs = out_tiles * triton.cdiv(tokens, tiling.token_block) * tiling.splits
+    moved, launches = float(product.bytes_moved(tokens)), 1
+    if tiling.splits > 1:
+        moved, launches = moved + 2 * 4 * tiling.splits * tokens * product.weight_rows, launches + 1
+    if needs_finish(product, tiling):
+        moved, launches = moved + 2 * product.itemsize * tokens * product.weight_rows, launches + 1
+    if product.norm is not None and not tiling.normed:
+        moved, launches = moved + 2 * product.itemsize * tokens * product.channels, launches + 1
+    if product.codes is not None and product.codes.quantize is not None:
+        moved, launches = moved + 2 * tokens * product.channels, launches + 1
+    if tiling.normed:
+        # The programs of a multiprocessor that run at the same time share the norm's weight in its L1 cache.
+        rounds = min(programs, target.sm_count * triton.cdiv(programs, target.sm_count * _PROGRAMS_AT_ONCE))
+        moved += rounds * 4 * product.channels / _L2_SPEED
+    if tiling.way is Way.LIBRARY:
+        # Where one tile a processor does not fill the GPU, it splits the sums and adds them up in a launch of its own.
+        launches += 1
+        busy, arithmetic = 1.0, product.operations(tokens) / (_rate(product, target) * tiling.efficiency)
+    else:
+        busy = min(1.0, programs / (_BUSY_SHARE * target.sm_count))
+        padded = 2 * tiling.token_block * tiling.out_block * product.channels * (2 if product.gated else 1)
+        rate = _rate(product, target) * tiling.efficiency / target.sm_count
+        arithmetic = triton.cdiv(programs, target.sm_count) * padded / tiling.splits / rate
+    memory = moved / (target.bandwidth * busy * _BANDWIDTH_SHARE[tiling.way])
+    return float(max(memory, arithmetic) + (launches - 1) * SECONDS_PER_LAUNCH)
+
+
+def needs_finish(product: Product, tiling: Tiling) -> bool:
+    """Whether a library's product is followed by a launch that does the rest."""
+    is_plain = product.constants["ACTIVATION"] == "identity" and product.arguments["scale"] == 1.0
+    is_plain = is_plain and product.arguments["bias_ptr"] is None and product.arguments["residual_ptr"] is None
+    return tiling.way is Way.LIBRARY and not (is_plain and not product.gated)
+
+
+def _rate(product: Product, target: GpuTarget) -> float:
+    operands = None if product.codes is None else code_operands(product, product.codes, target)
+    if operands == "fp8" and target.fp8_rate is not None:
+        return target.fp8_rate
+    if operands == "int8":
+        return 2 * target.bf16_rate
+    return target.fp32_rate if product.itemsize == 4 else target.bf16_rate
+
+
+def _gemv(product: Product, target: GpuTarget, tokens: int) -> Tiling:
+    """16 bytes a thread along the channels; fewer outputs a program where there would be too few programs."""
+    per_warp = target.warp_size * 16 // product.itemsize
+    warps = next(
+        (w for w in (4, 2) if product.channels % (w * per_warp) == 0), 1 if product.channels <= per_warp else 4
+    )
+    sums = tokens * (2 if product.gated else 1)
+    out_block = max(1, min(4, 8 // sums))
+    while out_block > 1 and product.outputs < 4 * target.sm_count * out_block:
+        out_block //= 2
+    return Tiling(Way.DENSE_GEMV, triton.next_power_of_2(tokens), out_block, warps * per_warp, warps, 1, 1.0)
+
+
+def _shapes(product: Product, target: GpuTarget, tokens: int) -> list[Tiling]:
+    """Shapes that compile without spilling for every target: fp32 has no matrix units, and gating doubles the sums."""
+    if product.itemsize == 4:
+        counts = (1, 2, 4, 8) if tokens <= MOST_NARROW_ROWS else (1,)
+        return [Tiling(Way.DENSE_NARROW, min(32, _block(tokens)), 32, 32, 4, 2, 0.3, splits) for splits in counts]
+    shapes: list[Tiling] = []
+    if tokens <= MOST_NARROW_ROWS:
+        block = min(64 if product.gated else 128, _block(tokens))
+        in_block = 128 if block * (2 if product.gated else 1) <= 64 else 64
+        for splits in (1, 2, 4, 8):
+            if splits == 1 or product.channels >= splits * in_block:
+                shapes.append(Tiling(Way.DENSE_NARROW, block, 64, in_block, 8 if block >= 64 else 4, 4, 0.4, splits))
+    if tokens > 64:
+        wide, half = (128, 64) if product.gated else (256, 128)
+        if target.has_tma and product.has_aligned_rows:
+            if product.result_itemsize < 4:
+                shapes.append(Tiling(Way.DENSE_PERSISTENT, 128, wide, 64, 8, 3, 0.75))
+            shapes.append(Tiling(Way.DENSE_PERSISTENT, 128, half, 64, 8, 4, 0.6))
+        in_block = 64 if target.has_tma or target.backend == "hip" else 32
+        shapes.append(Tiling(Way.DENSE_TILE, 128, half, in_block, 8, 4, 0.55))
+        shapes.append(Tiling(Way.DENSE_TILE, 64, half, 32, 4, 4, 0.45))
+    return shapes
+
+
+def _block(tokens: int) -> int:
+    return max(16, 1 << (tokens - 1).bit_length())
+
+
+def _fit(product: Product, target: GpuTarget, tiling: Tiling) -> Tiling | None:
+    """With as many stages, of at least two, as the target's shared memory holds; None if it does not hold two."""
+    if tiling.way is Way.DENSE_GEMV:
+        return tiling
+    outs = tiling.out_block * (2 if product.gated else 1)
+    stage = (tiling.token_block + outs) * tiling.in_block * product.itemsize
+    # On AMD GPUs the tile in use lies in registers, so that one stage fewer is in shared memory.
+    in_registers = 1 if target.backend == "hip" else 0
+    most = (target.shared_memory_per_block - _RESERVED_SHARED_BYTES) // stage + in_registers
+    stages = min(tiling.num_stages, most, 2 if target.backend == "hip" else 8)
+    return replace(tiling, num_stages=stages) if stages >= 2 else None

@@ -1,0 +1,165 @@
+"""A matrix product as its kernels see it: the arguments that they all share, and the sizes that decide between them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import fx
+
+from llmc.code_format import CODE_FORMATS
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, tensors_of
+from llmc.codegen.triton.kernels.rows.rms_norm import norm_into
+from llmc.graph.refusal import Refusal
+from llmc.launch_arguments import Argument, Count, Operand
+from llmc.program import Layout
+from llmc.targets import GpuTarget
+
+_DESCRIPTOR_ALIGNMENT = 16
+# A row stride that is a multiple of this is compiled as such; the stores of a wide tile need it to fit in registers.
+_ELEMENTS_KNOWN_ALIGNED = 16
+
+
+@dataclass(frozen=True)
+class Norm:
+    """The RMS norm that x goes through first. arguments: norm_ptr and eps, for kernels that norm on the way.
+
+    launch: norms x into a workspace for the others; normed: x_ptr and x_row_stride there.
+    """
+
+    arguments: dict[str, Argument]
+    launch: DeviceLaunch
+    normed: dict[str, Argument]
+
+
+@dataclass(frozen=True)
+class Codes:
+    """How W is quantized. format, x_format: the op's. group: columns that share a scale; None for all of a row.
+
+    nbytes: of W, scales and zeros included. quantize: rounds x to codes into a workspace; coded: x_ptr, x_row_stride
+    and x_scales_ptr there.
+    """
+
+    format: str
+    x_format: str
+    group: int | None
+    nbytes: int
+    quantize: DeviceLaunch | None
+    coded: dict[str, Argument]
+
+    @property
+    def per_byte(self) -> int:
+        """Codes that have their low bits, or all, in one byte."""
+        return 1 if CODE_FORMATS[self.format].bits == 8 else 2
+
+    @property
+    def in_planes(self) -> bool:
+        """Whether the others lie apart."""
+        return CODE_FORMATS[self.format].in_planes
+
+
+@dataclass(frozen=True)
+class Product:
+    """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
+
+    count: of rows, T or L or a number. channels: of x. outputs: of y; gated, W has twice as many rows. itemsize: bytes
+    of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W, and
+    a wide tile of y can be stored in whole vectors. norm: what x goes through first, if anything. codes: of a
+    quantized W, which only the kernels for codes read.
+    """
+
+    call: Call
+    arguments: dict[str, Argument]
+    constants: dict[str, Constant]
+    count: Count | int
+    channels: int
+    outputs: int
+    gated: bool
+    itemsize: int
+    result_itemsize: int
+    has_aligned_rows: bool
+    norm: Norm | None = None
+    codes: Codes | None = None
+
+    @property
+    def weight_rows(self) -> int:
+        """Rows of W."""
+        return self.outputs * (2 if self.gated else 1)
+
+    def bytes_moved(self, tokens: int) -> int:
+        """W, x, the residual and y, each once."""
+        residual = 0 if self.arguments["residual_ptr"] is None else self.itemsize
+        row = self.channels * self.itemsize
+        weight = self.weight_rows * row if self.codes is None else self.codes.nbytes
+        return weight + tokens * row + tokens * self.outputs * (self.result_itemsize + residual)
+
+    def operations(self, tokens: int) -> int:
+        """Multiplications and additions."""
+        return 2 * tokens * self.weight_rows * self.channels
+
+
+@dataclass(frozen=True)
+class Epilogue:
+    """What a product does with its sums: activation(sum + bias)·scale + residual, or activation(gate)·up if gated.
+
+    in_fp32: whether the result is, where x is not.
+    """
+
+    activation: str = "identity"
+    scale: float = 1.0
+    residual: Operand | None = None
+    gated: bool = False
+    in_fp32: bool = False
+
+
+def dense_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """A weight of a float dtype, of a product not wider than x's, since it is stored as that."""
+    tensors = tensors_of(node)
+    x, weight = tensors.get("x"), tensors["weight"]
+    if x is not None and weight.dtype.itemsize > x.dtype.itemsize:
+        return Refusal(f"the weight is {weight.dtype} but x is {x.dtype}: storing it as that would lose digits", node)
+    if x is None and weight.dtype is not node.meta["val"].dtype:
+        return Refusal(f"the table is {weight.dtype} but the result {node.meta['val'].dtype}", node)
+    return refuse_dtypes(node, "weight")
+
+
+def dense_product(call: Call, epilogue: Epilogue) -> Product:
+    """The product that a node asks for, of a weight in rows; and of x as it is, or after a norm."""
+    weight_rows, channels = call.shape("weight")
+    norm = call.within("x")
+    x, residual, y = (norm or call).rows("x"), epilogue.residual, call.result()
+    assert x is not None
+    itemsize, gated = (norm or call).dtype("x").itemsize, epilogue.gated
+    arguments: dict[str, Argument] = {
+        **rows("x", x),
+        "weight_ptr": call.weight("weight", Layout.ROWS),
+        "bias_ptr": call.vector("bias"),
+        **rows("residual", residual),
+        **rows("y", y),
+        "tokens": (norm or call).count("x"),
+        "scale": epilogue.scale,
+    }
+    outputs = weight_rows // 2 if gated else weight_rows
+    read = (x.stride or 0, channels, x.offset)
+    written = (each.stride or 0 for each in (residual, y) if each is not None)
+    is_aligned = all(stride * itemsize % _DESCRIPTOR_ALIGNMENT == 0 for stride in read)
+    return Product(
+        call,
+        arguments,
+        {"IN": channels, "OUT": outputs, "GATED": gated, "ACTIVATION": epilogue.activation},
+        (norm or call).count("x"),
+        channels,
+        outputs,
+        gated,
+        itemsize,
+        4 if epilogue.in_fp32 else itemsize,
+        is_aligned and all(stride % _ELEMENTS_KNOWN_ALIGNED == 0 for stride in written),
+        norm=None if norm is None else _norm(call, norm, channels),
+    )
+
+
+def _norm(call: Call, norm: Call, channels: int) -> Norm:
+    workspace = call.workspace("normed", Count.TOKENS, channels, norm.dtype("x"))
+    arguments: dict[str, Argument] = {"norm_ptr": norm.vector("weight"), "eps": float(norm.plain("eps"))}
+    return Norm(arguments, norm_into(norm, workspace), rows("x", workspace))

@@ -1,0 +1,207 @@
+"""Which way computes a product for how many rows: every way that fits the target, by predicted time."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+import triton
+
+from llmc import library_products
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
+from llmc.codegen.triton.kernels.products.coded_gemv import code_gemv_kernel
+from llmc.codegen.triton.kernels.products.coded_tile import code_tile_kernel
+from llmc.codegen.triton.kernels.products.coded_ways import code_operands
+from llmc.codegen.triton.kernels.products.dense_gemv import gemv_kernel
+from llmc.codegen.triton.kernels.products.dense_narrow import add_splits_kernel, narrow_kernel
+from llmc.codegen.triton.kernels.products.dense_persistent import persistent_kernel
+from llmc.codegen.triton.kernels.products.dense_tile import tile_kernel
+from llmc.codegen.triton.kernels.products.dense_ways import (
+    MOST_NARROW_ROWS,
+    needs_finish,
+    predicted_seconds,
+    tilings,
+)
+from llmc.codegen.triton.kernels.products.product import Codes, Product
+from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.launch_arguments import Argument, Count
+from llmc.targets import GpuTarget
+
+# Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.
+_BUCKETS = (1, 2, 4, 16, 32, 64, 128, 256, 512, 1024, 2048, None)
+_GROUP = 8
+# Codes that a thread or a few of them read together in a product of few tokens.
+_CHUNK_BYTES = 64
+# Outputs of a program that finishes a product, and what follows a sum of parts.
+_FINISH_BLOCK = 1024
+_FINISHING = ("bias_ptr", "residual_ptr", "residual_row_stride", "y_ptr", "y_row_stride", "tokens", "scale")
+_LIBRARY_MATMUL = LibraryFunction(library_products.matmul)
+
+
+def product_launches(product: Product, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """The predicted fastest launch for each range of row counts that a step can have; then the others, to measure."""
+    chosen: list[DeviceLaunch] = []
+    others: list[DeviceLaunch] = []
+    for found in _ranges(product, target):
+        fastest, *rest = found.tilings
+        chosen.append(_serving(product, target, fastest, found))
+        others += [_serving(product, target, tiling, found) for tiling in rest]
+    return (*chosen, *others)
+
+
+@dataclass(frozen=True)
+class _Range:
+    """Row counts with the same tilings and one fastest; last: None for no end. judged: the count of the predictions."""
+
+    first: int
+    last: int | None
+    judged: int
+    tilings: tuple[Tiling, ...]
+
+
+def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
+    """Ranges are joined only where measuring has the same ways to choose from: few rows keep those made for them."""
+    limits = product.call.limits()
+    most = limits.max_logit_rows if product.count == Count.LOGIT_ROWS else limits.max_batch_tokens
+    found: list[_Range] = []
+    first = 1
+    for bucket in _BUCKETS:
+        last = None if bucket is None or bucket >= most else bucket
+        judged = min(most, bucket or 4 * first)
+        ordered = _ordered(product, target, judged)
+        before = found[-1] if found else None
+        if before is not None and before.tilings[0] == ordered[0] and set(before.tilings) == set(ordered):
+            found[-1] = _Range(before.first, last, judged, ordered)
+        else:
+            found.append(_Range(first, last, judged, ordered))
+        if last is None:
+            return found
+        first = last + 1
+    raise AssertionError("the last bucket has no end")
+
+
+def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
+    fitting = tilings(product, target, tokens)
+    return tuple(sorted(fitting, key=lambda t: predicted_seconds(product, target, t, tokens)))
+
+
+def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
+    seconds = predicted_seconds(product, target, tiling, span.judged)
+    launch = _launch(product, target, tiling)
+    before = product.norm.launch if product.norm is not None and not tiling.normed else None
+    if product.codes is not None:
+        before = product.codes.quantize
+    if before is not None:
+        follows = replace(launch, then=(), seconds=seconds), *launch.then
+        return replace(before, min_tokens=span.first, max_tokens=span.last, then=follows)
+    return replace(launch, min_tokens=span.first, max_tokens=span.last, seconds=seconds)
+
+
+def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
+    """The product's own launch and what follows it."""
+    if tiling.way is Way.LIBRARY:
+        return _library(product, tiling)
+    if product.codes is not None:
+        return _code_launch(product, product.codes, target, tiling)
+    out_tiles = triton.cdiv(product.outputs, tiling.out_block)
+    token_tiles = f"cdiv({product.count}, {tiling.token_block})"
+    constants: dict[str, Constant] = {
+        **product.constants,
+        "OUT_BLOCK": tiling.out_block,
+        "IN_BLOCK": tiling.in_block,
+    }
+    if tiling.way is Way.DENSE_GEMV:
+        constants |= {"TOKENS": tiling.token_block, "NORMED": tiling.normed}
+        return _with(gemv_kernel, product, constants, (str(out_tiles),), tiling)
+    constants |= {"TOKEN_BLOCK": tiling.token_block, "UPCAST": False}
+    if tiling.way is Way.DENSE_NARROW:
+        constants |= {"SPLITS": tiling.splits, "NORMED": tiling.normed}
+        by_split = (str(out_tiles), token_tiles, str(tiling.splits))
+        whole = _with(narrow_kernel, product, constants, by_split, tiling)
+        return whole if tiling.splits == 1 else _split(product, whole, tiling.splits)
+    constants["GROUP"] = _GROUP
+    if tiling.way is Way.DENSE_TILE:
+        return _with(tile_kernel, product, constants, (f"{token_tiles} * {out_tiles}",), tiling)
+    constants["PROGRAMS"] = target.sm_count
+    grid = (f"min({target.sm_count}, {token_tiles} * {out_tiles})",)
+    return _with(persistent_kernel, product, constants, grid, tiling)
+
+
+def _code_launch(product: Product, codes: Codes, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
+    """The same of a product with a quantized weight."""
+    out_tiles = triton.cdiv(product.outputs, tiling.out_block)
+    constants: dict[str, Constant] = {**product.constants, "OUT_BLOCK": tiling.out_block}
+    if tiling.way is Way.CODED_GEMV:
+        chunk = min(_CHUNK_BYTES, (codes.group or _CHUNK_BYTES * codes.per_byte) // codes.per_byte)
+        chunks = max(1, min(tiling.in_block, triton.next_power_of_2(product.channels)) // codes.per_byte // chunk)
+        constants |= {"TOKENS": tiling.token_block, "CHUNKS": chunks, "CHUNK_BYTES": chunk}
+        return _with(code_gemv_kernel, product, constants, (str(out_tiles),), tiling)
+    constants |= {
+        "OPERANDS": code_operands(product, codes, target),
+        "TOKEN_BLOCK": tiling.token_block,
+        "BYTE_BLOCK": tiling.in_block // codes.per_byte,
+        "SPLITS": tiling.splits,
+        "GROUP": _GROUP,
+        "UPCAST": False,
+    }
+    tiles = f"cdiv({product.count}, {tiling.token_block}) * {out_tiles}"
+    whole = _with(code_tile_kernel, product, constants, (tiles, str(tiling.splits)), tiling)
+    return whole if tiling.splits == 1 else _split(product, whole, tiling.splits)
+
+
+def _with(
+    function: Any, product: Product, constants: dict[str, Constant], grid: tuple[str, ...], tiling: Tiling
+) -> DeviceLaunch:
+    arguments = {**product.arguments, **_x(product, tiling)}
+    if "NORMED" in constants:
+        norm: dict[str, Argument] = {"norm_ptr": None, "eps": 0.0}
+        arguments |= product.norm.arguments if product.norm is not None and tiling.normed else norm
+    return DeviceLaunch(function, arguments, constants, grid, num_warps=tiling.num_warps, num_stages=tiling.num_stages)
+
+
+def _x(product: Product, tiling: Tiling) -> dict[str, Argument]:
+    """Where the kernel finds x: normed, if a launch before it does that."""
+    if product.norm is not None and not tiling.normed:
+        return product.norm.normed
+    if product.codes is not None:
+        return product.codes.coded
+    return {name: product.arguments[name] for name in ("x_ptr", "x_row_stride")}
+
+
+def _split(product: Product, whole: DeviceLaunch, splits: int) -> DeviceLaunch:
+    """The launch with its sums going to a workspace, and the one that adds them up."""
+    columns = splits * product.weight_rows
+    # A fixed size: only this many rows are ever split, while a step may have many more.
+    workspace = product.call.workspace(f"partial_sums_{splits}", 1, MOST_NARROW_ROWS * columns, torch.float32)
+    pointer = workspace.pointer
+    no_residual: dict[str, Argument] = rows("residual", None)
+    into: dict[str, Argument] = {"y_ptr": pointer, "y_row_stride": columns, "bias_ptr": None, **no_residual}
+    finish = _finish(product, {"partial_ptr": pointer, "partial_row_stride": columns}, splits)
+    constants = {**whole.constants, "ACTIVATION": "identity"}
+    return replace(whole, arguments={**whole.arguments, **into}, constants=constants, then=(finish,))
+
+
+def _library(product: Product, tiling: Tiling) -> DeviceLaunch:
+    """The library's product, straight into y or into a workspace that a second launch finishes."""
+    y = {name: product.arguments[name] for name in ("y_ptr", "y_row_stride")}
+    then: tuple[DeviceLaunch, ...] = ()
+    if needs_finish(product, tiling):
+        y = rows("y", product.call.workspace("product", product.count, product.weight_rows, product.call.dtype("x")))
+        partial = {"partial_ptr": y["y_ptr"], "partial_row_stride": y["y_row_stride"]}
+        then = (_finish(product, partial, 1),)
+    arguments = {**_x(product, tiling), "weight_ptr": product.arguments["weight_ptr"], **y}
+    arguments |= {"tokens": product.count, "IN": product.channels, "OUT": product.weight_rows}
+    return DeviceLaunch(_LIBRARY_MATMUL, arguments, {}, ("1",), then=then)
+
+
+def _finish(product: Product, partial: dict[str, Argument], splits: int) -> DeviceLaunch:
+    """The launch that adds up parts and does what follows a product."""
+    block = min(_FINISH_BLOCK, triton.next_power_of_2(product.outputs))
+    constants = {name: product.constants[name] for name in ("OUT", "GATED", "ACTIVATION")}
+    return DeviceLaunch(
+        add_splits_kernel,
+        {**partial, **{name: product.arguments[name] for name in _FINISHING}},
+        {**constants, "OUT_BLOCK": block, "SPLITS": splits},
+        (str(product.count), str(triton.cdiv(product.outputs, block))),
+    )

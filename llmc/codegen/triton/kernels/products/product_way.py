@@ -1,0 +1,36 @@
+"""What says how a matrix product is computed: which kernel, and the sizes of its tiles."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class Way(Enum):
+    """Which kernel computes a product; its file has the name. LIBRARY: llmc/library_products.py and a finishing one."""
+
+    DENSE_GEMV = "dense_gemv"
+    DENSE_NARROW = "dense_narrow"
+    DENSE_TILE = "dense_tile"
+    DENSE_PERSISTENT = "dense_persistent"
+    CODED_GEMV = "coded_gemv"
+    CODED_TILE = "coded_tile"
+    LIBRARY = "library"
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """One way to compute a product, and how it is cut. efficiency: the share of the peak rate that its loop reaches.
+
+    normed: the kernel norms x itself; otherwise a launch before it does, where there is a norm.
+    """
+
+    way: Way
+    token_block: int
+    out_block: int
+    in_block: int
+    num_warps: int
+    num_stages: int
+    efficiency: float
+    splits: int = 1
+    normed: bool = False

@@ -1,0 +1,123 @@
+"""Tokens rounded to int8 or fp8 codes with a scale each, ahead of the products that multiply codes.
+
+    scale[t] = max |x[t]| / largest (or a static one),   code = nearest(x / scale), ties to even, saturated
+
+A NaN in a row makes its scale one (llmc/ops/token_codes.py): largest numbers are found by their bits, of which a NaN's
+are the greatest, as a float's maximum may pass it over.
+x may go through an RMS norm first, rounded to x's dtype as a norm of its own would leave it. Memory-bound: moves T·C
+elements of x and as many codes; later readings come from the cache. A program takes a row.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, nearest_integers
+from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.graph.code_numbers import code_dtype
+from llmc.launch_arguments import Argument
+
+
+@triton.jit
+def quantize_tokens_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    x_scale_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    eps: float,
+    codes_ptr: tl.tensor,
+    codes_row_stride: int,
+    scales_ptr: tl.tensor,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    NORMED: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program t: the codes and the scale of row t. Columns past the last one become zero codes.
+
+    NORMED: of row t after an RMS norm with the weight norm_ptr.
+    """
+    token = tl.program_id(0).to(tl.int64)
+    x_ptr += token * x_row_stride
+    LARGEST: tl.constexpr = 448.0 if FORMAT == "fp8" else 127.0
+    norm = 1.0
+    if NORMED:
+        squares = tl.zeros([BLOCK], dtype=tl.float32)
+        for start in range(0, COLUMNS, BLOCK):
+            x = _row(x_ptr, None, 1.0, start + tl.arange(0, BLOCK), COLUMNS, False)
+            squares += x * x
+        norm = tl.rsqrt(tl.sum(squares, 0) / COLUMNS + eps)
+    largest = tl.zeros([BLOCK], dtype=tl.int32)
+    for start in range(0, COLUMNS, BLOCK):
+        x = _row(x_ptr, norm_ptr, norm, start + tl.arange(0, BLOCK), COLUMNS, NORMED)
+        largest = tl.maximum(largest, tl.abs(x).to(tl.int32, bitcast=True))
+    magnitude = tl.max(largest, 0).to(tl.float32, bitcast=True)
+    if x_scale_ptr is None:
+        scale = tl.div_rn(magnitude, LARGEST)
+        # As torch divides a number by a tensor, so that a value between two codes goes where the reference's goes.
+        inverse = tl.where(magnitude > 0, tl.div_rn(1.0, tl.where(magnitude > 0, magnitude, 1.0)) * LARGEST, 0.0)
+    else:
+        static = tl.load(x_scale_ptr)
+        scale = tl.where(magnitude != magnitude, magnitude, static)
+        inverse = tl.div_rn(1.0, static)
+    tl.store(scales_ptr + token, scale)
+    for start in range(0, COLUMNS, BLOCK):
+        column = start + tl.arange(0, BLOCK)
+        x = _row(x_ptr, norm_ptr, norm, column, COLUMNS, NORMED)
+        scaled = tl.minimum(tl.maximum(x * inverse, -LARGEST), LARGEST)
+        codes = e4m3_codes(scaled) if FORMAT == "fp8" else nearest_integers(scaled)
+        codes_row = codes_ptr + token * codes_row_stride
+        tl.store(codes_row + column, codes.to(codes_ptr.dtype.element_ty), mask=column < codes_row_stride)
+
+
+@triton.jit
+def _row(
+    x_ptr: tl.tensor,
+    norm_ptr: tl.tensor,
+    norm: tl.tensor,
+    column: tl.tensor,
+    COLUMNS: tl.constexpr,
+    NORMED: tl.constexpr,
+) -> tl.tensor:
+    """Columns of a row in fp32, 0 past the last one; NORMED: times norm and the norm's weight, rounded to x's dtype."""
+    x = tl.load(x_ptr + column, mask=column < COLUMNS, other=0.0).to(tl.float32)
+    if NORMED:
+        x *= norm
+        if norm_ptr is not None:
+            x *= tl.load(norm_ptr + column, mask=column < COLUMNS, other=0.0)
+        x = x.to(x_ptr.dtype.element_ty).to(tl.float32)
+    return x
+
+
+def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
+    """The launch of round_tokens, and what a product then reads in the place of x. It norms x first where that is part
+    of the same launch."""
+    norm, format = call.within("x"), call.plain("format")
+    x = norm or call
+    (columns,) = x.shape("x")
+    count = x.count("x")
+    dtype = code_dtype(format)
+    codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
+    scales = call.workspace("x_scales", count, 1, torch.float32).pointer
+    tile = row_tile(columns, most_rows=1)
+    launch = DeviceLaunch(
+        quantize_tokens_kernel,
+        {
+            **rows("x", x.rows("x")),
+            "x_scale_ptr": call.vector("scale"),
+            "norm_ptr": norm.vector("weight") if norm is not None else None,
+            "eps": float(norm.plain("eps")) if norm is not None else 0.0,
+            **codes,
+            "scales_ptr": scales,
+        },
+        {"COLUMNS": columns, "FORMAT": format, "NORMED": norm is not None, "BLOCK": min(tile.block, 4096)},
+        (str(count),),
+        num_warps=max(1, min(8, min(tile.block, 4096) // 256)),
+        num_stages=2,
+    )
+    coded = {"x_ptr": codes["codes_ptr"], "x_row_stride": codes["codes_row_stride"], "x_scales_ptr": scales}
+    return launch, coded

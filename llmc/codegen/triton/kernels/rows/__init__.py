@@ -1,0 +1,1 @@
+"""Kernels that work on rows one by one: lookups, norms, rotations, gates."""

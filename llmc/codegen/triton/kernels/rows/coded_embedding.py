@@ -1,0 +1,78 @@
+"""llmc::embedding of a table in codes: y[t] = what row ids[t] of a quantized table stands for, rounded once.
+
+Memory-bound: moves T·C elements and as many codes, only of the rows looked up. The table may be lm_head's.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.code_rows import row_bytes
+from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernels.products.weight_codes import code_values, load_above, low_codes
+from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.program import code_rows_layout
+
+
+@triton.jit
+def code_embedding_kernel(
+    ids_ptr: tl.tensor,
+    codes_ptr: tl.tensor,
+    scales_ptr: tl.tensor,
+    zeros_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    COLUMNS: tl.constexpr,
+    FORMAT: tl.constexpr,
+    ROW_BYTES: tl.constexpr,
+    GROUPS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program (t, j): the j-th BLOCK columns of token t."""
+    token = tl.program_id(0).to(tl.int64)
+    row = tl.load(ids_ptr + token).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    IN_PAIRS: tl.constexpr = FORMAT != "int8" and FORMAT != "fp8"
+    PLACES: tl.constexpr = (COLUMNS + 31) // 32 * 16 if IN_PAIRS else ROW_BYTES
+    place = column // 32 * 16 + column % 16 if IN_PAIRS else column
+    half = column % 32 // 16 * 4 if IN_PAIRS else 0
+    codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=inside, other=0)
+    above = load_above(codes_ptr + row * ROW_BYTES, place, PLACES, FORMAT, True)
+    codes = low_codes(codes >> half if IN_PAIRS else codes, above >> half if IN_PAIRS else above, FORMAT)
+    group = row * GROUPS + column // (COLUMNS // GROUPS)
+    scales = tl.load(scales_ptr + group, mask=inside, other=0.0).to(tl.float32)
+    zeros = tl.zeros([BLOCK], dtype=tl.float32)
+    if zeros_ptr is not None:
+        zeros = tl.load(zeros_ptr + group, mask=inside, other=0).to(tl.float32)
+    y = code_values(codes, zeros, FORMAT) * scales
+    tl.store(y_ptr + token * y_row_stride + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def code_lookup(call: Call) -> DeviceLaunch:
+    """The launch of an embedding whose table is in codes."""
+    stored = call.within("weight")
+    assert stored is not None
+    columns, format = stored.shape("codes")[1], stored.plain("format")
+    codes, scales, zeros = stored.code_rows()
+    block = min(row_tile(columns, most_rows=1).block, 1024)
+    return DeviceLaunch(
+        code_embedding_kernel,
+        {
+            "ids_ptr": call.vector("ids"),
+            "codes_ptr": codes,
+            "scales_ptr": scales,
+            "zeros_ptr": zeros,
+            **rows("y", call.result()),
+        },
+        {
+            "COLUMNS": columns,
+            "FORMAT": format,
+            "ROW_BYTES": row_bytes(columns, code_rows_layout(format)),
+            "GROUPS": stored.shape("scales")[1],
+            "BLOCK": block,
+        },
+        (str(call.count("ids")), str(triton.cdiv(columns, block))),
+    )

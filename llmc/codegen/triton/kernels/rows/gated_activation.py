@@ -1,0 +1,67 @@
+"""llmc::gated_activation: y = activation(gate)·up.
+
+Memory-bound: moves 3·T·C elements. A program computes one block of one row's columns.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import triton
+import triton.language as tl
+from torch import fx
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.activation import activate
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes
+from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.graph.refusal import Refusal
+from llmc.targets import GpuTarget
+
+
+@triton.jit
+def gated_activation_kernel(
+    gate_ptr: tl.tensor,
+    gate_row_stride: int,
+    up_ptr: tl.tensor,
+    up_row_stride: int,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    COLUMNS: tl.constexpr,
+    ACTIVATION: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program (t, j) computes the j-th BLOCK columns of token t in fp32, rounded once at the store."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    gate = tl.load(gate_ptr + token * gate_row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + token * up_row_stride + column, mask=inside, other=0.0).to(tl.float32)
+    y = activate(gate, ACTIVATION) * up
+    tl.store(y_ptr + token * y_row_stride + column, y.to(y_ptr.dtype.element_ty), mask=inside)
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """gate and up of one float dtype."""
+    return refuse_dtypes(node, "gate", "up")
+
+
+def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """One launch."""
+    columns = math.prod(call.shape("gate"))
+    block = min(row_tile(columns).block, 1024)
+    return (
+        DeviceLaunch(
+            gated_activation_kernel,
+            {**rows("gate", call.rows("gate")), **rows("up", call.rows("up")), **rows("y", call.result())},
+            {"COLUMNS": columns, "ACTIVATION": call.plain("activation"), "BLOCK": block},
+            (str(call.count("gate")), str(triton.cdiv(columns, block))),
+        ),
+    )
+
+
+gated_activation = KernelTemplate(
+    torch.ops.llmc.gated_activation.default, supports, candidates, in_place=(("gate", 0), ("up", 0))
+)

@@ -1,0 +1,59 @@
+"""llmc::select_channels: y[t, c] = x[t, order[c]].
+
+Memory-bound: moves 2·T·C elements. A program computes one block of one row's columns.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import fx
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.graph.refusal import Refusal
+from llmc.targets import GpuTarget
+
+
+@triton.jit
+def select_channels_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    order_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    COLUMNS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """Program (t, j): the j-th BLOCK columns of y's row t."""
+    token = tl.program_id(0).to(tl.int64)
+    column = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    inside = column < COLUMNS
+    order = tl.load(order_ptr + column, mask=inside, other=0)
+    values = tl.load(x_ptr + token * x_row_stride + order, mask=inside)
+    tl.store(y_ptr + token * y_row_stride + column, values, mask=inside)
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """x: [rows, channels] of a float dtype."""
+    return refuse_dtypes(node, "x") or refuse_ranks(node, x=(2,), order=(1,))
+
+
+def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+    """One launch."""
+    (columns,) = call.shape("order")
+    block = min(row_tile(columns, most_rows=1).block, 1024)
+    return (
+        DeviceLaunch(
+            select_channels_kernel,
+            {**rows("x", call.rows("x")), "order_ptr": call.vector("order"), **rows("y", call.result())},
+            {"COLUMNS": columns, "BLOCK": block},
+            (str(call.count("x")), str(triton.cdiv(columns, block))),
+        ),
+    )
+
+
+select_channels = KernelTemplate(torch.ops.llmc.select_channels.default, supports, candidates)

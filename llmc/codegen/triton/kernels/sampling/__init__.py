@@ -1,0 +1,1 @@
+"""Choosing a token of each row of logits."""
