@@ -380,8 +380,8 @@ class AsyncEngine:
                 ended=now,
                 seconds=now - begin,
                 executor_seconds=self._loop.executor_seconds,
-                prompt_tokens=sum(chunk.tokens for chunk in plan.chunks),
-                decode_tokens=len(plan.decodes),
+                prompt_tokens=sum(chunk.tokens for chunk in plan.chunks if not chunk.drafts),
+                decode_tokens=len(plan.decodes) + sum(chunk.tokens for chunk in plan.chunks if chunk.drafts),
                 requests=len(plan.decodes) + len(plan.chunks),
             )
         )

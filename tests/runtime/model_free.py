@@ -27,6 +27,7 @@ from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
+from llmc.runtime.speculation.speculation import Speculation
 
 NAN = -1000
 PROMPT = [(7 * i + 3) % 97 for i in range(64)]
@@ -82,7 +83,9 @@ class Counted(SampledRequest):
         )
         self.is_steady = not every_logit and not forks and output > 0
         self.prompt = list(prompt)
+        self.prompt_tokens = len(self.prompt)
         self.output = 0 if every_logit else output
+        self.most = len(self.prompt) + self.output
         self.variant = variant
         self.rows = 0
         self.children = [
@@ -147,6 +150,7 @@ class Run:
     """A scheduler with a pool and a pretended cache, stepped and checked.
 
     requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
+    speculation: what drafts, if anything; steps seem to take a time that their number decides.
     """
 
     def __init__(
@@ -155,11 +159,13 @@ class Run:
         blocks: int,
         max_step_tokens: int | None = None,
         clock: Callable[[], float] = time.monotonic,
+        speculation: Speculation | None = None,
     ) -> None:
+        self.speculation = speculation
         self.limits = limits
         self.pool = BlockPool(blocks)
         self.inputs = StepInputs(limits)
-        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock)
+        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock, speculation=speculation)
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)
         self.requests: list[Request] = []
         self.breaks_at: dict[Request, int] = {}
@@ -191,6 +197,9 @@ class Run:
             rows = [logit_after(self._read(r, at)) for r, end, count in ends for at in range(end - count + 1, end + 1)]
             results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
             self.inputs.advance(publish(plan, results, self.scheduler))
+            if self.speculation is not None:
+                # Steps of more tokens are now as fast, now slower in proportion: drafts pay, or do not.
+                self.speculation.observe(plan, 1.0 + len(step.input_ids) * (self.steps // 8 % 2))
         self.check_accounts()
         self.steps += 1
         return chunks
@@ -218,7 +227,7 @@ class Run:
 
     def _break(self, chunks: tuple[Chunk, ...]) -> None:
         size = self.limits.block_size
-        for request, start, tokens, _ in chunks:
+        for request, start, tokens, *_ in chunks:
             at = self.breaks_at.get(request)
             if at is not None and start <= at < start + tokens:
                 self.cells[request.standing.blocks[at // size], at % size] = NAN
@@ -233,8 +242,9 @@ class Run:
         for chunk in chunks:
             request = chunk.request
             assert chunk.start == request.computed
-            assert 1 <= chunk.tokens <= request.pending
-            assert chunk.logit_rows == request.logit_rows(chunk.tokens)
+            assert 1 <= chunk.tokens - len(chunk.drafts) <= request.pending
+            rows = chunk.tokens if chunk.drafts else request.logit_rows(chunk.tokens)
+            assert chunk.logit_rows == rows
             size = self.limits.block_size
             own = {request.standing.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.tokens)}
             assert all(self.pool.holders(block) == 1 for block in own), "a block that others hold is written"
@@ -245,7 +255,7 @@ class Run:
         """The arrays, which are advanced from step to step, are those that one would write for this step alone."""
         size = self.limits.block_size
         places = [(chunk.request, at) for chunk in chunks for at in range(chunk.start, chunk.start + chunk.tokens)]
-        assert step.input_ids.tolist() == [request.tokens[at] for request, at in places]
+        assert step.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
         assert step.positions.tolist() == [at for _, at in places]
         assert step.slot_mapping.tolist() == [r.standing.blocks[at // size] * size + at % size for r, at in places]
         ends = np.cumsum([chunk.tokens for chunk in chunks]).tolist()

@@ -19,8 +19,10 @@ from hypothesis.stateful import (
 from llmc.program import Limits
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
+from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.lockstep import Lockstep, Member
-from tests.runtime.model_free import PROMPT, Counted, Run
+from tests.runtime.model_free import PROMPT, Counted, Run, next_token
+from tests.runtime.speculation.guesses import Guesses
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -32,10 +34,13 @@ class SchedulerMachine(RuleBasedStateMachine):
         sequences=st.integers(1, 5),
         rows=st.integers(1, 6),
         blocks=st.integers(8, 20),
+        drafts=st.sampled_from((None, None, 1, 5)),
     )
-    def start(self, budget: int, sequences: int, rows: int, blocks: int) -> None:
+    def start(self, budget: int, sequences: int, rows: int, blocks: int, drafts: int | None) -> None:
         self.now = 0.0
-        self.run = Run(Limits(budget, sequences, rows, max_model_len=32, block_size=4), blocks, clock=lambda: self.now)
+        limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
+        speculation = None if drafts is None else Speculation(lambda: Guesses(next_token, 97), drafts)
+        self.run = Run(limits, blocks, clock=lambda: self.now, speculation=speculation)
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []
 

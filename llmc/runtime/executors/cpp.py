@@ -138,7 +138,7 @@ class ChoosingCppExecutor(CppExecutor):
         """A step, then its rows' tokens. Every row is covered."""
         rows = len(self.step(step))
         tokens = self.draw(self._logits[:rows], choices)
-        return Chosen(tokens, self._scores[:rows], self._covered[:rows])
+        return Chosen(tokens, self._scores[:rows].copy(), self._covered[:rows])
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
         """Tokens of at most max_logit_rows rows, with the engine's threads."""
@@ -150,7 +150,8 @@ class ChoosingCppExecutor(CppExecutor):
             self._scores.ctypes.data,
         )
         self._library.llmc_engine_choose(self._engine, ctypes.byref(arguments))
-        return self._tokens[: len(logits)]
+        # The step's own tokens are read again after rows that the host changed are drawn.
+        return self._tokens[: len(logits)].copy()
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, a view."""

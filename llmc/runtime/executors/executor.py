@@ -79,7 +79,7 @@ class DrawingExecutor(Executor, Protocol):
     """An executor with a kernel that draws from logits that the host has changed, such as by a grammar."""
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
-        """A token for each row: [rows], valid until the next call. logits: [rows, vocabulary], finite somewhere."""
+        """A token for each row: [rows]. logits: [rows, vocabulary], finite somewhere."""
         ...
 
 

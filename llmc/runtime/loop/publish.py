@@ -40,7 +40,8 @@ def drawing_of(executor: Executor) -> DrawRows | None:
 def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> StepResults:
     """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
     choices = [request.choice for request in plan.decodes]
-    choices += [chunk.request.choice for chunk in plan.chunks for _ in range(chunk.logit_rows)]
+    for chunk in plan.chunks:
+        choices += ahead(chunk.request.choice, chunk.logit_rows)
     if not any(choices):
         return compute(executor, step)
     given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
@@ -50,32 +51,43 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     return _DeviceResults(executor, chosen, choices)
 
 
-def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Sequence[int | RequestError]:
-    """Give every request its logits, or the token that was chosen from them for it, and advance the chunks.
+def ahead(choice: RowChoice | None, rows: int) -> list[RowChoice | None]:
+    """How to choose the next token, and those after it if drafts come true."""
+    if choice is None or choice is BEST:
+        return [choice] * rows
+    return [choice._replace(counters=choice.counters + i) for i in range(rows)]
 
-    Returns what the decodes got, in order, and perhaps more.
+
+def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Sequence[int | RequestError]:
+    """Give every request its logits, or the tokens that were chosen from them for it, and advance the chunks.
+
+    A request with drafts gets a token for as long as the one before it was the draft: those that it would have got one
+    by one. Returns what the decodes got, in order, and perhaps more.
     """
-    batch = plan.decodes.copy()
+    batch: list[SampledRequest] = plan.decodes.copy()
     rows = list(range(len(batch)))
     readers: list[tuple[Chunk, int]] = []
+    drafted: list[tuple[Chunk, SampledRequest, int]] = []
     row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
-        scheduler.advance(chunk)
+        if not chunk.drafts:
+            scheduler.advance(chunk, chunk.tokens)
         if not chunk.logit_rows:
             continue  # The request goes on prefilling; whether this chunk came out well shows in later logits.
         if isinstance(request, SampledRequest) and request.is_steady:
             batch.append(request)
             rows.append(row)
+            if chunk.drafts:
+                drafted.append((chunk, request, row))
         else:
             readers.append((chunk, row))
         row += chunk.logit_rows
-    tokens = results.tokens([request.sampler for request in batch], rows)
-    for request, row, token in zip(batch, rows, tokens, strict=True):
-        if isinstance(token, int):
-            request.accept(token, results, row)
-        else:
-            request.fail(token)
+    tokens = _give(batch, rows, results)
+    _follow_drafts(drafted, results)
+    for chunk, request, _ in drafted:
+        scheduler.advance(chunk, len(request.tokens) - chunk.start - 1)
+    for request, row in zip(batch, rows, strict=True):
         if request.finished or row >= decodes:
             scheduler.settle(request)
     for chunk, row in readers:
@@ -84,6 +96,35 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
         request.follow(scheduler)
         scheduler.settle(request)
     return tokens
+
+
+def _give(
+    requests: Sequence[SampledRequest], rows: Sequence[int], results: StepResults
+) -> Sequence[int | RequestError]:
+    """Each request's token from its row of logits."""
+    tokens = results.tokens([request.sampler for request in requests], rows)
+    for request, row, token in zip(requests, rows, tokens, strict=True):
+        if isinstance(token, int):
+            request.accept(token, results, row)
+        else:
+            request.fail(token)
+    return tokens
+
+
+def _follow_drafts(drafted: Sequence[tuple[Chunk, SampledRequest, int]], results: StepResults) -> None:
+    """Go on from row to row while the token that a request got is the next draft."""
+    index = 0
+    while drafted:
+        drafted = [
+            (chunk, request, row + 1)
+            for chunk, request, row in drafted
+            if index < len(chunk.drafts)
+            and not request.finished
+            and request.tokens[chunk.start + 1 + index :] == [chunk.drafts[index]]
+        ]
+        if drafted:
+            _give([request for _, request, _ in drafted], [row for *_, row in drafted], results)
+        index += 1
 
 
 @dataclass(frozen=True)

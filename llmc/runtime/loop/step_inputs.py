@@ -101,7 +101,7 @@ class StepInputs:
         request, size, stop, end = chunk.request, self._block_size, chunk.start + chunk.tokens, begin + chunk.tokens
         blocks = -(-stop // size)
         table[:blocks] = request.standing.blocks[:blocks]
-        self._input_ids[begin:end] = request.tokens[chunk.start : stop]
+        self._input_ids[begin:end] = chunk.token_ids
         self._positions[begin:end] = np.arange(chunk.start, stop)
         index, inside = np.divmod(self._positions[begin:end], size)
         self._slots[begin:end] = table[index] * size + inside

@@ -13,16 +13,25 @@ from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.speculation import Speculation
 
 
 class StepLoop:
     """Runs requests together on one executor; each step serves every request that fits in it.
 
     blocks: of the executor's KV cache. max_step_tokens: a lower budget of tokens a step than the engine's limit.
-    executor_seconds: of the last step, spent in the executor.
+    executor_seconds: of the last step, spent in the executor. speculation: what drafts tokens, if anything does.
     """
 
-    def __init__(self, executor: Executor, limits: Limits, blocks: int, max_step_tokens: int | None = None) -> None:
+    def __init__(
+        self,
+        executor: Executor,
+        limits: Limits,
+        blocks: int,
+        max_step_tokens: int | None = None,
+        speculation: Speculation | None = None,
+    ) -> None:
+        self.speculation = speculation
         self._executor = executor
         self._limits = limits
         self._max_step_tokens = max_step_tokens
@@ -31,7 +40,7 @@ class StepLoop:
         self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
         self._inputs = StepInputs(limits)
         self.pool = BlockPool(blocks)
-        self.scheduler = Scheduler(limits, self.pool, max_step_tokens)
+        self.scheduler = Scheduler(limits, self.pool, max_step_tokens, speculation=speculation)
         self.executor_seconds = 0.0
 
     def add(self, request: Request) -> None:
@@ -70,6 +79,8 @@ class StepLoop:
         self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler))
+        if self.speculation is not None:
+            self.speculation.observe(plan, self.executor_seconds)
         return plan
 
     def recover(self) -> bool:
@@ -85,4 +96,5 @@ class StepLoop:
 
     def renewed(self) -> StepLoop:
         """Another loop of the same executor, with no requests and no cached blocks."""
-        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens)
+        speculation = None if self.speculation is None else self.speculation.renewed()
+        return StepLoop(self._executor, self._limits, self.pool.count, self._max_step_tokens, speculation)

@@ -64,7 +64,7 @@ class Generation(SampledRequest):
         self._siblings = tuple(siblings)
         self._forks: list[Generation] = []
         self._ends = ending.eos_ids | ending.stop_ids
-        self._max_length = ending.max_length
+        self.most = ending.max_length
         self._may_complete = sampler.has_mask
 
     @property
@@ -89,7 +89,7 @@ class Generation(SampledRequest):
         if self.text is not None or self._may_complete:
             return self._append(token)
         self.tokens.append(token)
-        if token in self._ends or len(self.tokens) >= self._max_length:
+        if token in self._ends or len(self.tokens) >= self.most:
             self._end(token)
 
     def _note(self, token: int, logits: npt.NDArray[np.float32]) -> None:
@@ -108,7 +108,7 @@ class Generation(SampledRequest):
         """Finish if the last token says so, or the length, or the grammar."""
         if token in self._ends:
             self._finish("stop", None if token in self._ending.eos_ids else token)
-        elif len(self.tokens) >= self._max_length:
+        elif len(self.tokens) >= self.most:
             self._finish("length", None)
         elif self.sampler.is_complete:
             self._finish("stop", None)
@@ -132,7 +132,7 @@ class Generation(SampledRequest):
         """Choose the first token from the last row of the prompt's logits."""
         self.is_steady = True
         try:
-            if len(self.tokens) >= self._max_length:
+            if len(self.tokens) >= self.most:
                 # The blocks will be found by others, though nobody needs a token.
                 best = int(logits[-1].argmax())
                 check_finite(best, float(logits[-1][best]), self.sampler.dtype)

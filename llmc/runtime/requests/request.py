@@ -152,10 +152,13 @@ class SampledRequest(Request):
     """A request whose tokens `sampler` chooses.
 
     is_steady: from now on each step over its last token gives it exactly one more, by `accept`, or ends it. Until then
-    it reads its logits with `receive`.
+    it reads its logits with `receive`. prompt_tokens: how many of its tokens are the prompt's. most: how many it has at
+    the end, if nothing ends it earlier.
     """
 
     is_steady: bool
+    prompt_tokens: int
+    most: int
 
     def __init__(self, prompt: Sequence[int], sampler: Sampler, *, every_logit: bool, origin: Origin) -> None:
         super().__init__(prompt, every_logit=every_logit, origin=origin)

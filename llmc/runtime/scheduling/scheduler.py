@@ -14,7 +14,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 
 from llmc.program import Limits
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
@@ -23,7 +22,8 @@ from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
-from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
+from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
+from llmc.runtime.speculation.speculation import Speculation
 
 AGEING_SECONDS = 10.0
 
@@ -32,7 +32,8 @@ class Scheduler:
     """Requests waiting, running (holding blocks) or parked (running, with nothing to compute yet), and their pool.
 
     max_step_tokens: a lower budget of tokens a step than the engine's limit. ageing_seconds: how long a FREE request
-    waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them.
+    waits until it is as urgent as a PREMIUM one. clock: seconds, as Request.arrived counts them. speculation: what
+    drafts tokens that may come next; a request that has drafts is a chunk of its last token and of those.
     """
 
     def __init__(
@@ -43,8 +44,10 @@ class Scheduler:
         *,
         ageing_seconds: float = AGEING_SECONDS,
         clock: Callable[[], float] = time.monotonic,
+        speculation: Speculation | None = None,
     ) -> None:
         self._pool = pool
+        self._speculation = speculation
         self.prefix_cache = PrefixCache(pool, limits.block_size)
         self.preemptions = 0
         self._block_size = limits.block_size
@@ -58,6 +61,8 @@ class Scheduler:
         self._prefilling: dict[Request, None] = {}
         self._parked: dict[Request, None] = {}
         self._decoding = DecodeSet(limits.block_size)
+        # Steady requests that get drafts, by themselves: all of them, or none.
+        self._drafting: dict[Request, SampledRequest] = {}
         # Decoding requests that may share the block they write next.
         self._forked: list[Request] = []
         # Not more than a step has room for, so every decoding request is in every step.
@@ -70,12 +75,12 @@ class Scheduler:
     @property
     def idle(self) -> bool:
         """Whether no request is left."""
-        return not (self._decoding or self._prefilling or self._parked or self._premium or self._free)
+        return not (self._decoding or self._drafting or self._prefilling or self._parked or self.waiting)
 
     @property
     def running(self) -> int:
         """Requests that hold blocks, or are parked."""
-        return len(self._decoding) + len(self._prefilling) + len(self._parked)
+        return len(self._decoding) + len(self._drafting) + len(self._prefilling) + len(self._parked)
 
     @property
     def waiting(self) -> int:
@@ -119,7 +124,7 @@ class Scheduler:
 
     def remove(self, request: Request) -> None:
         """Forget a request and free its blocks at once; one that is gone already is no error."""
-        if request.decoding.place is not None:
+        if request.decoding.place is not None or request in self._drafting:
             self._stop_decoding(request)
         elif request in self._parked:
             self.prefix_cache.register(request)
@@ -129,12 +134,16 @@ class Scheduler:
         elif request.standing.is_waiting:
             self._queue_of(request).remove(request)
             request.standing.is_waiting = False
+        else:
+            return
         self._release(request)
         self._deadlines.drop(request)
+        if self._speculation is not None:
+            self._speculation.forget(request)
 
-    def advance(self, chunk: Chunk) -> None:
-        """The chunk's tokens have been computed."""
-        chunk.request.standing.computed += chunk.tokens
+    def advance(self, chunk: Chunk, tokens: int) -> None:
+        """So many of the chunk's tokens have been computed: all, but of those with drafts what came true."""
+        chunk.request.standing.computed += tokens
 
     def settle(self, request: Request) -> None:
         """Put a request where it belongs after a step in which it was not a plain decode; remove it if finished.
@@ -152,7 +161,7 @@ class Scheduler:
 
     def preempt_all(self) -> None:
         """Take every block back. The plan that was made last is not to be computed then."""
-        for request in [*self._decoding.requests(), *self._prefilling, *self._parked]:
+        for request in [*self._decoding.requests(), *self._drafting, *self._prefilling, *self._parked]:
             if request.standing.is_seated:
                 self._preempt(request)
 
@@ -168,16 +177,20 @@ class Scheduler:
         """
         self._number += 1
         preemptions = self.preemptions
-        draft = _Draft(self._budget - len(self._decoding), self._rows - len(self._decoding))
-        self._grow_decodes(draft)
+        if self._speculation is not None:
+            self._choose_who_drafts(self._speculation)
+        outline = StepOutline(self._budget - len(self._decoding), self._rows - len(self._decoding))
+        self._grow_decodes(outline)
+        if self._speculation is not None and self._drafting:
+            self._extend_with_drafts(self._speculation, outline)
         for request in self._by_urgency():
             if request.standing.is_seated:
-                self._extend(request, request.fitting(draft.tokens, draft.rows), draft)
+                self._extend(request, request.fitting(outline.tokens, outline.rows), outline)
         if self._free_seats and preemptions == self.preemptions:
             self._now = self._clock()
-            while self._free_seats and self._start_next(draft):
+            while self._free_seats and self._start_next(outline):
                 pass
-        decodes, chunks = self._decoding.requests(), draft.chunks
+        decodes, chunks = self._decoding.requests(), outline.chunks
         if preemptions != self.preemptions:
             # Those that gave way are among them, perhaps.
             chunks = [c for c in chunks if c.request.standing.is_seated]
@@ -186,7 +199,7 @@ class Scheduler:
             is_stuck = self._parked and self.waiting and self._preempt_parked()
             if is_stuck or preemptions != self.preemptions:
                 return self.schedule()
-        return StepPlan(decodes, chunks, draft.copies, draft.grown, self._decoding.take_entered())
+        return StepPlan(decodes, chunks, outline.copies, outline.grown, self._decoding.take_entered())
 
     def _by_urgency(self) -> list[Request]:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
@@ -195,28 +208,53 @@ class Scheduler:
             requests.sort(key=lambda r: (r.pending > 1, not self._is_urgent(r), r.standing.sequence))
         return requests
 
-    def _grow_decodes(self, draft: _Draft) -> None:
+    def _grow_decodes(self, outline: StepOutline) -> None:
         """Give the decoding requests the blocks that they write next."""
         cohort = self._decoding.cohort(self._number)
         if len(cohort) <= self._pool.available:
             if cohort:
                 for request, block in zip(cohort, self._pool.allocate(len(cohort)), strict=True):
                     request.standing.blocks.append(block)
-                draft.grown.extend(cohort)
+                outline.grown.extend(cohort)
         else:
             for request in list(cohort):
-                if request.decoding.place is not None and self._grow(request, 1, draft):
-                    draft.grown.append(request)
+                if request.decoding.place is not None and self._grow(request, 1, outline):
+                    outline.grown.append(request)
         if self._forked:
             forked, self._forked = self._forked, []
             for request in forked:
-                if request.decoding.place is not None and self._grow(request, 1, draft):
+                if request.decoding.place is not None and self._grow(request, 1, outline):
                     self._decoding.note_exchange(request)
 
-    def _start_next(self, draft: _Draft) -> bool:
+    def _choose_who_drafts(self, speculation: Speculation) -> None:
+        """All steady requests or none: drafts pay, or they do not, by how many there are."""
+        if speculation.pays(len(self._decoding) + len(self._drafting), min(self._budget, self._rows)):
+            for request in self._decoding.requests() if self._decoding else ():
+                self._stop_decoding(request)
+                self._drafting[request] = request
+        else:
+            for request in self._drafting.values():
+                blocks = request.standing.blocks
+                while len(blocks) > self._blocks_for(request.computed):  # One that decodes has no others.
+                    self._pool.release((blocks.pop(),))
+                self._decoding.add(request, self._number)
+            self._drafting.clear()
+
+    def _extend_with_drafts(self, speculation: Speculation, outline: StepOutline) -> None:
+        """Each drafting request's last token, and drafts as far as the step and the pool have room for them."""
+        requests = list(self._drafting.values())
+        drafts = speculation.propose(requests, min(outline.tokens, outline.rows) - len(requests))
+        for request, found in zip(requests, drafts, strict=True):
+            if request.standing.is_seated:
+                missing = self._blocks_for(len(request.tokens) + len(found)) - len(request.standing.blocks)
+                proposed = found if missing < self._pool.available else ()
+                if self._grow(request, 1 + len(proposed), outline):
+                    outline.include(request, 1 + len(proposed), proposed)
+
+    def _start_next(self, outline: StepOutline) -> bool:
         """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
         queue = self._next_queue()
-        if queue is None or not draft.tokens:
+        if queue is None or not outline.tokens:
             return False
         request = queue[0]
         own, pool = request.standing, self._pool
@@ -225,11 +263,11 @@ class Scheduler:
         missing = self._blocks_for(len(request.tokens)) - known
         revived = sum(not pool.holders(block) for block in found) if found else 0
         # With rows and tokens left, the running ones have got all that they want.
-        promised = 0 if draft.rows else self._promised()
+        promised = 0 if outline.rows else self._promised()
         if missing + revived + promised > pool.available:
             return False
         own.computed = known * self._block_size
-        count = request.fitting(draft.tokens, draft.rows)
+        count = request.fitting(outline.tokens, outline.rows)
         if not count:
             own.computed = 0
             return False
@@ -244,7 +282,7 @@ class Scheduler:
             own.started = self._now
             own.cached_tokens = own.computed
         self._prefilling[request] = None
-        draft.include(request, count)
+        outline.include(request, count)
         return True
 
     def _queue_of(self, request: Request) -> deque[Request]:
@@ -256,12 +294,12 @@ class Scheduler:
             return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
         return premium or free or None
 
-    def _extend(self, request: Request, count: int, draft: _Draft) -> None:
+    def _extend(self, request: Request, count: int, outline: StepOutline) -> None:
         """Give the request's next `count` tokens blocks and a place in the step."""
-        if count > 0 and self._grow(request, count, draft):
-            draft.include(request, count)
+        if count > 0 and self._grow(request, count, outline):
+            outline.include(request, count)
 
-    def _grow(self, request: Request, count: int, draft: _Draft) -> bool:
+    def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
         pool, blocks, computed = self._pool, request.standing.blocks, request.computed
         index, end = computed // self._block_size, self._blocks_for(computed + count)
@@ -276,7 +314,7 @@ class Scheduler:
                 return False
         if is_shared:
             (own,) = pool.allocate(1)
-            draft.copies[own] = blocks[index]
+            outline.copies[own] = blocks[index]
             pool.release((blocks[index],))
             blocks[index] = own
         if missing:
@@ -285,7 +323,7 @@ class Scheduler:
 
     def _victim(self) -> Request:
         """The youngest of the least urgent requests that hold blocks."""
-        holding: list[Request] = [*self._decoding.requests()]
+        holding: list[Request] = [*self._decoding.requests(), *self._drafting]
         holding += [r for group in (self._prefilling, self._parked) for r in group if r.standing.is_seated]
         return self._least_urgent(holding)
 
@@ -297,7 +335,7 @@ class Scheduler:
         if victim in self._parked:
             self._release(victim)
             return
-        if victim.decoding.place is not None:
+        if victim.decoding.place is not None or victim in self._drafting:
             self._stop_decoding(victim)
         else:
             del self._prefilling[victim]
@@ -311,8 +349,9 @@ class Scheduler:
         return bool(holding)
 
     def _stop_decoding(self, request: Request) -> None:
-        request.standing.computed = request.computed
-        self._decoding.remove(request)
+        if self._drafting.pop(request, None) is None:
+            request.standing.computed = request.computed
+            self._decoding.remove(request)
         self.prefix_cache.register(request)
 
     def _release(self, request: Request) -> None:
@@ -340,7 +379,10 @@ class Scheduler:
     def _place(self, request: Request) -> None:
         pending = request.pending
         if pending == 1 and isinstance(request, SampledRequest) and request.is_steady:
-            self._decoding.add(request, self._number + 1)
+            if self._drafting:
+                self._drafting[request] = request
+            else:
+                self._decoding.add(request, self._number + 1)
         else:
             (self._prefilling if pending else self._parked)[request] = None
 
@@ -356,21 +398,3 @@ class Scheduler:
     def _promised(self) -> int:
         """Blocks that running requests still need for the tokens they have: a new request must not take those."""
         return sum([max(0, self._blocks_for(len(r.tokens)) - len(r.standing.blocks)) for r in self._prefilling])
-
-
-@dataclass(slots=True)
-class _Draft:
-    """A step that is being planned, but for its decodes. tokens, rows: how many more it has room for."""
-
-    tokens: int
-    rows: int
-    chunks: list[Chunk] = field(default_factory=list)
-    copies: dict[int, int] = field(default_factory=dict)
-    grown: list[Request] = field(default_factory=list)
-
-    def include(self, request: Request, count: int) -> None:
-        """The request's next `count` tokens, and the rows of logits that it wants after them."""
-        rows = request.logit_rows(count)
-        self.chunks.append(Chunk(request, request.computed, count, rows))
-        self.tokens -= count
-        self.rows -= rows

@@ -2,19 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llmc.runtime.requests.request import Request, SampledRequest
 
 
 class Chunk(NamedTuple):
-    """So many tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them."""
+    """So many tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them.
+
+    drafts: tokens that may follow the request's own, the last ones of the chunk; logits are wanted of each and of the
+    token before them.
+    """
 
     request: Request
     start: int
     tokens: int
     logit_rows: int
+    drafts: Sequence[int] = ()
+
+    @property
+    def token_ids(self) -> list[int]:
+        """Of the chunk's tokens, drafts among them."""
+        return [*self.request.tokens[self.start : self.start + self.tokens - len(self.drafts)], *self.drafts]
 
 
 class StepPlan(NamedTuple):
@@ -38,3 +49,21 @@ class StepPlan(NamedTuple):
         """The decodes as chunks, then the chunks. Before the step is published."""
         yield from (Chunk(request, request.computed, 1, 1) for request in self.decodes)
         yield from self.chunks
+
+
+@dataclass(slots=True)
+class StepOutline:
+    """A step that is being planned, but for its decodes. tokens, rows: how many more it has room for."""
+
+    tokens: int
+    rows: int
+    chunks: list[Chunk] = field(default_factory=list)
+    copies: dict[int, int] = field(default_factory=dict)
+    grown: list[Request] = field(default_factory=list)
+
+    def include(self, request: Request, count: int, drafts: Sequence[int] = ()) -> None:
+        """The request's next `count` tokens, drafts among them, and the rows of logits that it wants after them."""
+        rows = count if drafts else request.logit_rows(count)
+        self.chunks.append(Chunk(request, request.computed, count, rows, drafts))
+        self.tokens -= count
+        self.rows -= rows

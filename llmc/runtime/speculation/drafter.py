@@ -9,14 +9,10 @@ from llmc.runtime.requests.request import SampledRequest
 
 
 class Drafter(Protocol):
-    """Knows requests by what they have said; see llmc/runtime/speculation/speculation.py for who asks."""
+    """Guesses from the tokens that requests have, which only grow; it sees them when it is asked."""
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
         """For each request at most so many tokens that may follow its tokens; () for none."""
-        ...
-
-    def observe(self, request: SampledRequest, tokens: int) -> None:
-        """So many tokens have been appended to request.tokens."""
         ...
 
     def forget(self, request: SampledRequest) -> None:

@@ -23,9 +23,6 @@ class NgramDrafter:
         """What followed each request's last tokens where they were last seen."""
         return [self._drafts(request, count) if count else () for request, count in zip(requests, most, strict=True)]
 
-    def observe(self, request: SampledRequest, tokens: int) -> None:
-        """Tokens are indexed when drafts are asked for: who gets none pays nothing."""
-
     def forget(self, request: SampledRequest) -> None:
         """Nothing is learnt from one request for another."""
         self._indexes.pop(request, None)

@@ -19,10 +19,9 @@ _READ_AT_ONCE = 2048
 
 @dataclass(slots=True)
 class _Own:
-    """What is known of a request. begin: of what it wrote. read: tokens that are in the automaton."""
+    """What is known of a request. read: tokens that are in the automaton."""
 
     automaton: SuffixAutomaton
-    begin: int
     read: int = 0
 
 
@@ -41,23 +40,13 @@ class SuffixDrafter:
         """The likeliest continuation of each request, of itself or of earlier answers."""
         return [self._drafts(request, count) if count else () for request, count in zip(requests, most, strict=True)]
 
-    def observe(self, request: SampledRequest, tokens: int) -> None:
-        """Note where its answer begins; its tokens are read when drafts are asked for."""
-        if request not in self._own:
-            self._start(request, len(request.tokens) - tokens)
-
     def forget(self, request: SampledRequest) -> None:
         """What it wrote is kept for those with the same salt."""
-        own = self._own.pop(request, None)
-        if own is not None:
-            self._earlier.add(request.salt, request.tokens[own.begin :])
-
-    def _start(self, request: SampledRequest, begin: int) -> _Own:
-        own = self._own[request] = _Own(SuffixAutomaton(self._depth), begin)
-        return own
+        self._own.pop(request, None)
+        self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 
     def _drafts(self, request: SampledRequest, most: int) -> Sequence[int]:
-        own = self._own.get(request) or self._start(request, len(request.tokens))
+        own = self._own.setdefault(request, _Own(SuffixAutomaton(self._depth)))
         tokens = request.tokens
         begin, own.read = own.read, min(own.read + _READ_AT_ONCE, len(tokens))
         own.automaton.extend(tokens[begin : own.read])

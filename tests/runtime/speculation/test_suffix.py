@@ -98,9 +98,7 @@ def drafter(*, answers: int = 10, depth: int = 24) -> SuffixDrafter:
 def answer(made: SuffixDrafter, salt: bytes | None, output: Sequence[int]) -> None:
     """Serve a request that writes this after the prompt 90, 91."""
     request = Counted([90, 91], len(output), salt=salt)
-    for token in output:
-        request.tokens.append(token)
-        made.observe(request, 1)
+    request.tokens += output
     made.forget(request)
 
 
@@ -141,7 +139,6 @@ def test_a_request_that_failed_teaches_nobody() -> None:
     made = drafter()
     request = Counted([90], 8, salt=ALICE)
     request.tokens += [1, 2, 3]
-    made.observe(request, 3)
     request.salt = None
     made.forget(request)
     assert drafts(made, ALICE, [1, 2]) == []

@@ -1,0 +1,86 @@
+"""Who drafts, how much, and what came of it. Answers never depend on it: see docs/speculation.md."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.gate import Gate
+
+
+@dataclass(slots=True)
+class SpeculationCounts:
+    """drafts: proposals, of one or more tokens. accepted_at: drafts that came true, by place, from the first on."""
+
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_at: list[int] = field(default_factory=list)
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafts that came true."""
+        return sum(self.accepted_at)
+
+
+class Speculation:
+    """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most."""
+
+    def __init__(self, new_drafter: Callable[[], Drafter], most: int, new_gate: Callable[[int], Gate] = Gate) -> None:
+        self._new_drafter, self._new_gate = new_drafter, new_gate
+        self._drafter = new_drafter()
+        self._gate = new_gate(most)
+        self._most = 0
+        self.counts = SpeculationCounts(accepted_at=[0] * most)
+
+    @property
+    def gate(self) -> Gate:
+        """What decides how many drafts there are."""
+        return self._gate
+
+    def renewed(self) -> Speculation:
+        """The same for a loop without requests; nothing is known of what the old one's wrote."""
+        return Speculation(self._new_drafter, len(self.counts.accepted_at), self._new_gate)
+
+    def pays(self, requests: int, room: int) -> bool:
+        """Whether so many requests should get drafts in the next step, which has room for so many tokens."""
+        self._most = self._gate.drafts(requests, room) if requests else self._most
+        return self._most > 0
+
+    def propose(self, requests: Sequence[SampledRequest], room: int) -> list[Sequence[int]]:
+        """Drafts for each request, so many in all at the most, and none that its own end would cut off."""
+        most = []
+        for request in requests:
+            count = max(0, min(self._most, room, request.most - len(request.tokens) - 1))
+            most.append(count)
+            room -= count
+        return self._drafter.propose(requests, most)
+
+    def observe(self, plan: StepPlan, seconds: float) -> None:
+        """The plan's step took so long, and its requests have got their tokens."""
+        is_decoding = True
+        tokens = len(plan.decodes)
+        for chunk in plan.chunks:
+            request = chunk.request
+            tokens += chunk.tokens
+            if not (chunk.tokens == 1 + len(chunk.drafts) and isinstance(request, SampledRequest)):
+                is_decoding = False
+                continue
+            if chunk.drafts:
+                self._count(len(chunk.drafts), max(0, len(request.tokens) - chunk.start - 2))
+        if is_decoding:
+            self._gate.note_step(tokens, seconds)
+
+    def forget(self, request: Request) -> None:
+        """The request has ended, or was dropped."""
+        if isinstance(request, SampledRequest):
+            self._drafter.forget(request)
+
+    def _count(self, proposed: int, accepted: int) -> None:
+        self.counts.drafts += 1
+        self.counts.draft_tokens += proposed
+        for index in range(accepted):
+            self.counts.accepted_at[index] += 1
+        self._gate.note_drafts(proposed, accepted)

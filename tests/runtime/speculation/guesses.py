@@ -1,0 +1,41 @@
+"""A drafter that knows what comes next, and is wrong as often as a test wants."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Sequence
+
+from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.gate import Gate
+
+
+class Guesses:
+    """truth: the token after these. Each draft is it with probability `right`, else any of the vocabulary. least: how
+    many it gives, where so many are asked for."""
+
+    def __init__(
+        self, truth: Callable[[Sequence[int]], int], vocabulary: int, right: float = 0.7, least: int = 0
+    ) -> None:
+        self._truth, self._vocabulary, self._right, self._least = truth, vocabulary, right, least
+        self._random = random.Random(0)
+        self.forgotten: list[SampledRequest] = []
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
+        found: list[Sequence[int]] = []
+        for request, count in zip(requests, most, strict=True):
+            tokens = list(request.tokens)
+            for _ in range(self._random.randint(min(self._least, count), count)):
+                is_right = self._random.random() < self._right
+                tokens.append(self._truth(tokens) if is_right else self._random.randrange(self._vocabulary))
+            found.append(tokens[len(request.tokens) :])
+        return found
+
+    def forget(self, request: SampledRequest) -> None:
+        self.forgotten.append(request)
+
+
+class Open(Gate):
+    """As many drafts as there is room for, however long steps take."""
+
+    def drafts(self, requests: int, room: int) -> int:
+        return max(0, min(self.most, room // requests - 1))

@@ -1,0 +1,114 @@
+"""Speculation never changes an answer: tokens, texts, log-probabilities and reasons are the same, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from llmc import Engine, SamplingParams, load
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind
+from llmc.runtime.loop import step_loop
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.completion import Completion
+from llmc.runtime.speculation.speculation import Speculation
+from tests.runtime.speculation.guesses import Guesses, Open
+
+PROMPTS = ("KING RICHARD:", "The", "My lord, my lord, my lord, my lord, I", "First Citizen:\nBefore we proceed")
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.8, "seed": 3},
+    "top_p": {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 4},
+    "penalties": {"temperature": 0.7, "seed": 5, "presence_penalty": 0.6, "repetition_penalty": 1.2},
+    "greedy penalties": {"temperature": 0.0, "frequency_penalty": 0.8},
+    "grammar": {"temperature": 0.9, "seed": 6, "grammar": Grammar(GrammarKind.REGEX, "[a-z ]{3,60}\\.")},
+    "logprobs": {"temperature": 0.6, "seed": 7, "logprobs": 3},
+    "stop": {"temperature": 0.0, "stop": ["\n", "lord"]},
+    "stop ids": {"temperature": 0.8, "seed": 8, "stop_token_ids": [13, 199, 305]},
+    "choices": {"temperature": 0.9, "seed": 9, "n": 2},
+    "typical": {"temperature": 0.9, "seed": 10, "typical_p": 0.6},
+    "bias": {"temperature": 0.9, "seed": 11, "logit_bias": {40: 3.0}, "min_tokens": 5},
+}
+
+
+def asked() -> list[tuple[str, SamplingParams]]:
+    """Every option with every prompt."""
+    return [
+        (prompt, SamplingParams(max_tokens=24 + i, **values))
+        for i, prompt in enumerate(PROMPTS)
+        for values in OPTIONS.values()
+    ]
+
+
+def told(completion: Completion) -> object:
+    """All that a user sees."""
+    return [(c.text, c.token_ids, c.finish_reason, c.stop_reason, c.logprobs) for c in completion.choices]
+
+
+def plain(path: Path) -> tuple[list[object], dict[tuple[int, ...], set[tuple[int, ...]]]]:
+    """The answers without drafts, and by prompt all tokens that follow it."""
+    known: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
+    with load(path) as engine:
+        answers = []
+        for prompt, params in asked():
+            (answer,) = engine.generate(prompt, params)
+            answers.append(told(answer))
+            ids = tuple(engine.tokenize(prompt))
+            known.setdefault(ids, set()).update(choice.token_ids for choice in answer.choices)
+    return answers, known
+
+
+def truth(known: dict[tuple[int, ...], set[tuple[int, ...]]], tokens: Sequence[int]) -> int:
+    """What came next in one of the answers that begin so."""
+    for prompt, answers in known.items():
+        if tuple(tokens[: len(prompt)]) == prompt:
+            said = tuple(tokens[len(prompt) :])
+            for answer in answers:
+                if answer[: len(said)] == said and len(answer) > len(said):
+                    return answer[len(said)]
+    return 5
+
+
+@pytest.fixture
+def speculating(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """Loads engines whose requests get these drafts."""
+
+    def opened(path: Path, speculation: Speculation, **options: Any) -> Engine:
+        monkeypatch.setattr(step_loop, "StepLoop", partial(StepLoop, speculation=speculation))
+        return load(path, **options)
+
+    return opened
+
+
+@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
+def test_answers_are_those_without_drafts(draft_engine: Path, speculating: Any, right: float) -> None:
+    answers, known = plain(draft_engine)
+    speculation = Speculation(lambda: Guesses(partial(truth, known), 4096, right), 5, Open)
+    with speculating(draft_engine, speculation) as engine:
+        alone = [told(engine.generate(*each)[0]) for each in asked()]
+        assert alone == answers
+        counts = speculation.counts
+        if right:
+            assert counts.accepted_tokens > 0.4 * right * counts.draft_tokens > 100
+        prompts, params = zip(*asked(), strict=True)
+        assert [told(each) for each in engine.generate(prompts, params)] == answers, "among neighbours"
+    tight = Speculation(lambda: Guesses(partial(truth, known), 4096, right), 3, Open)
+    with speculating(draft_engine, tight, kv_cache_bytes=600_000, max_step_tokens=40, max_sequences=12) as engine:
+        assert [told(each) for each in engine.generate(prompts, params)] == answers, "with little room"
+        assert engine.loop.pool.used == 0
+
+
+def test_steps_are_fewer(draft_engine: Path, speculating: Any) -> None:
+    """Drafts that are right make six tokens of one step."""
+    greedy = SamplingParams(max_tokens=24, temperature=0.0)
+    with load(draft_engine) as engine:
+        known = {tuple(engine.tokenize(PROMPTS[0])): {engine.generate(PROMPTS[0], greedy)[0].choices[0].token_ids}}
+    speculation = Speculation(lambda: Guesses(partial(truth, known), 4096, 1.0, least=5), 5, Open)
+    with speculating(draft_engine, speculation) as engine:
+        engine.generate(PROMPTS[0], greedy)
+    counts = speculation.counts
+    assert counts.accepted_tokens == counts.draft_tokens >= 15
+    assert counts.accepted_at[0] == counts.drafts

@@ -1,0 +1,79 @@
+"""How many drafts there are, from what steps take and how often drafts come true."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from llmc.runtime.speculation.gate import Gate
+
+
+def settled(gate: Gate, requests: int, seconds: Callable[[int], float], right: float, steps: int = 400) -> list[int]:
+    """The numbers of drafts in so many steps of an engine that takes so long for so many tokens."""
+    found = []
+    for step in range(steps):
+        count = gate.drafts(requests, 512)
+        found.append(count)
+        for request in range(requests if count else 0):
+            accepted = 0
+            # A fixed sequence, right as often as asked.
+            while accepted < count and ((step * 7919 + request * 104729 + accepted * 31) % 1000) / 1000 < right:
+                accepted += 1
+            gate.note_drafts(count, accepted)
+        gate.note_step(requests * (1 + count), seconds(requests * (1 + count)))
+    return found
+
+
+def memory_bound(tokens: int) -> float:
+    """As long for one token as for ten, then in proportion."""
+    return max(1.0, tokens / 10)
+
+
+def test_good_drafts_pay_for_one_request_and_not_for_many() -> None:
+    assert settled(Gate(4), 1, memory_bound, 0.8)[-50:] == [4] * 50
+    many = settled(Gate(4), 32, memory_bound, 0.8)
+    assert sum(many[-200:]) <= 16, "tried again now and then, a few steps each"
+
+
+def test_as_many_drafts_as_are_free() -> None:
+    """Three requests have room for six drafts in ten tokens: two each."""
+    counts = settled(Gate(8), 3, lambda tokens: 1.0 if tokens <= 9 else tokens / 3, 0.8)
+    assert set(counts[-100:]) == {2}
+
+
+def test_random_drafts_end_soon_and_cost_little() -> None:
+    counts = settled(Gate(4), 1, lambda tokens: 1.0 + 0.02 * tokens, 0.0, 2000)
+    assert 0 in counts[:64] and counts[:64].index(0) <= 32
+    cost = sum(0.02 * count for count in counts) / (1.02 * len(counts))
+    assert cost < 0.03
+
+
+def test_drafts_come_again_when_load_falls_and_when_they_come_true() -> None:
+    gate = Gate(4)
+    assert settled(gate, 64, memory_bound, 0.9)[-1] == 0
+    assert settled(gate, 1, memory_bound, 0.9)[-1] == 4
+    assert settled(gate, 1, memory_bound, 0.0)[-1] == 0
+    assert settled(gate, 1, memory_bound, 0.9, 6000)[-1] == 4
+
+
+def test_a_step_that_was_held_up_counts_little() -> None:
+    gate = Gate(4)
+    settled(gate, 1, memory_bound, 0.8)
+    before = gate.seconds(5)
+    gate.note_step(5, 1000.0)
+    after = gate.seconds(5)
+    assert before is not None and after == pytest.approx(1.2 * before)
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(2, 1.0), (4, 2.0), (6, 2.0), (8, 4.0), (100, 4.0)])
+def test_steps_of_other_sizes_than_the_known_ones(tokens: int, seconds: float) -> None:
+    gate = Gate(4)
+    gate.note_step(4, 2.0)
+    gate.note_step(8, 4.0)
+    assert gate.seconds(tokens) == seconds
+
+
+def test_there_is_never_more_than_a_step_has_room_for() -> None:
+    gate = Gate(8)
+    assert [gate.drafts(requests, 16) for requests in (1, 4, 8, 16)] == [8, 3, 1, 0]
