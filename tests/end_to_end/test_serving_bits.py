@@ -156,7 +156,8 @@ def test_not_a_number_stays_in_its_request(tmp_path: Path) -> None:
 
 def test_llm_generates_chats_and_finds_its_engine_again(own_cache: Path) -> None:
     params = SamplingParams(max_tokens=8)
-    with LLM(MODEL, chat_template="plain", max_model_len=128) as model:
+    shipped = MODEL.parent / "bard-draft"
+    with LLM(shipped, chat_template="plain", max_model_len=128) as model:
         built = model.engine.path
         assert built.is_relative_to(own_cache)
         stamp = (built / "manifest.json").stat().st_mtime_ns
@@ -169,7 +170,7 @@ def test_llm_generates_chats_and_finds_its_engine_again(own_cache: Path) -> None
         assert "".join(piece.text for piece in model.stream_chat(talk, params)) == answer.text
         with pytest.raises(RequestError, match="a conversation is a list of messages"):
             model.chat("Hello", params)  # type: ignore[arg-type]
-    with LLM(MODEL, max_model_len=128, kv_memory=0.01) as model:
+    with LLM(shipped, max_model_len=128, kv_memory=0.01) as model:
         assert model.engine.path == built and (built / "manifest.json").stat().st_mtime_ns == stamp, "found, not built"
         assert model.generate(["ROMEO:", "KING"], params) == [one, other]
         with pytest.raises(RequestError, match="without a chat template"):
@@ -211,6 +212,6 @@ def test_the_key_is_the_same_in_every_process(own_cache: Path, tmp_path: Path) -
             text=True,
             check=True,
         ).stdout
-        for seed in range(3)
+        for seed in range(2)
     }
     assert len(keys) == 1 and len(set(keys.pop().split())) == 3

@@ -75,7 +75,7 @@ def test_rates_are_those_of_some_machine(
     launches: dict[tuple[str, ...], Arguments], cache: CacheSlot, kinds: set[str]
 ) -> None:
     rates = measured_rates(host_target(), 1, program(launches, cache))
-    assert rates.measured and 1e8 < rates.bandwidth < 1e13 and 0 <= rates.launch < 1e-2
+    assert rates.measured and 1e8 < rates.bandwidth < 1e13 and 0 <= rates.launch < 10
     assert set(rates.kinds) == kinds
     for name, kind in rates.kinds.items():
         assert 1e7 < kind.multiply < 1e13
