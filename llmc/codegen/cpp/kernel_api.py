@@ -27,6 +27,7 @@ _SCALARS: dict[str, Any] = {
     "float": ctypes.c_float,
     "void": None,
     "const char*": ctypes.c_char_p,
+    "LlmcReadRow": ctypes.c_void_p,
 }
 # Fields that are one of an enum's names, and what those start with.
 _ENUMERATED = {"activation": "LLMC_", "format": "LLMC_", "x_format": "LLMC_X_", "scale_type": "LLMC_SCALES_"}
@@ -58,8 +59,8 @@ class KernelApi:
 
 
 def enumerator(field: str, value: str) -> str:
-    """The name in C of an activation, format or type."""
-    return _ENUMERATED[field] + value.upper()
+    """The name in C of an activation, format or type, or of the function that reads rows."""
+    return f"llmc_rows_{value}" if field == "read" else _ENUMERATED[field] + value.upper()
 
 
 def field_names(struct: type[ctypes.Structure]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ Each row's functions are instantiated in C++ for every product and for lookups.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Any
 
@@ -103,6 +103,27 @@ def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | Non
     if groups > 1 and columns // groups % 16:
         return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
     return None
+
+
+# ---- rows ------------------------------------------------------------------------------------------------------------
+
+
+def rows(reader: str, *parts: str) -> Storage:
+    """A storage without products of its own: llmc_rows_`reader` of api.h yields its rows from these arguments of its
+    op, each stored in rows as it is."""
+
+    def where(call: Call) -> dict[str, Argument]:
+        stored = call.within("weight")
+        assert stored is not None
+        found: dict[str, Argument] = {"read": reader}
+        for index, name in enumerate(parts):
+            operand = stored.weight(name, Layout.ROWS)
+            found[f"part{index}"] = replace(operand, stride=stored.shape(name)[1])
+        return found
+
+    return Storage(
+        "row_", lambda call, gated: where(call), lambda call: ("row_embedding", where(call)), lambda node, parts: None
+    )
 
 
 # By the op that yields the weight; None for a dense one, which is no op's.

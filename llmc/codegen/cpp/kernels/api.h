@@ -119,6 +119,45 @@ typedef struct {
 void llmc_quantized_embedding_f32(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments);
 void llmc_quantized_embedding_bf16(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments);
 
+// ---- weights that a function yields row by row -------------------------------------------------------------------
+// For storages without products of their own: what a weight is stored as, in rows of `stride` elements, and a function
+// that writes elements k to k + count of a row of the weight. parts: in the order of the storage's row in storages.py.
+typedef struct {
+  const void* data;
+  int64_t stride;
+} LlmcStoredRows;
+typedef void (*LlmcReadRow)(const LlmcStoredRows* parts, int64_t row, int64_t k, int64_t count, float* to);
+
+// The products of LlmcLinear with such a weight [out, in]; gated: [2·out, in], gate's rows followed by up's.
+typedef struct {
+  int64_t tokens, in, out;
+  LlmcRows x;
+  LlmcReadRow read;
+  LlmcStoredRows part0, part1, part2, part3;
+  const float* bias;
+  LlmcRows residual;
+  LlmcRows y;
+  int32_t activation;
+  float scale;
+} LlmcRowLinear;
+void llmc_row_linear_f32(LlmcPool* pool, const LlmcRowLinear* arguments);
+void llmc_row_linear_bf16(LlmcPool* pool, const LlmcRowLinear* arguments);
+void llmc_row_gated_linear_f32(LlmcPool* pool, const LlmcRowLinear* arguments);
+void llmc_row_gated_linear_bf16(LlmcPool* pool, const LlmcRowLinear* arguments);
+void llmc_row_lm_head_f32(LlmcPool* pool, const LlmcRowLinear* arguments);
+void llmc_row_lm_head_bf16(LlmcPool* pool, const LlmcRowLinear* arguments);
+
+// y[t] = row ids[t] of such a table
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* ids;
+  LlmcReadRow read;
+  LlmcStoredRows part0, part1, part2, part3;
+  LlmcRows y;
+} LlmcRowEmbedding;
+void llmc_row_embedding_f32(LlmcPool* pool, const LlmcRowEmbedding* arguments);
+void llmc_row_embedding_bf16(LlmcPool* pool, const LlmcRowEmbedding* arguments);
+
 // ---- rows ------------------------------------------------------------------------------------------------------
 // y[t] = weight[ids[t]]; the weight row-major, or in the panels of a tied lm_head.   (llmc::embedding)
 typedef struct {
