@@ -40,9 +40,9 @@ class LLM:
 
     model: an engine directory, an Engine, or a Hugging Face directory, which is compiled when it is first used and
     found in the engine cache from then on. target and build_options: for that, as in llmc.compile; an engine that was
-    not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes: as in llmc.load, so
-    not for an Engine, which is loaded. chat_template: a template's text, a Jinja file, or the name of a built-in
-    template; default is the model's own. Raises LlmcError.
+    not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes, speculation: as in
+    llmc.load, so not for an Engine, which is loaded. chat_template: a template's text, a Jinja file, or the name of a
+    built-in template; default is the model's own. Raises LlmcError.
     """
 
     __signature__ = _Signature()
@@ -57,12 +57,13 @@ class LLM:
         kv_memory: float | None = None,
         prefix_cache: bool = True,
         output_cache_bytes: int = 0,
+        speculation: str | Mapping[str, object] | None = None,
         chat_template: str | None = None,
         **build_options: Unpack[BuildKeywords],
     ) -> None:
         if isinstance(model, Engine):
             self._engine = model
-            _refuse_load_options(threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes)
+            _refuse_load_options(threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes, speculation)
             check_follows(model.path, target, build_options)
         else:
             self._engine = load(
@@ -72,6 +73,7 @@ class LLM:
                 kv_memory=kv_memory,
                 prefix_cache=prefix_cache,
                 output_cache_bytes=output_cache_bytes,
+                speculation=speculation,
             )
         self._chat_template = chat_template
         if chat_template is not None:
@@ -171,6 +173,7 @@ def _refuse_load_options(
     kv_memory: float | None,
     prefix_cache: bool,
     output_cache_bytes: int,
+    speculation: str | Mapping[str, object] | None,
 ) -> None:
     given = {
         "threads": threads is not None,
@@ -178,6 +181,7 @@ def _refuse_load_options(
         "kv_memory": kv_memory is not None,
         "prefix_cache": not prefix_cache,
         "output_cache_bytes": bool(output_cache_bytes),
+        "speculation": speculation is not None,
     }
     for name, is_given in given.items():
         if is_given:

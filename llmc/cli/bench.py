@@ -15,6 +15,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from llmc.cli.bench_table import summary_table
 from llmc.cli.help_text import GroupHelp, VerbHelp
 from llmc.cli.missing_package import require_extra
+from llmc.cli.opening_options import SpeculativeConfig
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.errors import LlmcError, OptionError
@@ -108,6 +109,7 @@ def bench_throughput(
     prefix_len: PrefixLen = 0,
     prefix_groups: PrefixGroups = 1,
     threads: Threads = None,
+    speculative_config: SpeculativeConfig = None,
     seed: Seed = 0,
     json_file: Json = None,
 ) -> None:
@@ -118,7 +120,7 @@ def bench_throughput(
 
     shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
     check_output(json_file)
-    with load(engine, threads=threads) as opened:
+    with load(engine, threads=threads, speculation=speculative_config) as opened:
         _check_fits(shape, opened.limits.max_model_len)
         requests = make_requests(shape, num_prompts, opened.info.vocab_size, seed)
         params = [SamplingParams(max_tokens=request.output_len, ignore_eos=True) for request in requests]
@@ -152,6 +154,7 @@ def bench_latency(
     iterations: Annotated[int, typer.Option(help="measured batches", min=1)] = 10,
     warmup: Annotated[int, typer.Option(help="batches before, not measured", min=0)] = 2,
     threads: Threads = None,
+    speculative_config: SpeculativeConfig = None,
     seed: Seed = 0,
     json_file: Json = None,
 ) -> None:
@@ -164,7 +167,10 @@ def bench_latency(
     shape = PromptShape(input_len=input_len, output_len=output_len)
     check_output(json_file)
     seconds: list[float] = []
-    with load(engine, threads=threads) as opened, _progress("batches", warmup + iterations) as advance:
+    with (
+        load(engine, threads=threads, speculation=speculative_config) as opened,
+        _progress("batches", warmup + iterations) as advance,
+    ):
         _check_fits(shape, opened.limits.max_model_len)
         params = SamplingParams(max_tokens=output_len, ignore_eos=True)
         for iteration in range(warmup + iterations):

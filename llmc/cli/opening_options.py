@@ -13,6 +13,11 @@ from llmc.cli.completion import complete_executors
 if TYPE_CHECKING:
     from llmc.runtime.engine import Engine
 
+SpeculativeConfig = Annotated[
+    str | None,
+    Option(metavar="JSON", help='what drafts tokens ahead, such as {"method": "ngram", "num_speculative_tokens": 4}'),
+]
+
 
 @dataclass(frozen=True, kw_only=True)
 class OpeningOptions:
@@ -27,12 +32,16 @@ class OpeningOptions:
             autocompletion=complete_executors,
         ),
     ] = None
+    speculative_config: SpeculativeConfig = None
 
     def check(self) -> None:
         """Before anything is built. Raises OptionError."""
         from llmc.runtime.executors.opening import check_executor_name
+        from llmc.runtime.speculation.config import parse_speculative_config
         from llmc.runtime.threads import thread_count
 
+        if self.speculative_config is not None:
+            parse_speculative_config(self.speculative_config)
         thread_count(self.threads)
         if self.executor is not None:
             check_executor_name(self.executor)
@@ -43,4 +52,4 @@ class OpeningOptions:
         from llmc.runtime.loading import load
 
         name = None if self.executor is None else check_executor_name(self.executor)
-        return load(engine, threads=self.threads, executor=name)
+        return load(engine, threads=self.threads, executor=name, speculation=self.speculative_config)

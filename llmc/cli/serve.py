@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Container
 from dataclasses import replace
 from pathlib import Path
@@ -45,7 +46,11 @@ def config_values(path: Path, known: Container[str]) -> dict[str, Any]:
         ) from None
     if not isinstance(content, dict):
         raise OptionError("the configuration is not a mapping of flags to values", at=path, fix="write `port: 8000`")
-    values = {str(name).replace("-", "_"): value for name, value in content.items()}
+    # A flag whose value is JSON may be a mapping of YAML's as well.
+    values = {
+        str(name).replace("-", "_"): json.dumps(value) if isinstance(value, dict) else value
+        for name, value in content.items()
+    }
     for name in values:
         if name not in known or name == "config":
             raise OptionError(f"the configuration has an unknown flag {name!r}", at=path, fix="see `llmc serve --help`")

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any, ClassVar
 
 from typer import Option
 
+from llmc.cli.opening_options import SpeculativeConfig
 from llmc.settings import settings
 
 if TYPE_CHECKING:
@@ -84,6 +85,7 @@ class CapacityOptions:
     enable_prefix_caching: Annotated[
         bool, Option("--enable-prefix-caching/--no-enable-prefix-caching", help="reuse common beginnings")
     ] = True
+    speculative_config: SpeculativeConfig = None
     output_cache_bytes: Annotated[int, Option(help="keep finished deterministic outputs; 0 keeps none")] = 0
     response_store_bytes: Annotated[
         int, Option(help="of what /v1/responses keeps for previous_response_id; 0 keeps none")

@@ -252,7 +252,13 @@ def test_what_users_see_says_in_one_line_what_it_is(engine: Engine) -> None:
 
 def test_a_loaded_engine_is_used_as_it_was_loaded(engine: Engine) -> None:
     assert LLM(engine).generate("A king", max_tokens=3) == engine.generate("A king", max_tokens=3)
-    for more in ({"threads": 1}, {"kv_memory": 0.5}, {"prefix_cache": False}, {"output_cache_bytes": 5}):
-        given: dict[str, Any] = more
+    changes: list[dict[str, Any]] = [
+        {"threads": 1},
+        {"kv_memory": 0.5},
+        {"prefix_cache": False},
+        {"output_cache_bytes": 5},
+        {"speculation": {}},
+    ]
+    for given in changes:
         with pytest.raises(OptionError, match="came beside an engine that is loaded already"):
             LLM(engine, **given)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import OptionError
+from llmc.runtime.speculation.config import parse_speculative_config
 
 UNKNOWN_FIELDS = ("error", "warn")
 LOG_LEVELS = ("critical", "error", "warning", "info", "debug", "trace")
@@ -19,7 +20,8 @@ class ServeOptions:
     served_model_name: what requests call the model; default the directory's name. max_model_len, max_num_seqs,
     max_num_batched_tokens: lower limits than the engine was built with. gpu_memory_utilization: the KV cache's share of
     the free memory, of the GPU or of this machine; kv_cache_memory_bytes: its size instead. enable_prefix_caching:
-    reuse the keys and values of prompts with a common beginning. output_cache_bytes: of the cache of finished
+    reuse the keys and values of prompts with a common beginning. speculative_config: what drafts tokens, as JSON.
+    output_cache_bytes: of the cache of finished
     deterministic outputs, 0 for none. response_store_bytes: of what /v1/responses keeps, 0 for nothing;
     response_store_seconds: how long. chat_template: a file, or a name of BUILT_IN; default the model's.
     tool_call_parser: how the model writes tool calls; default what its template says. reasoning_parser: the tags of
@@ -45,6 +47,7 @@ class ServeOptions:
     gpu_memory_utilization: float | None = None
     kv_cache_memory_bytes: int | None = None
     enable_prefix_caching: bool = True
+    speculative_config: str | None = None
     output_cache_bytes: int = 0
     response_store_bytes: int = 64 << 20
     response_store_seconds: float = 86_400.0
@@ -77,6 +80,8 @@ class ServeOptions:
         self._check("output_cache_bytes", self.output_cache_bytes >= 0, "0 or more")
         self._check("response_store_bytes", self.response_store_bytes >= 0, "0 or more")
         self._check("response_store_seconds", self.response_store_seconds > 0, "more than 0")
+        if self.speculative_config is not None:
+            parse_speculative_config(self.speculative_config)
         share = self.gpu_memory_utilization
         self._check("gpu_memory_utilization", share is None or 0 < share <= 1, "a share from above 0 to 1")
         for name in ("max_model_len", "max_num_seqs", "max_num_batched_tokens", "kv_cache_memory_bytes", "max_waiting"):

@@ -119,6 +119,7 @@ def _load(options: ServeOptions) -> Engine:
         max_sequences=options.max_num_seqs,
         max_step_tokens=options.max_num_batched_tokens,
         prefix_cache=options.enable_prefix_caching,
+        speculation=options.speculative_config,
         output_cache_bytes=options.output_cache_bytes,
     )
     if options.max_model_len is not None and options.max_model_len > engine.limits.max_model_len:

@@ -77,7 +77,10 @@ def speculating(monkeypatch: pytest.MonkeyPatch) -> Any:
     """Loads engines whose requests get these drafts."""
 
     def opened(path: Path, speculation: Speculation, **options: Any) -> Engine:
-        monkeypatch.setattr(step_loop, "StepLoop", partial(StepLoop, speculation=speculation))
+        def loop(*arguments: Any, **named: Any) -> StepLoop:
+            return StepLoop(*arguments, **{**named, "speculation": speculation})
+
+        monkeypatch.setattr(step_loop, "StepLoop", loop)
         return load(path, **options)
 
     return opened
