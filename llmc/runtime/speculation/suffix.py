@@ -41,12 +41,14 @@ class SuffixDrafter:
         return [self._drafts(request, count) if count else () for request, count in zip(requests, most, strict=True)]
 
     def forget(self, request: SampledRequest) -> None:
-        """What it wrote is kept for those with the same salt."""
-        self._own.pop(request, None)
-        self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
+        """What it wrote is kept for those with the same salt: once, and not if nobody ever asked for its drafts."""
+        if self._own.pop(request, None) is not None:
+            self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 
     def _drafts(self, request: SampledRequest, most: int) -> Sequence[int]:
-        own = self._own.setdefault(request, _Own(SuffixAutomaton(self._depth)))
+        own = self._own.get(request)
+        if own is None:
+            own = self._own[request] = _Own(SuffixAutomaton(self._depth))
         tokens = request.tokens
         begin, own.read = own.read, min(own.read + _READ_AT_ONCE, len(tokens))
         own.automaton.extend(tokens[begin : own.read])

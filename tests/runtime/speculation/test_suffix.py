@@ -98,6 +98,7 @@ def drafter(*, answers: int = 10, depth: int = 24) -> SuffixDrafter:
 def answer(made: SuffixDrafter, salt: bytes | None, output: Sequence[int]) -> None:
     """Serve a request that writes this after the prompt 90, 91."""
     request = Counted([90, 91], len(output), salt=salt)
+    made.propose([request], [1])
     request.tokens += output
     made.forget(request)
 
@@ -138,10 +139,21 @@ def test_a_request_without_salt_teaches_nobody() -> None:
 def test_a_request_that_failed_teaches_nobody() -> None:
     made = drafter()
     request = Counted([90], 8, salt=ALICE)
+    made.propose([request], [1])
     request.tokens += [1, 2, 3]
     request.salt = None
     made.forget(request)
     assert drafts(made, ALICE, [1, 2]) == []
+
+
+def test_a_request_that_is_dropped_twice_teaches_once() -> None:
+    earlier = EarlierAnswers(24, 10)
+    made, request = SuffixDrafter(24, 1.0, 0.1, earlier), Counted([90], 8, salt=ALICE)
+    made.propose([request], [1])
+    request.tokens += [1, 2, 3]
+    made.forget(request)
+    made.forget(request)
+    assert (earlier.answers, earlier.tokens) == (1, 3)
 
 
 def test_the_draft_that_promises_more_is_taken() -> None:
