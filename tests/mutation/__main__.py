@@ -23,6 +23,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 from queue import SimpleQueue
@@ -48,11 +49,7 @@ class Trial:
 
 def sample(count: int, seed: int, only: str | None) -> list[tuple[Path, Mutant]]:
     """Mutants from all rooms: from each about as the square root of how many it has, and one of a statement."""
-    rooms: dict[str, list[tuple[Path, Mutant]]] = defaultdict(list)
-    for path in sorted((ROOT / "llmc").rglob("*.py")):
-        file = path.relative_to(ROOT)
-        for mutant in mutants(path.read_text(encoding="utf-8")):
-            rooms[room_of(file)].append((file, mutant))
+    rooms = candidates()
     weights = {room: len(found) ** 0.5 for room, found in rooms.items()}
     chosen = []
     for room, found in sorted(rooms.items()):
@@ -66,6 +63,16 @@ def sample(count: int, seed: int, only: str | None) -> list[tuple[Path, Mutant]]
             chosen.append(dice.choice(kinds[names[number % len(names)]]))
     random.Random(seed).shuffle(chosen)
     return [each for each in chosen if only is None or room_of(each[0]).startswith(only)]
+
+
+@cache
+def candidates() -> dict[str, list[tuple[Path, Mutant]]]:
+    """All mutants by room."""
+    rooms: dict[str, list[tuple[Path, Mutant]]] = defaultdict(list)
+    for path in sorted((ROOT / "llmc").rglob("*.py")):
+        file = path.relative_to(ROOT)
+        rooms[room_of(file)] += [(file, mutant) for mutant in mutants(path.read_text(encoding="utf-8"))]
+    return {room: found for room, found in rooms.items() if found}
 
 
 def copy_of_the_tree(number: int) -> Path:

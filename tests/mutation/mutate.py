@@ -49,7 +49,7 @@ def mutants(source: str) -> Iterator[Mutant]:
         end = starts[(node.end_lineno or 0) - 1] + (node.end_col_offset or 0)
         before = data[begin:end].decode()
         for kind, change in KINDS.items():
-            for changed in change(copy.deepcopy(node)):
+            for changed in change(copy.copy(node)):
                 after = ast.unparse(changed)
                 if isinstance(node, ast.expr) and not isinstance(changed, ast.Constant | ast.Name):
                     after = f"({after})"
@@ -136,20 +136,24 @@ def _arguments(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Call) and len(node.args) > 1 and not any(isinstance(a, ast.Starred) for a in node.args):
         is_symmetric = isinstance(node.func, ast.Name) and node.func.id in ("min", "max", "isinstance", "zip")
         if not is_symmetric:
-            node.args[:2] = node.args[1::-1]
+            node.args = [node.args[1], node.args[0], *node.args[2:]]
             yield node
 
 
 def _boundaries(node: ast.AST) -> Iterator[ast.AST]:
     if isinstance(node, ast.Compare) and isinstance(node.ops[0], ast.Lt | ast.LtE | ast.Gt | ast.GtE):
-        node.comparators[0] = ast.BinOp(node.comparators[0], ast.Add(), ast.Constant(1))
+        first, *others = node.comparators
+        node.comparators = [ast.BinOp(first, ast.Add(), ast.Constant(1)), *others]
         yield node
     elif isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load) and isinstance(node.slice, ast.Slice):
         if node.slice.upper is not None:
-            node.slice.upper = ast.BinOp(node.slice.upper, ast.Sub(), ast.Constant(1))
+            upper = ast.BinOp(node.slice.upper, ast.Sub(), ast.Constant(1))
+            node.slice = ast.Slice(node.slice.lower, upper, node.slice.step)
             yield node
     elif isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "range" and node.args:
-        node.args[-1 if len(node.args) < 3 else 1] = ast.BinOp(node.args[-1], ast.Sub(), ast.Constant(1))
+        stop = min(len(node.args) - 1, 1)
+        fewer = ast.BinOp(node.args[stop], ast.Sub(), ast.Constant(1))
+        node.args = [*node.args[:stop], fewer, *node.args[stop + 1 :]]
         yield node
 
 
