@@ -33,6 +33,8 @@ from tests.mutation.rooms import own_tests, room_of, room_tests
 
 ROOT = Path(__file__).parent.parent.parent
 WORK = ROOT / "build" / "mutants"
+# No test here can run it; those with `-m gpu` do.
+ON_DEVICES = (ROOT / "llmc" / "runtime" / "executors" / "cuda.py",)
 
 
 @dataclass(frozen=True)
@@ -69,7 +71,7 @@ def sample(count: int, seed: int, only: str | None) -> list[tuple[Path, Mutant]]
 def candidates() -> dict[str, list[tuple[Path, Mutant]]]:
     """All mutants by room."""
     rooms: dict[str, list[tuple[Path, Mutant]]] = defaultdict(list)
-    for path in sorted((ROOT / "llmc").rglob("*.py")):
+    for path in sorted({*(ROOT / "llmc").rglob("*.py")} - {*ON_DEVICES}):
         file = path.relative_to(ROOT)
         rooms[room_of(file)] += [(file, mutant) for mutant in mutants(path.read_text(encoding="utf-8"))]
     return {room: found for room, found in rooms.items() if found}
