@@ -61,9 +61,23 @@ def run(
         else:
             tokens = complete(engine, prompts, params, json)
         seconds = time.perf_counter() - loaded
+        drafts = acceptance(engine)
     Console(stderr=True).print(
-        f"[dim]loaded in {loaded - start:.2f} s; {tokens} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tok/s)[/]"
+        f"[dim]loaded in {loaded - start:.2f} s; {tokens} tokens in {seconds:.2f} s ({tokens / seconds:.0f} tok/s)"
+        f"{drafts}[/]"
     )
+
+
+def acceptance(engine: Engine) -> str:
+    """What came of speculation, to be put behind other figures; nothing without it."""
+    speculation = engine.loop.speculation
+    if speculation is None:
+        return ""
+    stats = speculation.stats
+    if not stats.drafts:
+        return "; nothing was drafted"
+    share = stats.accepted_tokens / stats.draft_tokens
+    return f"; {share:.0%} of {stats.draft_tokens} drafts accepted, {stats.tokens_a_step:.2f} tokens a step with drafts"
 
 
 def read_prompts(prompts: list[str] | None, file: Path | None) -> list[str]:

@@ -188,6 +188,7 @@ class AsyncEngine:
             finished=dict(self._finished),
             recent_steps=tuple(self._recent),
             output_cache=None if output_cache is None else output_cache.stats(),
+            speculation=None if self._loop.speculation is None else self._loop.speculation.stats,
         )
 
     def requests(self) -> list[RequestView]:

@@ -49,6 +49,25 @@ class CacheStats:
 
 
 @dataclass(frozen=True)
+class SpeculationStats:
+    """drafts: proposals, of one or more tokens; accepted_at: tokens that came true, by place, from the first on."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_at: tuple[int, ...]
+
+    @property
+    def accepted_tokens(self) -> int:
+        """Drafts that came true."""
+        return sum(self.accepted_at)
+
+    @property
+    def tokens_a_step(self) -> float:
+        """That a request got of a step with drafts; 1 where there were none."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+
+@dataclass(frozen=True)
 class EngineStats:
     """Gauges of this moment, and counters since the engine was opened.
 
@@ -73,3 +92,4 @@ class EngineStats:
     finished: Mapping[str, int]
     recent_steps: tuple[StepRecord, ...]
     output_cache: CacheStats | None = None
+    speculation: SpeculationStats | None = None

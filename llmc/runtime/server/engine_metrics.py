@@ -35,6 +35,15 @@ class EngineCollector(Collector):
         for reason, count in sorted(stats.finished.items()):
             finished.add_metric([self._model, reason], count)
         yield finished
+        if stats.speculation is not None:
+            places = CounterMetricFamily(
+                "llmc:spec_decode_num_accepted_tokens_per_pos",
+                "Drafts that came true, by their place.",
+                labels=["model_name", "position"],
+            )
+            for position, count in enumerate(stats.speculation.accepted_at):
+                places.add_metric([self._model, str(position)], count)
+            yield places
 
 
 def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:
@@ -65,6 +74,11 @@ def counters(stats: EngineStats) -> list[tuple[str, str, float]]:
     if stats.output_cache is not None:
         found.append(("output_cache_queries", "Requests looked up in the cache.", stats.output_cache.queries))
         found.append(("output_cache_hits", "Requests answered from the cache.", stats.output_cache.hits))
+    if stats.speculation is not None:
+        found.append(("spec_decode_num_drafts", "Proposals of one or more tokens.", stats.speculation.drafts))
+        found.append(("spec_decode_num_draft_tokens", "Tokens drafted.", stats.speculation.draft_tokens))
+        accepted = stats.speculation.accepted_tokens
+        found.append(("spec_decode_num_accepted_tokens", "Drafts that came true.", accepted))
     return found
 
 

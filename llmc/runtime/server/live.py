@@ -78,7 +78,7 @@ class LiveView:
         """Seconds, tokens and blocks; `now` is on the clock of every `at`."""
         stats, manifest = self._engine.stats(), self._engine.engine.manifest
         requests = self._engine.requests()
-        limits = self._engine.engine.limits
+        limits, drafts = self._engine.engine.limits, stats.speculation
         return {
             "now": time.monotonic(),
             "uptime": time.monotonic() - self._started,
@@ -103,6 +103,7 @@ class LiveView:
                 "free": stats.blocks_free,
             },
             "prefix_cache": {"queries": stats.prefix_cache_queries, "hits": stats.prefix_cache_hits},
+            "drafts": {} if drafts is None else {"tokens": drafts.draft_tokens, "accepted": drafts.accepted_tokens},
             "preemptions": stats.preemptions,
             "prompt_tokens": stats.prompt_tokens,
             "generation_tokens": stats.generation_tokens,

@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
+from llmc.runtime.engine_stats import SpeculationStats
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.gate import Gate
-
-
-@dataclass(slots=True)
-class SpeculationCounts:
-    """drafts: proposals, of one or more tokens. accepted_at: drafts that came true, by place, from the first on."""
-
-    drafts: int = 0
-    draft_tokens: int = 0
-    accepted_at: list[int] = field(default_factory=list)
-
-    @property
-    def accepted_tokens(self) -> int:
-        """Drafts that came true."""
-        return sum(self.accepted_at)
 
 
 class Speculation:
@@ -33,16 +20,24 @@ class Speculation:
         self._drafter = new_drafter()
         self._gate = new_gate(most)
         self._most = 0
-        self.counts = SpeculationCounts(accepted_at=[0] * most)
+        # Of the next step's drafts.
+        self._seconds = 0.0
+        self._drafts = self._draft_tokens = 0
+        self._accepted_at = [0] * most
 
     @property
     def gate(self) -> Gate:
         """What decides how many drafts there are."""
         return self._gate
 
+    @property
+    def stats(self) -> SpeculationStats:
+        """What came of the drafts so far."""
+        return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at))
+
     def renewed(self) -> Speculation:
         """The same for a loop without requests; nothing is known of what the old one's wrote."""
-        return Speculation(self._new_drafter, len(self.counts.accepted_at), self._new_gate)
+        return Speculation(self._new_drafter, self._gate.most, self._new_gate)
 
     def pays(self, requests: int, room: int) -> bool:
         """Whether so many requests should get drafts in the next step, which has room for so many tokens."""
@@ -56,10 +51,13 @@ class Speculation:
             count = max(0, min(self._most, room, request.most - len(request.tokens) - 1))
             most.append(count)
             room -= count
-        return self._drafter.propose(requests, most)
+        begin = time.perf_counter()
+        drafts = self._drafter.propose(requests, most)
+        self._seconds = time.perf_counter() - begin
+        return drafts
 
     def observe(self, plan: StepPlan, seconds: float) -> None:
-        """The plan's step took so long, and its requests have got their tokens."""
+        """The plan's step took the executor so long, and its requests have got their tokens."""
         is_decoding = True
         tokens = len(plan.decodes)
         for chunk in plan.chunks:
@@ -71,7 +69,8 @@ class Speculation:
             if chunk.drafts:
                 self._count(len(chunk.drafts), max(0, len(request.tokens) - chunk.start - 2))
         if is_decoding:
-            self._gate.note_step(tokens, seconds)
+            self._gate.note_step(tokens, seconds + self._seconds)
+        self._seconds = 0.0
 
     def forget(self, request: Request) -> None:
         """The request has ended, or was dropped."""
@@ -79,8 +78,8 @@ class Speculation:
             self._drafter.forget(request)
 
     def _count(self, proposed: int, accepted: int) -> None:
-        self.counts.drafts += 1
-        self.counts.draft_tokens += proposed
+        self._drafts += 1
+        self._draft_tokens += proposed
         for index in range(accepted):
-            self.counts.accepted_at[index] += 1
+            self._accepted_at[index] += 1
         self._gate.note_drafts(proposed, accepted)

@@ -93,7 +93,7 @@ def test_answers_are_those_without_drafts(draft_engine: Path, speculating: Any, 
     with speculating(draft_engine, speculation) as engine:
         alone = [told(engine.generate(*each)[0]) for each in asked()]
         assert alone == answers
-        counts = speculation.counts
+        counts = speculation.stats
         if right:
             assert counts.accepted_tokens > 0.4 * right * counts.draft_tokens > 100
         prompts, params = zip(*asked(), strict=True)
@@ -112,6 +112,6 @@ def test_steps_are_fewer(draft_engine: Path, speculating: Any) -> None:
     speculation = Speculation(lambda: Guesses(partial(truth, known), 4096, 1.0, least=5), 5, Open)
     with speculating(draft_engine, speculation) as engine:
         engine.generate(PROMPTS[0], greedy)
-    counts = speculation.counts
+    counts = speculation.stats
     assert counts.accepted_tokens == counts.draft_tokens >= 15
     assert counts.accepted_at[0] == counts.drafts
