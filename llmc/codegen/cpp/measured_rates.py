@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION, Part, part_of
-from llmc.codegen.cpp.pack import PANEL
+from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.probe_operands import Attention, Batch, Lookup, Product
 from llmc.codegen.cpp.probes import MAX_CHANNELS, MAX_TOKENS, Memory, Probes, open_probes
 from llmc.prediction.launch_cost import ATTENTION_KEYS, LOOKUP, PLAIN, kind_of

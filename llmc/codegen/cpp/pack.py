@@ -7,10 +7,9 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
+from llmc.codegen.cpp.panel import PANEL
 from llmc.errors import LoweringError
 from llmc.program import Layout
-
-PANEL = 32
 
 
 def pack(weight: Tensor, layout: Layout, dtype: torch.dtype) -> Tensor:

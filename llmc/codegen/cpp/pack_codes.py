@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from llmc.code_format import CODE_FORMATS
-from llmc.codegen.cpp.pack import PANEL, padded_rows
+from llmc.codegen.cpp.pack import padded_rows
+from llmc.codegen.cpp.panel import PANEL
 from llmc.errors import LoweringError
 from llmc.program import Layout
 

@@ -14,7 +14,7 @@ from types import TracebackType
 from typing import Literal
 
 from llmc.codegen.cpp.kernel_library import Part, load_kernels
-from llmc.codegen.cpp.pack import PANEL
+from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.probe_operands import Attention, Batch, Lookup, Product
 from llmc.errors import LlmcError
 from llmc.targets import CpuTarget

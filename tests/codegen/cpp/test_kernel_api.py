@@ -13,7 +13,7 @@ from llmc.codegen.cpp.kernel_api import enumerator, field_names, kernel_api, lay
 from llmc.codegen.cpp.kernel_arguments import SCALES
 from llmc.codegen.cpp.kernel_library import kernel_shared_library
 from llmc.codegen.cpp.kernel_table import CODED_HEAD
-from llmc.codegen.cpp.pack import PANEL
+from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.engine_structs import ENGINE_STRUCTS
 from llmc.errors import ToolchainError

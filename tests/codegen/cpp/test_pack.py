@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.codegen.cpp.pack import PANEL, pack, packed_nbytes
+from llmc.codegen.cpp.pack import pack, packed_nbytes
+from llmc.codegen.cpp.panel import PANEL
 from llmc.errors import LoweringError
 from llmc.program import Layout
 

@@ -1,11 +1,44 @@
 // The step of tiny: 13 launches, 6 weights.
 // Generated; each launch says which op, rewrite and line of the model's source it comes from.
+#include <stddef.h>
 #include <stdlib.h>
 #include <time.h>
 
 #include "loops.h"
 
 using namespace llmc;
+
+// As the runtime fills them.
+static_assert(sizeof(LlmcStep) == 80 &&
+              offsetof(LlmcStep, tokens) == 0 &&
+              offsetof(LlmcStep, requests) == 4 &&
+              offsetof(LlmcStep, logit_rows) == 8 &&
+              offsetof(LlmcStep, max_blocks) == 12 &&
+              offsetof(LlmcStep, input_ids) == 16 &&
+              offsetof(LlmcStep, positions) == 24 &&
+              offsetof(LlmcStep, slot_mapping) == 32 &&
+              offsetof(LlmcStep, query_starts) == 40 &&
+              offsetof(LlmcStep, context_lens) == 48 &&
+              offsetof(LlmcStep, block_tables) == 56 &&
+              offsetof(LlmcStep, logit_row_ids) == 64 &&
+              offsetof(LlmcStep, logits) == 72);
+static_assert(sizeof(LlmcBindings) == 32 &&
+              offsetof(LlmcBindings, weights) == 0 &&
+              offsetof(LlmcBindings, caches) == 8 &&
+              offsetof(LlmcBindings, arena) == 16 &&
+              offsetof(LlmcBindings, threads) == 24);
+static_assert(sizeof(LlmcChooseRows) == 88 &&
+              offsetof(LlmcChooseRows, rows) == 0 &&
+              offsetof(LlmcChooseRows, vocabulary) == 8 &&
+              offsetof(LlmcChooseRows, logits) == 16 &&
+              offsetof(LlmcChooseRows, temperature) == 24 &&
+              offsetof(LlmcChooseRows, top_k) == 32 &&
+              offsetof(LlmcChooseRows, top_p) == 40 &&
+              offsetof(LlmcChooseRows, min_p) == 48 &&
+              offsetof(LlmcChooseRows, seeds) == 56 &&
+              offsetof(LlmcChooseRows, counters) == 64 &&
+              offsetof(LlmcChooseRows, tokens) == 72 &&
+              offsetof(LlmcChooseRows, scores) == 80);
 
 template <class Arguments>
 static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {
@@ -97,7 +130,10 @@ const char* llmc_engine_interface(void) {
       "weight 5 head_norm F32 [12] vector_f32 48\n"
       "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
-      "launches 13\n";
+      "launches 13\n"
+      "LlmcStep 80 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 logits=72\n"
+      "LlmcBindings 32 weights=0 caches=8 arena=16 threads=24\n"
+      "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";
 }
 
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {
