@@ -20,6 +20,8 @@ _FIRST_ACCEPTANCE = 0.7
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 4096
 _TRIAL_STEPS = 4
+# Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
+_REMEMBERED_STEPS = 1024
 
 
 class Gate:
@@ -30,14 +32,10 @@ class Gate:
         self._acceptance = _FIRST_ACCEPTANCE
         self._tokens: list[int] = []
         self._seconds: dict[int, float] = {}
+        self._steps = 0
         self._pause = _FIRST_PAUSE
         self._paused = 0
         self._trial = 0
-
-    @property
-    def acceptance(self) -> float:
-        """How likely a draft comes true whose predecessors have."""
-        return self._acceptance
 
     def drafts(self, requests: int, room: int) -> int:
         """How many drafts a request are best in a step of so many requests and at most `room` tokens; once a step."""
@@ -64,6 +62,10 @@ class Gate:
 
     def note_step(self, tokens: int, seconds: float) -> None:
         """What a step of so many tokens took, all of them of requests that decode."""
+        self._steps += 1
+        if self._steps % _REMEMBERED_STEPS == 0:
+            self._tokens.clear()
+            self._seconds.clear()
         known = self._seconds.get(tokens)
         if known is None:
             bisect.insort(self._tokens, tokens)

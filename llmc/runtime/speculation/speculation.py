@@ -26,11 +26,6 @@ class Speculation:
         self._accepted_at = [0] * most
 
     @property
-    def gate(self) -> Gate:
-        """What decides how many drafts there are."""
-        return self._gate
-
-    @property
     def stats(self) -> SpeculationStats:
         """What came of the drafts so far."""
         return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at))

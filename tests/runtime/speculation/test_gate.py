@@ -66,6 +66,15 @@ def test_a_step_that_was_held_up_counts_little() -> None:
     assert before is not None and after == pytest.approx(1.2 * before)
 
 
+def test_a_size_that_was_slow_once_is_measured_again() -> None:
+    gate = Gate(4)
+    gate.note_step(1, 1.0)
+    for tokens in (2, 3, 4, 5):
+        gate.note_step(tokens, 50.0)
+    counts = settled(gate, 1, memory_bound, 0.9, 3000)
+    assert counts[0] == 0 and counts[-1] == 4
+
+
 @pytest.mark.parametrize(("tokens", "seconds"), [(2, 1.0), (4, 2.0), (6, 2.0), (8, 4.0), (100, 4.0)])
 def test_steps_of_other_sizes_than_the_known_ones(tokens: int, seconds: float) -> None:
     gate = Gate(4)
