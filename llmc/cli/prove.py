@@ -71,7 +71,7 @@ def _record(verdict: Verdict) -> dict[str, object]:
 
 
 def _table(verdicts: list[Verdict]) -> FittingTable:
-    columns = (Column("pass"), Column("verdict"), Column("forms", rank=1, right=True), Column("", wraps=True))
+    columns = (Column("pass"), Column("verdict"), Column("forms", rank=1, right=True), Column("because", wraps=True))
     table = FittingTable("over the reals, at small shapes", columns)
     for verdict in verdicts:
         about = str(verdict.counterexample or verdict.reason or "")
