@@ -381,8 +381,8 @@ class AsyncEngine:
                 ended=now,
                 seconds=now - begin,
                 executor_seconds=self._loop.executor_seconds,
-                prompt_tokens=sum(chunk.tokens for chunk in plan.chunks if not chunk.drafts),
-                decode_tokens=len(plan.decodes) + sum(chunk.tokens for chunk in plan.chunks if chunk.drafts),
+                prompt_tokens=sum(chunk.tokens for chunk in plan.chunks if not chunk.draft),
+                decode_tokens=len(plan.decodes) + sum(chunk.tokens for chunk in plan.chunks if chunk.draft),
                 requests=len(plan.decodes) + len(plan.chunks),
             )
         )

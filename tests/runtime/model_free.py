@@ -242,8 +242,8 @@ class Run:
         for chunk in chunks:
             request = chunk.request
             assert chunk.start == request.computed
-            assert 1 <= chunk.tokens - len(chunk.drafts) <= request.pending
-            rows = chunk.tokens if chunk.drafts else request.logit_rows(chunk.tokens)
+            assert 1 <= chunk.tokens - len(chunk.draft) <= request.pending
+            rows = chunk.tokens if chunk.draft else request.logit_rows(chunk.tokens)
             assert chunk.logit_rows == rows
             size = self.limits.block_size
             own = {request.standing.blocks[p // size] for p in range(chunk.start, chunk.start + chunk.tokens)}

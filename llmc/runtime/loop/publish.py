@@ -71,14 +71,14 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
     row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
-        if not chunk.drafts:
+        if not chunk.draft:
             scheduler.advance(chunk, chunk.tokens)
         if not chunk.logit_rows:
             continue  # The request goes on prefilling; whether this chunk came out well shows in later logits.
         if isinstance(request, SampledRequest) and request.is_steady:
             batch.append(request)
             rows.append(row)
-            if chunk.drafts:
+            if chunk.draft:
                 drafted.append((chunk, request, row))
         else:
             readers.append((chunk, row))
@@ -118,9 +118,9 @@ def _follow_drafts(drafted: Sequence[tuple[Chunk, SampledRequest, int]], results
         drafted = [
             (chunk, request, row + 1)
             for chunk, request, row in drafted
-            if index < len(chunk.drafts)
+            if index < len(chunk.draft)
             and not request.finished
-            and request.tokens[chunk.start + 1 + index :] == [chunk.drafts[index]]
+            and request.tokens[chunk.start + 1 + index :] == [chunk.draft.tokens[index]]
         ]
         if drafted:
             _give([request for _, request, _ in drafted], [row for *_, row in drafted], results)

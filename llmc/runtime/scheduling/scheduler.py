@@ -23,6 +23,7 @@ from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
+from llmc.runtime.speculation.draft import NO_DRAFT
 from llmc.runtime.speculation.speculation import Speculation
 
 AGEING_SECONDS = 10.0
@@ -247,7 +248,7 @@ class Scheduler:
         for request, found in zip(requests, drafts, strict=True):
             if request.standing.is_seated:
                 missing = self._blocks_for(len(request.tokens) + len(found)) - len(request.standing.blocks)
-                proposed = found if missing < self._pool.available else ()
+                proposed = found if missing < self._pool.available else NO_DRAFT
                 if self._grow(request, 1 + len(proposed), outline):
                     outline.include(request, 1 + len(proposed), proposed)
 

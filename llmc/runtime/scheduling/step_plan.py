@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class Chunk(NamedTuple):
     """So many tokens of a request from position `start` on; logits are wanted of the last `logit_rows` of them.
 
-    drafts: tokens that may follow the request's own, the last ones of the chunk; logits are wanted of each and of the
+    draft: tokens that may follow the request's own, the last ones of the chunk; logits are wanted of each and of the
     token before them.
     """
 
@@ -20,12 +21,12 @@ class Chunk(NamedTuple):
     start: int
     tokens: int
     logit_rows: int
-    drafts: Sequence[int] = ()
+    draft: Draft = NO_DRAFT
 
     @property
     def token_ids(self) -> list[int]:
         """Of the chunk's tokens, drafts among them."""
-        return [*self.request.tokens[self.start : self.start + self.tokens - len(self.drafts)], *self.drafts]
+        return [*self.request.tokens[self.start : self.start + self.tokens - len(self.draft)], *self.draft.tokens]
 
 
 class StepPlan(NamedTuple):
@@ -61,9 +62,9 @@ class StepOutline:
     copies: dict[int, int] = field(default_factory=dict)
     grown: list[Request] = field(default_factory=list)
 
-    def include(self, request: Request, count: int, drafts: Sequence[int] = ()) -> None:
+    def include(self, request: Request, count: int, draft: Draft = NO_DRAFT) -> None:
         """The request's next `count` tokens, drafts among them, and the rows of logits that it wants after them."""
-        rows = count if drafts else request.logit_rows(count)
-        self.chunks.append(Chunk(request, request.computed, count, rows, drafts))
+        rows = count if draft else request.logit_rows(count)
+        self.chunks.append(Chunk(request, request.computed, count, rows, draft))
         self.tokens -= count
         self.rows -= rows

@@ -6,13 +6,14 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.draft import Draft
 
 
 class Drafter(Protocol):
     """Guesses from the tokens that requests have, which only grow; it sees them when it is asked."""
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
-        """For each request at most so many tokens that may follow its tokens; () for none."""
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """For each request at most so many tokens that may follow its tokens; NO_DRAFT for none."""
         ...
 
     def forget(self, request: SampledRequest) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class NgramDrafter:
@@ -19,19 +20,21 @@ class NgramDrafter:
         self._lengths = range(longest, shortest - 1, -1)
         self._indexes: dict[SampledRequest, NgramIndex] = {}
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """What followed each request's last tokens where they were last seen."""
-        return [self._drafts(request, count) if count else () for request, count in zip(requests, most, strict=True)]
+        return [
+            self._draft(request, count) if count else NO_DRAFT for request, count in zip(requests, most, strict=True)
+        ]
 
     def forget(self, request: SampledRequest) -> None:
         """Nothing is learnt from one request for another."""
         self._indexes.pop(request, None)
 
-    def _drafts(self, request: SampledRequest, most: int) -> Sequence[int]:
+    def _draft(self, request: SampledRequest, most: int) -> Draft:
         index = self._indexes.get(request)
         if index is None:
             index = self._indexes[request] = NgramIndex(request.tokens, self._lengths)
-        return index.continuation(most)
+        return Draft(index.continuation(most))
 
 
 class NgramIndex:

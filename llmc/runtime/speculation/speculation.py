@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from llmc.runtime.engine_stats import SpeculationStats
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.gate import Gate
 
@@ -39,7 +40,7 @@ class Speculation:
         self._most = self._gate.drafts(requests, room) if requests else self._most
         return self._most > 0
 
-    def propose(self, requests: Sequence[SampledRequest], room: int) -> list[Sequence[int]]:
+    def propose(self, requests: Sequence[SampledRequest], room: int) -> list[Draft]:
         """Drafts for each request, so many in all at the most, and none that its own end would cut off."""
         most = []
         for request in requests:
@@ -58,11 +59,11 @@ class Speculation:
         for chunk in plan.chunks:
             request = chunk.request
             tokens += chunk.tokens
-            if not (chunk.tokens == 1 + len(chunk.drafts) and isinstance(request, SampledRequest)):
+            if not (chunk.tokens == 1 + len(chunk.draft) and isinstance(request, SampledRequest)):
                 is_decoding = False
                 continue
-            if chunk.drafts:
-                self._count(len(chunk.drafts), max(0, len(request.tokens) - chunk.start - 2))
+            if chunk.draft:
+                self._count(len(chunk.draft), max(0, len(request.tokens) - chunk.start - 2))
         if is_decoding:
             self._gate.note_step(tokens, seconds + self._seconds)
         self._seconds = 0.0

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.earlier_answers import EarlierAnswers
-from llmc.runtime.speculation.suffix_automaton import NO_DRAFT, SuffixAutomaton
+from llmc.runtime.speculation.suffix_automaton import NO_CONTINUATION, SuffixAutomaton
 
 # Tokens of one request that a step reads at most: a long prompt would hold up the others.
 _READ_AT_ONCE = 2048
@@ -36,16 +37,18 @@ class SuffixDrafter:
         self._earlier = earlier
         self._own: dict[SampledRequest, _Own] = {}
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """The likeliest continuation of each request, of itself or of earlier answers."""
-        return [self._drafts(request, count) if count else () for request, count in zip(requests, most, strict=True)]
+        return [
+            self._draft(request, count) if count else NO_DRAFT for request, count in zip(requests, most, strict=True)
+        ]
 
     def forget(self, request: SampledRequest) -> None:
         """What it wrote is kept for those with the same salt: once, and not if nobody ever asked for its drafts."""
         if self._own.pop(request, None) is not None:
             self._earlier.add(request.salt, request.tokens[request.prompt_tokens :])
 
-    def _drafts(self, request: SampledRequest, most: int) -> Sequence[int]:
+    def _draft(self, request: SampledRequest, most: int) -> Draft:
         own = self._own.get(request)
         if own is None:
             own = self._own[request] = _Own(SuffixAutomaton(self._depth))
@@ -53,7 +56,7 @@ class SuffixDrafter:
         begin, own.read = own.read, min(own.read + _READ_AT_ONCE, len(tokens))
         own.automaton.extend(tokens[begin : own.read])
         limits = (most, self._factor, self._least)
-        drafts = [each.draft(each.match(tokens), *limits) for each in self._earlier.of(request.salt)]
+        found = [each.draft(each.match(tokens), *limits) for each in self._earlier.of(request.salt)]
         if own.read == len(tokens):
-            drafts.insert(0, own.automaton.draft(own.automaton.end, *limits))
-        return max(drafts, key=lambda draft: draft.score, default=NO_DRAFT).tokens
+            found.insert(0, own.automaton.draft(own.automaton.end, *limits))
+        return Draft(max(found, key=lambda each: each.score, default=NO_CONTINUATION).tokens)

@@ -20,14 +20,14 @@ class Match(NamedTuple):
     length: int
 
 
-class Draft(NamedTuple):
+class Continuation(NamedTuple):
     """Tokens that may come next. score: how many of them are expected to come true."""
 
     tokens: Sequence[int]
     score: float
 
 
-NO_DRAFT = Draft((), 0.0)
+NO_CONTINUATION = Continuation((), 0.0)
 
 
 class SuffixAutomaton:
@@ -83,14 +83,14 @@ class SuffixAutomaton:
                 matched += 1
         return Match(state, matched)
 
-    def draft(self, match: Match, most: int, factor: float, least: float) -> Draft:
+    def draft(self, match: Match, most: int, factor: float, least: float) -> Continuation:
         """What most likely follows: the best draft after any suffix of the match.
 
         At most `most` tokens, `factor` times as many as the suffix has, and with it no more than `depth`. least: how
         likely the whole draft has to be.
         """
         state, matched = match
-        best = NO_DRAFT
+        best = NO_CONTINUATION
         # From the longest suffix on: shorter ones give shorter drafts, and none that is better than certain.
         while matched and min(most, int(matched * factor)) > best.score:
             shorter = self._length[self._link[state]]
@@ -106,7 +106,7 @@ class SuffixAutomaton:
         lengths = (min(max(n, shortest), longest) for n in (peak, peak + 1))
         return max(min(int(n * factor), self._depth - n) for n in lengths)
 
-    def _likeliest(self, state: int, budget: int, least: float) -> Draft:
+    def _likeliest(self, state: int, budget: int, least: float) -> Continuation:
         """From a state on the most frequent token each, while the draft is likely enough."""
         tokens: list[int] = []
         probability, score = 1.0, 0.0
@@ -122,7 +122,7 @@ class SuffixAutomaton:
             tokens.append(chosen)
             score += probability
             state = self._next[state][chosen]
-        return Draft(tokens, score)
+        return Continuation(tokens, score)
 
     def _append(self, token: int) -> None:
         """Let all suffixes of the text go on with the token."""

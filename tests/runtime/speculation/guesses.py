@@ -6,6 +6,7 @@ import random
 from collections.abc import Callable, Sequence
 
 from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.gate import Gate
 
 
@@ -20,14 +21,14 @@ class Guesses:
         self._random = random.Random(0)
         self.forgotten: list[SampledRequest] = []
 
-    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Sequence[int]]:
-        found: list[Sequence[int]] = []
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        found: list[Draft] = []
         for request, count in zip(requests, most, strict=True):
             tokens = list(request.tokens)
             for _ in range(self._random.randint(min(self._least, count), count)):
                 is_right = self._random.random() < self._right
                 tokens.append(self._truth(tokens) if is_right else self._random.randrange(self._vocabulary))
-            found.append(tokens[len(request.tokens) :])
+            found.append(Draft(tokens[len(request.tokens) :]))
         return found
 
     def forget(self, request: SampledRequest) -> None:

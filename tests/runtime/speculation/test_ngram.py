@@ -62,17 +62,17 @@ def test_each_token_is_read_once() -> None:
 def test_requests_are_looked_up_in_themselves_alone() -> None:
     drafter = NgramDrafter(2, 3)
     requests = [Counted([1, 2, 3, 1, 2], 8, salt=b""), Counted([5, 1, 2], 8, salt=b""), Counted([6, 7, 6, 7], 8)]
-    assert [list(drafts) for drafts in drafter.propose(requests, [2, 2, 0])] == [[3, 1], [], []]
+    assert [list(draft.tokens) for draft in drafter.propose(requests, [2, 2, 0])] == [[3, 1], [], []]
 
 
 def test_a_request_that_has_ended_is_forgotten() -> None:
     drafter = NgramDrafter(1, 1)
     request = Counted([1, 2, 1], 8)
-    assert list(drafter.propose([request], [1])[0]) == [2]
+    assert list(drafter.propose([request], [1])[0].tokens) == [2]
     drafter.forget(request)
     drafter.forget(request)
     request.tokens[:] = [3, 1]
-    assert list(drafter.propose([request], [1])[0]) == []
+    assert list(drafter.propose([request], [1])[0].tokens) == []
 
 
 class CountingReads(list[int]):

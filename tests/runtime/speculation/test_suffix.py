@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from llmc.runtime.speculation.earlier_answers import EarlierAnswers
 from llmc.runtime.speculation.suffix import SuffixDrafter
-from llmc.runtime.speculation.suffix_automaton import NO_DRAFT, Draft, SuffixAutomaton
+from llmc.runtime.speculation.suffix_automaton import NO_CONTINUATION, Continuation, SuffixAutomaton
 from tests.runtime.model_free import Counted
 
 TEXT = st.lists(st.integers(0, 2), max_size=30)
@@ -39,9 +39,9 @@ def occurs(texts: Sequence[Sequence[int]], substring: Sequence[int]) -> bool:
 
 def best_draft(
     texts: Sequence[Sequence[int]], tokens: Sequence[int], depth: int, most: int, factor: float, least: float
-) -> Draft:
+) -> Continuation:
     """Of every suffix that occurs the likeliest tokens, one by one; of these drafts the best."""
-    best = NO_DRAFT
+    best = NO_CONTINUATION
     for size in range(min(depth, len(tokens)), 0, -1):
         text = list(tokens[-size:])
         if not occurs(texts, text):
@@ -58,7 +58,7 @@ def best_draft(
             text.append(token)
             score += probability
         if score > best.score:
-            best = Draft(text[size:], score)
+            best = Continuation(text[size:], score)
     return best
 
 
@@ -104,7 +104,7 @@ def answer(made: SuffixDrafter, salt: bytes | None, output: Sequence[int]) -> No
 
 
 def drafts(made: SuffixDrafter, salt: bytes | None, prompt: Sequence[int], most: int = 4) -> list[int]:
-    return list(made.propose([Counted(prompt, 8, salt=salt)], [most])[0])
+    return list(made.propose([Counted(prompt, 8, salt=salt)], [most])[0].tokens)
 
 
 def test_a_request_is_drafted_from_itself() -> None:
@@ -165,7 +165,7 @@ def test_the_draft_that_promises_more_is_taken() -> None:
 
 def test_a_long_prompt_is_read_over_several_steps() -> None:
     made, request = drafter(), Counted([*range(3000), 5, 6], 8)
-    assert [list(made.propose([request], [2])[0]) for _ in range(3)] == [[], [7, 8], [7, 8]]
+    assert [list(made.propose([request], [2])[0].tokens) for _ in range(3)] == [[], [7, 8], [7, 8]]
 
 
 @given(st.lists(st.tuples(st.sampled_from((b"", ALICE, BOB)), st.integers(1, 9)), max_size=40), st.integers(0, 6))
