@@ -49,8 +49,8 @@ test-minimums:
 	$(MINIMUMS)/bin/python -m pip install --quiet --disable-pip-version-check uv $(MINIMUMS_TORCH)
 	$(MINIMUMS)/bin/uv pip install --python $(MINIMUMS)/bin/python --resolution lowest-direct -e '.[dev]'
 	$(MINIMUMS)/bin/python -m pytest -n $(TEST_WORKERS) --dist loadfile -p no:cacheprovider tests/cache tests/cli \
-		tests/graph tests/debug/viz tests/runtime/test_engine.py tests/runtime/test_grammars.py \
-		tests/runtime/test_chat_template.py tests/runtime/server tests/codegen/triton/test_compile_kernels.py
+		tests/graph tests/debug/viz tests/runtime/test_engine.py tests/runtime/grammar \
+		tests/runtime/text/test_chat_template.py tests/runtime/server tests/codegen/triton/test_compile_kernels.py
 
 # Every package of deploy/Dockerfile with its hashes; but PyTorch, whose build for CPUs is in deploy/torch.lock.
 lock: $(STAMP)

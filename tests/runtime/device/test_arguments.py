@@ -15,7 +15,7 @@ from llmc.runtime.device import program as device_program
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.program import calls_of_step, plan_calls
-from tests.runtime.device_program import binary, program
+from tests.runtime.device.device_program import binary, program
 
 SHAPE = StepShape(tokens=20, logit_rows=3, requests=5, max_blocks=64)
 BASES = {("arena", ""): 1 << 44, ("weight", "w"): 2 << 44, ("cache", "0.k"): 3 << 44, ("output", "logits"): 4 << 44}

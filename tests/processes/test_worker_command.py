@@ -13,7 +13,7 @@ import pytest
 from llmc.processes.worker_command import minimal_environment, worker_command, worker_environment
 
 PRINT_PATH = "import json, sys\nif __name__ == '__main__':\n    print(json.dumps(sys.path))\n"
-ROOT = str(Path(__file__).parent.parent)
+ROOT = str(Path(__file__).parent.parent.parent)
 
 
 def test_the_current_directory_is_not_imported_from(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from llmc.typed_json import to_json
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.engine_format.edited_programs import edited
 from tests.gpu_target import gpu_target
-from tests.runtime.device_program import program as made_up
+from tests.runtime.device.device_program import program as made_up
 
 AT = Path("program.json")
 # A base for each memory, far from all others.

@@ -10,7 +10,7 @@ import pytest
 from llmc.runtime.text.tokenizer import Tokenizer
 from tests.listed_files import listed_files
 
-BARD = Path(__file__).parent.parent.parent / "examples/models/bard-6m/tokenizer.json"
+BARD = Path(__file__).parent.parent.parent.parent / "examples/models/bard-6m/tokenizer.json"
 
 
 def tokenizer_at(path: Path, text: str) -> Tokenizer:

@@ -21,8 +21,8 @@ from llmc.runtime.device.inputs import (
 )
 from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoice, RowChoices
-from tests.runtime.decode_step import decodes
-from tests.runtime.device_program import LIMITS
+from tests.runtime.device.decode_step import decodes
+from tests.runtime.device.device_program import LIMITS
 
 
 def test_packed_inputs_are_read_back_at_their_offsets() -> None:

@@ -7,7 +7,7 @@ import pytest
 from llmc.errors import OptionError
 from llmc.runtime.device.memory import RESERVED_BYTES, plan_device_memory
 from llmc.runtime.executors.cuda import out_of_memory
-from tests.runtime.device_program import LIMITS, program
+from tests.runtime.device.device_program import LIMITS, program
 
 GB = 10**9
 PER_SEQUENCE = LIMITS.max_model_len // LIMITS.block_size

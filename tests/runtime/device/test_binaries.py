@@ -18,7 +18,7 @@ from llmc.runtime.device import binaries as device_binaries
 from llmc.runtime.device.binaries import binaries_for, cache_key, carried_archs, fitting_arch, program_for
 from llmc.runtime.device.device import Device
 from llmc.settings import settings
-from tests.runtime.device_program import LIMITS, kernel, program
+from tests.runtime.device.device_program import LIMITS, kernel, program
 
 # With the parameters of the made-up program's kernel.
 SOURCE = """

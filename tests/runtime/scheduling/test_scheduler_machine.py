@@ -20,8 +20,8 @@ from llmc.program import Limits
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
 from llmc.runtime.speculation.speculation import Speculation
-from tests.runtime.lockstep import Lockstep, Member
 from tests.runtime.model_free import PROMPT, Counted, Run, next_token
+from tests.runtime.scheduling.lockstep import Lockstep, Member
 from tests.runtime.speculation.guesses import Guesses
 
 

@@ -18,7 +18,7 @@ from llmc.program import Alternative, Launch, RowCount, RowRange
 from llmc.program_json import program_to_json
 from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.tuner import choose_ways, fastest, shape_of, steps_of, tune, variants, write_tuned
-from tests.runtime.device_program import LIMITS, binary, kernel, program
+from tests.runtime.device.device_program import LIMITS, binary, kernel, program
 
 
 def written_engine(path: Path, *archs: str) -> EngineDirectory:

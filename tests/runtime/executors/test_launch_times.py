@@ -20,7 +20,7 @@ from llmc.runtime.loop.step import Step
 from tests.codegen.tiny_models import gemma2
 from tests.codegen.triton.device_harness import interpreter, step_arrays
 from tests.gpu_target import gpu_target
-from tests.runtime.context_engine import compile_library, write_context_engine
+from tests.runtime.executors.context_engine import compile_library, write_context_engine
 
 STEP = (Chunk(0, 0, (3, 1, 4, 1, 5)), Chunk(1, 0, (9, 2)))
 

@@ -29,7 +29,7 @@ from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.program import plan_calls
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.gpu_target import gpu_target
-from tests.runtime.device_program import binary
+from tests.runtime.device.device_program import binary
 
 HERE = Path(__file__).parent
 SHAPE = StepShape(tokens=200, logit_rows=3, requests=5, max_blocks=64)
@@ -57,7 +57,7 @@ def launched(driver: Path, tmp_path: Path, **request: Any) -> tuple[list[list[st
     environment = os.environ | {"LAUNCHES": str(record), "WIDTHS": widths, "LD_LIBRARY_PATH": str(driver)}
     arguments = json.dumps({"directory": str(tmp_path), **request})
     done = subprocess.run(
-        [sys.executable, "-m", "tests.runtime.launch_through_bindings", arguments],
+        [sys.executable, "-m", "tests.runtime.executors.launch_through_bindings", arguments],
         capture_output=True,
         text=True,
         env=environment,

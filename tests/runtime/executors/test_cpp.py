@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from llmc.errors import EngineFormatError
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
-from tests.runtime.context_engine import (
+from tests.runtime.executors.context_engine import (
     LIMITS,
     SOURCE,
     VOCAB,

@@ -17,9 +17,9 @@ from llmc.runtime.device.inputs import StepShape, padded
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.triton_interpreter import interpret_engine
 from llmc.settings import settings
-from tests.runtime.decode_step import decodes
+from tests.runtime.device.decode_step import decodes
 
-MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-draft"
+MODEL = Path(__file__).parent.parent.parent.parent / "examples/models/bard-draft"
 PROMPTS = [[5, 9, 11], [17] * 40, [3], [400, 2, 8, 8, 9]]
 
 
