@@ -22,6 +22,8 @@ class CpuTarget:
     features: frozenset[str]
     compiler_flags: tuple[str, ...]
     summary: str
+    # No GPU's kernels.
+    compiled: tuple[GpuTarget, ...] = ()
 
     def has(self, feature: str) -> bool:
         """Whether kernels may use the feature."""
@@ -36,6 +38,7 @@ class ReferenceTarget:
     summary: str
     machine: None = None
     features: frozenset[str] = frozenset()
+    compiled: tuple[GpuTarget, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
+from pathlib import Path
 
 import pytest
 import torch
@@ -37,6 +39,13 @@ def test_several_gpus_share_the_least_of_what_they_have() -> None:
     a100 = resolve_target("a100")
     assert isinstance(a100, GpuTarget)
     assert (both.arch, both.has_tma, both.shared_memory_per_block) == (80, False, a100.shared_memory_per_block)
+
+
+def test_only_the_table_asks_of_what_kind_a_target_is() -> None:
+    table = Path(llmc.targets.__file__)
+    asks = re.compile(r"isinstance\(.*\b(Cpu|Gpu|Reference)Target\b")
+    found = [path for path in table.parent.rglob("*.py") if asks.search(path.read_text(encoding="utf-8"))]
+    assert found == [table]
 
 
 @pytest.mark.parametrize("names", ["h100,cpu-portable", "h100,mi300x", "h100,reference"])

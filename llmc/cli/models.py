@@ -13,7 +13,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from llmc.errors import CaptureError, OptionError
-from llmc.targets import GpuTarget, resolve_target
+from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
     from llmc.architectures.survey import Outcome
@@ -34,7 +34,7 @@ def models(
     from llmc.architectures.tiny_config import causal_architectures
     from llmc.graph.hf_config import import_transformers
 
-    if isinstance(resolve_target(target), GpuTarget):
+    if resolve_target(target).compiled:
         raise OptionError(
             f"engines for {target} are not run here, which comparing their logits takes",
             at=f"--target {target}",

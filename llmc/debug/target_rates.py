@@ -5,12 +5,13 @@ from __future__ import annotations
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.prediction.rates import Rates, gpu_rates
 from llmc.program import Program
-from llmc.targets import CpuTarget, ReferenceTarget, Target, missing_features
+from llmc.targets import Target, cpu_target_here
 
 
 def target_rates(target: Target, program: Program, threads: int) -> Rates | None:
     """Of a CPU measured by the engine's own kernels, None where this machine lacks its instructions; of a GPU those of
     its data sheet; None for torch. Raises ToolchainError without what measures."""
-    if isinstance(target, CpuTarget):
-        return None if missing_features(target) else measured_rates(target, threads, program)
-    return None if isinstance(target, ReferenceTarget) else gpu_rates(target.compiled[0])
+    if target.compiled:
+        return gpu_rates(target.compiled[0])
+    here = cpu_target_here(target.name)
+    return None if here is None else measured_rates(here, threads, program)
