@@ -5,6 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+# Of a tree: with the request's last token they have 64 rows, as many as a mask reaches back.
+MOST_NODES = 63
+
 
 @dataclass(frozen=True, slots=True)
 class Draft:
@@ -19,6 +22,21 @@ class Draft:
 
     def __len__(self) -> int:
         return len(self.tokens)
+
+    def parent(self, index: int) -> int | None:
+        """The token that this one follows, None for the request's last one."""
+        if self.parents is not None:
+            return self.parents[index]
+        return index - 1 if index else None
+
+    def depths(self) -> list[int]:
+        """By token, how many tokens after the request's last one it would be: 1 for one that follows that."""
+        if self.parents is None:
+            return list(range(1, len(self.tokens) + 1))
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(1 if parent is None else depths[parent] + 1)
+        return depths
 
 
 NO_DRAFT = Draft(())
