@@ -22,7 +22,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from benchmarks.measure import alternate
-from llmc.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.cache_format import CacheFormat, parse_cache_format
 from llmc.targets import CpuTarget, host_target
 from tests.codegen.cpp.kernel_calls import kernel_call, kernels, open_pool
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch

@@ -25,8 +25,8 @@ import numpy.typing as npt
 
 from benchmarks.measure import alternate
 from llmc.codegen.cpp.kernel_library import load_kernels
-from llmc.engine_structs import LlmcChooseRows
 from llmc.program import CHOICE_INPUTS
+from llmc.program.engine_structs import LlmcChooseRows
 from llmc.runtime.sampling.banned_sequences import BannedSequences
 from llmc.runtime.sampling.dry_penalty import DryPenalty
 from llmc.runtime.sampling.logit_edits import AllowedTokens, LogitEdit

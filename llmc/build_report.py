@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llmc import engine_format
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
+from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelInfo
 from llmc.graph.pass_record import PassRecord
@@ -18,7 +19,6 @@ from llmc.passes.runner import PipelineResult
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import DeviceBinary, Program
-from llmc.quantized_weight import QuantizedWeight
 from llmc.targets import Target
 from llmc.version import VERSION
 

@@ -40,6 +40,7 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
+from llmc.files.typed_json import to_json
 from llmc.graph.capture import Captured, capture
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
@@ -53,12 +54,11 @@ from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import WeightSlot
-from llmc.program_json import program_to_json
+from llmc.program.program_json import program_to_json
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
 from llmc.targets import Target, resolve_target
-from llmc.typed_json import to_json
 
 Model = str | Path | nn.Module | ExportedProgram
 

@@ -18,17 +18,28 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Unpack
 
 from llmc.cache import CacheKind, open_cache
+from llmc.cache.source_digest import source_digest
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError
 from llmc.options import BuildKeywords, parse_options
-from llmc.source_digest import source_digest
 from llmc.targets import resolve_target
 from llmc.version import VERSION
 
 if TYPE_CHECKING:
     from llmc.build_stages import Progress
 
-_BUILDING_ROOMS = ("graph", "ops", "passes", "codegen", "engine_format")
+# All that decides what an engine is.
+BUILDING_ROOMS = (
+    "files",
+    "formats",
+    "program",
+    "graph",
+    "ops",
+    "passes",
+    "codegen",
+    "engine_format",
+    "prediction",
+)
 _BUILDING_PACKAGES = ("torch", "transformers", "triton")
 _MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".model", ".txt"}
 
@@ -63,7 +74,7 @@ def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
     parsed = parse_options(options)
     calibration = None if parsed.calibration is None else Path(parsed.calibration)
     parts = {
-        "llmc": [VERSION, source_digest(_BUILDING_ROOMS)],
+        "llmc": [VERSION, source_digest(BUILDING_ROOMS)],
         "model": {file.name: _remembered_digest(file) for file in files},
         "packages": {name: _version(name) for name in _BUILDING_PACKAGES},
         "target": asdict(resolve_target(target)),

@@ -10,9 +10,9 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
-from llmc.cache_format import parse_cache_format
 from llmc.errors import OptionError
-from llmc.schemes import Quantization, parse_quantization
+from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.schemes import Quantization, parse_quantization
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # What else a dtype may be called, here and on the command line.
@@ -35,8 +35,8 @@ class BuildOptions(BaseModel):
 
     dtype: of weights and activations; auto keeps the checkpoint's. float16 is for GPUs: for a CPU, a float16 checkpoint
     is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
-    kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/cache_format.py).
-    quantize: schemes of weights and activations (llmc/schemes.py): one for all, then PATTERN=SCHEME for some modules;
+    kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/formats/cache_format.py).
+    quantize: schemes of weights and activations (formats/schemes.py); one for all, then PATTERN=SCHEME for some;
     a text is split at commas. calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.

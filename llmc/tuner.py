@@ -23,7 +23,7 @@ from llmc.engine_format.reader import TargetProgram
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError
 from llmc.program import Alternative, DeviceKernel, Launch, Limits, Program, RowCount, RowRange, StepOutput
-from llmc.program_json import program_to_json
+from llmc.program.program_json import program_to_json
 from llmc.targets import GpuTarget
 
 if TYPE_CHECKING:

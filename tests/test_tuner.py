@@ -15,7 +15,7 @@ from llmc.engine_format import EngineDirectory, Manifest, ModelRecord, TargetRec
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError, TargetError
 from llmc.program import Alternative, Launch, RowCount, RowRange
-from llmc.program_json import program_to_json
+from llmc.program.program_json import program_to_json
 from llmc.runtime.device.inputs import StepShape, example_step
 from llmc.tuner import choose_ways, fastest, shape_of, steps_of, tune, variants, write_tuned
 from tests.runtime.device.device_program import LIMITS, binary, kernel, program

@@ -78,7 +78,7 @@ def bisect(
         culprit, found = _reproduce(session, culprit, directory, command)
     _report(console, culprit, found)
     if json:
-        from llmc.typed_json import to_json
+        from llmc.files.typed_json import to_json
 
         print(json_text.dumps(to_json(culprit), indent=1, ensure_ascii=False))
 

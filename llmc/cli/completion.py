@@ -22,7 +22,7 @@ def complete_executors(incomplete: str) -> list[str]:
 
 def complete_schemes(incomplete: str) -> list[str]:
     """Quantization schemes; after PATTERN= too, and the last of several after a comma."""
-    from llmc.schemes import NOT_QUANTIZED, SCHEMES
+    from llmc.formats.schemes import NOT_QUANTIZED, SCHEMES
 
     cut = max(incomplete.rfind(","), incomplete.rfind("=")) + 1
     done, start = incomplete[:cut], incomplete[cut:]

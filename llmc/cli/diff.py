@@ -240,7 +240,7 @@ def print_engines(console: Console, first: Path, second: Path, found: EngineDiff
 
 def engine_json(found: EngineDifference) -> dict[str, Any]:
     """Plain data."""
-    from llmc.typed_json import to_json
+    from llmc.files.typed_json import to_json
 
     data: dict[str, Any] = to_json(found)
     return data

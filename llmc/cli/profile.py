@@ -35,7 +35,7 @@ def profile(
     from llmc.debug.chrome_trace import chrome_trace
     from llmc.debug.profiler import Workload, profile_engine
     from llmc.engine_format import read_engine
-    from llmc.typed_json import to_json
+    from llmc.files.typed_json import to_json
 
     check_output(trace)
     check_output(json_file)

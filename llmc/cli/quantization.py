@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from llmc.cli.table import Column, FittingTable
 
 if TYPE_CHECKING:
-    from llmc.quantized_weight import QuantizedWeight
+    from llmc.formats.quantized_weight import QuantizedWeight
 
 
 def quantization_table(weights: Sequence[QuantizedWeight]) -> FittingTable:

@@ -16,8 +16,8 @@ from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.product_parts import part_of
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Operand
 from llmc.program import Layout, RowRange
+from llmc.program.launch_arguments import Argument, Operand
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import fx
 
-from llmc.launch_arguments import Count, Operand
 from llmc.program import Layout, Limits
+from llmc.program.launch_arguments import Count, Operand
 
 
 class Call(Protocol):

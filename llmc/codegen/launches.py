@@ -24,7 +24,6 @@ from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost
 from llmc.graph.model_graph import ModelGraph
-from llmc.launch_arguments import Operand
 from llmc.program import (
     ITEMSIZES,
     Affine,
@@ -36,6 +35,7 @@ from llmc.program import (
     Origin,
     RowCount,
 )
+from llmc.program.launch_arguments import Operand
 
 CONCATENATIONS = frozenset({torch.ops.aten.cat.default, torch.ops.aten.stack.default})
 

@@ -14,7 +14,7 @@ from llmc.codegen.kernel_ir import Apply, Constant, Load, Loop, Parameter, Reduc
 from llmc.codegen.loop_space import Space, dims_of, operand_view, reads_in_place, result_view, strides_over
 from llmc.codegen.views import View, Views, row_count
 from llmc.graph.pointwise import Kind, emit, kind_of
-from llmc.launch_arguments import Operand
+from llmc.program.launch_arguments import Operand
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from llmc.codegen.placement import row_stride_only
 from llmc.codegen.views import View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.model_graph import ModelGraph
-from llmc.launch_arguments import Count, Operand
 from llmc.program import Layout, Limits, RowCount
+from llmc.program.launch_arguments import Count, Operand
 
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
 

@@ -10,12 +10,12 @@ from torch._ops import OpOverload
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 import llmc.ops  # noqa: F401  (registers the ops that are asked for)
-from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.codegen.backend import Backend
 from llmc.errors import OptionError
+from llmc.formats.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.schemes import SCHEMES, Scheme
 from llmc.graph.code_numbers import code_dtype
 from llmc.options import BuildOptions
-from llmc.schemes import SCHEMES, Scheme
 
 _llmc = torch.ops.llmc
 # A shape that every group size divides; kernels refuse by format, not by size.

@@ -20,7 +20,7 @@ from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import Affine, CacheSlot, Layout, Program, WeightSlot
-from llmc.program_interface import memory_text
+from llmc.program.program_interface import memory_text
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ from llmc.debug.sample_tokens import Sample, sample_tokens
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import read_quantization
 from llmc.errors import LlmcError
+from llmc.files.typed_json import to_json
 from llmc.runtime.loading import load
-from llmc.typed_json import to_json
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,8 @@ from llmc.debug.coverage import Coverage
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME
 from llmc.errors import EngineFormatError, LlmcError, OptionError
+from llmc.files.typed_json import REBUILD, from_json, to_json
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
-from llmc.typed_json import REBUILD, from_json, to_json
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from llmc.debug.measurement_file import read_measurement
 from llmc.engine_format import EngineDirectory, Manifest
 from llmc.errors import EngineFormatError
-from llmc.typed_json import to_json
+from llmc.files.typed_json import to_json
 
 PERPLEXITY_VERSION = 1
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmc.errors import EngineFormatError
-from llmc.typed_json import from_json
+from llmc.files.typed_json import from_json
 
 T = TypeVar("T")
 

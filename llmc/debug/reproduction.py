@@ -27,10 +27,10 @@ from llmc.debug.graph_source import function_source
 from llmc.debug.region import ChangedRegion, Region, run_region
 from llmc.errors import OptionError, PassError
 from llmc.files.storage_error import storage_error
+from llmc.files.typed_json import to_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import render
 from llmc.passes.rewrite import Numerics
-from llmc.typed_json import to_json
 
 _SCRIPT = '''"""{title}
 

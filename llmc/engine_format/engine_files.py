@@ -15,7 +15,7 @@ from llmc.engine_format.manifest import MANIFEST_NAME, FileRecord
 from llmc.errors import EngineFormatError
 from llmc.files.mapped_file import mapped_file
 from llmc.files.regular_file import open_regular
-from llmc.typed_json import REBUILD
+from llmc.files.typed_json import REBUILD
 
 WEIGHTS = "weights/"
 # Of a file that is read as a whole; weights are mapped.

@@ -10,9 +10,9 @@ from typing import Any
 
 from llmc.errors import EngineFormatError
 from llmc.files.regular_file import read_regular
+from llmc.files.typed_json import REBUILD, from_json, to_json
 from llmc.program import Limits
 from llmc.targets import Target
-from llmc.typed_json import REBUILD, from_json, to_json
 
 FORMAT = "llmc-engine"
 FORMAT_VERSION = 3

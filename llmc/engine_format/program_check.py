@@ -1,6 +1,6 @@
 """Check that a program's numbers make sense together, before anybody computes with them.
 
-What a CPU engine's library takes for granted is compared with the library itself (llmc/program_interface.py); what a
+What a CPU engine's library takes for granted is compared with the library itself (program/program_interface.py); what a
 GPU's launches reach, where they are planned (runtime/device/launch_check.py).
 """
 
@@ -11,8 +11,8 @@ from dataclasses import asdict
 from pathlib import Path
 
 from llmc.errors import EngineFormatError, LlmcError
+from llmc.files.typed_json import REBUILD
 from llmc.program import ITEMSIZES, Affine, Buffer, CacheSlot, Program, RowCount
-from llmc.typed_json import REBUILD
 
 _MOST_COUNT = 2**31 - 1
 # What a process can address.

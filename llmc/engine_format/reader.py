@@ -13,11 +13,11 @@ from llmc.engine_format.weight_check import WeightCheck, compare_hashes
 from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.files.atomic_directory import TEMPORARY_SUFFIX
+from llmc.files.typed_json import REBUILD, from_json
+from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.program import Program
-from llmc.program_json import program_from_json
-from llmc.quantized_weight import QuantizedWeight
+from llmc.program.program_json import program_from_json
 from llmc.targets import CpuTarget, is_gpu_target, missing_features
-from llmc.typed_json import REBUILD, from_json
 
 PROGRAM_NAME = "program.json"
 # The programs of an engine's further GPUs: PROGRAMS/TARGET.json.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import EngineFormatError
+from llmc.files.typed_json import REBUILD
 from llmc.program import ITEMSIZES, Layout, WeightSlot
-from llmc.typed_json import REBUILD
 
 ALIGNMENT = 64
 SHARD_BYTES = 4 << 30

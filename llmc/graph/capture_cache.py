@@ -24,6 +24,7 @@ from typing import Any
 import torch
 
 from llmc.cache import CacheKind, open_cache
+from llmc.cache.source_digest import source_digest
 from llmc.errors import CheckpointError, EngineFormatError
 from llmc.graph.capture_text import captured_graph, captured_text
 from llmc.graph.checkpoint import SafetensorsSource, read_json
@@ -31,10 +32,9 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantization_config import is_quantized
 from llmc.options import BuildOptions
 from llmc.settings import settings
-from llmc.source_digest import source_digest
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
-_OWN_ROOMS = ("graph", "ops")
+OWN_ROOMS = ("graph", "ops", "program", "formats", "files")
 # What these say may change what is traced.
 _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"
@@ -55,7 +55,7 @@ def capture_entry(directory: Path, options: BuildOptions) -> str | None:
         "model": {name: _text(directory / name) for name in _CONFIG_FILES},
         "tensors": [(name, source.entry(name).dtype, source.entry(name).shape) for name in source.names()],
         "dtype": options.dtype,
-        "llmc": source_digest(_OWN_ROOMS),
+        "llmc": source_digest(OWN_ROOMS),
         "torch": [torch.__version__, torch.version.git_version, str(torch.get_default_dtype())],
         "python": sys.version,
         # Constants are computed with the processor's vector instructions.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
 
 
 def code_dtype(format: str) -> torch.dtype:

@@ -19,7 +19,7 @@ import sympy
 import torch
 from torch import Tensor, fx
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.op_record import C, L, Part, R, T, op_call, record_of
 from llmc.graph.step_inputs import symbol_names

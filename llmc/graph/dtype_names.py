@@ -1,6 +1,6 @@
 """What safetensors, engines, options and messages call each dtype: one table for every part that has torch.
 
-How many bytes an element takes is in llmc/program.py, for the parts that have no torch.
+How many bytes an element takes is in llmc/program/program.py, for the parts that have no torch.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from llmc.errors import EngineFormatError
-from llmc.typed_json import REBUILD
+from llmc.files.typed_json import REBUILD
 
 _REFERENCE = re.compile(r"%(\w+)")
 _CALL = re.compile(r"(?P<op>[\w.<>]+)\((?P<arguments>.*)\)", re.DOTALL)

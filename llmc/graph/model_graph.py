@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
-from llmc.cache_format import CacheFormat
+from llmc.formats.cache_format import CacheFormat
+from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
-from llmc.quantized_weight import QuantizedWeight
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from llmc.code_format import CODE_FORMATS
 from llmc.errors import CheckpointError
+from llmc.formats.code_format import CODE_FORMATS
 
 METHODS = ("gptq", "awq", "compressed-tensors")
 _FORMATS = (

@@ -19,11 +19,11 @@ import torch
 from torch import fx
 
 from llmc.errors import EngineFormatError, LoweringError
+from llmc.files.typed_json import from_json, to_json
 from llmc.graph.dtype_names import NAMED_DTYPES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.verify import all_fallback_ops, legal_ops
-from llmc.typed_json import from_json, to_json
 
 GRAPH_VERSION = 1
 _MEMORY_FORMATS = {
@@ -43,7 +43,7 @@ class WeightOf:
 
 def serialize_graph(graph: ModelGraph, weights: Mapping[str, WeightOf] = MappingProxyType({}), memory: str = "") -> str:
     """The graph's text. weights: of the placeholders that are not stored under their own names, as they are. memory:
-    what the graph takes for granted (llmc/program_interface.py).
+    what the graph takes for granted (llmc/program/program_interface.py).
 
     Raises LoweringError for an op or argument outside the grammar, naming the node.
     """

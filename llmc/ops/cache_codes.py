@@ -9,7 +9,7 @@ bf16. A group is a run of channels with a scale of its own at each position.
     fp8       one byte a channel, bits of e4m3fn                          e4m3(code) · scale
     int4      byte j: channel j in the low half, j + channels/2 in the high one      minimum + code · scale
 
-The ops take a CacheFormat as text (llmc/cache_format.py). In fp32 and from the scale as it was rounded to
+The ops take a CacheFormat as text (llmc/formats/cache_format.py). In fp32 and from the scale as it was rounded to
 bf16: code = nearest((x - minimum) / scale), ties to even, saturated; scale = max |x| / 127 or / 448, or
 (max - min) / 15; where that is 0 or less, the scale is 1. A NaN, which codes cannot say, makes its group's scale one.
 """
@@ -19,8 +19,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.cache_format import CacheFormat, parse_cache_format
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.code_numbers import code_dtype, code_numbers
 from llmc.ops.weight_codes import nearest_codes
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.code_numbers import code_numbers
 from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, op, per_element

@@ -21,7 +21,7 @@ import math
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.code_numbers import code_dtype, code_numbers
 from llmc.graph.op_record import Part
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element

@@ -6,11 +6,11 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from llmc.launch_grid import evaluate_grid
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Program, StepOutput
+from llmc.program.launch_grid import evaluate_grid
 from llmc.targets import GpuTarget
 
 

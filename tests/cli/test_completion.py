@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from llmc.cli.completion import complete_schemes, complete_targets
-from llmc.schemes import SCHEMES
+from llmc.formats.schemes import SCHEMES
 from llmc.targets import known_targets
 
 

@@ -14,12 +14,12 @@ from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.lowering import Lowered
 from llmc.codegen.target_kind import kind_of
 from llmc.compiler import packed
-from llmc.engine_structs import LlmcBindings, LlmcStep
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.execute import Chunk
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.weights import WeightSource
 from llmc.program import Program
+from llmc.program.engine_structs import LlmcBindings, LlmcStep
 from llmc.targets import CpuTarget, host_target
 
 _INT32 = ctypes.POINTER(ctypes.c_int32)

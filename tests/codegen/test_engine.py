@@ -18,7 +18,7 @@ from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
-from llmc.program_json import program_from_json, program_to_json
+from llmc.program.program_json import program_from_json, program_to_json
 from llmc.targets import CpuTarget, host_target
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 from tests.codegen.engine_harness import OpenEngine, packed_weights, run_engine

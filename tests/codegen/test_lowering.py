@@ -17,11 +17,11 @@ from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.lowering import plan_step
 from llmc.errors import LlmcError, LoweringError
 from llmc.graph.model_graph import ModelGraph
-from llmc.launch_arguments import Count, Operand
 from llmc.options import BuildOptions
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Layout, RowCount
+from llmc.program.launch_arguments import Count, Operand
 from llmc.targets import host_target
 from tests.codegen.tiny_models import CHANNELS, VOCABULARY, GraphBuilder, aten, gemma2, gpt2, llama, ops
 

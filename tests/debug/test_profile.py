@@ -12,8 +12,8 @@ from llmc.debug.profile import Profile, check_profile, kernel_class, read_profil
 from llmc.debug.profiler import Workload, profile_engine
 from llmc.engine_format import read_engine
 from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.files.typed_json import to_json
 from llmc.program import DeviceKernel
-from llmc.typed_json import to_json
 from tests.runtime.tiny_engine import write_tiny_engine
 
 WORKLOAD = Workload(prefill=32, batch=3, context=20, repeats=3)

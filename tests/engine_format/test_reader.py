@@ -14,7 +14,7 @@ from llmc.engine_format import TargetRecord, read_engine
 from llmc.engine_format.manifest import Manifest, content_digest, manifest_text, read_manifest
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError, LlmcError, TargetError
-from llmc.program_json import program_to_json
+from llmc.program.program_json import program_to_json
 from tests.runtime.tiny_engine import copied, tiny_manifest, tiny_model, tiny_program, write_tiny_engine
 
 WEIGHTS = "weights/rank0-0000.safetensors"

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.cache_format import parse_cache_format
 from llmc.errors import OptionError
+from llmc.formats.cache_format import parse_cache_format
 from llmc.ops.attention import attend
 from llmc.ops.cache_codes import read_codes, write_codes
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import pytest
 
-from llmc.launch_arguments import Argument, Count
 from llmc.prediction.launch_cost import LaunchCost, launch_costs
 from llmc.prediction.launch_time import predict_launch, predict_step
 from llmc.prediction.rates import KindRates, Rates, Reach, gpu_rates
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Affine, Launch, Limits, Origin, Program, RowCount, RowRange
+from llmc.program.launch_arguments import Argument, Count
 from tests.gpu_target import gpu_target
 
 REACH = (Reach(1, 0.25), Reach(4, 0.8), Reach(8, 1.0))

@@ -19,8 +19,8 @@ from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.ops.attention import attend
 from llmc.program import Affine, CacheSlot, Layout, Limits, Program, WeightSlot
-from llmc.program_interface import memory_text
-from llmc.program_json import program_to_json
+from llmc.program.program_interface import memory_text
+from llmc.program.program_json import program_to_json
 from llmc.targets import REFERENCE
 
 VOCAB, WIDTH, HEADS, KV_HEADS, HEAD_DIM = 97, 16, 4, 2, 4

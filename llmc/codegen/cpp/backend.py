@@ -17,8 +17,8 @@ from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Operand
 from llmc.program import LOOP, Layout
+from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import CpuTarget
 
 

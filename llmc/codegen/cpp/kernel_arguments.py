@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import torch
 
-from llmc.cache_format import parse_cache_format
 from llmc.codegen.call import Call
-from llmc.launch_arguments import Argument, Count
+from llmc.formats.cache_format import parse_cache_format
 from llmc.program import Layout
+from llmc.program.launch_arguments import Argument, Count
 
 # Element types of activations and weights, and of scales.
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}

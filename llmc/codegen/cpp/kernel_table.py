@@ -10,14 +10,14 @@ import torch
 from torch import fx
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
-from llmc.cache_format import parse_cache_format
 from llmc.codegen.backend import no_kernel
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp import kernel_arguments as arguments
 from llmc.codegen.cpp import products
 from llmc.codegen.cpp.kernel_arguments import DTYPES
+from llmc.formats.cache_format import parse_cache_format
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 from llmc.targets import CpuTarget
 
 _llmc = torch.ops.llmc

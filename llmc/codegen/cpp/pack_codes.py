@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.pack import padded_rows
 from llmc.codegen.cpp.panel import PANEL
 from llmc.errors import LoweringError
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.program import Layout
 
 # The layout in code panels of what a plain weight would have in panels.

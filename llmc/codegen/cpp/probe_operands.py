@@ -6,11 +6,11 @@ import ctypes
 from dataclasses import dataclass
 from typing import Any
 
-from llmc.cache_format import parse_cache_format
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.panel import PANEL
+from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.program import ITEMSIZES, CacheSlot, Launch
 
 

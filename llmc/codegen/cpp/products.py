@@ -17,7 +17,7 @@ from llmc.codegen.cpp.storages import STORAGES
 from llmc.codegen.storage import storage_for, storage_of
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 from llmc.targets import CpuTarget
 
 _EMBEDDING = torch.ops.llmc.embedding.default

@@ -10,10 +10,10 @@ from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
-from llmc.engine_structs import ENGINE_STRUCTS
-from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import LOOP, Affine, Launch, Origin, Program
-from llmc.program_interface import interface_text
+from llmc.program.engine_structs import ENGINE_STRUCTS
+from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.program_interface import interface_text
 
 _COUNTS = {
     Count.TOKENS: "T",

@@ -13,12 +13,12 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp.kernel_arguments import SCALES
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
 from llmc.program import Layout
+from llmc.program.launch_arguments import Argument
 
 _llmc = torch.ops.llmc
 

@@ -21,8 +21,8 @@ from llmc.codegen.triton.norm_claims import norm_before
 from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
 from llmc.errors import LoweringError
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import LIBRARY, LOOP, Layout, RowCount, RowRange
+from llmc.program.launch_arguments import Argument, Count, Operand
 from llmc.targets import GpuTarget
 
 

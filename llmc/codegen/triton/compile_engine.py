@@ -17,7 +17,7 @@ from llmc.engine_format import engine_files
 from llmc.engine_format.reader import PROGRAM_NAME
 from llmc.errors import LlmcError
 from llmc.files.atomic_directory import AtomicDirectory
-from llmc.program_json import program_from_json, program_to_json
+from llmc.program.program_json import program_from_json, program_to_json
 from llmc.targets import GPU_TARGETS, GpuTarget
 
 

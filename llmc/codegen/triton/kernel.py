@@ -10,7 +10,7 @@ from torch import fx
 
 from llmc.codegen.call import Call
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Operand
+from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 Constant = int | float | bool | str | None
@@ -23,10 +23,10 @@ class DeviceLaunch:
     function: a @triton.jit function at the top of a module, or a LibraryFunction. arguments, by the function's
     parameter names: an operand without a stride, a count, an int or a float, or None for a pointer that is absent (then
     the kernel is compiled for None). constants: the tl.constexpr parameters. grid: one to three expressions in T, L and
-    R (llmc/launch_grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that adds up what this
-    one left in a workspace. min_tokens, max_tokens: the row counts (T, or L where the launch's rows are logit rows)
-    that the launch serves, None for no limit; together the candidates serve every count. seconds: predicted at the most
-    of them, of all launches together, with the one that does the work; None where the node's cost says it.
+    R (program/launch_grid.py), such as "cdiv(T, 64) * 4". then: launches that follow, such as one that adds up what
+    this one left in a workspace. min_tokens, max_tokens: the row counts (T, or L where the launch's rows are logit
+    rows) that the launch serves, None for no limit; together the candidates serve every count. seconds: predicted at
+    the most of them, of all launches together, with the one that does the work; None where the node's cost says it.
     """
 
     function: Any
@@ -43,7 +43,7 @@ class DeviceLaunch:
 
 @dataclass(frozen=True)
 class LibraryFunction:
-    """A function of llmc/library_products.py, called as a kernel is."""
+    """A function of llmc/program/library_products.py, called as a kernel is."""
 
     fn: Callable[..., None]
 

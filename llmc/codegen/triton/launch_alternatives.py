@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from llmc.codegen.launches import alike, plan_buffers, spans_of
-from llmc.launch_arguments import Operand
 from llmc.program import Alternative, Buffer, Launch, Program
+from llmc.program.launch_arguments import Operand
 
 
 def launch_alternatives(program: Program, chosen: Sequence[Alternative]) -> Program:

@@ -11,9 +11,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from llmc.codegen.triton.backend import Unspecialized
-from llmc.launch_arguments import Argument, Operand
-from llmc.launch_signature import OperandDtypes, dtype_of, operand_dtypes, parameter_of
 from llmc.program import LIBRARY, DeviceKernel, DeviceParameter, Launch, Program
+from llmc.program.launch_arguments import Argument, Operand
+from llmc.program.launch_signature import OperandDtypes, dtype_of, operand_dtypes, parameter_of
 
 
 def specialize(

@@ -23,7 +23,6 @@ from llmc.codegen.triton.kernels.sampling.draw_rows import argmax_rows, draw_row
 from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
 from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
-from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -39,6 +38,7 @@ from llmc.program import (
     RowRange,
     StepOutput,
 )
+from llmc.program.launch_arguments import Argument, Count, Operand
 from llmc.targets import GpuTarget
 
 # Candidates of a row: more filters of more kinds are covered by more of them, and each costs a pass over a chunk.

@@ -23,7 +23,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.source_line import source_line
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
-from llmc.program_json import program_to_json
+from llmc.program.program_json import program_to_json
 from llmc.targets import GpuTarget
 
 # What lowering for a GPU left alone, and why.

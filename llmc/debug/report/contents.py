@@ -10,9 +10,9 @@ from typing import Any, TypeVar
 from llmc.engine_format import EngineFiles, Manifest
 from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, read_quantization
 from llmc.errors import EngineFormatError
+from llmc.files.typed_json import REBUILD
+from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.program import Program
-from llmc.quantized_weight import QuantizedWeight
-from llmc.typed_json import REBUILD
 
 _T = TypeVar("_T")
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from llmc.errors import EngineFormatError
+from llmc.files.typed_json import REBUILD
 from llmc.graph.graph_text import NodeText, read_node
 from llmc.graph.repeats import node_token, repeats_of
-from llmc.typed_json import REBUILD
 
 
 def graphs_data(graphs: Sequence[tuple[int, str, str]], at: Path) -> dict[str, Any]:

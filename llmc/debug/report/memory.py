@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from typing import Any
 
+from llmc.files.typed_json import to_json
 from llmc.program import Program
-from llmc.typed_json import to_json
 
 _NUMBER = re.compile(r"\d+")
 

@@ -14,9 +14,9 @@ from llmc.debug.report.graphs import graphs_data
 from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
 from llmc.debug.report.quantization import quantization_data
+from llmc.files.typed_json import to_json
 from llmc.prediction.rates import KindRates, Rates, gpu_rates
 from llmc.targets import gpu_target
-from llmc.typed_json import to_json
 
 # In the order in which they use each other; the last one starts.
 MODULES = (

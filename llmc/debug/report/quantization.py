@@ -7,8 +7,8 @@ from typing import Any
 
 from llmc.debug.measured_perplexity import MeasuredPerplexity
 from llmc.debug.report.contents import EngineContents
+from llmc.files.typed_json import to_json
 from llmc.program import CacheSlot
-from llmc.typed_json import to_json
 
 _LAYER = re.compile(r"\.(\d+)\.")
 _ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}

@@ -13,9 +13,9 @@ from llmc.engine_format import EngineFiles, read_engine
 from llmc.engine_format.manifest import MANIFEST_NAME
 from llmc.engine_format.reader import NODES_NAME
 from llmc.errors import EngineFormatError, OptionError
+from llmc.files.typed_json import REBUILD
 from llmc.graph.graph_text import GraphText, read_graph_text
 from llmc.options import BuildOptions
-from llmc.typed_json import REBUILD
 
 if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass

@@ -14,8 +14,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from llmc.formats.schemes import Scheme
 from llmc.passes.quantization.round_weight import round_to_nearest
-from llmc.schemes import Scheme
 
 _STEPS = 20
 _LEAST = 1e-5

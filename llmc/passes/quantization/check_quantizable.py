@@ -11,8 +11,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.errors import CheckpointError
+from llmc.formats.cache_format import CacheFormat, parse_cache_format
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names

@@ -18,9 +18,9 @@ import torch
 from torch import Tensor
 
 from llmc.errors import PassError
+from llmc.formats.schemes import Scheme
 from llmc.ops.weight_codes import nearest_codes
 from llmc.passes.quantization.round_weight import RoundedWeight, fitted_scales, one_thread
-from llmc.schemes import Scheme
 
 _BLOCK = 128
 # Columns of a strip of XᵀX: only what lies right of its diagonal is computed.

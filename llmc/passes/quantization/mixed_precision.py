@@ -18,12 +18,12 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from llmc.errors import OptionError
+from llmc.formats.schemes import SCHEMES, Budget, Scheme
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
 from llmc.passes.quantization.plan import HEAD, Planned, head_scheme
 from llmc.passes.quantization.sensitivity import bits_of, elements_of, ladders, unit_schemes, units_of
 from llmc.passes.quantization.spend_bits import Rung, spend
-from llmc.schemes import SCHEMES, Budget, Scheme
 
 # Budgets, in bits a weight, for which bits are given out: the same ones whatever is asked, so that a larger budget has
 # the candidates of a smaller one. And how many of them are carried out.

@@ -10,10 +10,10 @@ import torch
 from torch import fx
 
 from llmc.errors import OptionError
+from llmc.formats.schemes import BLOCK, Quantization, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
-from llmc.schemes import BLOCK, Quantization, Scheme
 
 _llmc = torch.ops.llmc
 PRODUCTS = frozenset({_llmc.linear.default, _llmc.lm_head.default})

@@ -15,8 +15,8 @@ from typing import Any
 import torch
 from torch import fx
 
-from llmc.cache_format import CacheFormat, parse_cache_format
 from llmc.errors import OptionError
+from llmc.formats.cache_format import CacheFormat, parse_cache_format
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.stage import Stage

@@ -19,7 +19,9 @@ from functools import partial
 import torch
 from torch import Tensor, fx
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.schemes import Quantization, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -37,8 +39,6 @@ from llmc.passes.quantization.round_weight import RoundedWeight, one_thread, rou
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.quantized_weight import QuantizedWeight
-from llmc.schemes import Quantization, Scheme
 
 # Tokens that errors are measured on.
 _MEASURED_ROWS = 256

@@ -12,6 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, fx
 
+from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
@@ -25,7 +26,6 @@ from llmc.passes.quantization.plan import PRODUCTS, readers_of_weights
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.quantized_weight import QuantizedWeight
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:

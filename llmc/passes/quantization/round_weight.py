@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.schemes import BLOCK, Scheme
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros
-from llmc.schemes import BLOCK, Scheme
 
 # Elements that are rounded at a time, so that the many fp32 intermediates of a fit stay in a core's cache.
 _CHUNK = 1 << 16

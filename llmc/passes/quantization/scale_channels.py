@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from llmc.formats.schemes import Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -29,7 +30,6 @@ from llmc.passes.quantization.plan import Planned, plan
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.schemes import Scheme
 
 _llmc, _aten = torch.ops.llmc, torch.ops.aten
 _NORMS = frozenset({_llmc.rms_norm.default, _llmc.layer_norm.default})

@@ -15,6 +15,7 @@ from dataclasses import replace
 
 from torch import Tensor, fx
 
+from llmc.formats.schemes import Budget, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
@@ -22,7 +23,6 @@ from llmc.passes.quantization.plan import Planned, check_columns
 from llmc.passes.quantization.round_weight import one_thread, round_to_nearest, row_chunks
 from llmc.passes.quantization.spend_bits import Rung
 from llmc.passes.quantization.stream import Stream
-from llmc.schemes import Budget, Scheme
 
 # Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
 _SEQUENCES, _TOKENS = 4, 128

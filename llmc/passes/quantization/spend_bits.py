@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from llmc.schemes import Scheme
+from llmc.formats.schemes import Scheme
 
 # What is left of a budget once all weights have the fewest bits is given out in so many parts.
 _BUDGET_PARTS = 20_000

@@ -6,8 +6,8 @@ import ctypes
 import struct
 from collections.abc import Callable
 
-from llmc.launch_arguments import Count
 from llmc.program import DeviceBinary
+from llmc.program.launch_arguments import Count
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.program import PlannedCall, Pointer
 

@@ -16,7 +16,7 @@ from llmc.engine_format.reader import TargetProgram
 from llmc.errors import TargetError
 from llmc.processes.worker_command import worker_command, worker_environment
 from llmc.program import Program
-from llmc.program_json import program_from_json
+from llmc.program.program_json import program_from_json
 from llmc.runtime.device.device import Device
 from llmc.targets import match_device
 

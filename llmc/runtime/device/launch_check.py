@@ -11,11 +11,8 @@ import math
 from collections.abc import Iterator
 from dataclasses import fields
 
-from llmc import library_products
 from llmc.errors import EngineFormatError
-from llmc.launch_arguments import Argument, Count, Operand
-from llmc.launch_grid import evaluate_grid
-from llmc.launch_signature import operand_dtypes, parameter_of
+from llmc.files.typed_json import REBUILD
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -27,9 +24,12 @@ from llmc.program import (
     Program,
     RowCount,
     StepOutput,
+    library_products,
 )
+from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_grid import evaluate_grid
+from llmc.program.launch_signature import operand_dtypes, parameter_of
 from llmc.runtime.loop.step import Step
-from llmc.typed_json import REBUILD
 
 # What CUDA allows in each direction.
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)

@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from llmc.errors import EngineFormatError
-from llmc.launch_arguments import Count, Operand
-from llmc.launch_grid import evaluate_grid
+from llmc.files.typed_json import REBUILD
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
@@ -23,8 +22,9 @@ from llmc.program import (
     RowRange,
     StepOutput,
 )
+from llmc.program.launch_arguments import Count, Operand
+from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.device.launch_check import LaunchBounds, check_kernels, launch_problem
-from llmc.typed_json import REBUILD
 
 ARENA = "arena"
 

@@ -12,10 +12,10 @@ import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
-from llmc.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
 from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, StepOutput
-from llmc.program_interface import check_interface, interface_text
+from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
+from llmc.program.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.loop.step import Step
 from llmc.runtime.memory import Bytes, zeros

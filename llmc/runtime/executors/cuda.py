@@ -15,11 +15,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from llmc import library_products
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput, library_products
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device.device import Device, open_device

@@ -20,7 +20,7 @@ from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
-from llmc.program_interface import check_interface, memory_text
+from llmc.program.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.executors.reference_tiles import tiles_of
 from llmc.runtime.executors.stored_weights import graph_weights

@@ -11,10 +11,10 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import EngineFormatError
+from llmc.files.typed_json import REBUILD
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.serialize import WeightOf
 from llmc.program import Layout, WeightSlot
-from llmc.typed_json import REBUILD
 
 
 def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dict[str, Tensor]:

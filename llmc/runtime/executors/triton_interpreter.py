@@ -19,12 +19,11 @@ import torch
 from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the kernels' sources name)
-from llmc import library_products
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_products
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
 from llmc.runtime.loop.step import Step

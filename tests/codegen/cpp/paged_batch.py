@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.cache_format import CacheFormat
+from llmc.formats.cache_format import CacheFormat
 from llmc.ops.attention import paged_attention
 from llmc.ops.cache_codes import write_codes
 from llmc.targets import CpuTarget

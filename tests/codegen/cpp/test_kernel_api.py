@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp import kernel_api as read
 from llmc.codegen.cpp.kernel_api import enumerator, field_names, kernel_api, layout_assertion, layout_source
 from llmc.codegen.cpp.kernel_arguments import SCALES
@@ -15,9 +14,10 @@ from llmc.codegen.cpp.kernel_library import kernel_shared_library
 from llmc.codegen.cpp.kernel_table import CODED_HEAD
 from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
-from llmc.engine_structs import ENGINE_STRUCTS
 from llmc.errors import ToolchainError
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.ops.activation import ACTIVATIONS
+from llmc.program.engine_structs import ENGINE_STRUCTS
 from llmc.runtime.executors.cpp import ENGINE_ABI
 from llmc.targets import host_target
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.cpp.kernel_arguments import SCALES
 from llmc.codegen.cpp.pack_codes import CodeShape, pack_codes
 from llmc.errors import LoweringError
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.program import Layout
 from tests.codegen.cpp.quantized_calls import quantized
 

@@ -12,9 +12,9 @@ from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.measured_rates import measured_rates
 from llmc.codegen.cpp.probes import multiply_rate, read_bandwidth
 from llmc.errors import LlmcError
-from llmc.launch_arguments import Argument, Count
 from llmc.prediction.launch_cost import ATTENTION_KEYS
 from llmc.program import Affine, CacheSlot, Launch, Limits, Origin, Program
+from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import host_target
 
 Arguments = dict[str, Argument]

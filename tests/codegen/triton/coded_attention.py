@@ -7,7 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from llmc.cache_format import parse_cache_format
+from llmc.formats.cache_format import parse_cache_format
 
 
 def coded_attention(

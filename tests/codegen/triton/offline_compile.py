@@ -15,8 +15,8 @@ from torch import Tensor
 from llmc.codegen.triton.backend import python_function
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, LibraryFunction
-from llmc.launch_arguments import Operand
 from llmc.program import DeviceKernel, DeviceParameter
+from llmc.program.launch_arguments import Operand
 from llmc.targets import GpuTarget
 from tests.codegen.triton.claimed import values_of
 from tests.codegen.triton.tensor_call import TensorCall

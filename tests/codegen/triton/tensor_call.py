@@ -17,9 +17,9 @@ from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.graph.op_record import RECORDS
-from llmc.launch_arguments import Argument, Count, Operand
-from llmc.launch_grid import evaluate_grid
 from llmc.program import Layout, Limits, code_rows_layout
+from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from tests.codegen.triton.claimed import Claimed, values_of
 from tests.gpu_target import gpu_target

@@ -13,7 +13,7 @@ from llmc.codegen.triton.lowering import lower_device
 from llmc.graph.execute import Chunk, run_steps
 from llmc.options import BuildOptions
 from llmc.program import Alternative, Program
-from llmc.program_json import program_from_json, program_to_json
+from llmc.program.program_json import program_from_json, program_to_json
 from tests.codegen.tiny_models import llama
 from tests.codegen.triton.device_harness import interpret_steps
 from tests.gpu_target import gpu_target

@@ -17,7 +17,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
-from llmc.program_json import program_from_json, program_to_json
+from llmc.program.program_json import program_from_json, program_to_json
 from tests.codegen.test_engine import MIXED_STEPS
 from tests.codegen.tiny_models import gemma2, gpt2, llama
 from tests.codegen.triton.device_harness import interpret_steps

@@ -20,12 +20,12 @@ from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import REPORT_NAME
+from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_cost import launch_costs
 from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import KindRates, Rates, Reach
 from llmc.prediction.step_shape import StepShape
-from llmc.quantized_weight import QuantizedWeight
 from tests.tiny_models import tiny_checkpoint
 
 if TYPE_CHECKING:

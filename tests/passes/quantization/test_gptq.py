@@ -7,9 +7,9 @@ import torch
 from torch import Tensor
 
 from llmc.errors import PassError
+from llmc.formats.schemes import Scheme, parse_scheme
 from llmc.passes.quantization.gptq import gptq, gram, prepare
 from llmc.passes.quantization.round_weight import round_to_nearest
-from llmc.schemes import Scheme, parse_scheme
 
 
 def _scheme(text: str) -> Scheme:

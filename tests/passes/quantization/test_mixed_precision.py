@@ -15,6 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from llmc.errors import OptionError
+from llmc.formats.schemes import parse_scheme
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.weights import WeightSource
@@ -26,7 +27,6 @@ from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.quantization.spend_bits import Rung, spend
 from llmc.passes.runner import PipelineResult, run_pipeline
-from llmc.schemes import parse_scheme
 from tests.passes.quantization.quantizing import calibration_file, captured_llama, quantized
 
 _EXAMPLES = Path(__file__).parents[3] / "examples"

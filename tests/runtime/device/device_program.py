@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import (
     Affine,
     Buffer,
@@ -18,6 +17,7 @@ from llmc.program import (
     RowCount,
     WeightSlot,
 )
+from llmc.program.launch_arguments import Argument, Count, Operand
 
 LIMITS = Limits(max_batch_tokens=512, max_sequences=24, max_logit_rows=32, max_model_len=4096, block_size=16)
 

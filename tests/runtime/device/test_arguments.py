@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from llmc.launch_grid import evaluate_grid
 from llmc.program import RowCount, RowRange, StepOutput
+from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.device import program as device_program
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.inputs import StepShape

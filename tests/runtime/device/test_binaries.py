@@ -13,7 +13,7 @@ from llmc.engine_format.reader import TargetProgram
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import TargetError
 from llmc.program import LIBRARY
-from llmc.program_json import program_to_json
+from llmc.program.program_json import program_to_json
 from llmc.runtime.device import binaries as device_binaries
 from llmc.runtime.device.binaries import binaries_for, cache_key, carried_archs, fitting_arch, program_for
 from llmc.runtime.device.device import Device

@@ -14,9 +14,9 @@ from llmc.codegen.triton.lowering import lower_device
 from llmc.compiler import packed
 from llmc.errors import ModelFailureError
 from llmc.graph.finite_weights import FiniteWeights
-from llmc.launch_arguments import Operand
 from llmc.options import BuildOptions
 from llmc.program import Launch, Program, StepOutput
+from llmc.program.launch_arguments import Operand
 from llmc.runtime.executors.executor import ChoosingExecutor, LaunchTime, Logits
 from llmc.runtime.executors.triton_interpreter import TritonInterpreterExecutor
 from llmc.runtime.loop.step import Step

@@ -15,15 +15,15 @@ import torch
 from llmc.codegen.triton.lowering import lower_device
 from llmc.engine_format.program_check import check_program
 from llmc.errors import EngineFormatError, LlmcError
-from llmc.launch_arguments import Operand
+from llmc.files.typed_json import to_json
 from llmc.options import BuildOptions
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Launch, Program, StepOutput
-from llmc.program_json import program_from_json
+from llmc.program.launch_arguments import Operand
+from llmc.program.program_json import program_from_json
 from llmc.runtime.device.arguments import argument_values
 from llmc.runtime.device.inputs import StepShape, largest_shape
 from llmc.runtime.device.memory import plan_device_memory
 from llmc.runtime.device.program import calls_of_step, plan_calls
-from llmc.typed_json import to_json
 from tests.codegen.tiny_models import GraphBuilder, ops
 from tests.engine_format.edited_programs import edited
 from tests.gpu_target import gpu_target

@@ -17,8 +17,8 @@ from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.engine_format.writer import EngineWriter
 from llmc.program import Affine, CacheSlot, Layout, Limits, Program, WeightSlot
-from llmc.program_interface import interface_text
-from llmc.program_json import program_to_json
+from llmc.program.program_interface import interface_text
+from llmc.program.program_json import program_to_json
 from llmc.targets import resolve_target
 
 VOCAB = 101

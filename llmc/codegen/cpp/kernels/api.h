@@ -361,7 +361,7 @@ typedef struct {
 
 typedef struct LlmcEngine LlmcEngine;
 int32_t llmc_engine_abi(void);
-// What the engine takes for granted of the memory in its bindings and steps, as llmc/program_interface.py says it.
+// What the engine takes for granted of the memory in its bindings and steps, as llmc/program/program_interface.py says it.
 const char* llmc_engine_interface(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from llmc.cache_format import CacheFormat, parse_cache_format
+from llmc.formats.cache_format import CacheFormat, parse_cache_format
 from llmc.ops.cache_codes import read_codes
 from llmc.ops.kv_write import kv_write
 from llmc.ops.rope import rope_kv_write

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.code_format import CODE_FORMATS
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.ops.embedding import embedding
 from llmc.ops.linear import fused_linear, gated_linear, linear, lm_head
 from llmc.ops.token_codes import token_codes, token_values

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch import Tensor, fx
 
-from llmc.cache_format import parse_cache_format
 from llmc.codegen.triton.kernels.attention.kv_write import kv_write, supports
 from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
 from llmc.codegen.triton.kernels.attention.rope_kv_write import rope_kv_write
+from llmc.formats.cache_format import parse_cache_format
 from llmc.ops.cache_codes import read_codes, write_codes
 from tests.codegen.cpp.paged_batch import paged_batch
 from tests.codegen.triton.tensor_call import TensorCall, check

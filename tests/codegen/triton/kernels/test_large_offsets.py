@@ -12,7 +12,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.cache_format import parse_cache_format
 from llmc.codegen.triton.kernel import KernelTemplate
 from llmc.codegen.triton.kernels.attention.kv_write import kv_write
 from llmc.codegen.triton.kernels.attention.paged_attention import paged_attention
@@ -20,6 +19,7 @@ from llmc.codegen.triton.kernels.products.linear import linear
 from llmc.codegen.triton.kernels.products.product_best import best_gemv_kernel, best_narrow_kernel
 from llmc.codegen.triton.kernels.rows.embedding import embedding
 from llmc.codegen.triton.printer import print_loop, print_module
+from llmc.formats.cache_format import parse_cache_format
 from llmc.ops.cache_codes import write_codes
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from llmc.targets import device_target

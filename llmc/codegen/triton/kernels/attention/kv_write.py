@@ -10,13 +10,13 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.cache_format import parse_cache_format
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks, tensors_of
+from llmc.formats.cache_format import parse_cache_format
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 _ELEMENTS_PER_PROGRAM = 1024

@@ -13,7 +13,7 @@ import triton.language as tl
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch
 from llmc.codegen.triton.kernels.attention.cache_codes import write_codes
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 
 _ELEMENTS_PER_PROGRAM = 1024
 _CONSTANTS = ["KV_HEADS", "HEAD_DIM", "VALUE_DIM", "BLOCK_SIZE", "CACHE_FORMAT", "CACHE_GROUP", "HALF", "INTERLEAVED"]

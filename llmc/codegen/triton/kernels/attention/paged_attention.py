@@ -23,7 +23,7 @@ from llmc.codegen.triton.kernels.attention.paged_decode import combine_splits_ke
 from llmc.codegen.triton.kernels.attention.paged_prefill import paged_prefill_kernel
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Count
+from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 _MAX_DIM = 256

@@ -26,7 +26,7 @@ from llmc.codegen.triton.kernels.attention.kv_write_codes import code_launch
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rows.rope import rope_kernel, rotation_constants, turn
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 
 from torch import fx
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import rows
 from llmc.codegen.triton.kernels.products.product import Codes, Epilogue, Product
 from llmc.codegen.triton.kernels.products.quantize_tokens import quantize_launch
 from llmc.codegen.triton.kernels.refusals import FLOATS, tensors_of
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.product_parts import unrounded_parts
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
 from llmc.program import code_rows_layout
+from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 _LEAST_GROUP = 32

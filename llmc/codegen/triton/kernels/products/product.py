@@ -6,14 +6,14 @@ from dataclasses import dataclass
 
 from torch import fx
 
-from llmc.code_format import CODE_FORMATS
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, tensors_of
 from llmc.codegen.triton.kernels.rows.rms_norm import norm_into
+from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Count, Operand
 from llmc.program import Layout
+from llmc.program.launch_arguments import Argument, Count, Operand
 from llmc.targets import GpuTarget
 
 _DESCRIPTOR_ALIGNMENT = 16

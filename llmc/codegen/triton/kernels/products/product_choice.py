@@ -8,7 +8,6 @@ from typing import Any
 import torch
 import triton
 
-from llmc import library_products
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
 from llmc.codegen.triton.kernels.products.coded_gemv import code_gemv_kernel
 from llmc.codegen.triton.kernels.products.coded_tile import code_tile_kernel
@@ -25,7 +24,8 @@ from llmc.codegen.triton.kernels.products.dense_ways import (
 )
 from llmc.codegen.triton.kernels.products.product import Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
-from llmc.launch_arguments import Argument, Count
+from llmc.program import library_products
+from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 # Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.

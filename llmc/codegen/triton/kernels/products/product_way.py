@@ -7,7 +7,7 @@ from enum import Enum
 
 
 class Way(Enum):
-    """Which kernel computes a product; its file has the name. LIBRARY: llmc/library_products.py and a finishing one."""
+    """Which kernel computes a product; its file has the name. LIBRARY: of program/library_products.py, and a finish."""
 
     DENSE_GEMV = "dense_gemv"
     DENSE_NARROW = "dense_narrow"

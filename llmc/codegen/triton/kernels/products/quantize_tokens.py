@@ -19,7 +19,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, nearest_integers
 from llmc.codegen.triton.kernels.rows.row_tile import row_tile
 from llmc.graph.code_numbers import code_dtype
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 
 
 @triton.jit

@@ -15,7 +15,7 @@ import triton.language as tl
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch, store_rows, summand, supports
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 

@@ -13,7 +13,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rows.row_tile import row_tile
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Operand
+from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 

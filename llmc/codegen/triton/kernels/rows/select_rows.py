@@ -17,8 +17,8 @@ from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, r
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes
 from llmc.codegen.triton.kernels.rows.row_tile import row_tile
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Count
 from llmc.program import Layout
+from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 

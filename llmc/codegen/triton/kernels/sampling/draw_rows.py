@@ -17,8 +17,8 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument, Count
 from llmc.ops.sampling import GROUP_PLACES, NOISE_GROUP, NOISE_RUN, WINNER_SHIFT
+from llmc.program.launch_arguments import Argument, Count
 from llmc.targets import GpuTarget
 
 _CHUNK = 4096

@@ -17,7 +17,7 @@ from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
-from llmc.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 _CHUNK = 2048

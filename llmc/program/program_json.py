@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 
 from llmc.errors import EngineFormatError
-from llmc.program import Program
-from llmc.typed_json import REBUILD, from_json, to_json
+from llmc.files.typed_json import REBUILD, from_json, to_json
+from llmc.program.program import Program
 
 
 def program_to_json(program: Program) -> str:

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from llmc.errors import OptionError
+from llmc.formats.schemes import parse_quantization, parse_scheme
 from llmc.options import parse_options
 from llmc.passes.quantization.round_weight import round_to_nearest
-from llmc.schemes import parse_quantization, parse_scheme
 
 
 def test_reads_options_of_a_scheme() -> None:

@@ -8,10 +8,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from enum import Enum
 
-from llmc.cache_format import parse_cache_format
-from llmc.code_format import CODE_FORMATS
 from llmc.errors import EngineFormatError
-from llmc.launch_arguments import Argument, Count
+from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.code_format import CODE_FORMATS
+from llmc.program.launch_arguments import Argument, Count
 
 # Bytes of an element of each dtype, by what safetensors calls it.
 ITEMSIZES = {
@@ -99,7 +99,7 @@ _CODE_BITS = {Layout.CODE_ROWS: 8, Layout.CODE_PAIR_ROWS: 4, Layout.CODE_5_ROWS:
 
 
 def code_rows_layout(format: str) -> Layout:
-    """Of row-major codes of a format (llmc/code_format.py)."""
+    """Of row-major codes of a format (llmc/formats/code_format.py)."""
     return next(layout for layout, bits in _CODE_BITS.items() if bits == CODE_FORMATS[format].bits)
 
 
@@ -150,7 +150,7 @@ class WeightSlot:
 class CacheSlot:
     """One layer's pair of cache pointers: each [blocks, kv_heads, block_size, head_dim or value_dim].
 
-    format: of codes (llmc/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
+    format: of codes (formats/cache_format.py), which with their scales take the place of numbers; the dtype is then U8.
     """
 
     kv_heads: int
@@ -212,9 +212,9 @@ class Launch:
 
     kernel: on a CPU a function (kernels/api.h, or a loop of the engine's), on a GPU the name of a DeviceKernel. family:
     the function without its element types, LOOP for a generated one. dtypes: of the elements that it is for, as
-    safetensors names; of a cache of codes (llmc/cache_format.py), theirs.
+    safetensors names; of a cache of codes (llmc/formats/cache_format.py), theirs.
     arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop.
-    grid: of a GPU launch, one to three expressions (llmc/launch_grid.py); empty on a CPU. only: the steps that the
+    grid: of a GPU launch, one to three expressions (launch_grid.py); empty on a CPU. only: the steps that the
     launch runs in; None is all of them. wanted: what those are to give; empty for anything. bytes_moved and flops are
     sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted
     with all that tiling adds, together with the launches that follow for the same node, at the most rows of `only`;
@@ -286,7 +286,7 @@ class DeviceKernel:
 
     constants: the values of its tl.constexpr parameters, and None for pointers that are absent. binaries: by
     instruction set (sm_90, gfx942); none for a kernel that only alternatives use. With source LIBRARY it is a call of
-    llmc/library_products.py instead, which has no binaries.
+    llmc/program/library_products.py instead, which has no binaries.
     """
 
     name: str

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from llmc.errors import EngineFormatError
-from llmc.launch_grid import evaluate_grid
+from llmc.program.launch_grid import evaluate_grid
 
 COUNTS = {"T": 65, "L": 3, "R": 2, "max_blocks": 7}
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from llmc.launch_arguments import Argument, Operand
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, DeviceParameter, Program
+from llmc.program.launch_arguments import Argument, Operand
+from llmc.program.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, DeviceParameter, Program
 
 _ALIGNMENT = 16
 _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8": "*i8", "U8": "*u8"}

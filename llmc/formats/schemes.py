@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from typing import Literal
 
-from llmc.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
 from llmc.errors import OptionError
+from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from llmc.code_format import CODE_FORMATS
 from llmc.errors import OptionError
+from llmc.formats.code_format import CODE_FORMATS
 
 CACHE_CODES = ("int8", "int4", "fp8")
 # Four bits are too few for a whole head's range.

@@ -11,7 +11,7 @@ _SUFFIXES = {".py", ".h", ".cpp"}
 
 def source_digest(rooms: Iterable[str]) -> str:
     """Hexadecimal SHA-256 of the package's top-level modules and of all sources in the folders `rooms`."""
-    package = Path(__file__).parent
+    package = Path(__file__).parent.parent
     digest = sha256()
     found = [*package.glob("*.py"), *(path for room in rooms for path in (package / room).rglob("*"))]
     for path in sorted(path for path in found if path.suffix in _SUFFIXES):

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from llmc.errors import EngineFormatError
-from llmc.launch_arguments import Count, Operand
 from llmc.program import Affine, Buffer, CacheSlot, Launch, Layout, Limits, Origin, Program, RowCount, WeightSlot
-from llmc.program_json import program_from_json, program_to_json
+from llmc.program.launch_arguments import Count, Operand
+from llmc.program.program_json import program_from_json, program_to_json
 
 PROGRAM = Program(
     limits=Limits(512, 64, 64, 2048, 16),

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
-from llmc.program import CHOICE_INPUTS
+from llmc.program.program import CHOICE_INPUTS
 
 
 class LlmcStep(Structure):

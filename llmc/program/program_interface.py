@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import asdict
 from pathlib import Path
 
-from llmc.engine_structs import structs_text
 from llmc.errors import EngineFormatError
-from llmc.program import Affine, Program
+from llmc.program.engine_structs import structs_text
+from llmc.program.program import Affine, Program
 
 
 def memory_text(program: Program) -> str:
