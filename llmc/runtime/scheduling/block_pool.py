@@ -4,6 +4,19 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
+from typing import Protocol
+
+
+class BlockWatcher(Protocol):
+    """Somebody who keeps something of his own in blocks of the same numbers."""
+
+    def given(self, blocks: Sequence[int]) -> None:
+        """The blocks have got a new holder and begin empty."""
+        ...
+
+    def copied(self, block: int, source: int) -> None:
+        """The block, which was just given, begins as a copy of another."""
+        ...
 
 
 class BlockPool:
@@ -22,6 +35,7 @@ class BlockPool:
         self._cached: OrderedDict[int, None] = OrderedDict()
         self._contents: list[object] = [None] * count
         self._on_loss: Callable[[Sequence[int], Sequence[object]], None] | None = None
+        self._watcher: BlockWatcher | None = None
 
     @property
     def count(self) -> int:
@@ -60,6 +74,10 @@ class BlockPool:
         """Call the listener with cached blocks and their contents when the pool gives the blocks away."""
         self._on_loss = listener
 
+    def watch(self, watcher: BlockWatcher) -> None:
+        """Tell the watcher of blocks from now on."""
+        self._watcher = watcher
+
     def allocate(self, count: int) -> list[int]:
         """Take blocks of no content, one holder each; `count` must be at most `available`."""
         if count > self.available:
@@ -71,7 +89,17 @@ class BlockPool:
             taken += self._take_cached(count - len(taken))
         for block in taken:
             holders[block] = 1
+        if self._watcher is not None:
+            self._watcher.given(taken)
         return taken
+
+    def part(self, block: int) -> int:
+        """Give a shared block up for one's own, which is to be filled as a copy of it."""
+        (own,) = self.allocate(1)
+        if self._watcher is not None:
+            self._watcher.copied(own, block)
+        self.release((block,))
+        return own
 
     def share(self, blocks: Sequence[int]) -> None:
         """One more holder for each of these blocks, which must be held or cached."""

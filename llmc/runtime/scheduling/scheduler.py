@@ -12,18 +12,16 @@ that decodes within a block that it has, and those whose blocks are full in the 
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Callable, Iterable
 
 from llmc.program import Limits
 from llmc.runtime.prefix_cache.prefix_cache import PrefixCache
-from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.deadlines import Deadlines
 from llmc.runtime.scheduling.decode_set import DecodeSet
 from llmc.runtime.scheduling.step_plan import Chunk, StepOutline, StepPlan
-from llmc.runtime.speculation.draft import NO_DRAFT
+from llmc.runtime.scheduling.waiting_requests import WaitingRequests
 from llmc.runtime.speculation.speculation import Speculation
 
 AGEING_SECONDS = 10.0
@@ -54,10 +52,8 @@ class Scheduler:
         self._block_size = limits.block_size
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
         self._rows = limits.max_logit_rows
-        self._ageing_seconds = ageing_seconds
         self._clock = clock
-        self._premium: deque[Request] = deque()
-        self._free: deque[Request] = deque()
+        self._waiting = WaitingRequests(ageing_seconds)
         # Dicts for their order and their quick removal.
         self._prefilling: dict[Request, None] = {}
         self._parked: dict[Request, None] = {}
@@ -71,7 +67,6 @@ class Scheduler:
         self._deadlines = Deadlines()
         self._arrivals = 0
         self._number = 0
-        self._now = 0.0
 
     @property
     def idle(self) -> bool:
@@ -86,14 +81,13 @@ class Scheduler:
     @property
     def waiting(self) -> int:
         """Requests that hold none yet, or no more."""
-        return len(self._premium) + len(self._free)
+        return len(self._waiting)
 
     def add(self, request: Request) -> None:
         """Queue a request of at most max_model_len tokens; the pool must hold at least one of that length."""
         self._arrivals += 1
         request.standing.sequence = self._arrivals
-        self._queue_of(request).append(request)
-        request.standing.is_waiting = True
+        self._waiting.add(request)
         self._deadlines.watch(request)
 
     def fork(self, parent: Request, child: Request) -> None:
@@ -105,7 +99,7 @@ class Scheduler:
         own.sequence, own.started = first.sequence, first.started
         self._deadlines.watch(child)
         if not first.is_seated or not self._free_seats:
-            self._requeue(child)
+            self._waiting.put_back(child)
             return
         self._take_seat(child)
         own.computed = parent.computed
@@ -119,7 +113,7 @@ class Scheduler:
         """A parked request has tokens to compute again."""
         del self._parked[request]
         if not request.standing.is_seated:
-            self._requeue(request)
+            self._waiting.put_back(request)
         else:
             self._place(request)
 
@@ -133,8 +127,7 @@ class Scheduler:
         elif request in self._prefilling:
             del self._prefilling[request]
         elif request.standing.is_waiting:
-            self._queue_of(request).remove(request)
-            request.standing.is_waiting = False
+            self._waiting.take(request)
         else:
             return
         self._release(request)
@@ -188,7 +181,7 @@ class Scheduler:
             if request.standing.is_seated:
                 self._extend(request, request.fitting(outline.tokens, outline.rows), outline)
         if self._free_seats and preemptions == self.preemptions:
-            self._now = self._clock()
+            self._waiting.now = self._clock()
             while self._free_seats and self._start_next(outline):
                 pass
         decodes, chunks = self._decoding.requests(), outline.chunks
@@ -206,7 +199,7 @@ class Scheduler:
         """The prefilling requests: those with a single token first, then the urgent ones, each in order of arrival."""
         requests = list(self._prefilling)
         if len(requests) > 1:
-            requests.sort(key=lambda r: (r.pending > 1, not self._is_urgent(r), r.standing.sequence))
+            requests.sort(key=lambda r: (r.pending > 1, not self._waiting.is_urgent(r), r.standing.sequence))
         return requests
 
     def _grow_decodes(self, outline: StepOutline) -> None:
@@ -242,22 +235,29 @@ class Scheduler:
             self._drafting.clear()
 
     def _extend_with_drafts(self, speculation: Speculation, outline: StepOutline) -> None:
-        """Each drafting request's last token, and drafts as far as the step and the pool have room for them."""
-        requests = list(self._drafting.values())
-        drafts = speculation.propose(requests, min(outline.tokens, outline.rows) - len(requests))
-        for request, found in zip(requests, drafts, strict=True):
+        """Each drafting request's last token, and drafts as far as the step and the pool have room for them.
+
+        They get their blocks before they are made: a drafter may keep something in them, too.
+        """
+        for request in list(self._drafting):
             if request.standing.is_seated:
-                missing = self._blocks_for(len(request.tokens) + len(found)) - len(request.standing.blocks)
-                proposed = found if missing < self._pool.available else NO_DRAFT
-                if self._grow(request, 1 + len(proposed), outline):
-                    outline.include(request, 1 + len(proposed), proposed)
+                self._grow(request, 1, outline)
+        requests = list(self._drafting.values())
+        most = speculation.most(requests, min(outline.tokens, outline.rows) - len(requests))
+        for index, request in enumerate(requests):
+            missing = self._blocks_for(len(request.tokens) + most[index]) - len(request.standing.blocks)
+            if missing >= self._pool.available:
+                most[index] = 0
+            elif missing > 0:
+                request.standing.blocks += self._pool.allocate(missing)
+        for request, found in zip(requests, speculation.propose(requests, most), strict=True):
+            outline.include(request, 1 + len(found), found)
 
     def _start_next(self, outline: StepOutline) -> bool:
         """Start the most urgent waiting request if it has room; it needs blocks for all of its tokens."""
-        queue = self._next_queue()
-        if queue is None or not outline.tokens:
+        request = self._waiting.first()
+        if request is None or not outline.tokens:
             return False
-        request = queue[0]
         own, pool = request.standing, self._pool
         found = self.prefix_cache.match(request)
         known = len(found)
@@ -272,28 +272,18 @@ class Scheduler:
         if not count:
             own.computed = 0
             return False
-        queue.popleft()
-        own.is_waiting = False
+        self._waiting.take(request)
         if found:
             pool.share(found)
         own.blocks = found + pool.allocate(self._blocks_for(own.computed + count) - known)
         self._take_seat(request)
         self.prefix_cache.start(request, known)
         if own.started is None:
-            own.started = self._now
+            own.started = self._waiting.now
             own.cached_tokens = own.computed
         self._prefilling[request] = None
         outline.include(request, count)
         return True
-
-    def _queue_of(self, request: Request) -> deque[Request]:
-        return self._premium if request.priority is Priority.PREMIUM else self._free
-
-    def _next_queue(self) -> deque[Request] | None:
-        premium, free = self._premium, self._free
-        if premium and free:
-            return free if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium
-        return premium or free or None
 
     def _extend(self, request: Request, count: int, outline: StepOutline) -> None:
         """Give the request's next `count` tokens blocks and a place in the step."""
@@ -314,10 +304,8 @@ class Scheduler:
             if victim is request:
                 return False
         if is_shared:
-            (own,) = pool.allocate(1)
-            outline.copies[own] = blocks[index]
-            pool.release((blocks[index],))
-            blocks[index] = own
+            own = pool.part(blocks[index])
+            outline.copies[own], blocks[index] = blocks[index], own
         if missing:
             blocks += pool.allocate(missing)
         return True
@@ -329,7 +317,7 @@ class Scheduler:
         return self._least_urgent(holding)
 
     def _least_urgent(self, requests: Iterable[Request]) -> Request:
-        return max(requests, key=lambda r: (not self._is_urgent(r), r.standing.sequence))
+        return max(requests, key=lambda r: (not self._waiting.is_urgent(r), r.standing.sequence))
 
     def _preempt(self, victim: Request) -> None:
         self.preemptions += 1
@@ -341,7 +329,7 @@ class Scheduler:
         else:
             del self._prefilling[victim]
         self._release(victim)
-        self._requeue(victim)
+        self._waiting.put_back(victim)
 
     def _preempt_parked(self) -> bool:
         holding = [request for request in self._parked if request.standing.is_seated]
@@ -370,13 +358,6 @@ class Scheduler:
         request.standing.is_seated = True
         self._free_seats -= 1
 
-    def _requeue(self, request: Request) -> None:
-        """Back among the waiting, by order of arrival."""
-        request.standing.is_waiting = True
-        queue, sequence = self._queue_of(request), request.standing.sequence
-        place = next((i for i, other in enumerate(queue) if other.standing.sequence > sequence), len(queue))
-        queue.insert(place, request)
-
     def _place(self, request: Request) -> None:
         pending = request.pending
         if pending == 1 and isinstance(request, SampledRequest) and request.is_steady:
@@ -386,12 +367,6 @@ class Scheduler:
                 self._decoding.add(request, self._number + 1)
         else:
             (self._prefilling if pending else self._parked)[request] = None
-
-    def _is_urgent(self, request: Request) -> bool:
-        return request.priority is Priority.PREMIUM or self._has_aged(request)
-
-    def _has_aged(self, request: Request) -> bool:
-        return self._now - request.arrived >= self._ageing_seconds
 
     def _blocks_for(self, tokens: int) -> int:
         return -(-tokens // self._block_size)

@@ -40,13 +40,17 @@ class Speculation:
         self._most = self._gate.drafts(requests, room) if requests else self._most
         return self._most > 0
 
-    def propose(self, requests: Sequence[SampledRequest], room: int) -> list[Draft]:
-        """Drafts for each request, so many in all at the most, and none that its own end would cut off."""
+    def most(self, requests: Sequence[SampledRequest], room: int) -> list[int]:
+        """How many drafts each request may get: so many in all, and none that its own end would cut off."""
         most = []
         for request in requests:
             count = max(0, min(self._most, room, request.most - len(request.tokens) - 1))
             most.append(count)
             room -= count
+        return most
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """Drafts for each request, at most so many; it has blocks for them."""
         begin = time.perf_counter()
         drafts = self._drafter.propose(requests, most)
         self._seconds = time.perf_counter() - begin

@@ -1,0 +1,60 @@
+"""The requests that hold no blocks: by priority, and in order of arrival."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.request import Request
+
+
+class WaitingRequests:
+    """ageing_seconds: how long a FREE request waits until it is as urgent as a PREMIUM one. now: as Request.arrived
+    counts seconds; whoever needs ages sets it."""
+
+    def __init__(self, ageing_seconds: float) -> None:
+        self.now = 0.0
+        self._ageing_seconds = ageing_seconds
+        self._premium: deque[Request] = deque()
+        self._free: deque[Request] = deque()
+
+    def __len__(self) -> int:
+        return len(self._premium) + len(self._free)
+
+    def add(self, request: Request) -> None:
+        """One that has come now, and so is the last."""
+        self._queue_of(request).append(request)
+        request.standing.is_waiting = True
+
+    def put_back(self, request: Request) -> None:
+        """One that has come before, by order of arrival."""
+        request.standing.is_waiting = True
+        queue, sequence = self._queue_of(request), request.standing.sequence
+        place = next((i for i, other in enumerate(queue) if other.standing.sequence > sequence), len(queue))
+        queue.insert(place, request)
+
+    def first(self) -> Request | None:
+        """The most urgent one."""
+        premium, free = self._premium, self._free
+        if premium and free:
+            return free[0] if self._has_aged(free[0]) and free[0].arrived < premium[0].arrived else premium[0]
+        return premium[0] if premium else free[0] if free else None
+
+    def take(self, request: Request) -> None:
+        """It waits no longer."""
+        queue = self._queue_of(request)
+        if queue[0] is request:
+            queue.popleft()
+        else:
+            queue.remove(request)
+        request.standing.is_waiting = False
+
+    def is_urgent(self, request: Request) -> bool:
+        """Of any request, waiting or not."""
+        return request.priority is Priority.PREMIUM or self._has_aged(request)
+
+    def _queue_of(self, request: Request) -> deque[Request]:
+        return self._premium if request.priority is Priority.PREMIUM else self._free
+
+    def _has_aged(self, request: Request) -> bool:
+        return self.now - request.arrived >= self._ageing_seconds
