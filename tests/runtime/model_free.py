@@ -164,6 +164,8 @@ class Run:
         self.speculation = speculation
         self.limits = limits
         self.pool = BlockPool(blocks)
+        if speculation is not None:
+            speculation.watch(self.pool)
         self.inputs = StepInputs(limits)
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens, clock=clock, speculation=speculation)
         self.cells = np.full((blocks, limits.block_size), -1, np.int64)

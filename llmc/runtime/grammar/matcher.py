@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -43,6 +44,17 @@ class GrammarMask:
         """The token was chosen."""
         self._matcher.consume_token(token)
         self._check()
+
+    def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """What may come after these, if they may come: nothing is accepted."""
+        accepted = self._matcher.try_consume_tokens(list(tokens))
+        mask = self.allowed() if accepted == len(tokens) and not self._matcher.is_stopped() else None
+        self._matcher.rollback(accepted)
+        return mask
+
+    def count_acceptable(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, may come one after the other: nothing is accepted."""
+        return int(self._matcher.validate_tokens(list(tokens)))
 
     @property
     def is_complete(self) -> bool:

@@ -40,6 +40,8 @@ class StepLoop:
         self._chooser = executor if isinstance(executor, ChoosingExecutor) else None
         self._inputs = StepInputs(limits)
         self.pool = BlockPool(blocks)
+        if speculation is not None:
+            speculation.watch(self.pool)
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens, speculation=speculation)
         self.executor_seconds = 0.0
 

@@ -34,6 +34,10 @@ class RowChoice(NamedTuple):
         is_filtered = self.top_k != EVERY_TOKEN or self.top_p < 1 or self.min_p > 0
         return StepOutput.FILTERED if is_filtered else StepOutput.DRAWN
 
+    def later(self, count: int) -> RowChoice:
+        """For the token after the next `count`."""
+        return self if self is BEST else self._replace(counters=self.counters + count)
+
 
 BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
 

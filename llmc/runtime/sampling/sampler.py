@@ -41,6 +41,14 @@ class TokenMask(Protocol):
         """The token was chosen."""
         ...
 
+    def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
+        """By token id, as if these had been chosen; None if they may not come, or nothing after them."""
+        ...
+
+    def count_acceptable(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, may come one after the other."""
+        ...
+
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow."""
@@ -140,6 +148,33 @@ class Sampler:
         top_k = EVERY_TOKEN if params.top_k is None else min(params.top_k, EVERY_TOKEN - 1)
         return RowChoice(params.temperature, top_k, params.top_p, params.min_p, self._seed, self._generated)
 
+    def choice_ahead(self, count: int) -> RowChoice | None:
+        """How the executor can guess the token after the next `count`; None if only `scores_ahead` can."""
+        choice = None if self._counts_tokens or self._mask is not None else self.choice_of_scores()
+        return None if choice is None else choice.later(count)
+
+    def scores_ahead(self, logits: Row, tokens: Sequence[int]) -> Row:
+        """What to guess from if these tokens come next: the logits, or a copy with penalties, bias and mask. Edits,
+        which may be a user's own functions and take their time, are left out."""
+        if not (self._counts_tokens or self._mask is not None):
+            return logits
+        scores = logits.copy()
+        if self._counts_tokens:
+            self._penalize(scores, tokens)
+        if self._generated + len(tokens) < self._params.min_tokens:
+            scores[self._forbidden_early] = -np.inf
+        if self._mask is not None:
+            allowed = self._mask.allowed_after(tokens)
+            if allowed is not None:
+                scores[~allowed] = -np.inf
+        return scores
+
+    def guess(self, scores: Row, count: int) -> int:
+        """The token after the next `count`, from what `scores_ahead` gave."""
+        best = int(scores.argmax())
+        is_drawn = self._is_random and np.isfinite(scores[best])
+        return _draw(scores, best, self._params, self._seed, self._generated + count) if is_drawn else best
+
     def count(self) -> None:
         """A token was chosen as `choice` says."""
         self._generated += 1
@@ -165,23 +200,32 @@ class Sampler:
 
     def adjusted(self, logits: Row) -> Row:
         """A copy of the logits after penalties, bias, edits, minimum length and mask. Raises RequestError."""
-        params = self._params
         scores = logits.copy()
-        if params.repetition_penalty != 1.0:
-            penalize_repetition(scores, np.flatnonzero(self._seen), params)
-        if params.presence_penalty or params.frequency_penalty:
-            ids = np.flatnonzero(self._counts)
-            penalize_output(scores, ids, self._counts[ids], params)
-        scores[self._bias_ids] += self._bias
+        if self._counts_tokens:
+            self._penalize(scores, ())
         if self._written is not None:
             best = int(logits.argmax())
             check_finite(best, float(logits[best]), self.dtype)
             scores = edited(scores, self._edits, self._written.written())
-        if self._generated < params.min_tokens:
+        if self._generated < self._params.min_tokens:
             scores[self._forbidden_early] = -np.inf
         if self._mask is not None:
             scores[~self._mask.allowed()] = -np.inf
         return scores
+
+    def _penalize(self, scores: Row, ahead: Sequence[int]) -> None:
+        """Penalties and bias, in place. ahead: tokens that count as if they had been chosen."""
+        params, seen, counts = self._params, self._seen, self._counts
+        if ahead:
+            seen, counts = seen.copy(), counts.copy()
+            seen[list(ahead)] = True
+            np.add.at(counts, list(ahead), 1)
+        if params.repetition_penalty != 1.0:
+            penalize_repetition(scores, np.flatnonzero(seen), params)
+        if params.presence_penalty or params.frequency_penalty:
+            ids = np.flatnonzero(counts)
+            penalize_output(scores, ids, counts[ids], params)
+        scores[self._bias_ids] += self._bias
 
 
 def penalize_repetition(scores: Row, seen: TokenIds, params: SamplingParams) -> None:

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.draft import Draft
 
 
@@ -18,4 +19,17 @@ class Drafter(Protocol):
 
     def forget(self, request: SampledRequest) -> None:
         """The request has ended; what it wrote may be learnt from, by its salt; salt None: by nobody."""
+        ...
+
+
+@runtime_checkable
+class CachingDrafter(Drafter, Protocol):
+    """A drafter with an engine of its own, whose cache lies in blocks of the same numbers."""
+
+    def watch(self, pool: BlockPool) -> None:
+        """These are the blocks; once, before anything else."""
+        ...
+
+    def close(self) -> None:
+        """Free the engine; nothing may follow."""
         ...

@@ -7,9 +7,10 @@ from collections.abc import Callable, Sequence
 
 from llmc.runtime.engine_stats import SpeculationStats
 from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.step_plan import StepPlan
 from llmc.runtime.speculation.draft import Draft
-from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.drafter import CachingDrafter, Drafter
 from llmc.runtime.speculation.gate import Gate
 
 
@@ -30,6 +31,16 @@ class Speculation:
     def stats(self) -> SpeculationStats:
         """What came of the drafts so far."""
         return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at))
+
+    def watch(self, pool: BlockPool) -> None:
+        """The blocks of the loop that it serves, once."""
+        if isinstance(self._drafter, CachingDrafter):
+            self._drafter.watch(pool)
+
+    def close(self) -> None:
+        """Free what drafts."""
+        if isinstance(self._drafter, CachingDrafter):
+            self._drafter.close()
 
     def renewed(self) -> Speculation:
         """The same for a loop without requests; nothing is known of what the old one's wrote."""

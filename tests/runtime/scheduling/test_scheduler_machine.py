@@ -19,10 +19,12 @@ from hypothesis.stateful import (
 from llmc.program import Limits
 from llmc.runtime.requests.generation_request import Priority
 from llmc.runtime.requests.request import Request
+from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.model_free import PROMPT, Counted, Run, next_token
 from tests.runtime.scheduling.lockstep import Lockstep, Member
 from tests.runtime.speculation.guesses import Guesses
+from tests.runtime.speculation.second_cells import SecondCells
 
 
 class SchedulerMachine(RuleBasedStateMachine):
@@ -35,11 +37,16 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(1, 6),
         blocks=st.integers(8, 20),
         drafts=st.sampled_from((None, None, 1, 5)),
+        has_second=st.booleans(),
     )
-    def start(self, budget: int, sequences: int, rows: int, blocks: int, drafts: int | None) -> None:
+    def start(self, budget: int, sequences: int, rows: int, blocks: int, drafts: int | None, has_second: bool) -> None:
         self.now = 0.0
         limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
-        speculation = None if drafts is None else Speculation(lambda: Guesses(next_token, 97), drafts)
+
+        def drafter() -> Drafter:
+            return SecondCells(blocks, limits) if has_second else Guesses(next_token, 97)
+
+        speculation = None if drafts is None else Speculation(drafter, drafts)
         self.run = Run(limits, blocks, clock=lambda: self.now, speculation=speculation)
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []

@@ -1,0 +1,79 @@
+"""What lies in a second engine's cache, which has blocks of the same numbers as the first one's.
+
+A request's table of blocks leads to both caches. But the second engine may be behind: it reads nothing while nobody
+drafts, or it may have read drafts that did not come true. So for each block it is known which tokens its rows belong
+to. That outlives the request, as the block's content in the prefix cache does, and ends when the block is given anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import takewhile
+
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.requests.request import Request
+
+
+@dataclass(slots=True)
+class _Place:
+    """A request's table, which is another list when it got its blocks anew, and how many of them, from the first on,
+    are full and hold just its tokens: those stay so while it holds them."""
+
+    blocks: list[int]
+    checked: int = 0
+
+
+class DraftCache:
+    """Rows by block; a BlockWatcher. A row's token is whatever names it: the rows before it and their tokens decide
+    what it holds."""
+
+    def __init__(self, executor: Executor, block_size: int) -> None:
+        self._executor = executor
+        self._block_size = block_size
+        self._tokens: dict[int, list[int]] = {}
+        self._places: dict[Request, _Place] = {}
+
+    def given(self, blocks: Sequence[int]) -> None:
+        """Nothing is known of them."""
+        for block in blocks:
+            self._tokens.pop(block, None)
+
+    def copied(self, block: int, source: int) -> None:
+        """Copied at once: no step of the second engine comes between the plan and the first one's copy."""
+        tokens = self._tokens.get(source)
+        if tokens:
+            self._executor.copy_blocks({block: source})
+            self._tokens[block] = tokens.copy()
+
+    def known(self, request: Request, tokens: Sequence[int]) -> int:
+        """How many of these tokens, which are the request's and never change, have their rows in its blocks."""
+        blocks, size = request.standing.blocks, self._block_size
+        place = self._places.get(request)
+        if place is None or place.blocks is not blocks:
+            place = self._places[request] = _Place(blocks)
+        for index in range(place.checked, len(blocks)):
+            begin = index * size
+            held, own = self._tokens.get(blocks[index], ()), tokens[begin : begin + size]
+            if held != own or len(own) < size:
+                same = takewhile(lambda pair: pair[0] == pair[1], zip(held, own, strict=False))
+                return begin + sum(1 for _ in same)
+            place.checked = index + 1
+        return min(len(tokens), place.checked * size)
+
+    def note(self, request: Request, start: int, tokens: Sequence[int]) -> None:
+        """The rows of these tokens are written from position `start` on, and `known` was `start` at least."""
+        blocks, size = request.standing.blocks, self._block_size
+        for index in range(start // size, len(blocks)):
+            begin = index * size
+            held = self._tokens.get(blocks[index], [])
+            kept = held[: max(0, start - begin)]
+            added = tokens[max(0, begin - start) : max(0, begin + size - start)]
+            if not (held or added):
+                break
+            # What stood behind in this block or in later ones followed other tokens.
+            self._tokens[blocks[index]] = [*kept, *added]
+
+    def forget(self, request: Request) -> None:
+        """It has ended; what its blocks hold may serve others."""
+        self._places.pop(request, None)

@@ -1,0 +1,88 @@
+"""A draft model: a second, smaller engine that goes on writing each request, in blocks of the same numbers.
+
+All requests share its steps. The first one brings it to where the requests are, which takes more than one after a
+prompt that is longer than a step; those that follow read a draft each. Its tokens are drawn as the request draws its
+own, from the same noise: where both engines mean the same, they draw the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from llmc.program import Limits
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.draft_cache import DraftCache
+from llmc.runtime.speculation.draft_step import Reading, draft_step
+from llmc.runtime.speculation.draft_tokens import draft_tokens
+
+
+class DraftModel:
+    """executor: with as many blocks as the first engine's. limits: of its steps."""
+
+    def __init__(self, executor: Executor, limits: Limits) -> None:
+        self._executor = executor
+        self._limits = limits
+        self._seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
+        self._cache = DraftCache(executor, limits.block_size)
+
+    def watch(self, pool: BlockPool) -> None:
+        """Its cache follows the pool's blocks."""
+        pool.watch(self._cache)
+
+    def close(self) -> None:
+        """Free the engine."""
+        self._executor.close()
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """As many drafts as are asked for, of requests that it has read."""
+        found = [NO_DRAFT] * len(requests)
+        wanting = [index for index, count in enumerate(most) if count]
+        for begin in range(0, len(wanting), self._seats):
+            group = wanting[begin : begin + self._seats]
+            drafts = self._write([(requests[index], most[index]) for index in group])
+            for index, tokens in zip(group, drafts, strict=True):
+                found[index] = Draft(tokens)
+        return found
+
+    def forget(self, request: SampledRequest) -> None:
+        """What it has read may serve others."""
+        self._cache.forget(request)
+
+    def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[list[int]]:
+        """So many drafts for each of at most `_seats` requests; none for one that it has not read yet."""
+        drafts: list[list[int]] = [[] for _ in asked]
+        going, readings = self._catch_up([request for request, _ in asked])
+        while readings:
+            step = draft_step(readings, self._limits.block_size, max(1, len(going)))
+            rows = [(asked[index][0].sampler, drafts[index]) for index in going]
+            for index, token in zip(going, draft_tokens(self._executor, step, rows), strict=True):
+                drafts[index].append(token)
+            going = [index for index in going if len(drafts[index]) < asked[index][1]]
+            readings = [self._reading(asked[index][0], drafts[index]) for index in going]
+        return drafts
+
+    def _catch_up(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[Reading]]:
+        """What one step can read of the requests' tokens, the shortest readings first; and of which that is the rest,
+        in the same order."""
+        starts = [min(len(r.tokens) - 1, self._cache.known(r, r.tokens)) for r in requests]
+        room, readings, ready = self._limits.max_batch_tokens, [], []
+        for index in sorted(range(len(requests)), key=lambda index: len(requests[index].tokens) - starts[index]):
+            request, start = requests[index], starts[index]
+            tokens = request.tokens[start : start + room]
+            if not tokens:
+                break
+            room -= len(tokens)
+            readings.append(self._noted(request, start, tokens))
+            if start + len(tokens) == len(request.tokens):
+                ready.append(index)
+        return ready, readings
+
+    def _reading(self, request: SampledRequest, drafts: Sequence[int]) -> Reading:
+        return self._noted(request, len(request.tokens) + len(drafts) - 1, drafts[-1:])
+
+    def _noted(self, request: SampledRequest, start: int, tokens: Sequence[int]) -> Reading:
+        self._cache.note(request, start, tokens)
+        return Reading(request.standing.blocks, start, tokens)

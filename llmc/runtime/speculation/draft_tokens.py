@@ -1,0 +1,40 @@
+"""Choose drafts from a second engine's logits as their requests choose their own tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from llmc.runtime.executors.executor import ChoosingExecutor, DrawingExecutor, Executor, Logits
+from llmc.runtime.loop.step import Step
+from llmc.runtime.sampling.row_choice import RowChoices, least_wanted
+from llmc.runtime.sampling.sampler import Sampler
+
+# A request's sampler, which is left as it is, and the drafts that come before.
+Guess = tuple[Sampler, Sequence[int]]
+
+
+def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> list[int]:
+    """Run the step; a token for each of its first rows of logits, of which there may be one more."""
+    choices = [sampler.choice_ahead(len(drafts)) for sampler, drafts in guesses]
+    known = [choice for choice in choices if choice is not None]
+    if len(known) < len(step.logit_rows) or not isinstance(executor, ChoosingExecutor):
+        return _guess(executor, executor.step(step), guesses)
+    chosen = executor.choose(step, least_wanted(known), RowChoices.of(known))
+    if not chosen.covered.all():
+        return _guess(executor, executor.logits(0, len(guesses)), guesses)
+    tokens: list[int] = chosen.tokens.tolist()
+    return tokens
+
+
+def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list[int]:
+    rows = zip(guesses, logits, strict=False)
+    scores = [sampler.scores_ahead(row, drafts) for (sampler, drafts), row in rows]
+    choices = [sampler.choice_of_scores() for sampler, _ in guesses]
+    later = [c.later(len(drafts)) for c, (_, drafts) in zip(choices, guesses, strict=True) if c is not None]
+    can_draw = len(later) == len(guesses) and all(np.isfinite(row.max()) for row in scores)
+    if guesses and can_draw and isinstance(executor, DrawingExecutor):
+        tokens: list[int] = executor.draw(np.stack(scores), RowChoices.of(later)).tolist()
+        return tokens
+    return [sampler.guess(row, len(drafts)) for (sampler, drafts), row in zip(guesses, scores, strict=True)]
