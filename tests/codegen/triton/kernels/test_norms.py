@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from llmc.codegen.triton.kernels.rows import row_tile as tiles
+from llmc.codegen.triton.kernels.rows import row_block
 from llmc.codegen.triton.kernels.rows.layer_norm import add_layer_norm, layer_norm
 from llmc.codegen.triton.kernels.rows.rms_norm import add_rms_norm, rms_norm
 from tests.codegen.triton.tensor_call import check
@@ -47,7 +47,7 @@ def test_without_weights(device: str) -> None:
 
 
 def test_rows_longer_than_a_block(device: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tiles, "_LONGEST_WHOLE_ROW", 128)
+    monkeypatch.setattr(row_block, "_LONGEST_WHOLE_ROW", 128)
     x, residual, weight, bias = (
         seeded_normal(i, *s, mean=0.5) for i, s in enumerate([(3, 200), (3, 200), (200,), (200,)])
     )

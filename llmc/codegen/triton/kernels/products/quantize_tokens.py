@@ -17,7 +17,7 @@ import triton.language as tl
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.weight_codes import e4m3_codes, nearest_integers
-from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.code_numbers import code_dtype
 from llmc.program.launch_arguments import Argument
 
@@ -103,7 +103,7 @@ def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
     dtype = code_dtype(format)
     codes = rows("codes", call.workspace("x_codes", count, -(-columns // 16) * 16, dtype))
     scales = call.workspace("x_scales", count, 1, torch.float32).pointer
-    tile = row_tile(columns, most_rows=1)
+    block = min(row_block(columns, most_rows=1).columns, 4096)
     launch = DeviceLaunch(
         quantize_tokens_kernel,
         {
@@ -114,9 +114,9 @@ def quantize_launch(call: Call) -> tuple[DeviceLaunch, dict[str, Argument]]:
             **codes,
             "scales_ptr": scales,
         },
-        {"COLUMNS": columns, "FORMAT": format, "NORMED": norm is not None, "BLOCK": min(tile.block, 4096)},
+        {"COLUMNS": columns, "FORMAT": format, "NORMED": norm is not None, "BLOCK": block},
         (str(count),),
-        num_warps=max(1, min(8, min(tile.block, 4096) // 256)),
+        num_warps=max(1, min(8, block // 256)),
         num_stages=2,
     )
     coded = {"x_ptr": codes["codes_ptr"], "x_row_stride": codes["codes_row_stride"], "x_scales_ptr": scales}

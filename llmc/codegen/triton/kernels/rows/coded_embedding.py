@@ -12,7 +12,7 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.products.weight_codes import code_values, load_above, low_codes
-from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.program import code_rows_layout
 
 
@@ -57,7 +57,7 @@ def code_lookup(call: Call) -> DeviceLaunch:
     assert stored is not None
     columns, format = stored.shape("codes")[1], stored.plain("format")
     codes, scales, zeros = stored.code_rows()
-    block = min(row_tile(columns, most_rows=1).block, 1024)
+    block = min(row_block(columns, most_rows=1).columns, 1024)
     return DeviceLaunch(
         code_embedding_kernel,
         {

@@ -16,7 +16,7 @@ from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.activation import activate
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes
-from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
@@ -51,7 +51,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     columns = math.prod(call.shape("gate"))
-    block = min(row_tile(columns).block, 1024)
+    block = min(row_block(columns).columns, 1024)
     return (
         DeviceLaunch(
             gated_activation_kernel,

@@ -11,7 +11,7 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
@@ -68,7 +68,7 @@ def norm_launch(
 ) -> DeviceLaunch:
     """One launch for the node's x. vectors: the kernel's weight and bias. into, residual, total: rows."""
     *groups, channels = call.shape("x")
-    count, tile = groups[0] if groups else 1, row_tile(channels)
+    count, block = groups[0] if groups else 1, row_block(channels)
     return DeviceLaunch(
         function,
         {
@@ -80,9 +80,9 @@ def norm_launch(
             "tokens": call.count("x"),
             "eps": call.plain("eps"),
         },
-        {"GROUPS": count, "CHANNELS": channels, "ROWS": tile.rows, "BLOCK": tile.block},
-        (f"cdiv({call.count('x')} * {count}, {tile.rows})",),
-        num_warps=tile.num_warps,
+        {"GROUPS": count, "CHANNELS": channels, "ROWS": block.rows, "BLOCK": block.columns},
+        (f"cdiv({call.count('x')} * {count}, {block.rows})",),
+        num_warps=block.num_warps,
     )
 
 

@@ -13,7 +13,7 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
-from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
 
@@ -45,7 +45,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     (columns,) = call.shape("order")
-    block = min(row_tile(columns, most_rows=1).block, 1024)
+    block = min(row_block(columns, most_rows=1).columns, 1024)
     return (
         DeviceLaunch(
             select_channels_kernel,

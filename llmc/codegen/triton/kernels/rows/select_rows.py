@@ -15,7 +15,7 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes
-from llmc.codegen.triton.kernels.rows.row_tile import row_tile
+from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
 from llmc.program.launch_arguments import Argument, Count
@@ -67,8 +67,7 @@ def table_lookup(call: Call) -> DeviceLaunch:
 
 def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | int) -> DeviceLaunch:
     """The launch that gathers `count` rows of that many columns."""
-    tile = row_tile(columns, most_rows=1)
-    block = min(tile.block, 2048)
+    block = min(row_block(columns, most_rows=1).columns, 2048)
     constants: dict[str, Constant] = {"COLUMNS": columns, "BLOCK": block}
     return DeviceLaunch(gather_rows_kernel, arguments, constants, (str(count), str(triton.cdiv(columns, block))))
 

@@ -1,4 +1,4 @@
-"""How rows of a memory-bound kernel are cut into tiles: a few short rows a program, or a long row in blocks."""
+"""What a program of a memory-bound kernel handles at a time: a few short rows, or a part of a long one."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ _ELEMENTS_PER_WARP = 256
 
 
 @dataclass(frozen=True)
-class RowTile:
-    """rows of a program; block: columns at a time, a power of two; num_warps: 8 to 16 elements a thread."""
+class RowBlock:
+    """rows: of a program. columns: at a time, a power of two. num_warps: 8 to 16 elements a thread."""
 
     rows: int
-    block: int
+    columns: int
     num_warps: int
 
 
-def row_tile(columns: int, most_rows: int = 16) -> RowTile:
-    """The tile for rows of that many columns. A row longer than a block is walked block by block."""
+def row_block(columns: int, most_rows: int = 16) -> RowBlock:
+    """The block for rows of that many columns. A row longer than a block is walked block by block."""
     block = _power_of_two(columns) if columns <= _LONGEST_WHOLE_ROW else _LONGEST_WHOLE_ROW // 2
     rows = max(1, min(most_rows, _ELEMENTS_PER_PROGRAM // block))
-    return RowTile(rows, block, max(1, min(16, rows * block // _ELEMENTS_PER_WARP)))
+    return RowBlock(rows, block, max(1, min(16, rows * block // _ELEMENTS_PER_WARP)))
 
 
 def _power_of_two(count: int) -> int:
