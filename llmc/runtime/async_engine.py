@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import AsyncGenerator, Callable, Mapping
 from contextlib import aclosing, suppress
 from functools import partial
 from pathlib import Path
@@ -15,14 +15,13 @@ from types import TracebackType
 from typing import Unpack, cast
 from uuid import uuid4
 
-from llmc.engine_format.path_argument import path_argument
 from llmc.errors import RequestError, UnavailableError
 from llmc.keywords import shows_keywords
 from llmc.runtime.async_client import Client, choice_news, view
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
 from llmc.runtime.grammar.compiler import NewMask
-from llmc.runtime.loading import load
+from llmc.runtime.loading import given_or_loaded
 from llmc.runtime.output_cache import CachedAnswer
 from llmc.runtime.requests.generation_job import SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest, Priority
@@ -42,12 +41,12 @@ _RECENT_STEPS = 512
 class AsyncEngine:
     """Serves many clients from one engine, its own from now on: who else generates with it gets a RequestError.
 
-    engine: or the directory of one, which is loaded. Its thread starts with it; `close`, or the end of `async with`,
-    stops the thread and closes the engine.
+    engine: or the directory of one, which is loaded, with `speculation` as in llmc.load. Its thread starts with it;
+    `close`, or the end of `async with`, stops the thread and closes the engine.
     """
 
-    def __init__(self, engine: Engine | str | Path) -> None:
-        self._engine = engine = engine if isinstance(engine, Engine) else load(path_argument("engine", engine))
+    def __init__(self, engine: Engine | str | Path, *, speculation: str | Mapping[str, object] | None = None) -> None:
+        self._engine = engine = given_or_loaded(engine, speculation)
         self._loop = engine.shared_loop.claim()
         self._commands: SimpleQueue[Callable[[], None]] = SimpleQueue()
         self._clients: dict[str, Client] = {}

@@ -286,6 +286,8 @@ class Engine:
         """
         if self._shared.close(self._closed):
             self._executor.close()
+            if self.loop.speculation is not None:
+                self.loop.speculation.close()
             self._grammars.close()
             self._conversations.close()
             if self._owned is not None:

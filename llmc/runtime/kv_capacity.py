@@ -12,9 +12,11 @@ MEMORY_FRACTION = 0.4
 _MAX_SLOTS = 2**31 - 1
 
 
-def block_count(program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None) -> int:
+def block_count(
+    program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None, second: Program | None = None
+) -> int:
     """Blocks for every sequence at full length, or as many as kv_cache_bytes, or the share kv_memory of the free
-    memory, holds.
+    memory, holds. second: of an engine that has as many blocks, and its part of the memory.
 
     The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
     holds it. Raises OptionError if there is not even room for that.
@@ -23,7 +25,7 @@ def block_count(program: Program, kv_cache_bytes: int | None, kv_memory: float |
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(available_bytes(), kv_memory, kv_cache_bytes)
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
-    block_bytes = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
+    block_bytes = bytes_per_block(program) + (0 if second is None else bytes_per_block(second))
     needed = per_sequence * block_bytes
     room = default_bytes(available_bytes(), needed) if kv_cache_bytes is None else kv_cache_bytes
     blocks = min(wanted, room // block_bytes) if block_bytes else wanted
@@ -36,6 +38,11 @@ def block_count(program: Program, kv_cache_bytes: int | None, kv_memory: float |
             fix=f"load with kv_cache_bytes={needed} or more, or build with a smaller max_model_len",
         )
     return blocks
+
+
+def bytes_per_block(program: Program) -> int:
+    """Of keys and values of all layers."""
+    return sum(cache.bytes_per_block(program.limits.block_size) for cache in program.caches)
 
 
 def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, int]:

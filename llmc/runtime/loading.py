@@ -4,22 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine, start_engine
 from llmc.errors import OptionError
-from llmc.program import Limits
-from llmc.runtime.speculation.config import OPTION, SpeculativeConfig, new_drafter, parse_speculative_config
+from llmc.runtime.speculation.config import parse_speculative_config
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
 
     from llmc.runtime.engine import Engine
     from llmc.runtime.executors.opening import ExecutorName
-    from llmc.runtime.speculation.speculation import Speculation
 
 
 def load(
@@ -60,23 +57,41 @@ def load(
         directory = read_engine(place, check_weights=False, check_machine=False)
     # Not before, because importing the runtime takes as long as comparing the weights does meanwhile.
     from llmc.runtime.engine import Engine
+    from llmc.runtime.executors.absent import AbsentExecutor
     from llmc.runtime.executors.opening import open_or_explain
     from llmc.runtime.loop.step_loop import StepLoop
+    from llmc.runtime.speculation.opening import plan_speculation
     from llmc.runtime.threads import thread_count
 
     limits = directory.program.limits
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
-    speculates = None if drafts is None else _speculation(drafts, limits, max_step_tokens)
-    is_temporary = owned is not None
-    opened, blocks = open_or_explain(
-        directory, executor, kv_cache_bytes, kv_memory, thread_count(threads), is_temporary, check
+    asked = (
+        None if drafts is None else plan_speculation(drafts, directory, max_step_tokens, check_weights=check_weights)
     )
-    loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=speculates)
+    second = None if asked is None or asked.second is None else asked.second.program
+    count, is_temporary = thread_count(threads), owned is not None
+    opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, second)
+    can_run = not isinstance(opened, AbsentExecutor)
+    started = asked.start(blocks, count, executor) if asked is not None and can_run else None
+    loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started)
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check
     )
+
+
+def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str, object] | None) -> Engine:
+    """The engine, or that of the directory. Raises OptionError for what would have to be known when it is loaded."""
+    if isinstance(engine, str | Path):
+        return load(path_argument("engine", engine), speculation=speculation)
+    if speculation is not None:
+        raise OptionError(
+            "speculation came beside an engine that is loaded already",
+            at="speculation",
+            fix="give it to llmc.load, or give the engine's directory instead of the engine",
+        )
+    return engine
 
 
 def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
@@ -86,18 +101,3 @@ def _check_limit(name: str, value: int | None, most: int, built: str) -> None:
             at=f"{name}={value!r}",
             fix=f"give a whole number 1 to {most}, the engine's {built}",
         )
-
-
-def _speculation(config: SpeculativeConfig, limits: Limits, max_step_tokens: int | None) -> Speculation:
-    from llmc.runtime.speculation.speculation import Speculation
-
-    most = config.num_speculative_tokens
-    room = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens, limits.max_logit_rows) - 1
-    if most > room:
-        larger = "rebuild the engine with larger max_batch_tokens and max_logit_rows"
-        raise OptionError(
-            f"num_speculative_tokens is {most}, and a step has room for {room} beside the token before them",
-            at=OPTION,
-            fix=f"give {room} at most, or {larger}" if room else larger,
-        )
-    return Speculation(partial(new_drafter, config), most)

@@ -129,6 +129,7 @@ def write_tiny_engine(
     limits: Limits = LIMITS,
     eos: tuple[int, ...] = (),
     with_tokenizer: bool = False,
+    tokenizer: Path = TOKENIZER,
     chat_template: str | None = None,
 ) -> Path:
     """Write the engine; with_tokenizer takes the shipped model's, whose vocabulary is 4096."""
@@ -139,7 +140,7 @@ def write_tiny_engine(
         writer.write_text("graph.json", serialize_graph(tiny_graph(model), memory=memory_text(program)))
         writer.write_weights([(slot, partial(model.weights.__getitem__, slot.name)) for slot in program.weights])
         if with_tokenizer:
-            writer.copy_file("tokenizer/tokenizer.json", TOKENIZER)
+            writer.copy_file("tokenizer/tokenizer.json", tokenizer)
         if chat_template is not None:
             writer.write_text("tokenizer/chat_template.jinja", chat_template)
         writer.finish(tiny_manifest(model, limits, eos))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from llmc.errors import OptionError
 from llmc.program import Program
 from llmc.runtime.device.inputs import largest_shape
-from llmc.runtime.kv_capacity import wanted_blocks
+from llmc.runtime.kv_capacity import bytes_per_block, wanted_blocks
 
 # For graphs, the library's own workspaces and fragmentation: of the free memory, and at least.
 RESERVED_FRACTION = 0.05
@@ -30,44 +30,63 @@ class DeviceMemory:
         """The KV cache with its scratch block."""
         return (self.blocks + 1) * self.block
 
+    @property
+    def fixed(self) -> int:
+        """All but the KV cache."""
+        return self.weights + self.arena + self.logits + self.inputs
+
     def arithmetic(self) -> str:
         """The sum in words, for errors."""
-        fixed = self.weights + self.arena + self.logits + self.inputs
         return (
             f"weights {_gb(self.weights)} + arena {_gb(self.arena)} + logits and inputs "
             f"{_gb(self.logits + self.inputs)} + KV cache {_gb(self.cache)} ({self.blocks} blocks and one for padding) "
-            f"= {_gb(fixed + self.cache)}"
+            f"= {_gb(self.fixed + self.cache)}"
         )
 
 
-def plan_device_memory(program: Program, free: int, kv_cache_bytes: int | None) -> DeviceMemory:
+def plan_device_memory(
+    program: Program, free: int, kv_cache_bytes: int | None, second: Program | None = None
+) -> DeviceMemory:
     """How a device's `free` bytes are used: the KV cache gets kv_cache_bytes, or what is left after the rest.
+
+    second: of an engine that will be opened there with as many blocks.
 
     Never more than every sequence at full length needs. Raises OptionError with the arithmetic if one sequence of
     max_model_len does not fit.
     """
     limits = program.limits
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
-    weights = sum(-(-slot.nbytes // 512) * 512 for slot in program.weights)
-    arena = program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows)
-    logits = limits.max_logit_rows * program.vocab_size * 4
-    inputs = largest_shape(limits).input_offsets()["end"]
-    block = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
+    least = memory_of_blocks(program, per_sequence)
+    beside = None if second is None else memory_of_blocks(second, per_sequence)
     reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
-    left = free - weights - arena - logits - inputs - reserved - block
+    block = least.block + (0 if beside is None else beside.block)
+    left = free - least.fixed - (0 if beside is None else beside.fixed) - reserved - block
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
     blocks = min(wanted, max(0, room) // block) if block else wanted
     if blocks < per_sequence or left < 0:
-        least = DeviceMemory(weights, arena, logits, inputs, block, per_sequence)
         given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
+        others = "" if beside is None else f", and of the draft model {beside.arithmetic()}"
         raise OptionError(
-            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {least.arithmetic()}, with "
-            f"{_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
+            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {least.arithmetic()}{others}, "
+            f"with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
             at="the GPU's memory",
             fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
             "larger GPU",
         )
-    return DeviceMemory(weights, arena, logits, inputs, block, blocks)
+    return memory_of_blocks(program, blocks)
+
+
+def memory_of_blocks(program: Program, blocks: int) -> DeviceMemory:
+    """What an engine takes with so many blocks."""
+    limits = program.limits
+    return DeviceMemory(
+        weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),
+        arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
+        logits=limits.max_logit_rows * program.vocab_size * 4,
+        inputs=largest_shape(limits).input_offsets()["end"],
+        block=bytes_per_block(program),
+        blocks=blocks,
+    )
 
 
 def _gb(nbytes: int) -> str:

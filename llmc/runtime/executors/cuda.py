@@ -18,13 +18,13 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, Limits, StepOutput, library_products
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_products
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device.device import Device, open_device
 from llmc.runtime.device.graph_cache import GraphCache
 from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
-from llmc.runtime.device.memory import DeviceMemory, plan_device_memory
+from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, plan_device_memory
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
@@ -40,14 +40,27 @@ _STAGING_BYTES = 64 << 20
 _ROW_ALIGNMENT = 16
 
 
-def open_cuda(engine: EngineDirectory, kv_cache_bytes: int | None, kv_memory: float | None = None) -> CudaExecutor:
-    """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run."""
+def open_cuda(
+    engine: EngineDirectory,
+    kv_cache_bytes: int | None,
+    kv_memory: float | None = None,
+    *,
+    second: Program | None = None,
+    blocks: int | None = None,
+) -> CudaExecutor:
+    """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run.
+
+    second: of an engine that will be opened there with as many blocks. blocks: of the cache, instead of what fits.
+    """
     device = open_device(engine.path)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
-    memory = plan_device_memory(binaries.program, free, kv_cache_bytes)
+    if blocks is None:
+        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, second)
+    else:
+        memory = memory_of_blocks(binaries.program, blocks)
     return CudaExecutor(engine, device, binaries, memory)
 
 

@@ -9,6 +9,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import GRAPH_NAME, REFERENCE_TARGET, check_target
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import OptionError, TargetError
+from llmc.program import Program
 from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.kv_capacity import block_count
@@ -25,13 +26,14 @@ def open_or_explain(
     threads: int,
     is_temporary: bool,
     check: WeightCheck | None = None,
+    second: Program | None = None,
 ) -> tuple[Executor, int]:
     """As open_executor; where this machine cannot run the engine and none was named, one that says so at each step.
 
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
     try:
-        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check)
+        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check, second)
     except TargetError as error:
         if name is not None:
             raise
@@ -45,35 +47,60 @@ def open_executor(
     threads: int,
     name: ExecutorName | None = None,
     check: WeightCheck | None = None,
+    second: Program | None = None,
 ) -> tuple[Executor, int]:
     """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check: of the
-    weights, under way; the executor gives nothing away before it has ended well.
+    weights, under way; the executor gives nothing away before it has ended well. second: of an engine that will be
+    opened with as many blocks.
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
     chosen = _default(directory) if name is None else check_executor_name(name)
     _check_name(directory, chosen)
-    if check is not None and chosen != "cpp":
-        check.wait()  # The others copy the weights first, which takes longer.
     if chosen == "cuda":
         from llmc.runtime.executors.cuda import open_cuda
 
-        executor = open_cuda(directory, kv_cache_bytes, kv_memory)
+        if check is not None:
+            check.wait()
+        executor = open_cuda(directory, kv_cache_bytes, kv_memory, second=second)
         return executor, executor.blocks
     if chosen == "cpp":
         check_target(directory.path, directory.manifest.target)
-    blocks = block_count(directory.program, kv_cache_bytes, kv_memory)
+    blocks = block_count(directory.program, kv_cache_bytes, kv_memory, second)
+    return _opened(directory, blocks, threads, chosen, check), blocks
+
+
+def open_second(
+    directory: EngineDirectory, blocks: int, threads: int, name: ExecutorName | None, check: WeightCheck | None
+) -> Executor:
+    """The executor of an engine that runs beside another, with so many blocks. name: of the other's; its own is what
+    it was built for where it cannot be run so. Raises TargetError."""
+    chosen = name if name in _runners(directory) else _default(directory)
+    if chosen == "cpp":
+        check_target(directory.path, directory.manifest.target)
+    return _opened(directory, blocks, threads, chosen, check)
+
+
+def _opened(
+    directory: EngineDirectory, blocks: int, threads: int, chosen: ExecutorName, check: WeightCheck | None
+) -> Executor:
+    if chosen == "cpp":
+        from llmc.runtime.executors.cpp import open_cpp
+
+        return open_cpp(directory, blocks, threads, check)
+    if check is not None:
+        check.wait()  # These copy the weights first, which takes longer.
+    if chosen == "cuda":
+        from llmc.runtime.executors.cuda import open_cuda
+
+        return open_cuda(directory, None, blocks=blocks)
     if chosen == "triton_interpreter":
         from llmc.runtime.executors.triton_interpreter import interpret_engine
 
-        return interpret_engine(directory, blocks), blocks
-    if chosen == "reference":
-        from llmc.runtime.executors.reference import ReferenceExecutor
+        return interpret_engine(directory, blocks)
+    from llmc.runtime.executors.reference import ReferenceExecutor
 
-        return ReferenceExecutor(directory, blocks), blocks
-    from llmc.runtime.executors.cpp import open_cpp
-
-    return open_cpp(directory, blocks, threads, check), blocks
+    return ReferenceExecutor(directory, blocks)
 
 
 def check_executor_name(name: object) -> ExecutorName:
@@ -92,12 +119,17 @@ def _default(directory: EngineDirectory) -> ExecutorName:
     return "reference" if directory.manifest.target.name == REFERENCE_TARGET else "cpp"
 
 
-def _check_name(directory: EngineDirectory, name: str) -> None:
+def _runners(directory: EngineDirectory) -> list[str]:
     can_run: list[str] = ["cuda", "triton_interpreter"] if directory.program.kernels else []
     if GRAPH_NAME in directory.manifest.files:
         can_run.append("reference")
     elif not can_run:
         can_run.append("cpp")
+    return can_run
+
+
+def _check_name(directory: EngineDirectory, name: str) -> None:
+    can_run = _runners(directory)
     if name in can_run:
         return
     raise OptionError(

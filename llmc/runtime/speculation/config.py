@@ -16,13 +16,27 @@ if TYPE_CHECKING:
 OPTION = "--speculative-config"
 MOST_DRAFTS = 1024
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
-PLANNED_METHODS = ("draft_model", "eagle3", "lookahead", "medusa", "mtp")
+METHODS = ("draft_model", "ngram", "suffix")
+PLANNED_METHODS = ("eagle3", "lookahead", "medusa", "mtp")
 # What leaving them out stands for: every token is drawn as without speculation, so answers do not depend on drafts.
 SAMPLE_METHODS = {"rejection_sample_method": "invariant", "draft_sample_method": "greedy"}
 
 
 def _number(low: int, high: int) -> Any:
     return field(metadata={"low": low, "high": high})
+
+
+def _text() -> Any:
+    return field(metadata={})
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModelConfig:
+    """model: the engine that drafts; has to be given. num_speculative_tokens: drafts a step at the most; has to be
+    given."""
+
+    model: str = _text()
+    num_speculative_tokens: int = _number(1, MOST_DRAFTS)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +64,8 @@ class SuffixConfig:
     suffix_decoding_min_token_prob: float = _number(0, 1)
 
 
-SpeculativeConfig = NgramConfig | SuffixConfig
-Config = TypeVar("Config", NgramConfig, SuffixConfig)
+SpeculativeConfig = DraftModelConfig | NgramConfig | SuffixConfig
+Config = TypeVar("Config", DraftModelConfig, NgramConfig, SuffixConfig)
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
@@ -59,6 +73,8 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
     values = {str(key): value for key, value in _object(given).items() if value is not None}
     method = values.pop("method", None)
     _check_sample_methods(values)
+    if method == "draft_model":
+        return _read(DraftModelConfig, values, method)
     if method == "ngram":
         shortest, longest = values.get("prompt_lookup_max", 5), values.get("prompt_lookup_min", 5)
         ngram = _read(NgramConfig, {"prompt_lookup_min": shortest, "prompt_lookup_max": longest, **values}, method)
@@ -81,7 +97,7 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
     raise _unknown_method(method)
 
 
-def new_drafter(config: SpeculativeConfig) -> Drafter:
+def new_drafter(config: NgramConfig | SuffixConfig) -> Drafter:
     """One that knows nothing yet."""
     # Not before: options are parsed before there is a reason to import the runtime.
     from llmc.runtime.speculation.earlier_answers import EarlierAnswers
@@ -116,12 +132,12 @@ def _check_sample_methods(values: dict[str, object]) -> None:
 
 
 def _unknown_method(method: object) -> OptionError:
-    fix = f"give one of ngram, suffix: {EXAMPLE}"
+    fix = f"give one of {', '.join(METHODS)}: {EXAMPLE}"
     if method is None:
         return OptionError("no method is given", at=OPTION, fix=fix)
     if method in PLANNED_METHODS:
         return OptionError(f"the method {method!r} is not there yet", at=OPTION, fix=fix)
-    near = difflib.get_close_matches(str(method), ("ngram", "suffix"), n=1)
+    near = difflib.get_close_matches(str(method), METHODS, n=1)
     return OptionError(f"unknown method {method!r:.80}", at=OPTION, fix=f"did you mean {near[0]!r}?" if near else fix)
 
 
@@ -134,7 +150,12 @@ def _read(kind: type[Config], values: Mapping[str, Any], method: str) -> Config:
             raise OptionError(f"the method {method!r} has no key {name!r:.80}", at=OPTION, fix=fix)
     for name, each in known.items():
         if name not in values:
-            raise OptionError(f"the method {method!r} needs {name}", at=OPTION, fix=f'add "{name}": 4')
+            example = "4" if each.metadata else '"draft.llmc"'
+            raise OptionError(f"the method {method!r} needs {name}", at=OPTION, fix=f'add "{name}": {example}')
+        if not each.metadata:
+            if not isinstance(values[name], str) or not values[name]:
+                raise OptionError(f"{name} cannot be {values[name]!r:.80}", at=OPTION, fix="give a path")
+            continue
         low, high = each.metadata["low"], each.metadata["high"]
         is_whole = each.type == "int"
         if type(values[name]) not in ((int,) if is_whole else (int, float)) or not low <= values[name] <= high:

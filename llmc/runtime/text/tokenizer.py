@@ -57,6 +57,10 @@ class Tokenizer:
         text: str = self._fast.decode(ids, skip_special_tokens=skip_special_tokens)
         return text
 
+    def tokens(self) -> list[str | None]:
+        """As tokenizer.json writes them, by id; None for an id that it leaves out."""
+        return [self._fast.id_to_token(i) for i in range(self._fast.get_vocab_size())] if self.exists else []
+
     def token_bytes(self, token_id: int) -> bytes:
         """The bytes that a token stands for inside a text, which need not be whole characters."""
         return self._vocabulary_bytes[token_id] if 0 <= token_id < len(self._vocabulary_bytes) else b""

@@ -11,6 +11,7 @@ import pytest
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config import (
     PLANNED_METHODS,
+    DraftModelConfig,
     NgramConfig,
     SpeculativeConfig,
     SuffixConfig,
@@ -66,8 +67,10 @@ def test_defaults_are_those_of_vllm(given: dict[str, Any], expected: Speculative
 
 
 def test_each_method_has_its_drafter() -> None:
-    assert isinstance(new_drafter(parse_speculative_config(NGRAM)), NgramDrafter)
-    assert isinstance(new_drafter(parse_speculative_config({"method": "suffix"})), SuffixDrafter)
+    for config, kind in ((NGRAM, NgramDrafter), ({"method": "suffix"}, SuffixDrafter)):
+        parsed = parse_speculative_config(config)
+        assert not isinstance(parsed, DraftModelConfig)
+        assert isinstance(new_drafter(parsed), kind)
 
 
 @pytest.mark.parametrize(
@@ -78,11 +81,11 @@ def test_each_method_has_its_drafter() -> None:
         ("ngram", "'ngram' is no JSON", "give"),
         ("[4]", r"\[4\] is no JSON object", "give"),
         ("4", "4 is no JSON object", "give"),
-        ({}, "no method is given", "give one of ngram, suffix"),
-        ({"method": None}, "no method is given", "give one of ngram, suffix"),
+        ({}, "no method is given", "give one of draft_model, ngram, suffix"),
+        ({"method": None}, "no method is given", "give one of draft_model, ngram, suffix"),
         ({"method": "ngrams"}, "unknown method 'ngrams'", "did you mean 'ngram'?"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]", ""),
-        ({"method": "oracle"}, "unknown method 'oracle'", "give one of ngram, suffix"),
+        ({"method": "oracle"}, "unknown method 'oracle'", "give one of draft_model, ngram, suffix"),
         ({"method": "ngram"}, "'ngram' needs num_speculative_tokens", 'add "num_speculative_tokens"'),
         ({**NGRAM, "prompt_lookup_mx": 3}, "no key 'prompt_lookup_mx'", "did you mean 'prompt_lookup_max'?"),
         ({**NGRAM, "zzz": 3}, "no key 'zzz'", "its keys are method, num_speculative_tokens"),

@@ -1,0 +1,60 @@
+"""What --speculative-config asks for, beside an engine: checked before that is opened, started after."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+from llmc.engine_format import EngineDirectory
+from llmc.errors import OptionError
+from llmc.program import Limits
+from llmc.runtime.executors.opening import ExecutorName, open_second
+from llmc.runtime.speculation.config import OPTION, DraftModelConfig, SpeculativeConfig, new_drafter
+from llmc.runtime.speculation.draft_model import DraftModel
+from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.second_engine import SecondEngine, start_second
+from llmc.runtime.speculation.speculation import Speculation
+
+
+@dataclass(frozen=True)
+class SpeculationPlan:
+    """second: the engine that drafts, whose cache has as many blocks as the first one's."""
+
+    config: SpeculativeConfig
+    second: SecondEngine | None
+
+    def start(self, blocks: int, threads: int, name: ExecutorName | None) -> Speculation:
+        """Beside an engine whose cache has so many blocks. name: of its executor, if it was asked for."""
+        return Speculation(self._new_drafter(blocks, threads, name), self.config.num_speculative_tokens)
+
+    def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
+        if isinstance(self.config, DraftModelConfig):
+            second = self.second
+            assert second is not None, "a draft model is an engine"
+            executor = open_second(second.directory, blocks, threads, name, second.check)
+            return partial(DraftModel, executor, second.program.limits)
+        return partial(new_drafter, self.config)
+
+
+def plan_speculation(
+    config: SpeculativeConfig, first: EngineDirectory, max_step_tokens: int | None, *, check_weights: bool
+) -> SpeculationPlan:
+    """For the engine that is about to be opened. Raises OptionError for what does not fit it, EngineFormatError for a
+    draft model that is no whole engine."""
+    _check_room(config.num_speculative_tokens, first.program.limits, max_step_tokens)
+    if isinstance(config, DraftModelConfig):
+        return SpeculationPlan(config, start_second(Path(config.model), first, check_weights=check_weights))
+    return SpeculationPlan(config, None)
+
+
+def _check_room(most: int, limits: Limits, max_step_tokens: int | None) -> None:
+    room = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens, limits.max_logit_rows) - 1
+    if most > room:
+        larger = "rebuild the engine with larger max_batch_tokens and max_logit_rows"
+        raise OptionError(
+            f"num_speculative_tokens is {most}, and a step has room for {room} beside the token before them",
+            at=OPTION,
+            fix=f"give {room} at most, or {larger}" if room else larger,
+        )

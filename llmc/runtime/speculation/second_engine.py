@@ -1,0 +1,88 @@
+"""A draft model's engine: whether it fits the engine that it drafts for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from itertools import zip_longest
+from pathlib import Path
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import read_engine, start_engine
+from llmc.engine_format.weight_check import WeightCheck
+from llmc.errors import LlmcError, OptionError
+from llmc.program import Program
+from llmc.runtime.text.tokenizer import TOKENIZER_NAME, Tokenizer
+
+
+@dataclass(frozen=True)
+class SecondEngine:
+    """check: of its weights, under way."""
+
+    directory: EngineDirectory
+    check: WeightCheck | None
+
+    @property
+    def program(self) -> Program:
+        """What its cache takes of the memory follows from it."""
+        return self.directory.program
+
+    def close(self) -> None:
+        """Without having opened it."""
+        if self.check is not None:
+            self.check.cancel()
+
+
+def start_second(path: Path, first: EngineDirectory, *, check_weights: bool) -> SecondEngine:
+    """The engine at the path, for drafting for the first one. Raises EngineFormatError, or OptionError if it does not
+    fit."""
+    if check_weights:
+        second = SecondEngine(*start_engine(path))
+    else:
+        second = SecondEngine(read_engine(path, check_weights=False, check_machine=False), None)
+    try:
+        _check_limits(second.directory, first)
+        _check_vocabulary(second.directory, first)
+    except LlmcError:
+        second.close()
+        raise
+    return second
+
+
+def _check_limits(second: EngineDirectory, first: EngineDirectory) -> None:
+    ours, theirs = first.program.limits, second.program.limits
+    if ours.block_size != theirs.block_size:
+        raise OptionError(
+            f"the draft model has blocks of {theirs.block_size} positions, the model of {ours.block_size}",
+            at=second.path,
+            fix=f"rebuild the draft model with --block-size {ours.block_size}",
+        )
+    if theirs.max_model_len < ours.max_model_len:
+        raise OptionError(
+            f"the draft model has sequences of {theirs.max_model_len} tokens, the model of {ours.max_model_len}",
+            at=second.path,
+            fix=f"rebuild the draft model with --max-model-len {ours.max_model_len}, or the model with "
+            f"{theirs.max_model_len}",
+        )
+
+
+def _check_vocabulary(second: EngineDirectory, first: EngineDirectory) -> None:
+    """Token ids mean the same to both."""
+    differs = _difference(second, first)
+    if differs is not None:
+        raise OptionError(
+            f"the draft model has another vocabulary: {differs}",
+            at=second.path,
+            fix="draft with a model of the same family, which has the same tokenizer",
+        )
+
+
+def _difference(second: EngineDirectory, first: EngineDirectory) -> str | None:
+    ours, theirs = first.program.vocab_size, second.program.vocab_size
+    records = [each.files.records.get(TOKENIZER_NAME) for each in (second, first)]
+    if None not in records and records[0] != records[1]:
+        for index, (its, own) in enumerate(zip_longest(*(Tokenizer(each.files).tokens() for each in (second, first)))):
+            if its != own:
+                return f"token {index} is {its!r}, the model's {own!r}"
+    if ours != theirs:
+        return f"it has {theirs} tokens, the model {ours}: the first that only one has is {min(ours, theirs)}"
+    return None
