@@ -20,6 +20,7 @@ from llmc.codegen.memory_plan import Lifetime, MemoryPlan, plan_memory
 from llmc.codegen.node_call import NodeCall
 from llmc.codegen.origin import origin_of, unsupported
 from llmc.codegen.placement import Placement, Unit, place_values, row_stride_only, unit_nodes, unit_reads
+from llmc.codegen.side_views import SideViews
 from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.cost import group_cost
@@ -34,6 +35,7 @@ from llmc.program import (
     Limits,
     Origin,
     RowCount,
+    SideOutput,
 )
 from llmc.program.launch_arguments import Operand
 
@@ -58,15 +60,17 @@ class LaunchBuilder:
         copies: frozenset[fx.Node],
         units: Sequence[Unit],
         output: View,
+        sides: SideViews,
         limits: Limits,
     ) -> None:
         self.limits = limits
         self.graph, self.claims, self.views = graph, claims, views
-        self._copies, self._output = copies, output
+        self._copies, self._output, self._sides = copies, output, sides
         self._backend = backend
-        self._written = _written(units, output, views)
+        kept = tuple(sides.views.values())
+        self._written = _written(units, (output, *kept), views)
         self._placements = place_values(
-            units, [self._written[u] for u in units], self._output, views, copies, backend.in_place
+            units, [self._written[u] for u in units], output, kept, views, copies, backend.in_place
         )
         self.launches: list[Launch] = []
         self._names: dict[Value, str] = {}
@@ -74,9 +78,21 @@ class LaunchBuilder:
         self.weights = WeightSlots(graph, views, backend)
         self.alternatives: list[Alternative] = []
         self.loops: dict[Loop, str] = {}
+        self._side_outputs: list[SideOutput] = []
 
     def emit(self, unit: Unit) -> None:
         """Append the unit's launches."""
+        start, alternatives = len(self.launches), len(self.alternatives)
+        self._emit(unit)
+        sides = self._sides.of_nodes(unit_nodes(unit)) if self._sides.views else ()
+        if sides:
+            self.launches[start:] = [replace(launch, sides=sides) for launch in self.launches[start:]]
+            self.alternatives[alternatives:] = [
+                replace(a, launches=tuple(replace(launch, sides=sides) for launch in a.launches))
+                for a in self.alternatives[alternatives:]
+            ]
+
+    def _emit(self, unit: Unit) -> None:
         if isinstance(unit, Group):
             stored = [value.node for value in self._written[unit]]
             loop, pointers = build_loop(unit, stored, self.views, self._copies, self.locate)
@@ -104,10 +120,26 @@ class LaunchBuilder:
             )
             self._launch_loop(loop, pointers, (self._output.value.node,))
 
+    def finish_sides(self) -> None:
+        """Have each side output in a buffer of its own size."""
+        for name, view in self._sides.views.items():
+            start = len(self.launches)
+            whole = self.contiguous(view, view.value.dtype, view.value.node, packed=True)
+            self.launches[start:] = [replace(launch, sides=(name,)) for launch in self.launches[start:]]
+            operand, _ = self.operand(whole)
+            columns = math.prod(dims_of(whole.shape))
+            self._side_outputs.append(SideOutput(name, _dtype_of(whole.value), whole.rows, columns, operand.name))
+
+    def side_outputs(self) -> tuple[SideOutput, ...]:
+        """Where the side outputs lie at the end of a step."""
+        return tuple(self._side_outputs)
+
     def planned_buffers(self) -> tuple[tuple[Buffer, ...], MemoryPlan]:
-        """The buffers that the launches use, with their places in the arena."""
+        """The buffers that the launches use, with their places in the arena; side outputs stay to the end."""
         homes = {name: home for home, name in self._names.items()}
-        return plan_buffers([_unplaced(name, homes[name], *span) for name, span in spans_of(self.launches).items()])
+        kept = dict.fromkeys((side.buffer for side in self._side_outputs), len(self.launches) - 1)
+        spans = spans_of(self.launches).items()
+        return plan_buffers([_unplaced(n, homes[n], first, kept.get(n, last)) for n, (first, last) in spans])
 
     def planned_alternatives(self) -> tuple[Alternative, ...]:
         """The alternatives, with the buffers that no launch uses; where sites are alike, as in layers, the first's."""
@@ -255,9 +287,12 @@ def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:
     return Launch(*function, origin, moved, flops, call.grid, call.only, seconds=call.seconds)
 
 
-def _written(units: Sequence[Unit], output: View, views: Views) -> dict[Unit, tuple[Value, ...]]:
-    """The values that each unit must leave in memory: a kernel all of its own, a loop those that others read."""
-    read = {view.value for unit in units for view in unit_reads(unit, views)} | {output.value}
+def _written(units: Sequence[Unit], kept: Sequence[View], views: Views) -> dict[Unit, tuple[Value, ...]]:
+    """The values that each unit must leave in memory: a kernel all of its own, a loop those that others read.
+
+    kept: what the step leaves.
+    """
+    read = {view.value for unit in units for view in unit_reads(unit, views)} | {view.value for view in kept}
     written: dict[Unit, tuple[Value, ...]] = {}
     for unit in units:
         found: list[Value] = []

@@ -11,7 +11,7 @@ from llmc.graph.step_inputs import has_selected_logits
 def check_logit_rows(graph: ModelGraph) -> None:
     """Raise LoweringError if a step of the graph would write more rows than the caller's buffer holds."""
     if not has_selected_logits(graph):
-        (logits,) = graph.graph.output_node().all_input_nodes
+        logits = graph.logits()
         raise LoweringError(
             f"{logits.name} is {render_type(logits)}, but an engine has room only for the logits of the rows asked for",
             at=logits.name,

@@ -26,6 +26,7 @@ from llmc.codegen.loop_refusal import loop_refusal
 from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
+from llmc.codegen.side_views import SideViews
 from llmc.codegen.views import View, Views, find_views
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
@@ -62,10 +63,12 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     units = _units(edges, groups)
     output = _output_view(graph, views)
     limits = engine_limits(graph.info, options)
-    builder = LaunchBuilder(graph, backend, claims, views, copies, units, output, limits)
+    sides = SideViews.of(graph, views, output, edges)
+    builder = LaunchBuilder(graph, backend, claims, views, copies, units, output, sides, limits)
     for unit in units:
         builder.emit(unit)
     builder.finish_logits()
+    builder.finish_sides()
     buffers, plan = builder.planned_buffers()
     program = Program(
         limits=limits,
@@ -77,6 +80,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         caches=_caches(graph, backend),
         launches=tuple(builder.launches),
         alternatives=builder.planned_alternatives(),
+        side_outputs=builder.side_outputs(),
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 
@@ -104,8 +108,7 @@ def _units(edges: nx.DiGraph, groups: Sequence[Group]) -> tuple[Unit, ...]:
 
 
 def _output_view(graph: ModelGraph, views: Views) -> View:
-    (output,) = graph.graph.find_nodes(op="output")
-    (result,) = output.args if isinstance(output.args[0], fx.Node) else output.args[0]
+    result = graph.logits()
     view = views[result]
     if not isinstance(view, View) or view.value.node.op == "placeholder":
         raise unsupported(result, "the graph returns an input", "return logits")

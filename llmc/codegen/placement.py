@@ -54,12 +54,16 @@ def place_values(
     units: Sequence[Unit],
     written: Sequence[tuple[Value, ...]],
     output: View,
+    kept: Sequence[View],
     views: Views,
     copies: frozenset[fx.Node],
     in_place: InPlace,
 ) -> dict[Value, Placement]:
-    """A placement for each value that the units write. written: the values that each unit must leave in memory."""
-    return _Placer(units, written, output, views, copies, in_place).place()
+    """A placement for each value that the units write.
+
+    written: the values that each unit must leave in memory. kept: what beside the output is read after the last one.
+    """
+    return _Placer(units, written, output, kept, views, copies, in_place).place()
 
 
 def row_stride_only(view: View) -> bool:
@@ -79,6 +83,7 @@ class _Placer:
         units: Sequence[Unit],
         written: Sequence[tuple[Value, ...]],
         output: View,
+        kept: Sequence[View],
         views: Views,
         copies: frozenset[fx.Node],
         in_place: InPlace,
@@ -89,7 +94,8 @@ class _Placer:
         for i, unit in enumerate(units):
             for view in unit_reads(unit, views):
                 self._reads.setdefault(view.value, []).append(_Read(i, view))
-        self._reads.setdefault(output.value, []).append(_Read(len(units), output))
+        for view in (output, *kept):
+            self._reads.setdefault(view.value, []).append(_Read(len(units), view))
         self._placements: dict[Value, Placement] = {}
         self._residents: dict[Value, list[Value]] = {}
 

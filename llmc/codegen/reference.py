@@ -6,8 +6,11 @@ there is none: its weights are in the layouts of GPU kernels, from which they ca
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from torch import Tensor, fx
 
 from llmc.codegen.limits import engine_limits
 from llmc.codegen.logit_rows import check_logit_rows
@@ -17,9 +20,10 @@ from llmc.errors import LoweringError
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.serialize import WeightOf, serialize_graph
+from llmc.graph.step_inputs import is_of_logit_rows
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
-from llmc.program import Affine, CacheSlot, Layout, Program, WeightSlot
+from llmc.program import Affine, CacheSlot, Layout, Program, RowCount, SideOutput, WeightSlot
 from llmc.program.program_interface import memory_text
 
 
@@ -56,9 +60,16 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
             )
             for c in graph.caches
         ),
+        side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
     )
     text = serialize_graph(graph, memory=memory_text(program))
     return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))
+
+
+def _side_output(graph: ModelGraph, name: str, node: fx.Node) -> SideOutput:
+    value: Tensor = node.meta["val"]
+    rows = RowCount.LOGIT_ROWS if is_of_logit_rows(graph, node) else RowCount.TOKENS
+    return SideOutput(name, DTYPE_NAMES[value.dtype], rows, math.prod(map(int, value.shape[1:])), None)
 
 
 def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRecipe]) -> str | None:

@@ -258,7 +258,7 @@ def _selected(graph: ModelGraph) -> int:
 
 
 def _unselected(graph: ModelGraph) -> list[fx.Node]:
-    return [] if has_selected_logits(graph) else graph.graph.output_node().all_input_nodes
+    return [] if has_selected_logits(graph) else [graph.logits()]
 
 
 RULES: tuple[CoverageRule, ...] = (

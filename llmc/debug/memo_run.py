@@ -75,7 +75,7 @@ class MemoRun:
 
     def logits(self, graph: ModelGraph) -> Tensor:
         """Logits [tokens, vocabulary], fp32, after each token. Raises PassError where a node does not run."""
-        values = [step.nodes[graph.graph.output_node().all_input_nodes[0].name] for step in self.steps(graph)]
+        values = [step.nodes[graph.logits().name] for step in self.steps(graph)]
         key = "".join(value.key for value in values)
         if self._logits is None or self._logits[0] != key:
             rows = [value.get() for value in values]

@@ -65,7 +65,7 @@ def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, sourc
     renewed = frozenset(inputs)
     readers |= {u.name for name in inputs for u in old[name].users}
     shown = [name for name in old if name in new and (name in changed or name in readers) and name not in inputs]
-    ends = [g.graph.output_node().all_input_nodes[0] for g in (before, after)]
+    ends = [g.logits() for g in (before, after)]
     pairs = [(name, old[name], new[name]) for name in shown if _has_value(old[name])]
     if ends[0].name != ends[1].name or not pairs:
         pairs.append(("logits", ends[0], ends[1]))

@@ -75,8 +75,8 @@ def sequence_inputs(
 
 
 def interpret(graph: ModelGraph, inputs: dict[str, Tensor]) -> Tensor:
-    """The graph's output, given every placeholder by node name."""
-    return GraphInterpreter(graph.graph).outputs(inputs)
+    """The graph's logits, given every placeholder by node name."""
+    return GraphInterpreter(graph.graph).outputs(inputs)[0]
 
 
 def _run_whole(graph: ModelGraph, weights: dict[str, Tensor], chunk: Chunk) -> Tensor:

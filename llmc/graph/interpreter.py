@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor, fx
@@ -15,12 +15,12 @@ class GraphInterpreter(fx.Interpreter):
         super().__init__(torch.nn.Module(), graph=graph)
         self._inputs: Mapping[str, Tensor] = {}
 
-    def outputs(self, inputs: Mapping[str, Tensor]) -> Tensor:
-        """What the graph returns; every placeholder's value is in `inputs`, under its name."""
+    def outputs(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
+        """What the graph returns, the logits first; every placeholder's value is in `inputs`, under its name."""
         self._inputs = inputs
         with torch.inference_mode():
-            result: Tensor = self.run()
-        return result
+            result: Tensor | Sequence[Tensor] = self.run()
+        return (result,) if isinstance(result, Tensor) else tuple(result)
 
     def run_node(self, n: fx.Node) -> object:
         return self._inputs[n.name] if n.op == "placeholder" else super().run_node(n)

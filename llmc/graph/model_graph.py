@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import fx
@@ -56,6 +57,7 @@ class ModelGraph:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
     logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
+    side_outputs: the names of what the graph returns after its logits, in order.
     """
 
     graph: fx.Graph
@@ -64,6 +66,7 @@ class ModelGraph:
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
+    side_outputs: tuple[str, ...] = ()
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""
@@ -80,4 +83,23 @@ class ModelGraph:
         output = graph.graph_copy(self.graph, mapping)
         if output is not None:
             graph.output(output)
-        return ModelGraph(graph, self.stage, dict(self.weights), self.info, self.caches, self.quantized)
+        return replace(self, graph=graph, weights=dict(self.weights))
+
+    def logits(self) -> fx.Node:
+        """What the graph returns first."""
+        return self.returned()[0]
+
+    def sides(self) -> dict[str, fx.Node]:
+        """What it returns after the logits, by name."""
+        return dict(zip(self.side_outputs, self.returned()[1:], strict=True))
+
+    def add_side_output(self, name: str, node: fx.Node) -> None:
+        """Return one more tensor."""
+        self.graph.output_node().args = ((*self.returned(), node),)
+        self.side_outputs += (name,)
+
+    def returned(self) -> tuple[fx.Node, ...]:
+        """All that the graph returns, in order; a node may be there twice."""
+        (result,) = self.graph.output_node().args
+        nodes: Any = (result,) if isinstance(result, fx.Node) else result
+        return tuple(nodes)

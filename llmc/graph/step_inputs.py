@@ -41,9 +41,13 @@ def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
 
 def has_selected_logits(graph: ModelGraph) -> bool:
     """Whether the graph returns one row of logits for each entry of logit_rows: an engine has room for no more."""
+    return is_of_logit_rows(graph, graph.logits())
+
+
+def is_of_logit_rows(graph: ModelGraph, node: fx.Node) -> bool:
+    """Whether a tensor has one row for each entry of logit_rows."""
     rows = step_input(graph, "logit_rows")
-    logits = graph.graph.output_node().all_input_nodes[0].meta["val"]
-    return rows is not None and statically_known_true(logits.shape[0] == rows.meta["val"].shape[0])
+    return rows is not None and statically_known_true(node.meta["val"].shape[0] == rows.meta["val"].shape[0])
 
 
 def add_step_input(graph: ModelGraph, name: str, shape: tuple[str | int, ...], dtype: torch.dtype) -> fx.Node:

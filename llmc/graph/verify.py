@@ -145,12 +145,24 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
 
 
 def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
-    output = next(iter(graph.graph.find_nodes(op="output")))
-    value = output.args[0].meta["val"] if isinstance(output.args[0], fx.Node) else output.args[0]
+    returned = graph.graph.output_node().args[0]
+    value = graph.logits().meta["val"] if isinstance(returned, fx.Node) or graph.side_outputs else returned
     if not isinstance(value, torch.Tensor) or value.shape[-1] != graph.info.vocab_size:
         raise PassError(f"the graph returns {describe(value)}, not logits over {graph.info.vocab_size} tokens")
+    if graph.side_outputs:
+        _check_sides(graph)
     if Stage.CAPTURED not in stages and (value.dim() != 2 or value.dtype is not torch.float32):
         raise PassError(f"the graph returns {describe(value)}, expected float32 logits [rows, vocabulary]")
+
+
+def _check_sides(graph: ModelGraph) -> None:
+    names, count = graph.side_outputs, len(graph.returned()) - 1
+    if count != len(names) or len(set(names)) < len(names):
+        raise PassError(f"the graph returns {count} tensors after its logits and calls them {', '.join(names)}")
+    for name, node in graph.sides().items():
+        value = node.meta["val"]
+        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape[1:]):
+            raise _illegal(node, f"the side output {name} is {describe(value)}, expected a row a token or logit row")
 
 
 def _illegal(node: fx.Node, problem: str, fix: str | None = None) -> PassError:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from torch import fx
@@ -74,7 +75,7 @@ def recorded_copy(graph: ModelGraph) -> tuple[ModelGraph, RecordedGraph]:
     nodes = RecordedGraph()
     mapping: dict[fx.Node, fx.Node] = {}
     nodes.output(nodes.graph_copy(graph.graph, mapping))
-    return ModelGraph(nodes, graph.stage, dict(graph.weights), graph.info, graph.caches, graph.quantized), nodes
+    return replace(graph, graph=nodes, weights=dict(graph.weights)), nodes
 
 
 def new_weight(graph: ModelGraph, name: str, recipe: Recipe, like: Any) -> fx.Node:

@@ -5,6 +5,7 @@ A step's tensors are matrices of rows: T tokens, L requested logit rows, or a co
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -215,10 +216,11 @@ class Launch:
     safetensors names; of a cache of codes (llmc/formats/cache_format.py), theirs.
     arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop.
     grid: of a GPU launch, one to three expressions (launch_grid.py); empty on a CPU. only: the steps that the
-    launch runs in; None is all of them. wanted: what those are to give; empty for anything. bytes_moved and flops are
-    sympy expressions over the symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted
-    with all that tiling adds, together with the launches that follow for the same node, at the most rows of `only`;
-    None where bytes and operations say it.
+    launch runs in; None is all of them. wanted: what those are to give; empty for anything. sides: it runs only in
+    steps that want one of these side outputs; empty for all. bytes_moved and flops are sympy expressions over the
+    symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted with all that tiling adds,
+    together with the launches that follow for the same node, at the most rows of `only`; None where bytes and
+    operations say it.
     """
 
     kernel: str
@@ -231,6 +233,7 @@ class Launch:
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
     wanted: tuple[StepOutput, ...] = ()
+    sides: tuple[str, ...] = ()
     seconds: float | None = None
 
     def number(self, name: str) -> int:
@@ -240,9 +243,16 @@ class Launch:
             raise EngineFormatError(f"a launch of {self.kernel} passes {value!r} as {name}, which is no whole number")
         return value
 
-    def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput = StepOutput.LOGITS) -> bool:
-        """Whether a step of T tokens and L logit rows has the launch."""
-        if self.wanted and wanted not in self.wanted:
+    def runs(
+        self,
+        *,
+        tokens: int,
+        logit_rows: int,
+        wanted: StepOutput = StepOutput.LOGITS,
+        sides: Collection[str] = (),
+    ) -> bool:
+        """Whether a step of T tokens and L logit rows has the launch. sides: the side outputs that it wants."""
+        if (self.wanted and wanted not in self.wanted) or (self.sides and not any(s in sides for s in self.sides)):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
@@ -329,6 +339,20 @@ class Limits:
 
 
 @dataclass(frozen=True)
+class SideOutput:
+    """What a step that wants it leaves beside the logits, until the next one: rows × columns elements.
+
+    buffer: in whose memory; None where the graph itself runs.
+    """
+
+    name: str
+    dtype: str
+    rows: RowCount
+    columns: int
+    buffer: str | None
+
+
+@dataclass(frozen=True)
 class Program:
     """Everything that an executor needs beside the weights' data."""
 
@@ -342,6 +366,7 @@ class Program:
     launches: tuple[Launch, ...] = field(default=())
     kernels: tuple[DeviceKernel, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
+    side_outputs: tuple[SideOutput, ...] = ()
 
     def cache_names(self) -> dict[str, CacheSlot]:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""

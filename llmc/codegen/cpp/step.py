@@ -152,7 +152,7 @@ def _step(program: Program) -> str:
     printer = _LaunchPrinter(program)
     lines.append("  mark(times, 0);")
     for number, launch in enumerate(program.launches):
-        lines += ["", *printer.lines(launch), f"  mark(times, {number + 1});"]
+        lines += ["", *printer.guarded(launch), f"  mark(times, {number + 1});"]
     return "\n".join([*lines, "}"]) + "\n"
 
 
@@ -162,7 +162,18 @@ class _LaunchPrinter:
     def __init__(self, program: Program) -> None:
         self._weights = {slot.name: i for i, slot in enumerate(program.weights)}
         self._caches = {name: i for i, name in enumerate(program.cache_names())}
+        self._sides = [side.name for side in program.side_outputs]
         self._weight_dtypes = {slot.name: slot.dtype for slot in program.weights}
+
+    def guarded(self, launch: Launch) -> Iterator[str]:
+        """The call, under the condition that the step wants what it is for."""
+        if not launch.sides:
+            yield from self.lines(launch)
+            return
+        wanted = " | ".join(f"{1 << self._sides.index(name)} /* {name} */" for name in launch.sides)
+        yield f"  if (step->sides & ({wanted})) {{"
+        yield from (f"  {line}" for line in self.lines(launch))
+        yield "  }"
 
     def lines(self, launch: Launch) -> Iterator[str]:
         """The call and the comment above it."""

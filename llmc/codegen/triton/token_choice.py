@@ -209,7 +209,7 @@ class _Tail:
             bytes_moved, seconds = (self._bytes(launch), launch.seconds) if is_first else ("0", None)
             origin = Origin((f"choose_{wanted[0].value}",), None, None)
             function = call.kernel, call.family, call.dtypes, call.arguments
-            self.launches.append(Launch(*function, origin, bytes_moved, "0", call.grid, only, wanted, seconds))
+            self.launches.append(Launch(*function, origin, bytes_moved, "0", call.grid, only, wanted, seconds=seconds))
 
     def _bytes(self, launch: DeviceLaunch) -> str:
         """The logits once where they are read; of a product, W."""

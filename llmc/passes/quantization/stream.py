@@ -83,7 +83,7 @@ class Stream:
     @torch.inference_mode()
     def outputs(self) -> Iterator[Tensor]:
         """What the graph returns for each sequence, then for those of each branch; computed one by one from here on."""
-        (result,) = self._graph.graph.output_node().all_input_nodes
+        result = self._graph.logits()
         constants: dict[fx.Node, Any] = {}
         for index in range(self._count):
             yield self._evaluated(result, index, {}, constants)

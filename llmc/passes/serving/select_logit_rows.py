@@ -72,7 +72,7 @@ select_logit_rows = GraphPass("select_logit_rows", run, Numerics.REORDER, Stage.
 def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> bool:
     """Whether the output is of the rows asked for, now or already."""
     output = graph.graph.output_node()
-    logits = output.all_input_nodes[0]
+    logits = graph.logits()
     value: Tensor = logits.meta["val"]
     rows = _logit_rows(graph)
     if value.ndim == 2 and statically_known_true(value.shape[0] == rows.meta["val"].shape[0]):

@@ -9,14 +9,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from types import MappingProxyType
 
 import numpy as np
 import numpy.typing as npt
 
 from llmc.program import CHOICE_INPUTS, Limits
-from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 ALIGNMENT = 64
@@ -82,10 +82,10 @@ def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choic
     choices: for a step that is to choose; they come last, so that others leave their bytes as they are.
     """
     offsets = shape.input_offsets()
-    for holder in (step, choices):
-        for field in fields(holder) if holder is not None else ():
-            values: npt.NDArray[np.generic] = getattr(holder, field.name)
-            start = offsets[field.name]
+    for holder, names in ((step, STEP_ARRAYS), (choices, CHOICE_INPUTS)):
+        for name in names if holder is not None else ():
+            values: npt.NDArray[np.generic] = getattr(holder, name)
+            start = offsets[name]
             into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
     return offsets["end"] if choices is not None else offsets[next(iter(CHOICE_INPUTS))]
 
@@ -125,6 +125,7 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) ->
         context_lens=_extended(step.context_lens, extra, 1),
         block_tables=tables,
         logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
+        sides=step.sides,
     )
 
 

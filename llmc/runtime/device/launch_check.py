@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Iterator
-from dataclasses import fields
 
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import REBUILD
@@ -29,7 +28,7 @@ from llmc.program import (
 from llmc.program.launch_arguments import Argument, Count, Operand
 from llmc.program.launch_grid import evaluate_grid
 from llmc.program.launch_signature import operand_dtypes, parameter_of
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import STEP_ARRAYS
 
 # What CUDA allows in each direction.
 _MOST_PROGRAMS = (2**31 - 1, 65535, 65535)
@@ -73,7 +72,7 @@ class LaunchBounds:
             for part, nbytes in zip("kv", cache.key_and_value_bytes(limits.block_size), strict=True):
                 self.extents["cache", f"{index}.{part}"] = nbytes // ITEMSIZES[cache.dtype], None
         # Nobody starts in the middle of an input: its place depends on the step's shape.
-        for name in (*(field.name for field in fields(Step)), *CHOICE_INPUTS):
+        for name in (*STEP_ARRAYS, *CHOICE_INPUTS):
             self.extents["input", name] = 1, None
         self.extents["output", "logits"] = self.counts["L"] * program.vocab_size, self.counts["L"]
         for name in CHOICE_OUTPUTS:

@@ -5,7 +5,7 @@ Shared by the executors that launch binaries and that interpret the kernels' sou
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,17 +57,18 @@ CallArgument = Pointer | Count | Number
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A launch with its kernel; arguments in the order of kernel.parameters. only, wanted: the steps that have it."""
+    """A launch with its kernel; arguments in the order of kernel.parameters. only, wanted, sides: who has it."""
 
     kernel: DeviceKernel
     arguments: tuple[CallArgument, ...]
     grid: tuple[str, ...]
     only: RowRange | None
     wanted: tuple[StepOutput, ...] = ()
+    sides: tuple[str, ...] = ()
 
-    def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput) -> bool:
-        """Whether a step of T tokens and L logit rows has the call."""
-        if self.wanted and wanted not in self.wanted:
+    def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput, sides: Collection[str]) -> bool:
+        """Whether a step of T tokens and L logit rows has the call. sides: the side outputs that it wants."""
+        if (self.wanted and wanted not in self.wanted) or (self.sides and not any(s in sides for s in self.sides)):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
@@ -89,13 +90,13 @@ class PlannedCall:
 
 
 def calls_of_step(
-    calls: Sequence[PlannedCall], counts: Mapping[str, int], wanted: StepOutput
+    calls: Sequence[PlannedCall], counts: Mapping[str, int], wanted: StepOutput, sides: Collection[str] = ()
 ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
     """The calls that a step with these counts has, with their grids. Layers share grids, so each is evaluated once."""
     grids: dict[tuple[str, ...], tuple[int, int, int]] = {}
     found = []
     for call in calls:
-        if call.runs(tokens=counts["T"], logit_rows=counts["L"], wanted=wanted):
+        if call.runs(tokens=counts["T"], logit_rows=counts["L"], wanted=wanted, sides=sides):
             grid = grids.get(call.grid) or grids.setdefault(call.grid, call.programs(counts))
             if all(grid):
                 found.append((call, grid))
@@ -134,7 +135,7 @@ def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memor
         else:
             raise EngineFormatError(f"a launch of {kernel.name} has no {parameter.name}", fix=REBUILD)
         arguments.append(argument)
-    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted)
+    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted, launch.sides)
 
 
 class _Memory:

@@ -16,12 +16,13 @@ from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, StepOutput
 from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
-from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.loop.step import Step
 from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.sampling.row_choice import RowChoices
 
-ENGINE_ABI = 2
+ENGINE_ABI = 3
 
 
 def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
@@ -49,6 +50,7 @@ class CppExecutor:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
             self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
+        self._sides = SideOutputs(program)
         self._logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
@@ -80,12 +82,18 @@ class CppExecutor:
             step.block_tables.ctypes.data,
             step.logit_rows.ctypes.data,
             self._logits.ctypes.data,
+            self._sides.mask(step.sides),
         )
         self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
         if self._check is not None:
             self._check.wait()
             self._check = None
+        self._sides.note_step(len(step.input_ids), rows)
         return self._logits[:rows]
+
+    def side_output(self, name: str) -> SideArray:
+        """Of the last step."""
+        return self._sides.array(name, self._arena[self._sides.place(name)])
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """As `step`; the time of every launch, as the library's own clock saw it.

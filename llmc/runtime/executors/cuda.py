@@ -27,11 +27,14 @@ from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, l
 from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, plan_device_memory
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
-from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
+# Steps of one kind are one graph: their shape, and what they are to give.
+_StepKind = tuple[StepShape, StepOutput, tuple[str, ...]]
 MAX_GRAPHS = 64
 # Below this much free memory no graph is captured.
 _GRAPH_ROOM_BYTES = 64 << 20
@@ -95,14 +98,13 @@ class CudaExecutor:
         self._host_chosen = torch.empty(self._chosen.shape, dtype=torch.int32, pin_memory=True)
         self._host_logits: Tensor | None = None
         self._scratch: list[Tensor] = []
+        self._sides = SideOutputs(self._program)
         self._calls = list(plan_calls(self._program))
         for kernel in self._program.launched_kernels():
             self._kernels[kernel.name] = load_kernel(kernel.binaries[binaries.arch], binaries.directory)
         self._capturing = torch.cuda.Stream(self._device)
         self._pool = torch.cuda.graph_pool_handle()
-        self._graphs: GraphCache[tuple[StepShape, StepOutput], torch.cuda.CUDAGraph] = GraphCache(
-            MAX_GRAPHS, self._has_graph_room
-        )
+        self._graphs: GraphCache[_StepKind, torch.cuda.CUDAGraph] = GraphCache(MAX_GRAPHS, self._has_graph_room)
 
     def step(self, step: Step) -> Logits:
         """The wanted rows' logits; the array is overwritten by the next step."""
@@ -130,6 +132,12 @@ class CudaExecutor:
             torch.cuda.current_stream().synchronize()
         logits: Logits = self._host_logits[:count].numpy()
         return logits
+
+    def side_output(self, name: str) -> SideArray:
+        """Of the last step, copied from the device."""
+        place = self._sides.place(name)
+        memory, start = self._spaces[ARENA, ""]
+        return self._sides.array(name, memory[start + place.start : start + place.stop].cpu().numpy())
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step without graphs, an event after each launch; a launch's time includes the gap before it."""
@@ -179,12 +187,13 @@ class CudaExecutor:
             step = padded(step, bucket, self._limits.block_size, self.blocks)
             choices = None if choices is None else choices.padded(bucket.logit_rows)
         shape = bucket or StepShape.of(step)
+        self._sides.note_step(shape.tokens, shape.logit_rows)
         nbytes = pack_inputs(step, shape, self._staged_inputs.numpy(), choices)
         self._inputs[:nbytes].copy_(self._staged_inputs[:nbytes], non_blocking=True)
         try:
-            graph = None if bucket is None else self._graphs.get((bucket, wanted), self._capture)
+            graph = None if bucket is None else self._graphs.get((bucket, wanted, step.sides), self._capture)
             if graph is None:
-                self._launch_all(shape, wanted)
+                self._launch_all(shape, wanted, step.sides)
             else:
                 graph.replay()
         except torch.OutOfMemoryError as error:
@@ -192,7 +201,7 @@ class CudaExecutor:
             asked = " ".join(str(error).split())[:120]
             raise self._out_of_memory(f"a step of {shape.tokens} tokens", asked) from None
 
-    def _capture(self, key: tuple[StepShape, StepOutput]) -> torch.cuda.CUDAGraph:
+    def _capture(self, key: _StepKind) -> torch.cuda.CUDAGraph:
         if not self._graphs:
             # torch refuses a pool again whose last graph was dropped.
             self._pool = torch.cuda.graph_pool_handle()
@@ -202,17 +211,17 @@ class CudaExecutor:
             self._launch_all(*key)
         return graph
 
-    def _launch_all(self, shape: StepShape, wanted: StepOutput) -> None:
+    def _launch_all(self, shape: StepShape, wanted: StepOutput, sides: tuple[str, ...]) -> None:
         """Queue every launch of a step whose inputs lie in `_inputs`."""
         stream = torch.cuda.current_stream(self._device).cuda_stream
-        for call, grid in self.launches(shape, wanted):
+        for call, grid in self.launches(shape, wanted, sides):
             self.launch(call, grid, shape, stream)
 
     def launches(
-        self, shape: StepShape, wanted: StepOutput = StepOutput.LOGITS
+        self, shape: StepShape, wanted: StepOutput = StepOutput.LOGITS, sides: tuple[str, ...] = ()
     ) -> list[tuple[PlannedCall, tuple[int, int, int]]]:
         """The calls that a step of this shape has, with their grids."""
-        return calls_of_step(self._calls, shape.counts(), wanted)
+        return calls_of_step(self._calls, shape.counts(), wanted, sides)
 
     def launch(self, call: PlannedCall, grid: tuple[int, int, int], shape: StepShape, stream: int) -> None:
         """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""

@@ -14,6 +14,8 @@ from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 Logits = npt.NDArray[np.float32]
+# Floating-point numbers as float32, whole ones as they are.
+SideArray = npt.NDArray[np.float32 | np.int32]
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,15 @@ class ChoosingExecutor(Executor, Protocol):
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call."""
+        ...
+
+
+@runtime_checkable
+class SideOutputExecutor(Executor, Protocol):
+    """An executor that can give what a step left beside its logits (program.side_outputs)."""
+
+    def side_output(self, name: str) -> SideArray:
+        """[T or L, columns] of the last step, which wanted it (Step.sides); overwritten by the next step."""
         ...
 
 

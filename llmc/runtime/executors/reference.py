@@ -20,11 +20,12 @@ from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
+from llmc.program import RowCount
 from llmc.program.program_interface import check_interface, memory_text
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.reference_tiles import tiles_of
 from llmc.runtime.executors.stored_weights import graph_weights
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import STEP_ARRAYS, Step
 
 
 class ReferenceExecutor:
@@ -45,8 +46,9 @@ class ReferenceExecutor:
                 shape = (blocks + 1, cache.kv_heads, size, width)
                 self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
         self._interpreter = GraphInterpreter(graph)
+        self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
-        unknown = sorted(set(self._step_inputs) - set(Step.__dataclass_fields__))
+        unknown = sorted(set(self._step_inputs) - set(STEP_ARRAYS))
         if unknown:
             raise EngineFormatError(
                 f"the graph wants the input {unknown[0]!r}, which is neither a weight nor a step input",
@@ -57,11 +59,22 @@ class ReferenceExecutor:
     def step(self, step: Step) -> Logits:
         """Tile by tile, every node in turn, in inference mode."""
         found: list[Logits] = []
+        sides: list[list[SideArray]] = [[] for _ in self._sides]
         for tile in tiles_of(step, self._spare_slot):
             inputs = {name: torch.from_numpy(getattr(tile.step, name)) for name in self._step_inputs}
-            logits = self._interpreter.outputs(self._tensors | inputs).float().numpy()
-            found.append(logits[tile.wanted])
+            # Side outputs are computed whether they are wanted or not, so that a step has the same products.
+            logits, *others = self._interpreter.outputs(self._tensors | inputs)
+            found.append(logits.float().numpy()[tile.wanted])
+            for side, rows, value in zip(self._sides, sides, others, strict=True):
+                kept = tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens
+                chosen = value[torch.from_numpy(kept).long()].flatten(1)
+                rows.append((chosen.float() if chosen.is_floating_point() else chosen).numpy())
+        self._left = {side.name: np.concatenate(rows) for side, rows in zip(self._sides, sides, strict=True)}
         return np.concatenate(found)
+
+    def side_output(self, name: str) -> SideArray:
+        """Of the last step."""
+        return self._left[name]
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values."""

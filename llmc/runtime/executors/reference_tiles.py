@@ -14,9 +14,10 @@ TILE = 16
 
 @dataclass(frozen=True)
 class Tile:
-    """A step of TILE rows, and which of them give the logits that are wanted of the whole step."""
+    """A step of TILE rows: which of them are tokens of the whole step, and which give the logits that are wanted."""
 
     step: Step
+    tokens: Ints
     wanted: Ints
 
 
@@ -62,5 +63,6 @@ def _tile(
             # All of them, so that the last product has as many rows in every tile as well.
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
         ),
+        np.arange(place, place + count, dtype=np.int32),
         wanted,
     )

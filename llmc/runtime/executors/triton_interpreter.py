@@ -25,8 +25,9 @@ from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_products
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
-from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits
-from llmc.runtime.loop.step import Step
+from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
+from llmc.runtime.executors.side_outputs import SideOutputs
+from llmc.runtime.loop.step import STEP_ARRAYS, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 
@@ -50,6 +51,7 @@ class TritonInterpreterExecutor:
         limits = program.limits
         self._blocks = blocks
         self._calls = plan_calls(program)
+        self._sides = SideOutputs(program)
         sources = {kernel.source for kernel in program.kernels if not kernel.is_library}
         modules = {source: _load_module(directory / source) for source in sorted(sources)}
         self._functions = {k.name: getattr(modules[k.source], k.function) for k in program.kernels if not k.is_library}
@@ -87,6 +89,10 @@ class TritonInterpreterExecutor:
         logits: Logits = self._logits[first : first + count].numpy()
         return logits
 
+    def side_output(self, name: str) -> SideArray:
+        """Of the last step."""
+        return self._sides.array(name, self._memory[ARENA, ""].numpy()[self._sides.place(name)])
+
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """As `step`; how long the interpreter took for each launch, which says nothing about a GPU."""
         return self._launch_all(step, StepOutput.LOGITS)
@@ -97,12 +103,13 @@ class TritonInterpreterExecutor:
         self._logits.fill_(float("nan"))
         tokens, rows = len(step.input_ids), len(step.logit_rows)
         counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
-        for name in Step.__dataclass_fields__:
+        for name in STEP_ARRAYS:
             self._memory["input", name] = torch.from_numpy(getattr(step, name).copy()).reshape(-1)
+        self._sides.note_step(tokens, rows)
         begin, times = perf_counter(), []
         for launch, call in enumerate(self._calls):
             grid = call.programs(counts)
-            if call.runs(tokens=tokens, logit_rows=rows, wanted=wanted) and all(grid):
+            if call.runs(tokens=tokens, logit_rows=rows, wanted=wanted, sides=step.sides) and all(grid):
                 start = perf_counter() - begin
                 self._run(call, grid, counts)
                 times.append(LaunchTime(launch, start, perf_counter() - begin))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +15,7 @@ class Step:
     """One step's inputs, int32 views that stay valid until the next one: T tokens of R requests, L wanted rows.
 
     input_ids, positions, slot_mapping: [T]; query_starts: [R + 1]; context_lens: [R]; block_tables: [R, B];
-    logit_rows: [L], indices into the tokens.
+    logit_rows: [L], indices into the tokens. sides: the side outputs that the step is to leave.
     """
 
     input_ids: Ints
@@ -25,3 +25,7 @@ class Step:
     context_lens: Ints
     block_tables: Ints
     logit_rows: Ints
+    sides: tuple[str, ...] = ()
+
+
+STEP_ARRAYS = tuple(field.name for field in fields(Step) if field.name != "sides")

@@ -34,8 +34,8 @@ class StepInputs:
         self._counting = np.arange(max(limits.max_batch_tokens, limits.max_sequences) + 1, dtype=np.int32)
         self._decodes = 0
 
-    def fill(self, plan: StepPlan) -> Step:
-        """The arrays of a plan's tokens, one request after the other."""
+    def fill(self, plan: StepPlan, sides: tuple[str, ...] = ()) -> Step:
+        """The arrays of a plan's tokens, one request after the other. sides: the side outputs that are wanted."""
         size, chunks = self._block_size, plan.chunks
         tokens = rows = self._decodes = len(plan.decodes)
         self._grow(plan)
@@ -64,6 +64,7 @@ class StepInputs:
             context_lens=self._lengths[:requests],
             block_tables=tables,
             logit_rows=self._rows[:rows],
+            sides=sides,
         )
 
     def advance(self, chosen: Sequence[int | RequestError]) -> None:

@@ -71,7 +71,7 @@ class StepLoop:
         plan = self.scheduler.schedule()
         if not plan:
             return plan
-        step = self._inputs.fill(plan)
+        step = self._inputs.fill(plan, () if self.speculation is None else self.speculation.sides())
         begin = time.perf_counter()
         self._is_computing = True
         if plan.copies:
@@ -82,7 +82,7 @@ class StepLoop:
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler))
         if self.speculation is not None:
-            self.speculation.observe(plan, self.executor_seconds)
+            self.speculation.observe(plan, self.executor_seconds, self._executor)
         return plan
 
     def recover(self) -> bool:

@@ -17,9 +17,10 @@ from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.draft_cache import DraftCache
 from llmc.runtime.speculation.draft_step import Reading, draft_step
 from llmc.runtime.speculation.draft_tokens import draft_tokens
+from llmc.runtime.speculation.drafter import CachingDrafter
 
 
-class DraftModel:
+class DraftModel(CachingDrafter):
     """executor: with as many blocks as the first engine's. limits: of its steps."""
 
     def __init__(self, executor: Executor, limits: Limits) -> None:

@@ -7,15 +7,24 @@ from typing import Protocol, runtime_checkable
 
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import Draft
 
 
 class Drafter(Protocol):
     """Guesses from the tokens that requests have, which only grow; it sees them when it is asked."""
 
+    def sides(self, pays: bool) -> tuple[str, ...]:
+        """The engine's side outputs that the next step is to leave for `observe`. pays: whether drafts pay now."""
+        return ()
+
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """For each request at most so many tokens that may follow its tokens; NO_DRAFT for none."""
         ...
+
+    def observe(self, step: ComputedStep) -> None:
+        """After each step: what it computed, and what came true of it. Not of a loop without an executor."""
+        return None
 
     def forget(self, request: SampledRequest) -> None:
         """The request has ended; what it wrote may be learnt from, by its salt; salt None: by nobody."""

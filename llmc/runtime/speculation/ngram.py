@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.drafter import Drafter
 
 
-class NgramDrafter:
+class NgramDrafter(Drafter):
     """shortest, longest: how many of the last tokens have to match; the longest match counts."""
 
     def __init__(self, shortest: int, longest: int) -> None:

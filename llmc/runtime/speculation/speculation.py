@@ -6,9 +6,11 @@ import time
 from collections.abc import Callable, Sequence
 
 from llmc.runtime.engine_stats import SpeculationStats
+from llmc.runtime.executors.executor import Executor
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.drafter import CachingDrafter, Drafter
 from llmc.runtime.speculation.gate import Gate
@@ -67,8 +69,19 @@ class Speculation:
         self._seconds = time.perf_counter() - begin
         return drafts
 
-    def observe(self, plan: StepPlan, seconds: float) -> None:
-        """The plan's step took the executor so long, and its requests have got their tokens."""
+    def sides(self) -> tuple[str, ...]:
+        """The side outputs that the step which was scheduled last is to leave."""
+        return self._drafter.sides(self._most > 0)
+
+    def observe(self, plan: StepPlan, seconds: float, executor: Executor | None = None) -> None:
+        """The plan's step took the executor so long, and its requests have got their tokens.
+
+        executor: for what the step left beside its logits.
+        """
+        if executor is not None:
+            begin = time.perf_counter()
+            self._drafter.observe(ComputedStep(plan, executor))
+            self._seconds += time.perf_counter() - begin
         is_decoding = True
         tokens = len(plan.decodes)
         for chunk in plan.chunks:

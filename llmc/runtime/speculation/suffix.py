@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.earlier_answers import EarlierAnswers
 from llmc.runtime.speculation.suffix_automaton import NO_CONTINUATION, SuffixAutomaton
 
@@ -26,7 +27,7 @@ class _Own:
     read: int = 0
 
 
-class SuffixDrafter:
+class SuffixDrafter(Drafter):
     """depth: of match and draft together. factor: tokens of draft for each that matches. least: how likely a draft has
     to be, as a whole. earlier: what other requests of the same salt have written."""
 

@@ -7,10 +7,11 @@ from collections.abc import Callable, Sequence
 
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.gate import Gate
 
 
-class Guesses:
+class Guesses(Drafter):
     """truth: the token after these. Each draft is it with probability `right`, else any of the vocabulary. least: how
     many it gives, where so many are asked for."""
 

@@ -335,7 +335,7 @@ void llmc_empty_regions(LlmcPool* pool, int64_t repeats);
 int64_t llmc_multiply_in_cache_int8(LlmcPool* pool, int64_t repeats);
 
 // ---- a compiled engine -----------------------------------------------------------------------------------------
-enum { LLMC_ENGINE_ABI = 2 };
+enum { LLMC_ENGINE_ABI = 3 };
 
 // One step: T tokens of R requests, of which L rows want logits.
 typedef struct {
@@ -348,6 +348,7 @@ typedef struct {
   const int32_t* block_tables;   // [R, max_blocks]
   const int32_t* logit_row_ids;  // [L]
   float* logits;                 // [L, vocab_size]
+  int64_t sides;                 // bit i: program.json's side output i is wanted; it stays in the arena
 } LlmcStep;
 
 // Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte

@@ -1,0 +1,59 @@
+"""A step that has run and whose requests have got their tokens, as a drafter sees it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from llmc.runtime.executors.executor import Executor, SideArray, SideOutputExecutor
+from llmc.runtime.requests.request import Request
+from llmc.runtime.scheduling.step_plan import StepPlan
+
+
+class ComputedChunk(NamedTuple):
+    """What a step computed of a request: `tokens` tokens from position `start` on, drafts among them.
+
+    token_row, logit_row: which row of the step's tokens and of its logit rows is the first of it; the `logit_rows`
+    rows are of its last tokens. kept: how many of its tokens, from the first on, are the request's own.
+    """
+
+    request: Request
+    start: int
+    tokens: int
+    token_row: int
+    logit_row: int
+    logit_rows: int
+    kept: int
+
+    @property
+    def last_logit_row(self) -> int | None:
+        """Of the last token that is the request's own; None where no logits of it were asked for."""
+        row = self.kept - 1 - (self.tokens - self.logit_rows)
+        return self.logit_row + row if row >= 0 else None
+
+
+@dataclass(frozen=True)
+class ComputedStep:
+    """plan: as it was computed. executor: holds the side outputs of the step until the next one."""
+
+    plan: StepPlan
+    executor: Executor
+
+    def side_output(self, name: str) -> SideArray:
+        """One that the drafter asked for: [T or L, columns], overwritten by the next step. Rows beyond the step's own
+        may follow."""
+        assert isinstance(self.executor, SideOutputExecutor)
+        return self.executor.side_output(name)
+
+    def chunks(self) -> Iterator[ComputedChunk]:
+        """What was computed, request by request: those that decode first, in the order of the rows."""
+        for row, request in enumerate(self.plan.decodes):
+            yield ComputedChunk(request, len(request.tokens) - 2, 1, row, row, 1, 1)
+        token_row = logit_row = len(self.plan.decodes)
+        for chunk in self.plan.chunks:
+            grown = len(chunk.request.tokens) - 1 - chunk.start
+            kept = min(chunk.tokens, grown) if chunk.draft else chunk.tokens
+            yield ComputedChunk(chunk.request, chunk.start, chunk.tokens, token_row, logit_row, chunk.logit_rows, kept)
+            token_row += chunk.tokens
+            logit_row += chunk.logit_rows
