@@ -10,42 +10,11 @@ from typing import Any
 import pytest
 
 from llmc import Engine, SamplingParams, load
-from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.loop import step_loop
 from llmc.runtime.loop.step_loop import StepLoop
-from llmc.runtime.requests.completion import Completion
 from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.speculation.guesses import Guesses, Open
-
-PROMPTS = ("KING RICHARD:", "The", "My lord, my lord, my lord, my lord, I", "First Citizen:\nBefore we proceed")
-OPTIONS: dict[str, dict[str, Any]] = {
-    "greedy": {"temperature": 0.0},
-    "seeded": {"temperature": 0.8, "seed": 3},
-    "top_p": {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 4},
-    "penalties": {"temperature": 0.7, "seed": 5, "presence_penalty": 0.6, "repetition_penalty": 1.2},
-    "greedy penalties": {"temperature": 0.0, "frequency_penalty": 0.8},
-    "grammar": {"temperature": 0.9, "seed": 6, "grammar": Grammar(GrammarKind.REGEX, "[a-z ]{3,60}\\.")},
-    "logprobs": {"temperature": 0.6, "seed": 7, "logprobs": 3},
-    "stop": {"temperature": 0.0, "stop": ["\n", "lord"]},
-    "stop ids": {"temperature": 0.8, "seed": 8, "stop_token_ids": [13, 199, 305]},
-    "choices": {"temperature": 0.9, "seed": 9, "n": 2},
-    "typical": {"temperature": 0.9, "seed": 10, "typical_p": 0.6},
-    "bias": {"temperature": 0.9, "seed": 11, "logit_bias": {40: 3.0}, "min_tokens": 5},
-}
-
-
-def asked() -> list[tuple[str, SamplingParams]]:
-    """Every option with every prompt."""
-    return [
-        (prompt, SamplingParams(max_tokens=24 + i, **values))
-        for i, prompt in enumerate(PROMPTS)
-        for values in OPTIONS.values()
-    ]
-
-
-def told(completion: Completion) -> object:
-    """All that a user sees."""
-    return [(c.text, c.token_ids, c.finish_reason, c.stop_reason, c.logprobs) for c in completion.choices]
+from tests.runtime.speculation.matrix import PROMPTS, asked, told
 
 
 def plain(path: Path) -> tuple[list[object], dict[tuple[int, ...], set[tuple[int, ...]]]]:
@@ -53,7 +22,7 @@ def plain(path: Path) -> tuple[list[object], dict[tuple[int, ...], set[tuple[int
     known: dict[tuple[int, ...], set[tuple[int, ...]]] = {}
     with load(path) as engine:
         answers = []
-        for prompt, params in asked():
+        for prompt, params in zip(*asked(), strict=True):
             (answer,) = engine.generate(prompt, params)
             answers.append(told(answer))
             ids = tuple(engine.tokenize(prompt))
@@ -91,12 +60,12 @@ def test_answers_are_those_without_drafts(draft_engine: Path, speculating: Any, 
     answers, known = plain(draft_engine)
     speculation = Speculation(lambda: Guesses(partial(truth, known), 4096, right), 5, Open)
     with speculating(draft_engine, speculation) as engine:
-        alone = [told(engine.generate(*each)[0]) for each in asked()]
+        alone = [told(engine.generate(*each)[0]) for each in zip(*asked(), strict=True)]
         assert alone == answers
         counts = speculation.stats
         if right:
             assert counts.accepted_tokens > 0.4 * right * counts.draft_tokens > 100
-        prompts, params = zip(*asked(), strict=True)
+        prompts, params = asked()
         assert [told(each) for each in engine.generate(prompts, params)] == answers, "among neighbours"
     tight = Speculation(lambda: Guesses(partial(truth, known), 4096, right), 3, Open)
     with speculating(draft_engine, tight, kv_cache_bytes=600_000, max_step_tokens=40, max_sequences=12) as engine:

@@ -1,0 +1,114 @@
+"""Every drafter with every way of asking, over engines of several formats. A drafter is one line of DRAFTERS."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from llmc import Engine, SamplingParams, load
+from llmc.compiler import build
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind
+from llmc.runtime.requests.completion import Completion
+
+MODELS = Path(__file__).parents[3] / "examples/models"
+PROMPTS = ("KING RICHARD:", "The", "My lord, my lord, my lord, my lord, I", "First Citizen:\nBefore we proceed")
+SCHEMA = json.dumps(
+    {
+        "type": "object",
+        "properties": {"name": {"type": "string", "maxLength": 12}, "age": {"type": "integer", "maximum": 99}},
+        "required": ["name", "age"],
+        "additionalProperties": False,
+    }
+)
+OPTIONS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "seeded": {"temperature": 0.8, "seed": 3},
+    "top_p": {"temperature": 1.0, "top_p": 0.9, "top_k": 50, "seed": 4},
+    "penalties": {"temperature": 0.7, "seed": 5, "presence_penalty": 0.6, "repetition_penalty": 1.2},
+    "greedy penalties": {"temperature": 0.0, "frequency_penalty": 0.8},
+    "regex": {"temperature": 0.9, "seed": 6, "grammar": Grammar(GrammarKind.REGEX, "[a-z ]{3,60}\\.")},
+    "json": {"temperature": 0.9, "seed": 12, "grammar": Grammar(GrammarKind.JSON_SCHEMA, SCHEMA)},
+    "logprobs": {"temperature": 0.6, "seed": 7, "logprobs": 3},
+    "greedy logprobs": {"temperature": 0.0, "logprobs": 3},
+    "stop": {"temperature": 0.0, "stop": ["\n", "lord"]},
+    "stop ids": {"temperature": 0.8, "seed": 8, "stop_token_ids": [13, 199, 305]},
+    "choices": {"temperature": 0.9, "seed": 9, "n": 2},
+    "typical": {"temperature": 0.9, "seed": 10, "typical_p": 0.6},
+    "min_p and bias": {"temperature": 0.9, "seed": 11, "min_p": 0.05, "logit_bias": {40: 3.0}, "min_tokens": 5},
+}
+
+
+def asked(prompts: Sequence[str] = PROMPTS) -> tuple[list[str], list[SamplingParams]]:
+    """Every option with every prompt: prompts, and how to continue them."""
+    both = [(p, SamplingParams(max_tokens=24 + i, **o)) for i, p in enumerate(prompts) for o in OPTIONS.values()]
+    each, params = zip(*both, strict=True)
+    return list(each), list(params)
+
+
+def told(completion: Completion) -> object:
+    """All that a user sees; floats as they are, to the last bit."""
+    return [(c.text, c.token_ids, c.finish_reason, c.stop_reason, c.logprobs) for c in completion.choices]
+
+
+def one_by_one(engine: Engine, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[object]:
+    """What each is told alone."""
+    return [told(engine.generate(*each)[0]) for each in zip(prompts, params, strict=True)]
+
+
+@dataclass
+class Engines:
+    """Builds the shipped models in formats, each once, and remembers what they say without speculation."""
+
+    directory: Path
+    _answers: dict[tuple[Path, int], list[object]] = field(default_factory=dict)
+
+    def built(self, model: str, form: str) -> Path:
+        """The engine of a model in one of FORMATS."""
+        path = self.directory / f"{model}-{form}.llmc"
+        if not path.exists():
+            build(MODELS / model, path, max_model_len=256, **FORMATS[form])
+        return path
+
+    def answers(self, path: Path, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[object]:
+        """Without drafts, one by one."""
+        key = path, len(prompts)
+        if key not in self._answers:
+            with load(path) as engine:
+                self._answers[key] = one_by_one(engine, prompts, params)
+        return self._answers[key]
+
+
+FORMATS: dict[str, dict[str, Any]] = {
+    "fp32": {"dtype": "float32"},
+    "bf16": {"dtype": "bfloat16"},
+    "w4a8": {"dtype": "bfloat16", "quantize": "w4a8"},
+    "fp32, int8 cache": {"dtype": "float32", "kv_cache": "int8"},
+    "bf16, int8 cache": {"dtype": "bfloat16", "kv_cache": "int8"},
+    "w4a8, int8 cache": {"dtype": "bfloat16", "quantize": "w4a8", "kv_cache": "int8"},
+}
+# The one that every `make test` runs.
+QUICK = "bf16"
+
+# What is loaded, in that format, and with which speculation.
+Opening = Callable[[Engines, str], tuple[Path, Mapping[str, Any]]]
+DRAFTERS: dict[str, Opening] = {
+    "ngram": lambda engines, form: (
+        engines.built("bard-6m", form),
+        {"method": "ngram", "num_speculative_tokens": 4, "prompt_lookup_min": 1},
+    ),
+    "suffix": lambda engines, form: (
+        engines.built("bard-6m", form),
+        {"method": "suffix", "num_speculative_tokens": 4},
+    ),
+    "draft_model": lambda engines, form: (
+        engines.built("bard-6m", form),
+        {
+            "method": "draft_model",
+            "model": str(engines.built("bard-draft", form)),
+            "num_speculative_tokens": 4,
+        },
+    ),
+}
