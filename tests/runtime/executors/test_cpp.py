@@ -12,6 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from llmc.errors import EngineFormatError
+from llmc.runtime.executors.cpp import ENGINE_ABI
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.runtime.executors.context_engine import (
@@ -92,7 +93,7 @@ def test_too_many_threads_for_the_library(path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("return LLMC_ENGINE_ABI", "return 99", "the library speaks interface 99, this llmc 2"),
+        ("return LLMC_ENGINE_ABI", "return 99", f"the library speaks interface 99, this llmc {ENGINE_ABI}"),
         ("llmc_engine_step", "llmc_other_step", "cannot be loaded"),
     ],
 )
