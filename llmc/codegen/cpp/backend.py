@@ -7,12 +7,12 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from llmc.codegen.backend import KernelCall
-from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.backend import KernelCall, no_kernel
+from llmc.codegen.call import Call
+from llmc.codegen.cpp.kernel import DTYPES
 from llmc.codegen.cpp.kernel_api import kernel_api
-from llmc.codegen.cpp.kernel_arguments import DTYPES
 from llmc.codegen.cpp.kernel_library import function_name
-from llmc.codegen.cpp.kernel_table import KERNELS, element_type, supports
+from llmc.codegen.cpp.kernel_table import KERNELS
 from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.cpp.pack_codes import CodeShape
 from llmc.codegen.kernel_ir import Loop
@@ -32,7 +32,8 @@ class CppBackend:
         self._target = target
 
     def refusal(self, node: fx.Node) -> Refusal | None:
-        return supports(node, self._target)
+        kernel = KERNELS.get(node.target)
+        return no_kernel(node, self._target.name) if kernel is None else kernel.refusal(node, self._target)
 
     def norm_before(self, product: fx.Node) -> None:
         """No kernel norms on the way."""
@@ -42,14 +43,15 @@ class CppBackend:
         return kernel.in_place if kernel is not None else ()
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
-        kernel, given = KERNELS[node.target], arguments_of(node)
-        family = kernel.family if isinstance(kernel.family, str) else kernel.family(call)
-        dtypes = tuple(element_type(given[name], given.get("cache_format")) or "" for name in kernel.typed)
-        dtypes = dtypes if kernel.dtypes is None else kernel.dtypes(call)
-        function, values = function_name(family, dtypes), kernel.arguments(call)
+        kernel = KERNELS[node.target]
+        family, dtypes = kernel.family(call), kernel.element_types(call)
+        function = function_name(family, dtypes)
+        values: dict[str, Argument] = {
+            name: value for name, value in kernel.arguments(call).items() if value is not None
+        }
         fields = kernel_api().fields(function)
         assert values.keys() <= set(fields), f"{function} takes {fields}, and was given {tuple(values)}"
-        arguments = {name: values[name] for name in fields if values.get(name) is not None}
+        arguments = {name: values[name] for name in fields if name in values}
         return ((KernelCall(function, family, arguments, dtypes),),)
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:

@@ -1,7 +1,8 @@
-"""kernels/api.h for Python: its structs as ctypes, its functions' types, its enumerators. The header says them once.
+"""The C interface of kernels/ for Python: structs as ctypes, functions' types, enumerators. The sources say them once.
 
-A struct's fields are passed by name, and C++ prints them in the header's order. How the compiler lays them out is asked
-of every library of kernels (`layout_source`) and compared when one is opened, since a difference would corrupt memory.
+api.h has what all share; a kernel's struct and functions stand in its own file. A struct's fields are passed by name,
+and C++ prints them in the struct's order. How the compiler lays them out is asked of every library of kernels
+(`layout_source`) and compared when one is opened, since a difference would corrupt memory.
 """
 
 from __future__ import annotations
@@ -9,17 +10,20 @@ from __future__ import annotations
 import ctypes
 import functools
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmc.errors import ToolchainError
 
-_COMMENT = re.compile(r"//[^\n]*")
+_COMMENT = re.compile(r" *//[^\n]*")
 _STRUCT = re.compile(r"typedef struct \{([^}]*)\} (\w+);")
 _ENUM = re.compile(r"enum \w* ?\{([^}]*)\};")
 _FUNCTION = re.compile(r"^([\w ]+\*?) (llmc_\w+)\(([^)]*)\);", re.MULTILINE)
+# What has a kernel's parameters, and what kernel.h defines with them.
+_KERNEL = re.compile(r"void (llmc_\w+)\(LlmcPool\* pool, const (\w+)\* arguments\)")
+_DEFINED = re.compile(r"^LLMC_KERNEL(S?)\((\w+), (\w+),", re.MULTILINE)
 _SCALARS: dict[str, Any] = {
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
@@ -36,10 +40,12 @@ _LAYOUTS = "llmc_layouts"
 
 @dataclass(frozen=True)
 class KernelApi:
-    """structs: ctypes classes, by name. kernels: by function name, the struct that it takes. functions: their results
-    and parameters, as ctypes. enumerators: the numbers of all enums' names."""
+    """structs: ctypes classes, by name. declarations: in C, of those that kernels' own files declare. kernels: by
+    function name, the struct that it takes. functions: their results and parameters, as ctypes. enumerators: the
+    numbers of all enums' names."""
 
     structs: Mapping[str, type[ctypes.Structure]]
+    declarations: Mapping[str, str]
     kernels: Mapping[str, str]
     functions: Mapping[str, tuple[Any, tuple[Any, ...]]]
     enumerators: Mapping[str, int]
@@ -47,6 +53,17 @@ class KernelApi:
     def fields(self, kernel: str) -> tuple[str, ...]:
         """Of the kernel's struct, in order."""
         return field_names(self.structs[self.kernels[kernel]])
+
+    def declared(self, kernels: Iterable[str], readers: Iterable[str]) -> str:
+        """C++ to put after api.h before calls of these kernels, with these functions that read rows."""
+        called = sorted({kernel: self.kernels[kernel] for kernel in kernels}.items())
+        structs = [self.declarations[name] for name in sorted({struct for _, struct in called})]
+        functions = [f"void {name}(LlmcPool*, const {struct}*);" for name, struct in called]
+        functions += [
+            f"void {enumerator('read', name)}(const LlmcStoredRows*, int64_t, int64_t, int64_t, float*);"
+            for name in sorted(set(readers))
+        ]
+        return "\n".join([*structs, 'extern "C" {', *functions, "}"])
 
     def arguments(self, kernel: str, values: Mapping[str, Any]) -> ctypes.Structure:
         """The kernel's struct; what is not given is zero. Rows are (address, stride), enumerators may be names."""
@@ -75,21 +92,32 @@ def kernel_include_dir() -> Path:
 
 @functools.cache
 def kernel_api() -> KernelApi:
-    """What the header declares."""
-    text = _COMMENT.sub("", (kernel_include_dir() / "api.h").read_text(encoding="utf-8"))
+    """What the sources declare."""
+    header, *files = [_COMMENT.sub("", path.read_text(encoding="utf-8")) for path in _sources()]
+    text = "\n".join([header, *files])
     structs: dict[str, type[ctypes.Structure]] = {}
     for body, name in _STRUCT.findall(text):
         fields = [field for line in body.split(";") if line.strip() for field in _fields(line.split(), structs)]
         structs[name] = type(name, (ctypes.Structure,), {"_fields_": fields})
+    declarations = {struct[2]: struct[0] for file in files for struct in _STRUCT.finditer(file)}
     functions = {
         name: (_type(result.strip()), tuple(_type(_without_name(p)) for p in parameters.split(",") if p != "void"))
-        for result, name, parameters in _FUNCTION.findall(text)
+        for result, name, parameters in _FUNCTION.findall(header)
     }
-    kernels = dict(re.findall(r"void (llmc_\w+)\(LlmcPool\* pool, const (\w+)\* arguments\);", text))
+    kernels = dict(_KERNEL.findall(text))
+    for both, struct, name in _DEFINED.findall(text):
+        kernels |= {f"llmc_{name}{suffix}": struct for suffix in (("_f32", "_bf16") if both else ("",))}
+    functions |= dict.fromkeys(kernels, (None, (ctypes.c_void_p, ctypes.c_void_p)))
     enumerators = {
         name: int(number) for body in _ENUM.findall(text) for name, number in re.findall(r"(\w+) = (\d+)", body)
     }
-    return KernelApi(structs, kernels, functions, enumerators)
+    return KernelApi(structs, declarations, kernels, functions, enumerators)
+
+
+def _sources() -> list[Path]:
+    """api.h, then the kernels' own files."""
+    found = sorted(path for path in kernel_include_dir().iterdir() if path.suffix in (".h", ".cpp"))
+    return sorted(found, key=lambda path: path.name != "api.h")
 
 
 def open_kernels(path: Path) -> ctypes.CDLL:
@@ -111,8 +139,9 @@ def layout_source() -> str:
     """C++ to compile among the kernels: sizes and offsets of all structs."""
     numbers = ", ".join(name for name, _ in _layouts())
     attribute = '__attribute__((visibility("default")))'
+    declarations = "\n".join(kernel_api().declarations.values())
     return (
-        f'#include <stddef.h>\n\n#include "api.h"\n\n'
+        f'#include <stddef.h>\n\n#include "api.h"\n\n{declarations}\n'
         f'extern "C" {attribute} const int64_t {_LAYOUTS}[];\nconst int64_t {_LAYOUTS}[] = {{{numbers}}};\n'
     )
 

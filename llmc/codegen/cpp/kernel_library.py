@@ -53,7 +53,7 @@ class Part(Enum):
 
 
 def function_name(family: str, dtypes: Sequence[str]) -> str:
-    """The function of api.h for these element types."""
+    """The function for these element types."""
     return "_".join(("llmc", family, *(dtype.lower() for dtype in dtypes)))
 
 

@@ -6,84 +6,64 @@ the sums.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel_arguments import DTYPES
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel
 from llmc.codegen.cpp.storages import STORAGES
 from llmc.codegen.storage import storage_for, storage_of
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
-from llmc.program.launch_arguments import Argument
 from llmc.targets import CpuTarget
 
-_EMBEDDING = torch.ops.llmc.embedding.default
 _LM_HEAD = torch.ops.llmc.lm_head.default
 
 
-def linear(call: Call) -> dict[str, Argument]:
-    """llmc::linear and llmc::lm_head."""
-    return _product(call)
+def product(name: str, *, gated: bool = False) -> Kernel:
+    """The functions of that name, for every storage. gated: the weight has gate's rows followed by up's."""
+
+    def arguments(call: Call) -> Arguments:
+        out, channels = call.shape("weight")
+        x = call.within("x") or call
+        given = {argument.name for argument in call.op._schema.arguments}
+        return {
+            "tokens": x.count("x"),
+            "in": channels,
+            "out": out // 2 if gated else out,
+            "x": x.rows("x"),
+            "bias": call.vector("bias"),
+            "residual": call.rows("residual") if "residual" in given else None,
+            "y": call.result(),
+            "activation": call.plain("activation") if "activation" in given else "identity",
+            "scale": call.plain("scale") if "scale" in given else 1.0,
+        } | storage_of(STORAGES, call).product(call, gated)
+
+    return Kernel(
+        family=lambda call: storage_of(STORAGES, call).family + name,
+        element_types=lambda call: (DTYPES[(call.within("x") or call).dtype("x")],),
+        arguments=arguments,
+        refusal=refusal,
+    )
 
 
-def fused_linear(call: Call) -> dict[str, Argument]:
-    """llmc::fused_linear."""
-    return _product(call, call.plain("activation"), residual=call.rows("residual"), scale=call.plain("scale"))
+def lookup() -> Kernel:
+    """llmc::embedding, for every storage."""
 
+    def arguments(call: Call) -> Arguments:
+        return {
+            "tokens": call.count("ids"),
+            "channels": call.shape("weight")[1],
+            "ids": call.vector("ids"),
+            "y": call.result(),
+        } | storage_of(STORAGES, call).lookup(call)[1]
 
-def gated_linear(call: Call) -> dict[str, Argument]:
-    """llmc::gated_linear."""
-    return _product(call, call.plain("activation"), gated=True)
-
-
-def product_family(name: str) -> Callable[[Call], str]:
-    """The functions of a product, for how its weight is stored."""
-    return lambda call: storage_of(STORAGES, call).family + name
-
-
-def element_types(call: Call) -> tuple[str, ...]:
-    """Of x, or of what a lookup gives."""
-    if call.op is _EMBEDDING:
-        return (DTYPES[call.plain("dtype") or call.dtype("weight")],)
-    x = call.within("x") or call
-    return (DTYPES[x.dtype("x")],)
-
-
-def embedding(call: Call) -> dict[str, Argument]:
-    """llmc::embedding."""
-    arguments: dict[str, Argument] = {
-        "tokens": call.count("ids"),
-        "channels": call.shape("weight")[1],
-        "ids": call.vector("ids"),
-        "y": call.result(),
-    }
-    return arguments | storage_of(STORAGES, call).lookup(call)[1]
-
-
-def embedding_family(call: Call) -> str:
-    """The functions of a lookup, for how the table is stored."""
-    return storage_of(STORAGES, call).lookup(call)[0]
-
-
-def _product(
-    call: Call, activation: str = "identity", *, residual: Argument = None, scale: float = 1.0, gated: bool = False
-) -> dict[str, Argument]:
-    out, channels = call.shape("weight")
-    x = call.within("x") or call
-    return {
-        "tokens": x.count("x"),
-        "in": channels,
-        "out": out // 2 if gated else out,
-        "x": x.rows("x"),
-        "bias": call.vector("bias"),
-        "residual": residual,
-        "y": call.result(),
-        "activation": activation,
-        "scale": scale,
-    } | storage_of(STORAGES, call).product(call, gated)
+    return Kernel(
+        family=lambda call: storage_of(STORAGES, call).lookup(call)[0],
+        element_types=lambda call: (DTYPES[call.plain("dtype") or call.dtype("weight")],),
+        arguments=arguments,
+        refusal=refusal,
+    )
 
 
 def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:

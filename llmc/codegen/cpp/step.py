@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 
-from llmc.codegen.cpp.kernel_api import enumerator, layout_assertion
+from llmc.codegen.cpp.kernel_api import enumerator, kernel_api, layout_assertion
 from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
@@ -39,6 +39,9 @@ def print_source(program: Program, loops: Mapping[Loop, str], model: str) -> str
 
 def _head(program: Program, model: str) -> str:
     assertions = "\n".join(map(layout_assertion, ENGINE_STRUCTS))
+    calls = [launch for launch in program.launches if launch.family != LOOP]
+    readers = [read for launch in calls if isinstance(read := launch.arguments.get("read"), str)]
+    declarations = kernel_api().declared((launch.kernel for launch in calls), readers)
     return f"""// The step of {one_line(model)}: {len(program.launches)} launches, {len(program.weights)} weights.
 // Generated; each launch says which op, rewrite and line of the model's source it comes from.
 #include <stddef.h>
@@ -51,6 +54,9 @@ using namespace llmc;
 
 // As the runtime fills them.
 {assertions}
+
+// As the kernels declare them.
+{declarations}
 
 template <class Arguments>
 static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {{

@@ -14,7 +14,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel_arguments import SCALES
+from llmc.codegen.cpp.kernel import SCALES
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
@@ -109,7 +109,7 @@ def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | Non
 
 
 def rows(reader: str, *parts: str) -> Storage:
-    """A storage without products of its own: llmc_rows_`reader` of api.h yields its rows from these arguments of its
+    """A storage without products of its own: llmc_rows_`reader` yields its rows from these arguments of its
     op, each stored in rows as it is."""
 
     def where(call: Call) -> dict[str, Argument]:

@@ -1,8 +1,7 @@
 // Rows of weights that are stored as a bit for each element and the elements that are not zero (llmc::bitmask).
-#include "api.h"
-#include "bf16.h"
+#include "kernel.h"
 
-void llmc_rows_bitmask(const LlmcStoredRows* parts, int64_t row, int64_t k, int64_t count, float* to) {
+LLMC_EXPORT void llmc_rows_bitmask(const LlmcStoredRows* parts, int64_t row, int64_t k, int64_t count, float* to) {
   const auto* mask = static_cast<const uint32_t*>(parts[0].data) + row * parts[0].stride;
   const auto* value = static_cast<const llmc::bf16*>(parts[1].data) + row * parts[1].stride;
   for (int64_t word = 0; word < k / 32; word++) value += __builtin_popcount(mask[word]);

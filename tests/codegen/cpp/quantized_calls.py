@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.kernel_arguments import SCALES
+from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.ops.token_codes import round_tokens
 from llmc.ops.weight_codes import weight_codes, weight_scales, weight_values, weight_zeros

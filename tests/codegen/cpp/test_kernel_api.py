@@ -1,4 +1,4 @@
-"""What is read of kernels/api.h, and that nobody lays a struct out otherwise than the compiler."""
+"""What is read of the kernels' sources, and that nobody lays a struct out otherwise than the compiler."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from llmc.codegen.cpp import kernel_api as read
+from llmc.codegen.cpp.cache_kernels import CODED_HEAD
+from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.kernel_api import enumerator, field_names, kernel_api, layout_assertion, layout_source
-from llmc.codegen.cpp.kernel_arguments import SCALES
 from llmc.codegen.cpp.kernel_library import kernel_shared_library
-from llmc.codegen.cpp.kernel_table import CODED_HEAD
 from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.errors import ToolchainError

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from llmc.codegen.cpp.kernel_arguments import SCALES
+from llmc.codegen.cpp.kernel import SCALES
 from llmc.codegen.cpp.pack_codes import CodeShape, pack_codes
 from llmc.errors import LoweringError
 from llmc.formats.code_format import CODE_FORMATS

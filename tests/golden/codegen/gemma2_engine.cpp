@@ -9,7 +9,7 @@
 using namespace llmc;
 
 // As the runtime fills them.
-static_assert(sizeof(LlmcStep) == 80 &&
+static_assert(sizeof(LlmcStep) == 88 &&
               offsetof(LlmcStep, tokens) == 0 &&
               offsetof(LlmcStep, requests) == 4 &&
               offsetof(LlmcStep, logit_rows) == 8 &&
@@ -21,7 +21,8 @@ static_assert(sizeof(LlmcStep) == 80 &&
               offsetof(LlmcStep, context_lens) == 48 &&
               offsetof(LlmcStep, block_tables) == 56 &&
               offsetof(LlmcStep, logit_row_ids) == 64 &&
-              offsetof(LlmcStep, logits) == 72);
+              offsetof(LlmcStep, logits) == 72 &&
+              offsetof(LlmcStep, sides) == 80);
 static_assert(sizeof(LlmcBindings) == 32 &&
               offsetof(LlmcBindings, weights) == 0 &&
               offsetof(LlmcBindings, caches) == 8 &&
@@ -39,6 +40,85 @@ static_assert(sizeof(LlmcChooseRows) == 88 &&
               offsetof(LlmcChooseRows, counters) == 64 &&
               offsetof(LlmcChooseRows, tokens) == 72 &&
               offsetof(LlmcChooseRows, scores) == 80);
+
+// As the kernels declare them.
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* ids;
+  const void* weight;
+  LlmcRows y;
+} LlmcEmbedding;
+typedef struct {
+  int64_t tokens, heads, kv_heads, head_dim, value_dim, half, block_size;
+  int32_t interleaved;
+  LlmcRows q, k, v;
+  const float* cos;
+  const float* sin;
+  void* k_cache;
+  void* v_cache;
+  const int32_t* slot_mapping;
+  LlmcRows q_out;
+  int64_t cache_group;
+} LlmcKvWrite;
+typedef struct {
+  int64_t tokens, in, out;
+  LlmcRows x;
+  const void* weight;
+  const float* bias;
+  LlmcRows residual;
+  LlmcRows y;
+  int32_t activation;
+  float scale;
+} LlmcLinear;
+typedef struct {
+  int64_t tokens, groups, channels;
+  LlmcRows x;
+  LlmcRows residual;
+  const float* weight;
+  const float* bias;
+  float eps;
+  LlmcRows y;
+  LlmcRows sum;
+} LlmcNorm;
+typedef struct {
+  int64_t tokens, requests, heads, kv_heads, head_dim, value_dim, block_size;
+  LlmcRows q;
+  const void* k_cache;
+  const void* v_cache;
+  const int32_t* query_starts;
+  const int32_t* context_lens;
+  const int32_t* block_tables;
+  int64_t max_blocks;
+  float scale;
+  int64_t window;
+  float softcap;
+  const float* sinks;
+  LlmcRows y;
+  int64_t cache_group;
+} LlmcPagedAttention;
+typedef struct {
+  int64_t tokens, half;
+  const int32_t* positions;
+  const float* inv_freq;
+  float scale;
+  float* cos;
+  float* sin;
+} LlmcRopeAngles;
+typedef struct {
+  int64_t selected, channels;
+  const int32_t* rows;
+  LlmcRows x, y;
+} LlmcSelectRows;
+extern "C" {
+void llmc_embedding_panels_f32(LlmcPool*, const LlmcEmbedding*);
+void llmc_kv_write_f32_f32(LlmcPool*, const LlmcKvWrite*);
+void llmc_linear_f32(LlmcPool*, const LlmcLinear*);
+void llmc_lm_head_f32(LlmcPool*, const LlmcLinear*);
+void llmc_paged_attention_f32_f32(LlmcPool*, const LlmcPagedAttention*);
+void llmc_rms_norm_f32(LlmcPool*, const LlmcNorm*);
+void llmc_rope_angles(LlmcPool*, const LlmcRopeAngles*);
+void llmc_select_rows_f32(LlmcPool*, const LlmcSelectRows*);
+}
 
 template <class Arguments>
 static inline void run(void (*kernel)(LlmcPool*, const Arguments*), LlmcPool* pool, const Arguments& arguments) {
@@ -131,7 +211,7 @@ const char* llmc_engine_interface(void) {
       "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
-      "LlmcStep 80 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 logits=72\n"
+      "LlmcStep 88 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 logits=72 sides=80\n"
       "LlmcBindings 32 weights=0 caches=8 arena=16 threads=24\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";
 }

@@ -10,6 +10,26 @@
 
 #include "softmax.h"
 
+// llmc::paged_attention; prefill chunks and decodes mixed. The bits of a request's rows depend neither on its neighbours
+// nor on where its prefill is cut nor on the number of threads. With bf16 activations and caches, on processors that
+// multiply bf16, probabilities too are rounded to bf16 before they multiply values.
+typedef struct {
+  int64_t tokens, requests, heads, kv_heads, head_dim, value_dim, block_size;
+  LlmcRows q;  // [tokens, heads * head_dim]
+  const void* k_cache;
+  const void* v_cache;
+  const int32_t* query_starts;  // [requests + 1]
+  const int32_t* context_lens;  // [requests]
+  const int32_t* block_tables;  // [requests, max_blocks]
+  int64_t max_blocks;
+  float scale;
+  int64_t window;      // positions seen, itself included; 0: all
+  float softcap;       // 0: none
+  const float* sinks;  // [heads] or null
+  LlmcRows y;          // [tokens, heads * value_dim]
+  int64_t cache_group;  // as in LlmcKvWrite
+} LlmcPagedAttention;
+
 namespace llmc {
 
 constexpr int64_t kAttentionRows = 64;

@@ -6,6 +6,9 @@
 #include "row.h"
 #include "token_codes.h"
 
+// Caches of codes are bytes as llmc/ops/cache_codes.py lays them out; a head has LLMC_CODED_HEAD channels at most.
+enum { LLMC_CODED_HEAD = 1024 };
+
 namespace llmc {
 
 // A cache of numbers: K is float or bf16. A row is a pointer to its channels.

@@ -1,6 +1,15 @@
 // Embedding lookups: y[t] = weight[ids[t]], from a row-major table or from the panels of a tied lm_head.
+#include "kernel.h"
 #include "thread_pool.h"
 #include "vector.h"
+
+// y[t] = weight[ids[t]]; the weight row-major, or in the panels of a tied lm_head.   (llmc::embedding)
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* ids;
+  const void* weight;
+  LlmcRows y;
+} LlmcEmbedding;
 
 namespace llmc {
 namespace {
@@ -31,18 +40,6 @@ void embedding_panels(LlmcPool* pool, const LlmcEmbedding& a) {
 }  // namespace
 }  // namespace llmc
 
-void llmc_embedding_f32(LlmcPool* pool, const LlmcEmbedding* arguments) {
-  llmc::embedding_rows<float>(pool, *arguments);
-}
-
-void llmc_embedding_bf16(LlmcPool* pool, const LlmcEmbedding* arguments) {
-  llmc::embedding_rows<llmc::bf16>(pool, *arguments);
-}
-
-void llmc_embedding_panels_f32(LlmcPool* pool, const LlmcEmbedding* arguments) {
-  llmc::embedding_panels<float, 1>(pool, *arguments);
-}
-
-void llmc_embedding_panels_bf16(LlmcPool* pool, const LlmcEmbedding* arguments) {
-  llmc::embedding_panels<llmc::bf16, 2>(pool, *arguments);
-}
+LLMC_KERNELS(LlmcEmbedding, embedding, llmc::embedding_rows)
+LLMC_KERNEL(LlmcEmbedding, embedding_panels_f32, llmc::embedding_panels<float, 1>)
+LLMC_KERNEL(LlmcEmbedding, embedding_panels_bf16, llmc::embedding_panels<llmc::bf16, 2>)

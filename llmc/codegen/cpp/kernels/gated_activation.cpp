@@ -2,6 +2,12 @@
 #include "activation.h"
 #include "row.h"
 
+typedef struct {
+  int64_t tokens, channels;
+  LlmcRows gate, up, y;
+  int32_t activation;
+} LlmcGatedActivation;
+
 namespace {
 
 template <class T>
@@ -20,9 +26,4 @@ void gated_activation(LlmcPool* pool, const LlmcGatedActivation& a) {
 
 }  // namespace
 
-void llmc_gated_activation_f32(LlmcPool* pool, const LlmcGatedActivation* arguments) {
-  gated_activation<float>(pool, *arguments);
-}
-void llmc_gated_activation_bf16(LlmcPool* pool, const LlmcGatedActivation* arguments) {
-  gated_activation<llmc::bf16>(pool, *arguments);
-}
+LLMC_KERNELS(LlmcGatedActivation, gated_activation, gated_activation)

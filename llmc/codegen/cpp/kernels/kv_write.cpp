@@ -5,6 +5,22 @@
 #include "cached_rows.h"
 #include "rope.h"
 
+// Caches are [blocks, kv_heads, block_size, dim], contiguous; slot s is position s % block_size of block
+// s / block_size. With cos == null nothing is rotated and q, q_out are not used (llmc::kv_write); otherwise
+// llmc::rope_kv_write, where q_out may be q.
+typedef struct {
+  int64_t tokens, heads, kv_heads, head_dim, value_dim, half, block_size;
+  int32_t interleaved;
+  LlmcRows q, k, v;
+  const float* cos;
+  const float* sin;
+  void* k_cache;
+  void* v_cache;
+  const int32_t* slot_mapping;  // [tokens]
+  LlmcRows q_out;
+  int64_t cache_group;  // of codes: channels that share a scale; 0: all of a head's
+} LlmcKvWrite;
+
 namespace {
 
 template <class T, class U>
@@ -104,33 +120,13 @@ void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
 
 }  // namespace
 
-void llmc_kv_write_f32_f32(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<float, float>(pool, *arguments);
-}
-void llmc_kv_write_f32_bf16(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<float, llmc::bf16>(pool, *arguments);
-}
-void llmc_kv_write_f32_int8(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<float, llmc::Int8Cache>(pool, *arguments);
-}
-void llmc_kv_write_f32_int4(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<float, llmc::Int4Cache>(pool, *arguments);
-}
-void llmc_kv_write_f32_fp8(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<float, llmc::Fp8Cache>(pool, *arguments);
-}
-void llmc_kv_write_bf16_f32(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<llmc::bf16, float>(pool, *arguments);
-}
-void llmc_kv_write_bf16_bf16(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<llmc::bf16, llmc::bf16>(pool, *arguments);
-}
-void llmc_kv_write_bf16_int8(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<llmc::bf16, llmc::Int8Cache>(pool, *arguments);
-}
-void llmc_kv_write_bf16_int4(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<llmc::bf16, llmc::Int4Cache>(pool, *arguments);
-}
-void llmc_kv_write_bf16_fp8(LlmcPool* pool, const LlmcKvWrite* arguments) {
-  kv_write<llmc::bf16, llmc::Fp8Cache>(pool, *arguments);
-}
+LLMC_KERNEL(LlmcKvWrite, kv_write_f32_f32, kv_write<float, float>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_f32_bf16, kv_write<float, llmc::bf16>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_f32_int8, kv_write<float, llmc::Int8Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_f32_int4, kv_write<float, llmc::Int4Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_f32_fp8, kv_write<float, llmc::Fp8Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_f32, kv_write<llmc::bf16, float>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_bf16, kv_write<llmc::bf16, llmc::bf16>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_int8, kv_write<llmc::bf16, llmc::Int8Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_int4, kv_write<llmc::bf16, llmc::Int4Cache>)
+LLMC_KERNEL(LlmcKvWrite, kv_write_bf16_fp8, kv_write<llmc::bf16, llmc::Fp8Cache>)

@@ -6,8 +6,21 @@
 #include <algorithm>
 
 #include "activation.h"
+#include "kernel.h"
 #include "panel_product.h"
 #include "thread_pool.h"
+
+// y = activation(x · weightᵀ + bias) · scale + residual          (llmc::linear, llmc::fused_linear)
+typedef struct {
+  int64_t tokens, in, out;
+  LlmcRows x;           // [tokens, in]
+  const void* weight;   // panels of [out, in]
+  const float* bias;    // [out] or null
+  LlmcRows residual;    // [tokens, out] or null data
+  LlmcRows y;           // [tokens, out]
+  int32_t activation;
+  float scale;
+} LlmcLinear;
 
 namespace llmc {
 
@@ -150,7 +163,7 @@ struct GatedEpilogue {
 
 // ---- the product -----------------------------------------------------------------------------------------------
 template <class T, class Epilogue>
-void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
+void dense_product(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
   using Product = PanelProduct<T>;
   using X = typename Product::X;
   const int64_t steps = (a.in + Product::kStep - 1) / Product::kStep, block_steps = kBlockIn<T> / Product::kStep;
@@ -208,6 +221,24 @@ void linear(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
           epilogue(start + t, panel, sums + ((panel - first) * tokens + t) * LLMC_PANEL);
     });
   }
+}
+
+template <class T>
+void linear(LlmcPool* pool, const LlmcLinear& a) {
+  dense_product<T>(pool, a, LinearEpilogue<T, LlmcLinear>{a});
+}
+
+// y = activation(x · gateᵀ + bias[:out]) · (x · upᵀ + bias[out:]); weight: gated panels of [2·out, in]; scale and
+// residual are not used                                            (llmc::gated_linear)
+template <class T>
+void gated_linear(LlmcPool* pool, const LlmcLinear& a) {
+  dense_product<T>(pool, a, GatedEpilogue<T, LlmcLinear>{a});
+}
+
+// y (always fp32) = x · weightᵀ + bias                             (llmc::lm_head)
+template <class T>
+void lm_head(LlmcPool* pool, const LlmcLinear& a) {
+  dense_product<T>(pool, a, LogitsEpilogue<LlmcLinear>{a});
 }
 
 }  // namespace llmc

@@ -1,14 +1,6 @@
 // Matrix products of bf16 activations and weights.
 #include "linear.h"
 
-void llmc_linear_bf16(LlmcPool* pool, const LlmcLinear* arguments) {
-  llmc::linear<llmc::bf16>(pool, *arguments, llmc::LinearEpilogue<llmc::bf16, LlmcLinear>{*arguments});
-}
-
-void llmc_gated_linear_bf16(LlmcPool* pool, const LlmcLinear* arguments) {
-  llmc::linear<llmc::bf16>(pool, *arguments, llmc::GatedEpilogue<llmc::bf16, LlmcLinear>{*arguments});
-}
-
-void llmc_lm_head_bf16(LlmcPool* pool, const LlmcLinear* arguments) {
-  llmc::linear<llmc::bf16>(pool, *arguments, llmc::LogitsEpilogue<LlmcLinear>{*arguments});
-}
+LLMC_KERNEL(LlmcLinear, linear_bf16, llmc::linear<llmc::bf16>)
+LLMC_KERNEL(LlmcLinear, gated_linear_bf16, llmc::gated_linear<llmc::bf16>)
+LLMC_KERNEL(LlmcLinear, lm_head_bf16, llmc::lm_head<llmc::bf16>)

@@ -1,6 +1,6 @@
 // What the processor can multiply: the inner loop of the matrix products on operands that stay in the nearest cache.
-#include "code_products.h"
 #include "panel_product.h"
+#include "quantized_linear.h"
 #include "thread_pool.h"
 
 namespace llmc {

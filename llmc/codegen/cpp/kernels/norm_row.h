@@ -6,6 +6,20 @@
 
 #include "row.h"
 
+// Norm of each group of `channels`: group g of token t starts at x.data[t * stride + g * channels] (groups > 1: per
+// head). With residual: s = x + residual rounded to the element type, sum = s, y = norm(s).
+// weight and bias fp32 or null. (llmc::rms_norm, layer_norm, add_rms_norm, add_layer_norm)
+typedef struct {
+  int64_t tokens, groups, channels;
+  LlmcRows x;
+  LlmcRows residual;  // null data: none
+  const float* weight;
+  const float* bias;  // layer_norm only
+  float eps;
+  LlmcRows y;
+  LlmcRows sum;  // with residual only
+} LlmcNorm;
+
 namespace llmc {
 
 // sum = x + residual, rounded to the element type.
@@ -52,7 +66,7 @@ void norm(LlmcPool* pool, const LlmcNorm& a) {
     const T* x = row_of<const T>(a.x, token);
     if (a.residual.data != nullptr) {
       T* sum = row_of<T>(a.sum, token);
-      add_row(x, row_of<const T>(a.residual, token), a.channels, sum);
+      add_row(x, row_of<const T>(a.residual, token), a.groups * a.channels, sum);
       x = sum;
     }
     T* y = row_of<T>(a.y, token);

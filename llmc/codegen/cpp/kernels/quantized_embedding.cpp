@@ -1,6 +1,16 @@
 // Embedding lookups in code panels: y[t] = weight[ids[t]], rounded to the element type.
 #include "code_planes.h"
+#include "kernel.h"
 #include "thread_pool.h"
+
+// y[t] = weight[ids[t]]                                            (llmc::quantized_embedding)
+typedef struct {
+  int64_t tokens, channels, group;
+  const int32_t* ids;
+  const void* weight;  // code panels
+  LlmcRows y;
+  int32_t format, scale_type, has_zeros;
+} LlmcQuantizedEmbedding;
 
 namespace llmc {
 namespace {
@@ -80,10 +90,4 @@ void embedding(LlmcPool* pool, const LlmcQuantizedEmbedding& a) {
 }  // namespace
 }  // namespace llmc
 
-void llmc_quantized_embedding_f32(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments) {
-  llmc::embedding<float>(pool, *arguments);
-}
-
-void llmc_quantized_embedding_bf16(LlmcPool* pool, const LlmcQuantizedEmbedding* arguments) {
-  llmc::embedding<llmc::bf16>(pool, *arguments);
-}
+LLMC_KERNELS(LlmcQuantizedEmbedding, quantized_embedding, llmc::embedding)

@@ -7,6 +7,24 @@
 #include "linear.h"
 #include "tile_codes.h"
 
+// The products of LlmcLinear with weight[o, k] = (code - zero) · scale (llmc::quantized_linear, quantized_gated_linear,
+// quantized_lm_head).
+typedef struct {
+  int64_t tokens, in, out, group;
+  LlmcRows x;
+  const void* weight;    // code panels
+  const float* x_scale;  // [1], static; or null: a scale for each token
+  const float* bias;
+  LlmcRows residual;
+  LlmcRows y;
+  int32_t activation;
+  float scale;
+  int32_t format;      // LlmcCodes
+  int32_t x_format;    // LlmcXCodes
+  int32_t scale_type;  // LlmcScales
+  int32_t has_zeros;
+} LlmcQuantizedLinear;
+
 namespace llmc {
 
 // A run of k: whole groups, or a part of one.

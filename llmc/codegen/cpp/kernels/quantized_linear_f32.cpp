@@ -1,14 +1,6 @@
 // Products of fp32 activations and quantized weights.
 #include "quantized_products.h"
 
-void llmc_quantized_linear_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments) {
-  llmc::quantized_linear<float>(pool, *arguments, llmc::LinearEpilogue<float, LlmcQuantizedLinear>{*arguments});
-}
-
-void llmc_quantized_gated_linear_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments) {
-  llmc::quantized_linear<float>(pool, *arguments, llmc::GatedEpilogue<float, LlmcQuantizedLinear>{*arguments});
-}
-
-void llmc_quantized_lm_head_f32(LlmcPool* pool, const LlmcQuantizedLinear* arguments) {
-  llmc::quantized_linear<float>(pool, *arguments, llmc::LogitsEpilogue<LlmcQuantizedLinear>{*arguments});
-}
+LLMC_KERNEL(LlmcQuantizedLinear, quantized_linear_f32, llmc::quantized_linear<float>)
+LLMC_KERNEL(LlmcQuantizedLinear, quantized_gated_linear_f32, llmc::quantized_gated_linear<float>)
+LLMC_KERNEL(LlmcQuantizedLinear, quantized_lm_head_f32, llmc::quantized_lm_head<float>)

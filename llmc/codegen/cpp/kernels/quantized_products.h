@@ -24,7 +24,7 @@ void integer_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue
 }
 
 template <class T, class Epilogue>
-void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
+void coded_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
   const auto multiply = [&](auto product) { quantized_product<decltype(product), T>(pool, a, epilogue); };
   const auto format = static_cast<LlmcCodes>(a.format);
   if (a.x_format == LLMC_X_INT8)
@@ -45,6 +45,21 @@ void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilog
     case LLMC_MXFP4:
       return multiply(FloatProduct<OperandsOf<T, E2m1Codes>>{});
   }
+}
+
+template <class T>
+void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
+  coded_product<T>(pool, a, LinearEpilogue<T, LlmcQuantizedLinear>{a});
+}
+
+template <class T>
+void quantized_gated_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
+  coded_product<T>(pool, a, GatedEpilogue<T, LlmcQuantizedLinear>{a});
+}
+
+template <class T>
+void quantized_lm_head(LlmcPool* pool, const LlmcQuantizedLinear& a) {
+  coded_product<T>(pool, a, LogitsEpilogue<LlmcQuantizedLinear>{a});
 }
 
 }  // namespace llmc

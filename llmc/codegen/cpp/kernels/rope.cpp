@@ -3,6 +3,26 @@
 
 #include <cmath>
 
+// cos, sin: [tokens, half], contiguous fp32                        (llmc::rope_angles)
+typedef struct {
+  int64_t tokens, half;
+  const int32_t* positions;
+  const float* inv_freq;  // [half]
+  float scale;
+  float* cos;
+  float* sin;
+} LlmcRopeAngles;
+
+// Head h of token t starts at data[t * stride + h * head_dim]; channels from 2·half on pass unchanged. x may be y.
+typedef struct {
+  int64_t tokens, heads, head_dim, half;
+  int32_t interleaved;
+  LlmcRows x;
+  const float* cos;
+  const float* sin;
+  LlmcRows y;
+} LlmcRope;
+
 namespace {
 
 template <class T>
@@ -19,7 +39,7 @@ void rope(LlmcPool* pool, const LlmcRope& a) {
 
 // The angle is rounded to fp32 before its cosine is taken, as torch does: at position 1,000,000 that rounding alone
 // moves the angle by up to 0.03, so a better one would differ from what the model was trained with.
-void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* arguments) {
+LLMC_EXPORT void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* arguments) {
   const LlmcRopeAngles& a = *arguments;
   constexpr int64_t kWork = 64;  // of a cosf and a sinf, against an element of a light loop
   llmc::for_rows(pool, a.tokens, kWork * a.half, [&](int64_t token) {
@@ -32,5 +52,4 @@ void llmc_rope_angles(LlmcPool* pool, const LlmcRopeAngles* arguments) {
   });
 }
 
-void llmc_rope_f32(LlmcPool* pool, const LlmcRope* arguments) { rope<float>(pool, *arguments); }
-void llmc_rope_bf16(LlmcPool* pool, const LlmcRope* arguments) { rope<llmc::bf16>(pool, *arguments); }
+LLMC_KERNELS(LlmcRope, rope, rope)

@@ -1,5 +1,6 @@
 // How the kernels that work on rows, one after the other, walk channels and share rows among threads.
 #pragma once
+#include "kernel.h"
 #include "thread_pool.h"
 #include "vector.h"
 

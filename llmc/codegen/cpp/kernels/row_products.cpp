@@ -4,6 +4,28 @@
 // fp32, so that whatever the rows hold is exact. Sums run over k in ascending order, as in linear.h.
 #include "linear.h"
 
+// The products of LlmcLinear with such a weight [out, in]; gated: [2·out, in], gate's rows followed by up's.
+typedef struct {
+  int64_t tokens, in, out;
+  LlmcRows x;
+  LlmcReadRow read;
+  LlmcStoredRows part0, part1, part2, part3;
+  const float* bias;
+  LlmcRows residual;
+  LlmcRows y;
+  int32_t activation;
+  float scale;
+} LlmcRowLinear;
+
+// y[t] = row ids[t] of such a table
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* ids;
+  LlmcReadRow read;
+  LlmcStoredRows part0, part1, part2, part3;
+  LlmcRows y;
+} LlmcRowEmbedding;
+
 namespace llmc {
 namespace {
 
@@ -76,6 +98,21 @@ void row_product(LlmcPool* pool, const LlmcRowLinear& a, bool gated, const Epilo
 }
 
 template <class T>
+void row_linear(LlmcPool* pool, const LlmcRowLinear& a) {
+  row_product<T>(pool, a, false, LinearEpilogue<T, LlmcRowLinear>{a});
+}
+
+template <class T>
+void row_gated_linear(LlmcPool* pool, const LlmcRowLinear& a) {
+  row_product<T>(pool, a, true, GatedEpilogue<T, LlmcRowLinear>{a});
+}
+
+template <class T>
+void row_lm_head(LlmcPool* pool, const LlmcRowLinear& a) {
+  row_product<T>(pool, a, false, LogitsEpilogue<LlmcRowLinear>{a});
+}
+
+template <class T>
 void row_embedding(LlmcPool* pool, const LlmcRowEmbedding& a) {
   constexpr int64_t kMost = kBlockIn<float>;
   const RowReader read(a);
@@ -94,29 +131,7 @@ void row_embedding(LlmcPool* pool, const LlmcRowEmbedding& a) {
 }  // namespace
 }  // namespace llmc
 
-using llmc::bf16;
-
-void llmc_row_linear_f32(LlmcPool* pool, const LlmcRowLinear* arguments) {
-  llmc::row_product<float>(pool, *arguments, false, llmc::LinearEpilogue<float, LlmcRowLinear>{*arguments});
-}
-void llmc_row_linear_bf16(LlmcPool* pool, const LlmcRowLinear* arguments) {
-  llmc::row_product<bf16>(pool, *arguments, false, llmc::LinearEpilogue<bf16, LlmcRowLinear>{*arguments});
-}
-void llmc_row_gated_linear_f32(LlmcPool* pool, const LlmcRowLinear* arguments) {
-  llmc::row_product<float>(pool, *arguments, true, llmc::GatedEpilogue<float, LlmcRowLinear>{*arguments});
-}
-void llmc_row_gated_linear_bf16(LlmcPool* pool, const LlmcRowLinear* arguments) {
-  llmc::row_product<bf16>(pool, *arguments, true, llmc::GatedEpilogue<bf16, LlmcRowLinear>{*arguments});
-}
-void llmc_row_lm_head_f32(LlmcPool* pool, const LlmcRowLinear* arguments) {
-  llmc::row_product<float>(pool, *arguments, false, llmc::LogitsEpilogue<LlmcRowLinear>{*arguments});
-}
-void llmc_row_lm_head_bf16(LlmcPool* pool, const LlmcRowLinear* arguments) {
-  llmc::row_product<bf16>(pool, *arguments, false, llmc::LogitsEpilogue<LlmcRowLinear>{*arguments});
-}
-void llmc_row_embedding_f32(LlmcPool* pool, const LlmcRowEmbedding* arguments) {
-  llmc::row_embedding<float>(pool, *arguments);
-}
-void llmc_row_embedding_bf16(LlmcPool* pool, const LlmcRowEmbedding* arguments) {
-  llmc::row_embedding<bf16>(pool, *arguments);
-}
+LLMC_KERNELS(LlmcRowLinear, row_linear, llmc::row_linear)
+LLMC_KERNELS(LlmcRowLinear, row_gated_linear, llmc::row_gated_linear)
+LLMC_KERNELS(LlmcRowLinear, row_lm_head, llmc::row_lm_head)
+LLMC_KERNELS(LlmcRowEmbedding, row_embedding, llmc::row_embedding)

@@ -1,6 +1,12 @@
 // llmc::select_channels: each token's channels in another order.
 #include "row.h"
 
+typedef struct {
+  int64_t tokens, channels;
+  const int32_t* order;
+  LlmcRows x, y;
+} LlmcSelectChannels;
+
 namespace {
 
 template <class T>
@@ -14,10 +20,4 @@ void select_channels(LlmcPool* pool, const LlmcSelectChannels& a) {
 
 }  // namespace
 
-void llmc_select_channels_f32(LlmcPool* pool, const LlmcSelectChannels* arguments) {
-  select_channels<float>(pool, *arguments);
-}
-
-void llmc_select_channels_bf16(LlmcPool* pool, const LlmcSelectChannels* arguments) {
-  select_channels<llmc::bf16>(pool, *arguments);
-}
+LLMC_KERNELS(LlmcSelectChannels, select_channels, select_channels)

@@ -1,6 +1,12 @@
 // llmc::select_rows: y[i] = x[rows[i]].
 #include "row.h"
 
+typedef struct {
+  int64_t selected, channels;
+  const int32_t* rows;
+  LlmcRows x, y;
+} LlmcSelectRows;
+
 namespace {
 
 template <class T>
@@ -12,7 +18,4 @@ void select_rows(LlmcPool* pool, const LlmcSelectRows& a) {
 
 }  // namespace
 
-void llmc_select_rows_f32(LlmcPool* pool, const LlmcSelectRows* arguments) { select_rows<float>(pool, *arguments); }
-void llmc_select_rows_bf16(LlmcPool* pool, const LlmcSelectRows* arguments) {
-  select_rows<llmc::bf16>(pool, *arguments);
-}
+LLMC_KERNELS(LlmcSelectRows, select_rows, select_rows)

@@ -1,0 +1,71 @@
+"""Kernels that read or write the KV cache, whose elements are numbers or codes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from torch import fx
+
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, named_arguments, no_more, refuse_dtypes, refuse_ranks
+from llmc.codegen.cpp.kernel_library import function_name
+from llmc.formats.cache_format import parse_cache_format
+from llmc.graph.refusal import Refusal
+from llmc.program.launch_arguments import Count
+from llmc.targets import CpuTarget
+
+CODED_HEAD = 1024  # LLMC_CODED_HEAD
+_CACHE = {"k_cache": "_: kv_heads block_size _"}
+
+
+def caching(
+    family: str,
+    axes: Mapping[str, str],
+    *,
+    results: Sequence[str],
+    in_place: tuple[tuple[str, int], ...] = (),
+    more: Callable[[Call], Arguments] = no_more,
+) -> Kernel:
+    """A kernel with the arguments k_cache, v_cache and cache_format, by name otherwise (kernel.by_name).
+
+    Its functions are told apart by the elements of the first argument and of the cache.
+    """
+    first = next(iter(axes))
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        format = call.plain("cache_format")
+        codes = DTYPES[call.dtype("k_cache")] if format is None else parse_cache_format(format).codes
+        return DTYPES[call.dtype(first)], codes
+
+    def arguments(call: Call) -> Arguments:
+        function = function_name(family, element_types(call))
+        return named_arguments(call, function, {**axes, **_CACHE}, results, _of_caches(call) | more(call))
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        is_plain = arguments_of(node)["cache_format"] is None
+        refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,))
+        return refused or (refuse_ranks(node, {**axes, **_CACHE}) if is_plain else _refuse_wide_heads(node))
+
+    return Kernel(lambda call: family, element_types, arguments, refusal, in_place)
+
+
+def attended(call: Call) -> Arguments:
+    """What paged attention takes beside what its op does."""
+    value_dim = call.plain("value_dim") or call.shape("v_cache")[2]
+    return {"requests": Count.REQUESTS, "max_blocks": Count.MAX_BLOCKS, "value_dim": value_dim}
+
+
+def _of_caches(call: Call) -> Arguments:
+    """What the caches' kernels take beside what their ops do. cache_group: of codes, 0 for all of a head."""
+    format = call.plain("cache_format")
+    caches = {name: call.cache(name) for name in ("k_cache", "v_cache")}
+    return {**caches, "cache_format": None, "cache_group": None if format is None else parse_cache_format(format).group}
+
+
+def _refuse_wide_heads(node: fx.Node) -> Refusal | None:
+    given = arguments_of(node)
+    tensors = [given[name].meta["val"] for name in ("q", "k", "v") if name in given]
+    widest = max(*(tensor.shape[2] for tensor in tensors), given.get("value_dim") or 0)
+    if widest > CODED_HEAD:
+        return Refusal(f"heads have {widest} channels; kernels put {CODED_HEAD} at most into codes", node)
+    return None

@@ -1,0 +1,132 @@
+"""What a C++ kernel says of itself: which functions, called with which arguments, and what it refuses.
+
+Most take what their op takes. A field of a kernel's struct with the name of an argument of the op is that argument:
+rows, a vector or a number, as the field's type says. Fields that are sizes are axes of arguments, which are named.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from ctypes import c_void_p
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.cpp.kernel_api import kernel_api
+from llmc.codegen.cpp.kernel_library import function_name
+from llmc.graph.refusal import Refusal
+from llmc.program.launch_arguments import Argument
+from llmc.targets import CpuTarget
+
+# Element types of activations and weights, and of scales.
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
+SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
+
+Arguments = dict[str, Argument]
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """family: of functions, one for each combination of element_types. arguments: by the fields of their struct; what
+    is left out, or None, is zero. in_place: an argument that may lie where a result goes, and which result."""
+
+    family: Callable[[Call], str]
+    element_types: Callable[[Call], tuple[str, ...]]
+    arguments: Callable[[Call], Arguments]
+    refusal: Callable[[fx.Node, CpuTarget], Refusal | None]
+    in_place: tuple[tuple[str, int], ...] = ()
+
+
+def no_more(call: Call) -> Arguments:
+    """Nothing that does not have the name of an argument."""
+    return {}
+
+
+def by_name(
+    family: str,
+    axes: Mapping[str, str],
+    *,
+    results: Sequence[str] = ("y",),
+    typed: Sequence[str] | None = None,
+    in_place: tuple[tuple[str, int], ...] = (),
+    more: Callable[[Call], Arguments] = no_more,
+) -> Kernel:
+    """A kernel whose struct has the names of its op.
+
+    axes: of tensor arguments, the fields that are their sizes, as `tokens: heads head_dim` for rows of two axes and
+    `half` for a vector that is the same in every step. `_` is no field, `groups?` an axis that may be missing, 1 then,
+    and a last `channels*` all the axes that are left, together. results: the fields that say where results go. typed:
+    the arguments whose element types choose the function; the first of axes unless given. more: fields that are none
+    of these, or another value than the argument's.
+    """
+    names = tuple(axes)[:1] if typed is None else tuple(typed)
+
+    def element_types(call: Call) -> tuple[str, ...]:
+        return tuple(DTYPES[call.dtype(name)] for name in names)
+
+    def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
+        return refuse_dtypes(node, names) or refuse_ranks(node, axes)
+
+    def arguments(call: Call) -> Arguments:
+        return named_arguments(call, function_name(family, element_types(call)), axes, results, more(call))
+
+    return Kernel(lambda call: family, element_types, arguments, refusal, in_place)
+
+
+def named_arguments(
+    call: Call, function: str, axes: Mapping[str, str], results: Sequence[str], more: Arguments
+) -> Arguments:
+    """The arguments of a function whose struct has the names of its op, as by_name says them."""
+    api = kernel_api()
+    fields = {name: kind for name, kind, *_ in api.structs[api.kernels[function]]._fields_}
+    found: Arguments = {}
+    for name, text in axes.items():
+        found |= _sizes(call, name, text)
+    for index, name in enumerate(results):
+        result = call.result(index)
+        found[name] = result if fields[name] is api.structs["LlmcRows"] else result.pointer
+    for argument in call.op._schema.arguments:
+        name = argument.name
+        if name not in found | more:
+            kind = fields[name]
+            read = call.vector if kind is c_void_p else call.rows if kind is api.structs["LlmcRows"] else call.plain
+            found[name] = read(name)
+    return found | more
+
+
+def refuse_dtypes(node: fx.Node, names: Sequence[str]) -> Refusal | None:
+    """The first of these arguments whose elements no kernel reads, or None."""
+    given = arguments_of(node)
+    for name in names:
+        if (dtype := given[name].meta["val"].dtype) not in DTYPES:
+            return Refusal(f"{name} is {dtype}; kernels know float32 and bfloat16", node)
+    return None
+
+
+def refuse_ranks(node: fx.Node, axes: Mapping[str, str]) -> Refusal | None:
+    """The first argument that has not as many axes as are named, or None."""
+    given = arguments_of(node)
+    for name, text in axes.items():
+        shape, words = given[name].meta["val"].shape, text.split()
+        ranks = tuple(range(len(words) - text.count("?"), len(words) + 1))
+        if len(shape) not in ranks and not (text.endswith("*") and len(shape) > len(words)):
+            return Refusal(f"{name} has shape {list(shape)}; the kernel takes rank {ranks}", node)
+    return None
+
+
+def _sizes(call: Call, name: str, text: str) -> Arguments:
+    rows, _, inner = text.rpartition(":")
+    words, sizes = inner.split(), list(call.shape(name))
+    found: Arguments = {rows: call.count(name)} if rows else {}
+    for word in words:
+        if word.endswith("*"):
+            found[word[:-1]] = math.prod(sizes)
+        elif word.endswith("?") and len(sizes) < len(words):
+            found[word[:-1]] = 1
+        else:
+            found[word.removesuffix("?")] = sizes.pop(0)
+    found.pop("_", None)
+    return found
