@@ -15,7 +15,11 @@ if TYPE_CHECKING:
 
 SpeculativeConfig = Annotated[
     str | None,
-    Option(metavar="JSON", help='what drafts tokens ahead, such as {"method": "ngram", "num_speculative_tokens": 4}'),
+    Option(
+        metavar="JSON",
+        help='what drafts tokens ahead, such as {"method": "ngram", "num_speculative_tokens": 4}; answers stay the '
+        "same, but for the lossy rejection_sample_method typical and for rejection, which keeps their distribution",
+    ),
 ]
 
 

@@ -50,11 +50,13 @@ class CacheStats:
 
 @dataclass(frozen=True)
 class SpeculationStats:
-    """drafts: proposals, of one or more tokens; accepted_at: tokens that came true, by place, from the first on."""
+    """drafts: proposals, of one or more tokens; accepted_at: tokens that came true, by place, from the first on.
+    acceptance: the rejection_sample_method."""
 
     drafts: int
     draft_tokens: int
     accepted_at: tuple[int, ...]
+    acceptance: str = "invariant"
 
     @property
     def accepted_tokens(self) -> int:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine, start_engine
 from llmc.errors import OptionError
-from llmc.runtime.speculation.config import parse_speculative_config
+from llmc.runtime.speculation.acceptance_config import check_reproducible
+from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -49,7 +50,7 @@ def load(
     token or logit leaves. owned: a temporary directory to delete when the engine is closed. Raises
     EngineFormatError, TargetError, OptionError.
     """
-    drafts = None if speculation is None else parse_speculative_config(speculation)
+    drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place, check = path_argument("path", path), None
     if check_weights:
         directory, check = start_engine(place)
@@ -92,6 +93,13 @@ def given_or_loaded(engine: Engine | str | Path, speculation: str | Mapping[str,
             fix="give it to llmc.load, or give the engine's directory instead of the engine",
         )
     return engine
+
+
+def _speculative_config(given: str | Mapping[str, object], output_cache_bytes: int) -> SpeculativeConfig:
+    config = parse_speculative_config(given)
+    if output_cache_bytes:
+        check_reproducible(config.acceptance)
+    return config
 
 
 def _check_limit(name: str, value: int | None, most: int, built: str) -> None:

@@ -4,27 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import numpy as np
 
 from llmc.errors import RequestError
 from llmc.program import StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, DrawingExecutor, Executor, Logits
+from llmc.runtime.loop.judged_results import StepResults, with_judgement
 from llmc.runtime.loop.step import Step
-from llmc.runtime.requests.request import LogitRows, SampledRequest
+from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose, choose_largest
 from llmc.runtime.scheduling.scheduler import Scheduler
 from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
-
-
-class StepResults(LogitRows, Protocol):
-    """A step's logits, and the tokens chosen from them."""
-
-    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
-        """Each sampler's token for its row, or why there is none. `rows` ascend."""
-        ...
 
 
 def compute(executor: Executor, step: Step) -> StepResults:
@@ -41,7 +33,8 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
     choices = [request.choice for request in plan.decodes]
     for chunk in plan.chunks:
-        choices += ahead(chunk.request.choice, chunk.logit_rows)
+        choice = chunk.request.choice if chunk.draft.acceptance is None else None
+        choices += ahead(choice, chunk.logit_rows)
     if not any(choices):
         return compute(executor, step)
     given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
@@ -62,7 +55,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
     """Give every request its logits, or the tokens that were chosen from them for it, and advance the chunks.
 
     A request with drafts gets a token for as long as the one before it was the draft: those that it would have got one
-    by one. Returns what the decodes got, in order, and perhaps more.
+    by one, or as its drafts are judged. Returns what the decodes got, in order, and perhaps more.
     """
     batch: list[SampledRequest] = plan.decodes.copy()
     rows = list(range(len(batch)))
@@ -83,6 +76,8 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
         else:
             readers.append((chunk, row))
         row += chunk.logit_rows
+    if drafted:
+        results = with_judgement(plan, results)
     tokens = _give(batch, rows, results)
     _follow_drafts(drafted, results)
     for chunk, request, _ in drafted:

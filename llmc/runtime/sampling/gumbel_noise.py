@@ -17,6 +17,7 @@ from llmc.runtime.sampling.written_tokens import TokenIds
 Floats = npt.NDArray[np.float32]
 Doubles = npt.NDArray[np.float64]
 Words = npt.NDArray[np.uint64]
+Ints = npt.NDArray[np.int64]
 
 _WORD = np.uint64(0xFFFFFFFF)
 _HALF = np.uint64(32)
@@ -25,6 +26,8 @@ _UNIT = np.float32(4.6566127342e-10)
 _GROUP = 64
 _RUN = _GROUP // 4
 _GROUP_PLACES = 2**30
+# Beyond those of groups.
+_OTHER_PLACE = np.uint64(2**31)
 _WINNER_SHIFT = np.uint64(26)
 _LATEST = (1 + 1 / _GROUP) * 24 * math.log(2)  # of two numbers of at most 1 - 2^-24
 
@@ -53,6 +56,12 @@ def largest_sum(scaled: Floats, seed: int, counter: int) -> int:
     return int(chosen[place // _GROUP]) * _GROUP + place % _GROUP
 
 
+def uniform_pairs(seeds: Ints, counters: Ints) -> Doubles:
+    """Two numbers in (0, 1) for each seed and counter, which no noise is made of: [rows, 2]."""
+    first, second, _, _ = _words(np.full(len(seeds), _OTHER_PLACE), seeds.astype(np.int64), counters.astype(np.int64))
+    return (np.stack((first, second), axis=1).astype(np.float64) + 0.5) / 2**32
+
+
 def _times(groups: TokenIds, numbers: Floats, winners: TokenIds, seed: int, counter: int) -> Doubles:
     """When the clocks of groups ring: [groups, 64]."""
     places = (groups[:, None] * _RUN + np.arange(_RUN)).astype(np.uint64)
@@ -71,17 +80,17 @@ def _uniform(words: Words) -> Floats:
     return folded * _UNIT + np.float32(0.5) * _UNIT
 
 
-def _words(places: Words, seed: int, counter: int) -> list[Words]:
-    """Four random words for each place."""
+def _words(places: Words, seed: int | Ints, counter: int | Ints) -> list[Words]:
+    """Four random words for each place; seeds and counters are one, or one a place."""
     words = [places, *(np.zeros_like(places),) * 3]
-    low, high = seed & 0xFFFFFFFF, counter & 0xFFFFFFFF
+    low, high = (np.asarray(each & 0xFFFFFFFF).astype(np.uint64) for each in (seed, counter))
     for _ in range(10):
         even, odd = words[0] * np.uint64(0xD2511F53), words[2] * np.uint64(0xCD9E8D57)
         words = [
-            odd >> _HALF ^ words[1] ^ np.uint64(low),
+            odd >> _HALF ^ words[1] ^ low,
             odd & _WORD,
-            even >> _HALF ^ words[3] ^ np.uint64(high),
+            even >> _HALF ^ words[3] ^ high,
             even & _WORD,
         ]
-        low, high = (low + 0x9E3779B9) & 0xFFFFFFFF, (high + 0xBB67AE85) & 0xFFFFFFFF
+        low, high = (low + np.uint64(0x9E3779B9)) & _WORD, (high + np.uint64(0xBB67AE85)) & _WORD
     return words

@@ -120,6 +120,24 @@ class Sampler:
         check_finite(best, float(scores[best]), self.dtype)
         return scores, best
 
+    def probabilities(self, scores: Row, best: int) -> npt.NDArray[np.float64]:
+        """What `sample` draws from, given what `scores` or `scores_ahead` gave: [vocabulary], after all filters."""
+        ids, weights = candidates(scores, best, self._params)
+        found = np.zeros(len(scores))
+        found[slice(None) if ids is None else ids] = weights
+        found /= found.sum()
+        return found
+
+    @property
+    def is_random(self) -> bool:
+        """Whether it draws, and does not take the largest."""
+        return self._is_random
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Of the next token's random numbers: the seed and the count of tokens before it."""
+        return self._seed, self._generated
+
     def accept(self, token: int) -> None:
         """The token was drawn from `scores`."""
         self._generated += 1

@@ -8,7 +8,8 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metri
 from prometheus_client.registry import Collector
 
 from llmc.runtime.async_engine import AsyncEngine
-from llmc.runtime.engine_stats import EngineStats
+from llmc.runtime.engine_stats import EngineStats, SpeculationStats
+from llmc.runtime.speculation.acceptance_config import AcceptanceMethod
 
 
 class EngineCollector(Collector):
@@ -44,6 +45,19 @@ class EngineCollector(Collector):
             for position, count in enumerate(stats.speculation.accepted_at):
                 places.add_metric([self._model, str(position)], count)
             yield places
+            yield acceptance(stats.speculation, self._model)
+
+
+def acceptance(stats: SpeculationStats, model: str) -> Metric:
+    """Which drafts count, and whether that changes what answers are likely."""
+    found = GaugeMetricFamily(
+        "llmc:spec_decode_acceptance",
+        "How drafts are accepted; a lossy method changes what answers are likely.",
+        labels=["model_name", "method", "lossy"],
+    )
+    is_lossy = stats.acceptance == AcceptanceMethod.TYPICAL.value
+    found.add_metric([model, stats.acceptance, str(is_lossy).lower()], 1)
+    return found
 
 
 def gauges(stats: EngineStats) -> list[tuple[str, str, float]]:

@@ -5,79 +5,80 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
 
 from llmc.errors import OptionError
+from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, take_acceptance
+from llmc.runtime.speculation.config_values import OPTION, number, read_values, text
 
 if TYPE_CHECKING:
     from llmc.runtime.speculation.drafter import Drafter
 
-OPTION = "--speculative-config"
 MOST_DRAFTS = 1024
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
 METHODS = ("draft_model", "ngram", "suffix")
 PLANNED_METHODS = ("eagle3", "lookahead", "medusa", "mtp")
-# What leaving them out stands for: every token is drawn as without speculation, so answers do not depend on drafts.
-SAMPLE_METHODS = {"rejection_sample_method": "invariant", "draft_sample_method": "greedy"}
-
-
-def _number(low: int, high: int) -> Any:
-    return field(metadata={"low": low, "high": high})
-
-
-def _text() -> Any:
-    return field(metadata={})
 
 
 @dataclass(frozen=True, kw_only=True)
-class DraftModelConfig:
+class MethodConfig:
+    """What every method has: how drafts are accepted, and num_speculative_tokens, drafts a step at the most."""
+
+    num_speculative_tokens: int = number(1, MOST_DRAFTS)
+    acceptance: AcceptanceConfig = field(default_factory=AcceptanceConfig)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DraftModelConfig(MethodConfig):
     """model: the engine that drafts; has to be given. num_speculative_tokens: drafts a step at the most; has to be
     given."""
 
-    model: str = _text()
-    num_speculative_tokens: int = _number(1, MOST_DRAFTS)
+    model: str = text()
 
 
 @dataclass(frozen=True, kw_only=True)
-class NgramConfig:
+class NgramConfig(MethodConfig):
     """num_speculative_tokens: drafts a step at the most; has to be given. prompt_lookup_min, prompt_lookup_max: how
     many of the last tokens have to be found again; each is what the other is by default, and both are 5."""
 
-    num_speculative_tokens: int = _number(1, MOST_DRAFTS)
-    prompt_lookup_min: int = _number(1, 1024)
-    prompt_lookup_max: int = _number(1, 1024)
+    prompt_lookup_min: int = number(1, 1024)
+    prompt_lookup_max: int = number(1, 1024)
 
 
 @dataclass(frozen=True, kw_only=True)
-class SuffixConfig:
+class SuffixConfig(MethodConfig):
     """num_speculative_tokens: drafts a step at the most; default suffix_decoding_max_tree_depth.
     suffix_decoding_max_tree_depth: of what matches and the drafts together; default 24.
     suffix_decoding_max_cached_requests: how many earlier answers are kept; default 10000, 0 keeps none.
     suffix_decoding_max_spec_factor: drafts for each token that matches; default 1.0. suffix_decoding_min_token_prob:
     how likely a draft has to be, by how often its tokens followed each other; default 0.1."""
 
-    num_speculative_tokens: int = _number(1, MOST_DRAFTS)
-    suffix_decoding_max_tree_depth: int = _number(1, 1024)
-    suffix_decoding_max_cached_requests: int = _number(0, 10**9)
-    suffix_decoding_max_spec_factor: float = _number(0, 1000)
-    suffix_decoding_min_token_prob: float = _number(0, 1)
+    suffix_decoding_max_tree_depth: int = number(1, 1024)
+    suffix_decoding_max_cached_requests: int = number(0, 10**9)
+    suffix_decoding_max_spec_factor: float = number(0, 1000)
+    suffix_decoding_min_token_prob: float = number(0, 1)
 
 
 SpeculativeConfig = DraftModelConfig | NgramConfig | SuffixConfig
-Config = TypeVar("Config", DraftModelConfig, NgramConfig, SuffixConfig)
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
     """The configuration of a JSON object, as text or parsed; null is as good as left out. Raises OptionError."""
     values = {str(key): value for key, value in _object(given).items() if value is not None}
     method = values.pop("method", None)
-    _check_sample_methods(values)
+    acceptance = take_acceptance(values)
+    return replace(_of_method(method, values), acceptance=acceptance)
+
+
+def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
     if method == "draft_model":
-        return _read(DraftModelConfig, values, method)
+        return read_values(DraftModelConfig, values, method)
     if method == "ngram":
         shortest, longest = values.get("prompt_lookup_max", 5), values.get("prompt_lookup_min", 5)
-        ngram = _read(NgramConfig, {"prompt_lookup_min": shortest, "prompt_lookup_max": longest, **values}, method)
+        ngram = read_values(
+            NgramConfig, {"prompt_lookup_min": shortest, "prompt_lookup_max": longest, **values}, "ngram"
+        )
         if ngram.prompt_lookup_min > ngram.prompt_lookup_max:
             raise OptionError(
                 f"prompt_lookup_min {ngram.prompt_lookup_min} is more than prompt_lookup_max {ngram.prompt_lookup_max}",
@@ -93,7 +94,7 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
             "suffix_decoding_max_spec_factor": 1.0,
             "suffix_decoding_min_token_prob": 0.1,
         }
-        return _read(SuffixConfig, {**defaults, **values}, method)
+        return read_values(SuffixConfig, {**defaults, **values}, method)
     raise _unknown_method(method)
 
 
@@ -123,14 +124,6 @@ def _object(given: object) -> Mapping[Any, object]:
     return value
 
 
-def _check_sample_methods(values: dict[str, object]) -> None:
-    """Take them out of the values."""
-    for name, ours in SAMPLE_METHODS.items():
-        chosen = values.pop(name, ours)
-        if chosen != ours:
-            raise OptionError(f"{name} cannot be {chosen!r:.80} yet", at=OPTION, fix=f"leave it out: it is {ours!r}")
-
-
 def _unknown_method(method: object) -> OptionError:
     fix = f"give one of {', '.join(METHODS)}: {EXAMPLE}"
     if method is None:
@@ -139,28 +132,3 @@ def _unknown_method(method: object) -> OptionError:
         return OptionError(f"the method {method!r} is not there yet", at=OPTION, fix=fix)
     near = difflib.get_close_matches(str(method), METHODS, n=1)
     return OptionError(f"unknown method {method!r:.80}", at=OPTION, fix=f"did you mean {near[0]!r}?" if near else fix)
-
-
-def _read(kind: type[Config], values: Mapping[str, Any], method: str) -> Config:
-    known = {each.name: each for each in fields(kind)}
-    for name in values:
-        if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else f"its keys are method, {', '.join(known)}"
-            raise OptionError(f"the method {method!r} has no key {name!r:.80}", at=OPTION, fix=fix)
-    for name, each in known.items():
-        if name not in values:
-            example = "4" if each.metadata else '"draft.llmc"'
-            raise OptionError(f"the method {method!r} needs {name}", at=OPTION, fix=f'add "{name}": {example}')
-        if not each.metadata:
-            if not isinstance(values[name], str) or not values[name]:
-                raise OptionError(f"{name} cannot be {values[name]!r:.80}", at=OPTION, fix="give a path")
-            continue
-        low, high = each.metadata["low"], each.metadata["high"]
-        is_whole = each.type == "int"
-        if type(values[name]) not in ((int,) if is_whole else (int, float)) or not low <= values[name] <= high:
-            kind_name = "a whole number" if is_whole else "a number"
-            raise OptionError(
-                f"{name} cannot be {values[name]!r:.80}", at=OPTION, fix=f"give {kind_name} from {low} to {high}"
-            )
-    return kind(**values)

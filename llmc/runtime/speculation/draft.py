@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from llmc.runtime.speculation.acceptance import Acceptance, Probabilities
+
 # Of a tree: with the request's last token they have 64 rows, as many as a mask reaches back.
 MOST_NODES = 63
 
@@ -14,11 +16,15 @@ class Draft:
     """Guesses for one request and one step.
 
     parents: for each token the index of the one that it follows, which stands before it, or None where it follows the
-    request's last token; None as a whole for a chain, in which each token follows the one before it.
+    request's last token; None as a whole for a chain, in which each token follows the one before it. acceptance: how
+    the tokens of a chain are judged; None accepts those that would have been drawn. probabilities: what they were drawn
+    from, [vocabulary] each; None for one that was certain, and as a whole if they all were or nobody asks.
     """
 
     tokens: Sequence[int]
     parents: Sequence[int | None] | None = None
+    acceptance: Acceptance | None = None
+    probabilities: Sequence[Probabilities | None] | None = None
 
     def __len__(self) -> int:
         return len(self.tokens)

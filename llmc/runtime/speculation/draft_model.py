@@ -11,20 +11,24 @@ from collections.abc import Sequence
 
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor
+from llmc.runtime.loop.step import Step
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.speculation.acceptance import Probabilities
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.draft_cache import DraftCache
 from llmc.runtime.speculation.draft_step import Reading, draft_step
-from llmc.runtime.speculation.draft_tokens import draft_tokens
+from llmc.runtime.speculation.draft_tokens import Guess, draft_tokens, drawn_tokens
 from llmc.runtime.speculation.drafter import CachingDrafter
 
 
 class DraftModel(CachingDrafter):
-    """executor: with as many blocks as the first engine's. limits: of its steps."""
+    """executor: with as many blocks as the first engine's. limits: of its steps. says_from_what: whether drafts come
+    with what they were drawn from."""
 
-    def __init__(self, executor: Executor, limits: Limits) -> None:
+    def __init__(self, executor: Executor, limits: Limits, *, says_from_what: bool = False) -> None:
         self._executor = executor
+        self._says_from_what = says_from_what
         self._limits = limits
         self._seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
         self._cache = DraftCache(executor, limits.block_size)
@@ -44,26 +48,37 @@ class DraftModel(CachingDrafter):
         for begin in range(0, len(wanting), self._seats):
             group = wanting[begin : begin + self._seats]
             drafts = self._write([(requests[index], most[index]) for index in group])
-            for index, tokens in zip(group, drafts, strict=True):
-                found[index] = Draft(tokens)
+            for index, draft in zip(group, drafts, strict=True):
+                found[index] = draft
         return found
 
     def forget(self, request: SampledRequest) -> None:
         """What it has read may serve others."""
         self._cache.forget(request)
 
-    def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[list[int]]:
+    def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
         """So many drafts for each of at most `_seats` requests; none for one that it has not read yet."""
         drafts: list[list[int]] = [[] for _ in asked]
+        origins: list[list[Probabilities | None]] = [[] for _ in asked]
         going, readings = self._catch_up([request for request, _ in asked])
         while readings:
             step = draft_step(readings, self._limits.block_size, max(1, len(going)))
             rows = [(asked[index][0].sampler, drafts[index]) for index in going]
-            for index, token in zip(going, draft_tokens(self._executor, step, rows), strict=True):
+            tokens, drawn_from = self._tokens(step, rows)
+            for index, token, origin in zip(going, tokens, drawn_from, strict=True):
                 drafts[index].append(token)
+                origins[index].append(origin)
             going = [index for index in going if len(drafts[index]) < asked[index][1]]
             readings = [self._reading(asked[index][0], drafts[index]) for index in going]
-        return drafts
+        return [
+            Draft(tokens, probabilities=origin if self._says_from_what else None)
+            for tokens, origin in zip(drafts, origins, strict=True)
+        ]
+
+    def _tokens(self, step: Step, rows: Sequence[Guess]) -> tuple[Sequence[int], Sequence[Probabilities | None]]:
+        if self._says_from_what:
+            return drawn_tokens(self._executor, step, rows)
+        return draft_tokens(self._executor, step, rows), [None] * len(rows)
 
     def _catch_up(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[Reading]]:
         """What one step can read of the requests' tokens, the shortest readings first; and of which that is the rest,

@@ -10,6 +10,7 @@ from llmc.runtime.executors.executor import ChoosingExecutor, DrawingExecutor, E
 from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.speculation.acceptance import Probabilities
 
 # A request's sampler, which is left as it is, and the drafts that come before.
 Guess = tuple[Sampler, Sequence[int]]
@@ -26,6 +27,22 @@ def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> li
         return _guess(executor, executor.logits(0, len(guesses)), guesses)
     tokens: list[int] = chosen.tokens.tolist()
     return tokens
+
+
+def drawn_tokens(
+    executor: Executor, step: Step, guesses: Sequence[Guess]
+) -> tuple[list[int], list[Probabilities | None]]:
+    """As `draft_tokens`; and what each was drawn from, None for those of requests that take the likeliest."""
+    logits = executor.step(step)
+    tokens: list[int] = []
+    drawn_from: list[Probabilities | None] = []
+    for (sampler, drafts), row in zip(guesses, logits, strict=False):
+        scores = sampler.scores_ahead(row, drafts)
+        best = int(scores.argmax())
+        can_draw = sampler.is_random and np.isfinite(scores[best])
+        tokens.append(sampler.guess(scores, len(drafts)))
+        drawn_from.append(sampler.probabilities(scores, best) if can_draw else None)
+    return tokens, drawn_from
 
 
 def _guess(executor: Executor, logits: Logits, guesses: Sequence[Guess]) -> list[int]:

@@ -11,7 +11,10 @@ from llmc.engine_format import EngineDirectory
 from llmc.errors import OptionError
 from llmc.program import Limits
 from llmc.runtime.executors.opening import ExecutorName, open_second
-from llmc.runtime.speculation.config import OPTION, DraftModelConfig, SpeculativeConfig, new_drafter
+from llmc.runtime.speculation.acceptance import Acceptance, Rejection, Typical
+from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod
+from llmc.runtime.speculation.config import DraftModelConfig, SpeculativeConfig, new_drafter
+from llmc.runtime.speculation.config_values import OPTION
 from llmc.runtime.speculation.draft_model import DraftModel
 from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.second_engine import SecondEngine, start_second
@@ -27,15 +30,28 @@ class SpeculationPlan:
 
     def start(self, blocks: int, threads: int, name: ExecutorName | None) -> Speculation:
         """Beside an engine whose cache has so many blocks. name: of its executor, if it was asked for."""
-        return Speculation(self._new_drafter(blocks, threads, name), self.config.num_speculative_tokens)
+        new_drafter = self._new_drafter(blocks, threads, name)
+        return Speculation(
+            new_drafter, self.config.num_speculative_tokens, acceptance=new_acceptance(self.config.acceptance)
+        )
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
         if isinstance(self.config, DraftModelConfig):
             second = self.second
             assert second is not None, "a draft model is an engine"
             executor = open_second(second.directory, blocks, threads, name, second.check)
-            return partial(DraftModel, executor, second.program.limits)
+            needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION
+            return partial(DraftModel, executor, second.program.limits, says_from_what=needs_origins)
         return partial(new_drafter, self.config)
+
+
+def new_acceptance(config: AcceptanceConfig) -> Acceptance | None:
+    """None for what needs no judgement."""
+    if config.method is AcceptanceMethod.REJECTION:
+        return Rejection()
+    if config.method is AcceptanceMethod.TYPICAL:
+        return Typical(config.posterior_threshold, config.posterior_alpha)
+    return None
 
 
 def plan_speculation(

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from llmc.runtime.engine_stats import SpeculationStats
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.acceptance import Acceptance
+from llmc.runtime.speculation.acceptance_config import AcceptanceMethod
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.drafter import CachingDrafter, Drafter
@@ -17,10 +20,18 @@ from llmc.runtime.speculation.gate import Gate
 
 
 class Speculation:
-    """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most."""
+    """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most. acceptance: how those are
+    judged that were drafted for requests that draw at random."""
 
-    def __init__(self, new_drafter: Callable[[], Drafter], most: int, new_gate: Callable[[int], Gate] = Gate) -> None:
+    def __init__(
+        self,
+        new_drafter: Callable[[], Drafter],
+        most: int,
+        new_gate: Callable[[int], Gate] = Gate,
+        acceptance: Acceptance | None = None,
+    ) -> None:
         self._new_drafter, self._new_gate = new_drafter, new_gate
+        self._acceptance = acceptance
         self._drafter = new_drafter()
         self._gate = new_gate(most)
         self._most = 0
@@ -32,7 +43,8 @@ class Speculation:
     @property
     def stats(self) -> SpeculationStats:
         """What came of the drafts so far."""
-        return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at))
+        name = AcceptanceMethod.INVARIANT.value if self._acceptance is None else self._acceptance.name
+        return SpeculationStats(self._drafts, self._draft_tokens, tuple(self._accepted_at), name)
 
     def watch(self, pool: BlockPool) -> None:
         """The blocks of the loop that it serves, once."""
@@ -46,7 +58,7 @@ class Speculation:
 
     def renewed(self) -> Speculation:
         """The same for a loop without requests; nothing is known of what the old one's wrote."""
-        return Speculation(self._new_drafter, self._gate.most, self._new_gate)
+        return Speculation(self._new_drafter, self._gate.most, self._new_gate, self._acceptance)
 
     def pays(self, requests: int, room: int) -> bool:
         """Whether so many requests should get drafts in the next step, which has room for so many tokens."""
@@ -67,7 +79,7 @@ class Speculation:
         begin = time.perf_counter()
         drafts = self._drafter.propose(requests, most)
         self._seconds = time.perf_counter() - begin
-        return drafts
+        return drafts if self._acceptance is None else self._judged(requests, drafts)
 
     def sides(self) -> tuple[str, ...]:
         """The side outputs that the step which was scheduled last is to leave."""
@@ -100,6 +112,12 @@ class Speculation:
         """The request has ended, or was dropped."""
         if isinstance(request, SampledRequest):
             self._drafter.forget(request)
+
+    def _judged(self, requests: Sequence[SampledRequest], drafts: Sequence[Draft]) -> list[Draft]:
+        return [
+            replace(draft, acceptance=self._acceptance) if request.sampler.is_random and not draft.parents else draft
+            for request, draft in zip(requests, drafts, strict=True)
+        ]
 
     def _count(self, proposed: int, accepted: int) -> None:
         self._drafts += 1

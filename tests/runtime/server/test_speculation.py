@@ -38,6 +38,8 @@ def test_drafts_are_counted_by_vllms_names(drafting: httpx.Client) -> None:
     places = [each for each in families[stem + "accepted_tokens_per_pos"].samples if each.name.endswith("_total")]
     assert [each.labels["position"] for each in places] == ["0", "1", "2"]
     assert sum(each.value for each in places) == accepted
+    (acceptance,) = families["llmc:spec_decode_acceptance"].samples
+    assert (acceptance.labels["method"], acceptance.labels["lossy"]) == ("invariant", "false")
 
 
 def test_a_server_that_does_not_has_no_such_figures(client: httpx.Client) -> None:

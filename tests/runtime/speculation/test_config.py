@@ -100,8 +100,16 @@ def test_each_method_has_its_drafter() -> None:
         ('{"method": "suffix", "suffix_decoding_min_token_prob": NaN}', "cannot be nan", "a number from 0 to 1"),
         ({"method": "suffix", "suffix_decoding_max_spec_factor": -1}, "cannot be -1", "a number from 0 to 1000"),
         ({"method": "suffix", "prompt_lookup_max": 3}, "'suffix' has no key 'prompt_lookup_max'", ""),
-        ({**NGRAM, "rejection_sample_method": "standard"}, "cannot be 'standard' yet", "it is 'invariant'"),
-        ({**NGRAM, "draft_sample_method": "probabilistic"}, "cannot be 'probabilistic' yet", "it is 'greedy'"),
+        ({"method": "draft_model", "num_speculative_tokens": 4}, "needs model", 'add "model": "draft.llmc"'),
+        ({"method": "draft_model", "model": 4, "num_speculative_tokens": 4}, "model cannot be 4", "give a path"),
+        ({**NGRAM, "rejection_sample_method": "standard"}, "cannot be 'standard'", "invariant, rejection, typical"),
+        ({**NGRAM, "posterior_alpha": 0.3}, "is of the rejection_sample_method 'typical', not of 'invariant'", "add"),
+        (
+            {**NGRAM, "rejection_sample_method": "typical", "posterior_threshold": 2},
+            "posterior_threshold cannot be 2",
+            "a number from 0 to 1",
+        ),
+        ({**NGRAM, "draft_sample_method": "probabilistic"}, "draft_sample_method cannot be chosen", "leave it out"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_was_seen(given: Any, problem: str, fix: str) -> None:

@@ -1,0 +1,71 @@
+"""A step's results where some drafts are judged otherwise than by what would have been drawn."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import RequestError
+from llmc.runtime.requests.request import LogitRows
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.acceptance import Acceptance, Judged
+from llmc.runtime.speculation.draft import Draft
+
+
+class StepResults(LogitRows, Protocol):
+    """A step's logits, and the tokens chosen from them."""
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
+        """Each sampler's token for its row, or why there is none. `rows` ascend."""
+        ...
+
+
+def with_judgement(plan: StepPlan, results: StepResults) -> StepResults:
+    """The results, or those in which rows before judged drafts have the tokens that these are judged to."""
+    judged: dict[int, tuple[Draft, int]] = {}
+    acceptance: Acceptance | None = None
+    row = len(plan.decodes)
+    for chunk in plan.chunks:
+        if chunk.draft.acceptance is not None:
+            acceptance = chunk.draft.acceptance
+            judged.update({row + index: (chunk.draft, index) for index in range(len(chunk.draft))})
+        row += chunk.logit_rows
+    return results if acceptance is None else _JudgedResults(results, acceptance, judged)
+
+
+@dataclass(frozen=True)
+class _JudgedResults:
+    """judged: by row, the draft and which of its tokens may follow."""
+
+    results: StepResults
+    acceptance: Acceptance
+    judged: Mapping[int, tuple[Draft, int]]
+
+    def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
+        """As they are."""
+        return self.results.logits(first, count)
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
+        """Judged, and the others chosen as ever."""
+        found: list[int | RequestError] = [0] * len(rows)
+        plain = [index for index, row in enumerate(rows) if row not in self.judged]
+        if plain:
+            chosen = self.results.tokens([samplers[i] for i in plain], [rows[i] for i in plain])
+            for index, token in zip(plain, chosen, strict=True):
+                found[index] = token
+        judged = [index for index, row in enumerate(rows) if row in self.judged]
+        decided = self.acceptance.tokens([self._row(samplers[index], rows[index]) for index in judged])
+        for index, token in zip(judged, decided, strict=True):
+            found[index] = token
+        return found
+
+    def _row(self, sampler: Sampler, row: int) -> Judged:
+        draft, index = self.judged[row]
+        drawn_from = None if draft.probabilities is None else draft.probabilities[index]
+        # A copy: rows may be fetched one by one from a device, each to the same place.
+        return Judged(sampler, self.logits(row, 1)[0].copy(), draft.tokens[index], drawn_from)

@@ -1,0 +1,143 @@
+"""Which drafts count, where that is not "those that would have been drawn": by name, for requests that draw at random.
+
+Rejection (Leviathan et al. 2023, "Fast inference from transformers via speculative decoding", and Chen et al. 2023): a
+draft counts with probability min(1, p / q), where the model and the drafter give it p and q; instead of one that does
+not, a token is drawn from max(0, p - q). Tokens then have the distribution p whatever q is, and more drafts count.
+
+Typical (Cai et al. 2024, "Medusa"): a draft counts if p is more than min(threshold, alpha · exp(-entropy of p)). Tokens
+have another distribution than p then: it is lossy.
+
+Random numbers are those of the request's seed and its count of tokens, not those that tokens are drawn by. But which
+tokens had drafts decides which of the two a token comes from, and load decides that.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar, NamedTuple, Protocol
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.errors import RequestError
+from llmc.runtime.sampling.gumbel_noise import uniform_pairs
+from llmc.runtime.sampling.sampler import Sampler
+
+Row = npt.NDArray[np.float32]
+Probabilities = npt.NDArray[np.float64]
+Tokens = npt.NDArray[np.int64]
+
+
+class Judged(NamedTuple):
+    """A row of logits of a request, the draft that may follow, and what it was drawn from: [vocabulary], summing to 1;
+    None for one that was certain."""
+
+    sampler: Sampler
+    logits: Row
+    draft: int
+    drawn_from: Probabilities | None
+
+
+class Acceptance(Protocol):
+    """How drafts are judged."""
+
+    @property
+    def name(self) -> str:
+        """As rejection_sample_method says it."""
+        ...
+
+    def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
+        """The draft, or another token, or why there is none, for each; samplers have accepted it."""
+        ...
+
+
+@dataclass(frozen=True)
+class Rejection:
+    """Exact in distribution."""
+
+    name: ClassVar[str] = "rejection"
+
+    def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
+        """By min(1, p / q) and max(0, p - q)."""
+
+        def decide(rows: Sequence[Judged], p: Probabilities) -> Tokens:
+            drafts = np.array([row.draft for row in rows])
+            seeds, counters = (np.array(each) for each in zip(*(row.sampler.place for row in rows), strict=True))
+            return kept_or_redrawn(p, _drawn_from(rows, p.shape[1]), drafts, uniform_pairs(seeds, counters))
+
+        return _decided(judged, decide)
+
+
+@dataclass(frozen=True)
+class Typical:
+    """Lossy."""
+
+    threshold: float
+    alpha: float
+    name: ClassVar[str] = "typical"
+
+    def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
+        """The draft if it is likely enough, else what is drawn without drafts."""
+
+        def decide(rows: Sequence[Judged], p: Probabilities) -> Tokens:
+            drafts = np.array([row.draft for row in rows])
+            drawn = np.array([row.sampler.guess(row.sampler.scores(row.logits)[0], 0) for row in rows])
+            return np.where(is_typical(p, drafts, self.threshold, self.alpha), drafts, drawn)
+
+        return _decided(judged, decide)
+
+
+def kept_or_redrawn(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
+    """Of each row the draft, or a token from max(0, p - q) in its place: [rows].
+
+    p, q: [rows, vocabulary], each row summing to 1. drafts: [rows], drawn from q. uniforms: [rows, 2], in (0, 1).
+    """
+    rows = np.arange(len(drafts))
+    tokens = drafts.copy()
+    lost = np.flatnonzero(uniforms[:, 0] * q[rows, drafts] >= p[rows, drafts])
+    left = np.maximum(p[lost] - q[lost], 0.0)
+    # Rounding alone has refused a draft where nothing is left.
+    left = np.where(left.any(axis=1, keepdims=True), left, p[lost])
+    upto = left.cumsum(axis=1)
+    tokens[lost] = (upto <= uniforms[lost, 1:] * upto[:, -1:]).sum(axis=1)
+    return tokens
+
+
+def is_typical(p: Probabilities, drafts: Tokens, threshold: float, alpha: float) -> npt.NDArray[np.bool_]:
+    """Whether each row's draft is likely enough for its entropy: [rows]. p: [rows, vocabulary]."""
+    entropy = -(p * np.log(np.maximum(p, 1e-300))).sum(axis=1)
+    likely: npt.NDArray[np.bool_] = p[np.arange(len(drafts)), drafts] > np.minimum(threshold, alpha * np.exp(-entropy))
+    return likely
+
+
+class _Decide(Protocol):
+    def __call__(self, rows: Sequence[Judged], p: Probabilities) -> Tokens: ...
+
+
+def _decided(judged: Sequence[Judged], decide: _Decide) -> list[int | RequestError]:
+    """Decide on the rows together whose logits are of use."""
+    found: list[int | RequestError] = []
+    usable: list[tuple[int, Probabilities]] = []
+    for index, row in enumerate(judged):
+        try:
+            usable.append((index, row.sampler.probabilities(*row.sampler.scores(row.logits))))
+            found.append(row.draft)
+        except RequestError as error:
+            found.append(error)
+    if usable:
+        indices, p = zip(*usable, strict=True)
+        for index, token in zip(indices, decide([judged[i] for i in indices], np.stack(p)).tolist(), strict=True):
+            judged[index].sampler.accept(token)
+            found[index] = token
+    return found
+
+
+def _drawn_from(rows: Sequence[Judged], vocabulary: int) -> Probabilities:
+    q = np.zeros((len(rows), vocabulary))
+    for own, row in zip(q, rows, strict=True):
+        if row.drawn_from is None:
+            own[row.draft] = 1.0
+        else:
+            own[:] = row.drawn_from
+    return q

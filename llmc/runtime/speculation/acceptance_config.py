@@ -1,0 +1,73 @@
+"""How --speculative-config says which drafts count."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, fields
+from enum import Enum
+from typing import Any
+
+from llmc.errors import OptionError
+from llmc.runtime.speculation.config_values import OPTION, check_value
+
+
+class AcceptanceMethod(Enum):
+    """INVARIANT: those that would have been drawn, so that answers do not depend on drafts. REJECTION: exact in
+    distribution. TYPICAL: lossy."""
+
+    INVARIANT = "invariant"
+    REJECTION = "rejection"
+    TYPICAL = "typical"
+
+
+@dataclass(frozen=True, kw_only=True)
+class AcceptanceConfig:
+    """method: `rejection_sample_method`. posterior_threshold, posterior_alpha: of TYPICAL, as Medusa has them."""
+
+    method: AcceptanceMethod = AcceptanceMethod.INVARIANT
+    posterior_threshold: float = field(default=0.09, metadata={"low": 0, "high": 1})
+    posterior_alpha: float = field(default=0.3, metadata={"low": 0, "high": 1000})
+
+
+def take_acceptance(values: dict[str, Any]) -> AcceptanceConfig:
+    """Take its keys out of the values. Raises OptionError."""
+    _check_draft_sample_method(values)
+    name = values.pop("rejection_sample_method", AcceptanceMethod.INVARIANT.value)
+    names = [each.value for each in AcceptanceMethod]
+    if name not in names:
+        raise OptionError(
+            f"rejection_sample_method cannot be {name!r:.80}", at=OPTION, fix=f"give one of {', '.join(names)}"
+        )
+    given: dict[str, Any] = {}
+    for each in fields(AcceptanceConfig):
+        if each.metadata and each.name in values:
+            given[each.name] = values.pop(each.name)
+            check_value(each, given[each.name])
+            if name != AcceptanceMethod.TYPICAL.value:
+                raise OptionError(
+                    f"{each.name} is of the rejection_sample_method 'typical', not of {name!r}",
+                    at=OPTION,
+                    fix='add "rejection_sample_method": "typical", which changes answers, or leave it out',
+                )
+    return AcceptanceConfig(method=AcceptanceMethod(name), **given)
+
+
+def check_reproducible(config: AcceptanceConfig) -> None:
+    """Raises OptionError where what a seed draws depends on load, for somebody who keeps such answers."""
+    if config.method is not AcceptanceMethod.INVARIANT:
+        raise OptionError(
+            f"answers to seeds depend on load with the rejection_sample_method {config.method.value!r}, and "
+            "output_cache_bytes keeps them",
+            at=OPTION,
+            fix="leave out rejection_sample_method, which is then 'invariant', or output_cache_bytes",
+        )
+
+
+def _check_draft_sample_method(values: dict[str, Any]) -> None:
+    """There is one: n-grams and suffixes take what is likeliest, and models draw as requests do."""
+    chosen = values.pop("draft_sample_method", None)
+    if chosen is not None:
+        raise OptionError(
+            f"draft_sample_method cannot be chosen, and is {chosen!r:.80}",
+            at=OPTION,
+            fix="leave it out: drafts are drawn by the request's own parameters and noise",
+        )

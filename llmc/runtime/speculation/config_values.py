@@ -1,0 +1,53 @@
+"""Values of --speculative-config: what a field takes, and reading them into a dataclass."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping
+from dataclasses import Field, field, fields
+from typing import Any, TypeVar
+
+from llmc.errors import OptionError
+
+OPTION = "--speculative-config"
+Config = TypeVar("Config")
+
+
+def number(low: int, high: int) -> Any:
+    """A field for a number of that range, whole if the field's type is int."""
+    return field(metadata={"low": low, "high": high})
+
+
+def text() -> Any:
+    """A field for a path or a name."""
+    return field(metadata={"example": '"draft.llmc"'})
+
+
+def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> Config:
+    """The dataclass of a method. Raises OptionError for values that are missing, unknown or out of range."""
+    known = {each.name: each for each in fields(kind) if each.metadata}  # type: ignore[arg-type]
+    for name in values:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"its keys are method, {', '.join(known)}"
+            raise OptionError(f"the method {method!r} has no key {name!r:.80}", at=OPTION, fix=fix)
+    for name, each in known.items():
+        if name not in values:
+            example = each.metadata.get("example", "4")
+            raise OptionError(f"the method {method!r} needs {name}", at=OPTION, fix=f'add "{name}": {example}')
+        check_value(each, values[name])
+    return kind(**values)
+
+
+def check_value(each: Field[Any], value: Any) -> None:
+    """Raises OptionError for what the field does not take."""
+    if "example" in each.metadata:
+        if not isinstance(value, str) or not value:
+            raise OptionError(f"{each.name} cannot be {value!r:.80}", at=OPTION, fix="give a path")
+        return
+    low, high = each.metadata["low"], each.metadata["high"]
+    is_whole = each.type == "int"
+    is_number = type(value) is int or (type(value) is float and not is_whole)
+    if not is_number or not low <= value <= high:
+        what = "a whole number" if is_whole else "a number"
+        raise OptionError(f"{each.name} cannot be {value!r:.80}", at=OPTION, fix=f"give {what} from {low} to {high}")
