@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -31,6 +31,8 @@ from llmc.debug.report.page import report_page
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import (
     COVERAGE_NAME,
+    DRAFT,
+    DRAFT_IDS_NAME,
     EXPLANATION_NAME,
     NODES_NAME,
     PASSES_NAME,
@@ -42,8 +44,10 @@ from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.files.typed_json import to_json
 from llmc.graph.capture import Captured, capture
+from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
+from llmc.graph.model_graph import AttachedDraft
 from llmc.graph.stage import Stage
 from llmc.graph.stored_dtype import stored_dtype
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
@@ -53,7 +57,7 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
-from llmc.program import WeightSlot
+from llmc.program import Program, WeightSlot
 from llmc.program.program_json import program_to_json
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
@@ -122,14 +126,32 @@ def _build(
     kind = kind_of(target)
     kind.check(options)
     options, notes = without_half(model, target, kind, options)
+    with given_tokenizer(tokenizer) as tokenizer_files:
+
+        def captured() -> Captured:
+            return with_tokenizer(capture(model, options), tokenizer_files)
+
+        report = _write_engine(captured, output, target, kind, options, pipeline, stages, notes)
+    for note in report.warnings:
+        warnings.warn(note, BuildWarning, stacklevel=4)
+    return report
+
+
+def _write_engine(
+    captured_now: Callable[[], Captured],
+    output: Path,
+    target: Target,
+    kind: TargetKind,
+    options: BuildOptions,
+    pipeline: tuple[Pass, ...],
+    stages: Stages,
+    notes: tuple[str, ...],
+) -> BuildReport:
+    """An engine, and in it that of what drafts for it. captured_now: while kernels begin to be compiled."""
     finite = FiniteWeights()
-    with (
-        given_tokenizer(tokenizer) as tokenizer_files,
-        EngineWriter(output) as writer,
-        kind.builder(options) as builder,
-    ):
+    with EngineWriter(output) as writer, kind.builder(options) as builder:
         with stages("capture"):
-            captured = with_tokenizer(capture(model, options), tokenizer_files)
+            captured = captured_now()
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
@@ -148,13 +170,36 @@ def _build(
             manifest = manifest_of(captured.graph.info, target, options, program, result.records)
             writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, program)))
         builder.finish(writer, stages)
+        notes += captured.notes + finite.notes()
+        if result.graph.draft is not None:
+            with stages("draft"):
+                notes += _write_draft(result.graph.draft, captured, program, writer, target, options, pipeline)
         with stages("finish"):
             manifest = writer.finish(manifest)
-    notes += captured.notes + finite.notes()
-    for note in notes:
-        warnings.warn(note, BuildWarning, stacklevel=4)
     fitting = kind.fitting_sequences(program)
     return build_report(output, target, result, program, manifest, stages.seconds, notes, fitting)
+
+
+def _write_draft(
+    draft: AttachedDraft,
+    captured: Captured,
+    program: Program,
+    writer: EngineWriter,
+    target: Target,
+    options: BuildOptions,
+    pipeline: tuple[Pass, ...],
+) -> tuple[str, ...]:
+    """The engine of what drafts, at DRAFT of the engine that it drafts for; what the build should say of it."""
+    own, notes = draft_options(options, program.limits)
+    place = Captured(draft.graph, captured.source)
+    report = _write_engine(
+        lambda: place, writer.path / DRAFT, target, kind_of(target), own, pipeline, Stages(None), notes
+    )
+    writer.add_engine(DRAFT)
+    if draft.id_offsets is not None:
+        offsets = evaluate(draft.id_offsets, captured.source)
+        writer.write_bytes(DRAFT_IDS_NAME, target_ids(offsets, captured.graph.info))
+    return report.warnings
 
 
 def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:

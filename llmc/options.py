@@ -41,6 +41,8 @@ class BuildOptions(BaseModel):
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
+    speculative: what drafts tokens for the model, whose engine becomes a part of this one: the directory of an EAGLE-3
+    or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
     the passes that an engine cannot do without all the same, whole.
     allow_fallback: contracts that may be missed instead of failing the build; such a graph runs, slower.
@@ -62,6 +64,7 @@ class BuildOptions(BaseModel):
     max_sequences: int = Field(default=64, ge=1, le=4096)
     max_logit_rows: int = Field(default=64, ge=1, le=65536)
     block_size: Literal[8, 16, 32, 64, 128] = 16
+    speculative: str | None = None
     disable_passes: tuple[str, ...] = ()
     stop_after: int | None = Field(default=None, ge=0)
     finish_cut: bool = False
@@ -87,7 +90,7 @@ class BuildOptions(BaseModel):
         parse_quantization(value)
         return value
 
-    @field_validator("calibration", mode="before")
+    @field_validator("calibration", "speculative", mode="before")
     @classmethod
     def _is_path(cls, value: Any) -> Any:
         return os.fspath(value) if isinstance(value, os.PathLike) else value
@@ -120,6 +123,7 @@ class BuildKeywords(TypedDict, total=False):
     max_sequences: int
     max_logit_rows: int
     block_size: int
+    speculative: str | PathLike[str] | None
     disable_passes: Sequence[str]
     stop_after: int | None
     finish_cut: bool

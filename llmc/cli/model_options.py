@@ -36,6 +36,10 @@ class ModelOptions:
     calibration: Annotated[Path | None, Option(help="text or token file for methods that look at data")] = None
     calibration_sequences: Annotated[int, Option(help="sequences taken from it")] = _DEFAULTS.calibration_sequences
     calibration_length: Annotated[int, Option(help="tokens of each")] = _DEFAULTS.calibration_length
+    speculative: Annotated[
+        str | None,
+        Option(help="what drafts: a directory of an EAGLE-3 or MTP checkpoint, or mtp", metavar="DIR"),
+    ] = None
     disable_pass: Annotated[list[str] | None, Option(help="skip a pass by name (repeatable)")] = None
     allow_fallback: Annotated[list[str] | None, Option(help="a contract that may be missed (repeatable)")] = None
     passes_from: Annotated[
@@ -52,6 +56,7 @@ class ModelOptions:
             "calibration": None if self.calibration is None else str(self.calibration),
             "calibration_sequences": self.calibration_sequences,
             "calibration_length": self.calibration_length,
+            "speculative": self.speculative,
             "disable_passes": tuple(self.disable_pass or ()),
             "allow_fallback": tuple(self.allow_fallback or ()),
         }

@@ -163,7 +163,8 @@ class LaunchBuilder:
         if value.node.name in self.graph.weights:
             return self._locate_weight(view)
         if value.node.op == "placeholder":
-            return Place(Operand("input", value.node.name, view.offset), "I32", value.columns)
+            dtype = _dtype_of(value) if value.dtype.is_floating_point else "I32"
+            return Place(Operand("input", value.node.name, view.offset), dtype, value.columns)
         operand, stride = self.operand(view)
         return Place(operand, _dtype_of(value), stride)
 

@@ -32,6 +32,7 @@ from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
+from llmc.graph.step_inputs import hidden_width
 from llmc.options import BuildOptions
 from llmc.program import CacheSlot, Program
 
@@ -81,6 +82,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         launches=tuple(builder.launches),
         alternatives=builder.planned_alternatives(),
         side_outputs=builder.side_outputs(),
+        hidden_width=hidden_width(graph),
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

@@ -20,7 +20,7 @@ from llmc.errors import LoweringError
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.serialize import WeightOf, serialize_graph
-from llmc.graph.step_inputs import is_of_logit_rows
+from llmc.graph.step_inputs import hidden_width, is_of_logit_rows
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
 from llmc.program import Affine, CacheSlot, Layout, Program, RowCount, SideOutput, WeightSlot
@@ -61,6 +61,7 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
             for c in graph.caches
         ),
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
+        hidden_width=hidden_width(graph),
     )
     text = serialize_graph(graph, memory=memory_text(program))
     return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))

@@ -30,6 +30,8 @@ def _problems(program: Program) -> Iterator[str]:
     for name, value in counts.items():
         if not 1 <= value <= _MOST_COUNT:
             yield f"{name} is {value}"
+    if not 0 <= program.hidden_width <= _MOST_COUNT:
+        yield f"hidden_width is {program.hidden_width}"
     for slot in program.weights:
         if slot.dtype not in ITEMSIZES:
             yield f"weight {slot.name!r} has the dtype {slot.dtype!r}"

@@ -36,6 +36,9 @@ PASSES_NAME = "report/passes.json"
 COVERAGE_NAME = "report/coverage.json"
 GRAPHS = "report/graphs"
 NODES_NAME = "report/nodes.json"
+# The engine of what drafts for this one; and where its vocabulary is another, this one's ids of its tokens, in int32.
+DRAFT = "draft"
+DRAFT_IDS_NAME = "draft_ids.bin"
 REFERENCE_TARGET = "reference"
 
 

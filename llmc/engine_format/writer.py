@@ -23,6 +23,7 @@ from llmc.engine_format.manifest import (
     check_file_name,
     is_engine,
     manifest_text,
+    read_manifest,
 )
 from llmc.engine_format.weight_file import header, plan_shards
 from llmc.errors import EngineFormatError
@@ -109,6 +110,13 @@ class EngineWriter:
             while piece := content.read(_COPY_BYTES):
                 hasher.update(memoryview(piece))
         self._files[name] = hasher.record()
+
+    def add_engine(self, folder: str) -> None:
+        """Record all files of a finished engine that was written into a folder of `path`."""
+        manifest = read_manifest(self.path / folder)
+        for name, record in manifest.files.items():
+            self._files[f"{folder}/{name}"] = record
+        self.add_file(f"{folder}/{MANIFEST_NAME}")
 
     def write_weights(
         self,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from os import PathLike
 from pathlib import Path
 
@@ -17,6 +17,9 @@ from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
 from llmc.graph.checkpoint import read_json
+from llmc.graph.drafts.draft_checkpoint import PREFIX
+from llmc.graph.drafts.draft_of_model import draft_of_model
+from llmc.graph.joined_source import JoinedSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
@@ -51,11 +54,17 @@ def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptio
     """Capture a model directory, a transformers model, a plain module or an exported program.
 
     The graph takes input_ids and positions, both [1, T] int64, and returns logits [1, T, vocab]; T is symbolic.
-    Weight data is not read. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be
-    traced or is not a decoder language model.
+    Weight data is not read. With options.speculative the checkpoint of what drafts is opened, too. Raises
+    CheckpointError for a broken directory, CaptureError for a model that cannot be traced or is not a decoder language
+    model.
     """
     with _without_garbage_collection():
-        return _capture(model, options)
+        captured = _capture(model, options)
+    if options.speculative is None:
+        return captured
+    checkpoint = draft_of_model(model, options.speculative)
+    source = JoinedSource(captured.source, checkpoint.source, PREFIX)
+    return replace(captured, graph=replace(captured.graph, speculative=checkpoint), source=source)
 
 
 def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptions) -> Captured:

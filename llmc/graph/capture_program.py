@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,9 @@ from llmc.graph.stage import Stage
 from llmc.graph.trace import explained, trace
 from llmc.graph.weights import Constant, Recipe, Stored, WeightSource
 from llmc.options import BuildOptions
+from llmc.program import HIDDEN
 
+_INPUTS = ("input_ids", "positions", HIDDEN)
 # Frames of these packages in a node's stack trace say nothing about the model.
 _NOT_THE_MODEL = (f'File "{Path(torch.__file__).parent}/', f'File "{Path(__file__).parent.parent}/')
 
@@ -54,13 +56,19 @@ def capture_program(program: ExportedProgram, options: BuildOptions) -> tuple[Mo
 
 
 def graph_from_program(
-    program: ExportedProgram, recipes: Mapping[str, Recipe], info: ModelInfo, prefix: str = ""
+    program: ExportedProgram,
+    recipes: Mapping[str, Recipe],
+    info: ModelInfo,
+    prefix: str = "",
+    side_outputs: Sequence[str] = (),
 ) -> ModelGraph:
-    """The graph of a functional program with the user inputs input_ids [1, T] and perhaps positions [1, T].
+    """The graph of a functional program with the user inputs input_ids [1, T], perhaps positions [1, T], and perhaps a
+    hidden state [1, T, width].
 
     recipes: of parameters and buffers by their name in the program less `prefix`; one that is not there becomes a
     constant of its value. Placeholders of one Stored recipe (tied weights) become one. vocab_size and, for models
-    with learned positions, max_positions of `info` are filled in from the graph.
+    with learned positions, max_positions of `info` are filled in from the graph. side_outputs: what the results after
+    the logits are called.
     """
     specs = {spec.arg.name: spec for spec in program.graph_signature.input_specs}
     placeholders = program.graph.find_nodes(op="placeholder")
@@ -68,15 +76,8 @@ def graph_from_program(
     graph = fx.Graph()
     mapping: dict[fx.Node, fx.Node] = {}
     users = [node for node in placeholders if specs[node.name].kind is InputKind.USER_INPUT]
-    mapping[users[0]] = _placeholder(graph, "input_ids", users[0])
+    mapping |= _inputs(graph, users)
     tokens = _token_count(mapping[users[0]])
-    positions = _placeholder(graph, "positions", users[-1])
-    if len(users) > 1:
-        mapping[users[1]] = positions
-    else:
-        ids = mapping[users[0]].meta["val"]
-        with ids.fake_mode:
-            positions.meta = {"val": torch.empty_like(ids, dtype=torch.int64)}
 
     weights: dict[str, Recipe] = {}
     tied: dict[Stored, fx.Node] = {}
@@ -103,7 +104,22 @@ def graph_from_program(
     (logits,) = graph.output_node().all_input_nodes
     limits = [n for n in (info.max_positions, position_limit(graph, weights), _upper_bound(tokens)) if n is not None]
     info = replace(info, vocab_size=logits.meta["val"].shape[-1], max_positions=min(limits, default=None))
-    return ModelGraph(graph, Stage.CAPTURED, weights, info)
+    result = ModelGraph(graph, Stage.CAPTURED, weights, info)
+    (returned,) = program.graph.output_node().args
+    for name, node in zip(side_outputs, returned[1:] if side_outputs else (), strict=True):
+        result.add_side_output(name, mapping[node])
+    return result
+
+
+def _inputs(graph: fx.Graph, users: Sequence[fx.Node]) -> dict[fx.Node, fx.Node]:
+    """Placeholders for the program's own inputs, and for positions if it takes none."""
+    made = {user: _placeholder(graph, name, user) for user, name in zip(users, _INPUTS, strict=False)}
+    if len(users) == 1:
+        ids = made[users[0]].meta["val"]
+        positions = _placeholder(graph, "positions", users[0])
+        with ids.fake_mode:
+            positions.meta = {"val": torch.empty_like(ids, dtype=torch.int64)}
+    return made
 
 
 def identifier(name: str) -> str:

@@ -11,7 +11,9 @@ from torch import Tensor
 from llmc.errors import RequestError
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.step_inputs import step_input
 from llmc.graph.weights import WeightSource, evaluate
+from llmc.program import HIDDEN
 
 
 @dataclass(frozen=True)
@@ -52,7 +54,7 @@ def run_steps(
     Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself.
     """
     weights = {n.name: evaluate(graph.weights[n.name], source) for n in graph.weight_nodes()}
-    if graph.inputs()[-1].name == "positions":
+    if step_input(graph, "slot_mapping") is None:
         return [[_run_whole(graph, weights, chunk) for chunk in step] for step in steps]
     caches = _Caches(graph, steps, block_size)
     return [_run_step(graph, weights | caches.tensors, caches, step) for step in steps]
@@ -66,7 +68,7 @@ def sequence_inputs(
     A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step.
     """
     tokens = tuple(token_ids)
-    if graph.inputs()[-1].name == "positions":
+    if step_input(graph, "slot_mapping") is None:
         return [_whole_inputs(graph, tokens)]
     starts = [sum(chunk_sizes[:i]) for i in range(len(chunk_sizes))]
     steps = [[Chunk(0, start, tokens[start : start + size])] for start, size in zip(starts, chunk_sizes, strict=True)]
@@ -90,7 +92,18 @@ def _whole_inputs(graph: ModelGraph, tokens: tuple[int, ...]) -> dict[str, Tenso
     ids = torch.tensor(tokens)
     values = {"input_ids": ids, "positions": torch.arange(len(ids))}
     ranks = {n.name: n.meta["val"].dim() for n in graph.inputs()}
-    return {name: v if ranks[name] == 1 else v[None] for name, v in values.items()}
+    whole = {name: v if ranks[name] == 1 else v[None] for name, v in values.items()}
+    hidden = _hidden(graph, values["positions"])
+    return whole | {name: v if ranks[name] == 2 else v[None] for name, v in hidden.items()}
+
+
+def _hidden(graph: ModelGraph, positions: Tensor) -> dict[str, Tensor]:
+    """What stands for hidden states in a graph that reads them: by position alone, whatever the chunks."""
+    node = step_input(graph, HIDDEN)
+    if node is None:
+        return {}
+    columns = torch.arange(1, 1 + node.meta["val"].shape[-1], dtype=torch.float64)
+    return {HIDDEN: torch.sin((positions[:, None] + 1.0) * columns).float()}
 
 
 class _Caches:
@@ -135,4 +148,5 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
         "logit_rows": list(range(len(positions))),
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
-    return {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}
+    hidden = _hidden(graph, torch.tensor(positions))
+    return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

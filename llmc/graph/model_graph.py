@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import fx
@@ -12,6 +12,9 @@ from llmc.formats.cache_format import CacheFormat
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
+
+if TYPE_CHECKING:
+    from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
 
 
 @dataclass(frozen=True)
@@ -48,6 +51,16 @@ class CacheSpec:
         return channels if self.format is None else self.format.position_bytes(channels)
 
 
+@dataclass(frozen=True)
+class AttachedDraft:
+    """Layers that draft from a model's hidden states, as a graph of their own. method: the drafter that runs it.
+    id_offsets: what is to be added to its own token ids for the model's; None where they are the same."""
+
+    graph: ModelGraph
+    method: str
+    id_offsets: Recipe | None
+
+
 @dataclass
 class ModelGraph:
     """A graph at a stage. Passes change it in place; `copy` gives an independent one.
@@ -57,7 +70,8 @@ class ModelGraph:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
     logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
-    side_outputs: the names of what the graph returns after its logits, in order.
+    side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
+    to draft for the model, if anything is; draft: what attach_draft made of it.
     """
 
     graph: fx.Graph
@@ -67,6 +81,8 @@ class ModelGraph:
     caches: tuple[CacheSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
     side_outputs: tuple[str, ...] = ()
+    speculative: DraftCheckpoint | None = None
+    draft: AttachedDraft | None = None
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""

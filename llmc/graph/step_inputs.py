@@ -11,6 +11,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.propagate import symbolic_input
+from llmc.program import HIDDEN
 
 # One axis that shows each symbol. T: tokens. L: logit rows. R: requests. B: blocks a request. N: blocks of the pool.
 _SHOWN_BY = (
@@ -37,6 +38,12 @@ def symbol_names(graph: fx.Graph) -> dict[sympy.Symbol, str]:
 def step_input(graph: ModelGraph, name: str) -> fx.Node | None:
     """The step input of that name, None if the graph has none."""
     return next((n for n in graph.inputs() if n.name == name), None)
+
+
+def hidden_width(graph: ModelGraph) -> int:
+    """Columns of the hidden states that the graph reads; 0 if it reads none."""
+    node = step_input(graph, HIDDEN)
+    return 0 if node is None else int(node.meta["val"].shape[-1])
 
 
 def has_selected_logits(graph: ModelGraph) -> bool:

@@ -6,9 +6,10 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram, export
 
 from llmc.errors import LlmcError
@@ -19,16 +20,19 @@ from llmc.graph.trace_errors import explain
 EXAMPLE_TOKENS = 7
 
 
-def trace(module: nn.Module, *, with_positions: bool) -> ExportedProgram:
-    """Export forward(input_ids [, positions]) -> logits, all of one batch row and T tokens, without in-place ops.
+def trace(module: nn.Module, *, with_positions: bool, hidden: int | None = None) -> ExportedProgram:
+    """Export forward(input_ids [, positions [, hidden]]) -> logits, all of one batch row and T tokens, without in-place
+    ops. hidden: columns of a hidden state of each token, fp32, for a module that takes such.
 
     Raises CaptureError that names the module's own line where it could not be traced.
     """
     ids = torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.int64)
     positions = torch.arange(EXAMPLE_TOKENS, dtype=torch.int64).unsqueeze(0)
     # One name ties both lengths together; alone, the range of T may be narrowed by the model's own checks.
-    dynamic = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
-    example = (ids, positions) if with_positions else (ids,)
+    dynamic: tuple[Any, ...] = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
+    example: tuple[Tensor, ...] = (ids, positions) if with_positions else (ids,)
+    if hidden is not None:
+        example, dynamic = (*example, torch.zeros(1, EXAMPLE_TOKENS, hidden)), (*dynamic, dynamic[0])
     from torch._dynamo import config  # seconds to import; export does it too, when it is called
 
     # Making an entry of the fake tensors' own cache takes as long as the op itself, and few are asked for again.

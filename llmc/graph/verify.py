@@ -21,6 +21,7 @@ from llmc.graph.op_record import RECORDS, op_call, ops_at, record_of
 from llmc.graph.pointwise import ELEMENTARY
 from llmc.graph.source_line import source_line
 from llmc.graph.stage import Stage
+from llmc.program import HIDDEN
 
 aten = torch.ops.aten
 
@@ -126,7 +127,9 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
     for stage in stages:
         caches = [f"kv_cache_{i}_{part}" for i in range(len(graph.caches)) for part in "kv"]
         is_paged = stage in (Stage.SERVING, Stage.OPTIMIZED)
-        expected.append([*STAGE_INPUTS[stage], *(caches if is_paged else [])])
+        hidden = [HIDDEN] if HIDDEN in seen else []
+        first, second, *others = STAGE_INPUTS[stage]
+        expected.append([first, second, *hidden, *others, *(caches if is_paged else [])])
     in_order = any(seen == names for names in expected)
     # A pass that is cut while it adds inputs leaves some of the later stage's.
     if not in_order and not (len(stages) > 1 and any(set(seen) <= set(names) for names in expected)):
@@ -134,9 +137,9 @@ def _check_inputs(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
         raise PassError(f"the step inputs are {seen}, expected {wanted}", at=graph.info.name)
     for node in graph.inputs():
         value = node.meta.get("val")
-        ranks = {STAGE_INPUTS[s].get(node.name, 4) for s in stages}
+        ranks = {2 if node.name == HIDDEN else STAGE_INPUTS[s].get(node.name, 4) for s in stages}
         if Stage.CAPTURED in stages:
-            ranks.add(2)
+            ranks.add(3 if node.name == HIDDEN else 2)
         if not isinstance(value, torch.Tensor) or value.dim() not in ranks:
             raise PassError(f"input {node.name} is {describe(value)}, expected rank {sorted(ranks)}", at=node.name)
     missing = sorted(set(graph.weights) - {n.name for n in graph.weight_nodes()})
@@ -150,18 +153,19 @@ def _check_output(graph: ModelGraph, stages: tuple[Stage, ...]) -> None:
     if not isinstance(value, torch.Tensor) or value.shape[-1] != graph.info.vocab_size:
         raise PassError(f"the graph returns {describe(value)}, not logits over {graph.info.vocab_size} tokens")
     if graph.side_outputs:
-        _check_sides(graph)
+        _check_sides(graph, has_batch=Stage.CAPTURED in stages)
     if Stage.CAPTURED not in stages and (value.dim() != 2 or value.dtype is not torch.float32):
         raise PassError(f"the graph returns {describe(value)}, expected float32 logits [rows, vocabulary]")
 
 
-def _check_sides(graph: ModelGraph) -> None:
+def _check_sides(graph: ModelGraph, *, has_batch: bool) -> None:
     names, count = graph.side_outputs, len(graph.returned()) - 1
     if count != len(names) or len(set(names)) < len(names):
         raise PassError(f"the graph returns {count} tensors after its logits and calls them {', '.join(names)}")
     for name, node in graph.sides().items():
         value = node.meta["val"]
-        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape[1:]):
+        first = 2 if has_batch and isinstance(value, torch.Tensor) and value.dim() == 3 else 1
+        if not isinstance(value, torch.Tensor) or not all(isinstance(size, int) for size in value.shape[first:]):
             raise _illegal(node, f"the side output {name} is {describe(value)}, expected a row a token or logit row")
 
 

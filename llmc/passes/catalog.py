@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from llmc.passes.pipeline import canonical, fusion, quantization, serving
+from llmc.passes.pipeline import canonical, fusion, quantization, serving, speculative
 from llmc.passes.rewrite import Pass, Rewrite
 
 _NUMERICS = {
@@ -25,6 +25,7 @@ the same over the reals. How to add one: [custom-passes.md](custom-passes.md).
 """
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
+    ("Speculative", "What drafting tokens needs, as `--speculative` asks.", speculative),
     ("Quantization", "Codes in the place of weights and activations, as `--quantize` asks.", quantization),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
     ("Fusion", "Fewer trips to memory.", fusion),

@@ -43,6 +43,8 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.select_logit_rows import select_logit_rows
+from llmc.passes.speculative.attach_draft import attach_draft
+from llmc.passes.speculative.tap_hidden_states import tap_for_draft
 
 
 def default() -> tuple[Pass, ...]:
@@ -57,7 +59,7 @@ def extended(*added: Pass) -> tuple[Pass, ...]:
 
 def built_in() -> tuple[Pass, ...]:
     """llmc's own passes, in order."""
-    return (*canonical(), *quantization(), *serving(), *fusion())
+    return (*canonical(), *speculative(), *quantization(), *serving(), *fusion())
 
 
 def essential() -> frozenset[str]:
@@ -96,6 +98,11 @@ def canonical() -> tuple[Pass, ...]:
         fuse_partial_rope,
         check_canonical,
     )
+
+
+def speculative() -> tuple[Pass, ...]:
+    """What drafting tokens needs, as the option `speculative` asks; nothing without it."""
+    return (tap_for_draft, attach_draft)
 
 
 def quantization() -> tuple[Pass, ...]:

@@ -3,6 +3,7 @@
 from llmc.program.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
+    HIDDEN,
     ITEMSIZES,
     LIBRARY,
     LOOP,
@@ -29,6 +30,7 @@ from llmc.program.program import (
 __all__ = [
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
+    "HIDDEN",
     "ITEMSIZES",
     "LIBRARY",
     "LOOP",

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
-from llmc.program.program import CHOICE_INPUTS
+from llmc.program.program import CHOICE_INPUTS, HIDDEN
 
 
 class LlmcStep(Structure):
@@ -18,6 +18,7 @@ class LlmcStep(Structure):
         *((name, c_void_p) for name in ("input_ids", "positions", "slot_mapping", "query_starts")),
         *((name, c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "logits")),
         ("sides", c_int64),
+        (HIDDEN, c_void_p),
     )
 
 

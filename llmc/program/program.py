@@ -57,6 +57,9 @@ class StepOutput(Enum):
     FILTERED = "filtered"
 
 
+# What a model knew after each token: a side output of targets, and of drafts, which also read it as a step input,
+# [T, hidden_width] in F32.
+HIDDEN = "hidden"
 # What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
 CHOICE_INPUTS = {
     "temperature": "F32",
@@ -354,7 +357,10 @@ class SideOutput:
 
 @dataclass(frozen=True)
 class Program:
-    """Everything that an executor needs beside the weights' data."""
+    """Everything that an executor needs beside the weights' data.
+
+    hidden_width: columns of the step input `hidden` (HIDDEN), of drafts; 0 for a program that reads none.
+    """
 
     limits: Limits
     vocab_size: int
@@ -367,6 +373,7 @@ class Program:
     kernels: tuple[DeviceKernel, ...] = ()
     alternatives: tuple[Alternative, ...] = ()
     side_outputs: tuple[SideOutput, ...] = ()
+    hidden_width: int = 0
 
     def cache_names(self) -> dict[str, CacheSlot]:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""

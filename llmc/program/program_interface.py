@@ -20,6 +20,8 @@ def memory_text(program: Program) -> str:
         f"limits {' '.join(f'{name}={value}' for name, value in asdict(program.limits).items())}",
         f"vocabulary {program.vocab_size}",
     ]
+    if program.hidden_width:
+        lines.append(f"hidden states {program.hidden_width}")
     for index, w in enumerate(program.weights):
         lines.append(f"weight {index} {w.name} {w.dtype} {list(w.shape)} {w.layout.value} {w.nbytes}")
     for index, c in enumerate(program.caches):

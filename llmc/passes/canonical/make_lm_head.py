@@ -28,7 +28,8 @@ _CAST = torch.ops.aten._to_copy.default
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     output = graph.graph.output_node()
     chain: list[fx.Node] = []
-    node: Any = output.args[0]
+    logits = graph.logits()
+    node: Any = logits
     while node.target in POINTWISE and len(node.all_input_nodes) == 1:
         chain.append(node)
         node = node.all_input_nodes[0]
@@ -50,7 +51,8 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
                 args = tuple(value if a is previous else a for a in each.args)
                 value = graph.graph.create_node("call_function", each.target, args, dict(each.kwargs))
             previous = each
-    output.args = (value,)
+    if value is not logits:
+        output.args = ((value, *graph.returned()[1:]) if graph.side_outputs else value,)
 
 
 make_lm_head = GraphPass("make_lm_head", _run, Numerics.REORDER, Stage.CAPTURED)

@@ -32,17 +32,18 @@ aten = torch.ops.aten
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     for node in graph.inputs():
         value = tensor_of(node)
-        if value is not None and value.dim() == 2 and is_one(value.shape[0]):
-            log.step(f"input {node.name} becomes [T]", node)
+        if value is not None and value.dim() > 1 and is_one(value.shape[0]):
+            log.step(f"input {node.name} loses its batch axis", node)
             _unbatch_input(graph.graph, node, value)
     for node in list(graph.graph.nodes):
         if node.op == "call_function":
             _unbatch(graph.graph, node, log)
     output = graph.graph.output_node()
-    logits = output.args[0]
-    if isinstance(logits, fx.Node) and _unbatched(logits) is not None:
-        log.step("the logits become [T, vocabulary]", logits)
-        output.args = (_unbatched(logits),)
+    for returned in dict.fromkeys(graph.returned()):
+        plain = _unbatched(returned)
+        if plain is not None:
+            log.step(f"{returned.name} is returned without its batch axis", returned)
+            output.replace_input_with(returned, plain)
 
 
 def _unbatch_input(graph: fx.Graph, node: fx.Node, value: torch.Tensor) -> None:

@@ -122,7 +122,7 @@ def _declare_step_inputs(graph: ModelGraph) -> None:
 def _narrow_indices(graph: ModelGraph) -> None:
     """Ids and positions become int32; what is computed from them, such as a position plus an offset, follows."""
     mode = fake_mode(graph.graph)
-    narrowed = dict.fromkeys(graph.inputs())
+    narrowed = dict.fromkeys(node for node in graph.inputs() if not node.meta["val"].is_floating_point())
     for node in narrowed:
         node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.int32)
     for node in graph.graph.nodes:

@@ -2,8 +2,9 @@
 
     logits[T, V]                            ->  select_rows(logits, logit_rows)[L, V]
     select_rows(op(x[T, C], y[T, C], w))    ->  op(select_rows(x), select_rows(y), w)
-The first rewrite selects at the very end; each further one moves the selection above
-one op, up to the last attention: of the last layer, all but its attention and QKV is then done for L rows.
+The first rewrite selects at the very end, in a draft's graph its hidden states as well; each further one moves the
+selection above one op, up to the last attention: of the last layer, all but its attention and QKV is then done for L
+rows.
 Must have: the op works row by row; its only user is the selection (a tensor that others read is selected once and
 stays); operands that are not floating-point, such as masks, can be computed from selected rows too, since kernels
 select no others. Logits must be one row a token, or the build fails, unless allow_fallback names logit_rows.
@@ -29,6 +30,7 @@ from llmc.graph.step_inputs import step_input
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.program import HIDDEN
 
 CONTRACT = "logit_rows"
 _SELECT = torch.ops.llmc.select_rows.default
@@ -87,11 +89,18 @@ def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog
                 fix=f"return logits [1, tokens, vocabulary], or build with allow_fallback=('{CONTRACT}',)",
             )
         return False
-    log.step(f"select rows of {logits.name}", logits)
-    with graph.graph.inserting_before(output):
-        selected = graph.graph.call_function(_SELECT, (logits, rows))
-    output.replace_input_with(logits, selected)
+    for node in dict.fromkeys((logits, *_of_wanted_rows(graph))):
+        log.step(f"select rows of {node.name}", node)
+        with graph.graph.inserting_before(output):
+            selected = graph.graph.call_function(_SELECT, (node, rows))
+        output.replace_input_with(node, selected)
     return True
+
+
+def _of_wanted_rows(graph: ModelGraph) -> tuple[fx.Node, ...]:
+    """The side outputs that a draft goes on from: nobody goes on from rows without logits."""
+    sides = graph.sides() if step_input(graph, HIDDEN) is not None else {}
+    return tuple(node for name, node in sides.items() if name == HIDDEN)
 
 
 def _logit_rows(graph: ModelGraph) -> fx.Node:
@@ -129,9 +138,14 @@ def _move_above(graph: ModelGraph, producer: fx.Node, selections: dict[fx.Node, 
 def _selected(graph: ModelGraph, x: fx.Node, rows: fx.Node, selections: dict[fx.Node, fx.Node]) -> fx.Node:
     """The selection of x; placed right after x, so that all who want it can share it."""
     if x not in selections:
-        with graph.graph.inserting_after(x):
+        with graph.graph.inserting_after(_last_placeholder(graph) if x.op == "placeholder" else x):
             selections[x] = graph.graph.call_function(_SELECT, (x, rows))
     return selections[x]
+
+
+def _last_placeholder(graph: ModelGraph) -> fx.Node:
+    nodes: list[fx.Node] = list(graph.graph.find_nodes(op="placeholder"))
+    return nodes[-1]
 
 
 def _has_rows(graph: ModelGraph, node: fx.Node) -> bool:

@@ -15,8 +15,8 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import CHOICE_INPUTS, Limits
-from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
+from llmc.program import CHOICE_INPUTS, HIDDEN, Limits
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 ALIGNMENT = 64
@@ -26,18 +26,24 @@ _LEAST_COLUMNS = 64
 
 @dataclass(frozen=True)
 class StepShape:
-    """The counts of a step, which its grids, addresses and input layout follow from."""
+    """The counts of a step, which its grids, addresses and input layout follow from. hidden: columns of its hidden
+    states."""
 
     tokens: int
     logit_rows: int
     requests: int
     max_blocks: int
+    hidden: int = 0
 
     @staticmethod
     def of(step: Step) -> StepShape:
         """A step's shape."""
         return StepShape(
-            len(step.input_ids), len(step.logit_rows), len(step.context_lens), int(step.block_tables.shape[1])
+            len(step.input_ids),
+            len(step.logit_rows),
+            len(step.context_lens),
+            int(step.block_tables.shape[1]),
+            0 if step.hidden is None else step.hidden.shape[1],
         )
 
     def counts(self) -> Mapping[str, int]:
@@ -60,6 +66,7 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
         "context_lens": shape.requests,
         "block_tables": shape.requests * shape.max_blocks,
         "logit_rows": shape.logit_rows,
+        HIDDEN: shape.tokens * shape.hidden,
         **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
     }
     offsets, end = {}, 0
@@ -69,11 +76,10 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
     return MappingProxyType({**offsets, "end": end})
 
 
-def largest_shape(limits: Limits) -> StepShape:
+def largest_shape(limits: Limits, hidden: int = 0) -> StepShape:
     """The shape of the largest step; columns of the block tables up to the next power of two."""
-    return StepShape(
-        limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, 1 << (_columns(limits) - 1).bit_length()
-    )
+    columns = 1 << (_columns(limits) - 1).bit_length()
+    return StepShape(limits.max_batch_tokens, limits.max_logit_rows, limits.max_sequences, columns, hidden)
 
 
 def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choices: RowChoices | None = None) -> int:
@@ -82,11 +88,12 @@ def pack_inputs(step: Step, shape: StepShape, into: npt.NDArray[np.uint8], choic
     choices: for a step that is to choose; they come last, so that others leave their bytes as they are.
     """
     offsets = shape.input_offsets()
-    for holder, names in ((step, STEP_ARRAYS), (choices, CHOICE_INPUTS)):
-        for name in names if holder is not None else ():
-            values: npt.NDArray[np.generic] = getattr(holder, name)
-            start = offsets[name]
-            into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
+    given: dict[str, npt.NDArray[np.generic]] = dict(step.arrays())
+    if choices is not None:
+        given |= {name: getattr(choices, name) for name in CHOICE_INPUTS}
+    for name, values in given.items():
+        start = offsets[name]
+        into[start : start + values.nbytes].view(values.dtype)[:] = values.reshape(-1)
     return offsets["end"] if choices is not None else offsets[next(iter(CHOICE_INPUTS))]
 
 
@@ -108,7 +115,7 @@ def decode_bucket(step: Step, limits: Limits) -> StepShape | None:
         return None
     requests = next(size for size in request_buckets(limits) if size >= shape.requests)
     columns = max(_LEAST_COLUMNS, 1 << (shape.max_blocks - 1).bit_length())
-    return StepShape(requests, requests, requests, columns)
+    return StepShape(requests, requests, requests, columns, shape.hidden)
 
 
 def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) -> Step:
@@ -126,6 +133,7 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) ->
         block_tables=tables,
         logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
         sides=step.sides,
+        hidden=None if step.hidden is None else np.pad(step.hidden, ((0, extra), (0, 0))),
     )
 
 
@@ -147,6 +155,7 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         context_lens=np.full(shape.requests, limits.max_model_len, np.int32),
         block_tables=tables,
         logit_rows=np.arange(shape.tokens - shape.logit_rows, shape.tokens, dtype=np.int32),
+        hidden=np.zeros((shape.tokens, shape.hidden), np.float32) if shape.hidden else None,
     )
 
 

@@ -83,7 +83,7 @@ def memory_of_blocks(program: Program, blocks: int) -> DeviceMemory:
         weights=sum(-(-slot.nbytes // 512) * 512 for slot in program.weights),
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=limits.max_logit_rows * program.vocab_size * 4,
-        inputs=largest_shape(limits).input_offsets()["end"],
+        inputs=largest_shape(limits, program.hidden_width).input_offsets()["end"],
         block=bytes_per_block(program),
         blocks=blocks,
     )

@@ -83,6 +83,7 @@ class CppExecutor:
             step.logit_rows.ctypes.data,
             self._logits.ctypes.data,
             self._sides.mask(step.sides),
+            None if step.hidden is None else step.hidden.ctypes.data,
         )
         self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
         if self._check is not None:

@@ -86,7 +86,7 @@ class CudaExecutor:
             for part, nbytes in zip("kv", cache.key_and_value_bytes(self._limits.block_size), strict=True):
                 # Zeroed: what padding reads of the scratch block, and masked loads of a block's end, must be finite.
                 self._add(("cache", f"{i}.{part}"), (memory.blocks + 1) * nbytes, f"layer {i}'s KV cache").zero_()
-        inputs = largest_shape(self._limits).input_offsets()["end"]
+        inputs = largest_shape(self._limits, self._program.hidden_width).input_offsets()["end"]
         self._inputs = self._allocate(inputs, "step inputs")
         self._staged_inputs = torch.empty(inputs, dtype=torch.uint8, pin_memory=True)
         # One run of memory, so that a single copy brings all of them back.

@@ -61,7 +61,8 @@ class ReferenceExecutor:
         found: list[Logits] = []
         sides: list[list[SideArray]] = [[] for _ in self._sides]
         for tile in tiles_of(step, self._spare_slot):
-            inputs = {name: torch.from_numpy(getattr(tile.step, name)) for name in self._step_inputs}
+            arrays = dict(tile.step.arrays())
+            inputs = {name: torch.from_numpy(arrays[name]) for name in self._step_inputs}
             # Side outputs are computed whether they are wanted or not, so that a step has the same products.
             logits, *others = self._interpreter.outputs(self._tensors | inputs)
             found.append(logits.float().numpy()[tile.wanted])

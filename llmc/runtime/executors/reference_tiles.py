@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.runtime.loop.step import Ints, Step
 
@@ -62,7 +63,14 @@ def _tile(
             block_tables=np.broadcast_to(table, (count, len(table))).copy(),
             # All of them, so that the last product has as many rows in every tile as well.
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
+            hidden=None if step.hidden is None else _hidden(step.hidden[tokens], inside),
         ),
         np.arange(place, place + count, dtype=np.int32),
         wanted,
     )
+
+
+def _hidden(rows: npt.NDArray[np.float32], inside: slice) -> npt.NDArray[np.float32]:
+    whole = np.zeros((TILE, rows.shape[1]), np.float32)
+    whole[inside] = rows
+    return whole

@@ -27,7 +27,7 @@ from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, lib
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.loop.step import STEP_ARRAYS, Step
+from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 
@@ -103,8 +103,8 @@ class TritonInterpreterExecutor:
         self._logits.fill_(float("nan"))
         tokens, rows = len(step.input_ids), len(step.logit_rows)
         counts = {"T": tokens, "L": rows, "R": len(step.context_lens), "max_blocks": step.block_tables.shape[1]}
-        for name in STEP_ARRAYS:
-            self._memory["input", name] = torch.from_numpy(getattr(step, name).copy()).reshape(-1)
+        for name, values in step.arrays():
+            self._memory["input", name] = torch.from_numpy(values.copy()).reshape(-1)
         self._sides.note_step(tokens, rows)
         begin, times = perf_counter(), []
         for launch, call in enumerate(self._calls):

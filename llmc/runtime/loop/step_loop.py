@@ -71,7 +71,7 @@ class StepLoop:
         plan = self.scheduler.schedule()
         if not plan:
             return plan
-        step = self._inputs.fill(plan, () if self.speculation is None else self.speculation.sides())
+        step = self._inputs.fill(plan, () if self.speculation is None else self.speculation.sides(plan))
         begin = time.perf_counter()
         self._is_computing = True
         if plan.copies:

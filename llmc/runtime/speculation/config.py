@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MOST_DRAFTS = 1024
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
-METHODS = ("draft_model", "ngram", "suffix")
-PLANNED_METHODS = ("eagle3", "lookahead", "medusa", "mtp")
+METHODS = ("draft_model", "eagle3", "mtp", "ngram", "suffix")
+PLANNED_METHODS = ("lookahead", "medusa")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,6 +35,17 @@ class DraftModelConfig(MethodConfig):
     given."""
 
     model: str = text()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(MethodConfig):
+    """Of an engine that was built with an EAGLE-3 draft. num_speculative_tokens has to be given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MtpConfig(MethodConfig):
+    """Of an engine that was built with the layers that its model predicts further tokens with. num_speculative_tokens
+    has to be given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,7 +71,7 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_min_token_prob: float = number(0, 1)
 
 
-SpeculativeConfig = DraftModelConfig | NgramConfig | SuffixConfig
+SpeculativeConfig = DraftModelConfig | Eagle3Config | MtpConfig | NgramConfig | SuffixConfig
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
@@ -74,6 +85,10 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
 def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
     if method == "draft_model":
         return read_values(DraftModelConfig, values, method)
+    if method == "eagle3":
+        return read_values(Eagle3Config, values, method)
+    if method == "mtp":
+        return read_values(MtpConfig, values, method)
     if method == "ngram":
         shortest, longest = values.get("prompt_lookup_max", 5), values.get("prompt_lookup_min", 5)
         ngram = read_values(

@@ -18,10 +18,12 @@ from llmc.runtime.requests.request import Request
 @dataclass(slots=True)
 class _Place:
     """A request's table, which is another list when it got its blocks anew, and how many of them, from the first on,
-    are full and hold just its tokens: those stay so while it holds them."""
+    are full and hold just its tokens: those stay so while it holds them. skipped: how many of these hold nothing, and
+    are not to be read."""
 
     blocks: list[int]
     checked: int = 0
+    skipped: int = 0
 
 
 class DraftCache:
@@ -49,9 +51,7 @@ class DraftCache:
     def known(self, request: Request, tokens: Sequence[int]) -> int:
         """How many of these tokens, which are the request's and never change, have their rows in its blocks."""
         blocks, size = request.standing.blocks, self._block_size
-        place = self._places.get(request)
-        if place is None or place.blocks is not blocks:
-            place = self._places[request] = _Place(blocks)
+        place = self._place(request)
         for index in range(place.checked, len(blocks)):
             begin = index * size
             held, own = self._tokens.get(blocks[index], ()), tokens[begin : begin + size]
@@ -60,6 +60,15 @@ class DraftCache:
                 return begin + sum(1 for _ in same)
             place.checked = index + 1
         return min(len(tokens), place.checked * size)
+
+    def skip(self, request: Request, blocks: int) -> None:
+        """Nobody will know the rows of so many of its blocks, from the first on: what is read begins behind them."""
+        place = self._place(request)
+        place.checked = place.skipped = blocks
+
+    def skipped(self, request: Request) -> int:
+        """How many blocks those are."""
+        return self._place(request).skipped
 
     def note(self, request: Request, start: int, tokens: Sequence[int]) -> None:
         """The rows of these tokens are written from position `start` on, and `known` was `start` at least."""
@@ -77,3 +86,9 @@ class DraftCache:
     def forget(self, request: Request) -> None:
         """It has ended; what its blocks hold may serve others."""
         self._places.pop(request, None)
+
+    def _place(self, request: Request) -> _Place:
+        place = self._places.get(request)
+        if place is None or place.blocks is not request.standing.blocks:
+            place = self._places[request] = _Place(request.standing.blocks)
+        return place

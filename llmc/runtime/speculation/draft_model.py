@@ -11,14 +11,13 @@ from collections.abc import Sequence
 
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Executor
-from llmc.runtime.loop.step import Step
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.acceptance import Probabilities
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.draft_cache import DraftCache
 from llmc.runtime.speculation.draft_step import Reading, draft_step
-from llmc.runtime.speculation.draft_tokens import Guess, draft_tokens, drawn_tokens
+from llmc.runtime.speculation.draft_tokens import choose_drafts
 from llmc.runtime.speculation.drafter import CachingDrafter
 
 
@@ -64,7 +63,7 @@ class DraftModel(CachingDrafter):
         while readings:
             step = draft_step(readings, self._limits.block_size, max(1, len(going)))
             rows = [(asked[index][0].sampler, drafts[index]) for index in going]
-            tokens, drawn_from = self._tokens(step, rows)
+            tokens, drawn_from = choose_drafts(self._executor, step, rows, says_from_what=self._says_from_what)
             for index, token, origin in zip(going, tokens, drawn_from, strict=True):
                 drafts[index].append(token)
                 origins[index].append(origin)
@@ -74,11 +73,6 @@ class DraftModel(CachingDrafter):
             Draft(tokens, probabilities=origin if self._says_from_what else None)
             for tokens, origin in zip(drafts, origins, strict=True)
         ]
-
-    def _tokens(self, step: Step, rows: Sequence[Guess]) -> tuple[Sequence[int], Sequence[Probabilities | None]]:
-        if self._says_from_what:
-            return drawn_tokens(self._executor, step, rows)
-        return draft_tokens(self._executor, step, rows), [None] * len(rows)
 
     def _catch_up(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[Reading]]:
         """What one step can read of the requests' tokens, the shortest readings first; and of which that is the rest,

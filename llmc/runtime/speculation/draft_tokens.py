@@ -16,6 +16,15 @@ from llmc.runtime.speculation.acceptance import Probabilities
 Guess = tuple[Sampler, Sequence[int]]
 
 
+def choose_drafts(
+    executor: Executor, step: Step, guesses: Sequence[Guess], *, says_from_what: bool
+) -> tuple[Sequence[int], Sequence[Probabilities | None]]:
+    """Run the step: a token for each guess, and what it was drawn from, if that is asked for."""
+    if says_from_what:
+        return drawn_tokens(executor, step, guesses)
+    return draft_tokens(executor, step, guesses), [None] * len(guesses)
+
+
 def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> list[int]:
     """Run the step; a token for each of its first rows of logits, of which there may be one more."""
     choices = [sampler.choice_ahead(len(drafts)) for sampler, drafts in guesses]

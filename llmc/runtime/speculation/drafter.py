@@ -14,8 +14,9 @@ from llmc.runtime.speculation.draft import Draft
 class Drafter(Protocol):
     """Guesses from the tokens that requests have, which only grow; it sees them when it is asked."""
 
-    def sides(self, pays: bool) -> tuple[str, ...]:
-        """The engine's side outputs that the next step is to leave for `observe`. pays: whether drafts pay now."""
+    def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
+        """The engine's side outputs that the next step is to leave for `observe`. pays: whether drafts pay now.
+        has_prompts: whether it computes parts of prompts."""
         return ()
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:

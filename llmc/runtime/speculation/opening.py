@@ -13,10 +13,12 @@ from llmc.program import Limits
 from llmc.runtime.executors.opening import ExecutorName, open_second
 from llmc.runtime.speculation.acceptance import Acceptance, Rejection, Typical
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod
-from llmc.runtime.speculation.config import DraftModelConfig, SpeculativeConfig, new_drafter
+from llmc.runtime.speculation.built_in_draft import BuiltInDraft, start_built_in
+from llmc.runtime.speculation.config import DraftModelConfig, Eagle3Config, MtpConfig, SpeculativeConfig, new_drafter
 from llmc.runtime.speculation.config_values import OPTION
 from llmc.runtime.speculation.draft_model import DraftModel
 from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
 from llmc.runtime.speculation.second_engine import SecondEngine, start_second
 from llmc.runtime.speculation.speculation import Speculation
 
@@ -26,7 +28,7 @@ class SpeculationPlan:
     """second: the engine that drafts, whose cache has as many blocks as the first one's."""
 
     config: SpeculativeConfig
-    second: SecondEngine | None
+    second: SecondEngine | BuiltInDraft | None
 
     def start(self, blocks: int, threads: int, name: ExecutorName | None) -> Speculation:
         """Beside an engine whose cache has so many blocks. name: of its executor, if it was asked for."""
@@ -36,12 +38,15 @@ class SpeculationPlan:
         )
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
+        needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION
         if isinstance(self.config, DraftModelConfig):
-            second = self.second
-            assert second is not None, "a draft model is an engine"
-            executor = open_second(second.directory, blocks, threads, name, second.check)
-            needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION
-            return partial(DraftModel, executor, second.program.limits, says_from_what=needs_origins)
+            assert isinstance(self.second, SecondEngine), "a draft model is an engine"
+            executor = open_second(self.second.directory, blocks, threads, name, self.second.check)
+            return partial(DraftModel, executor, self.second.program.limits, says_from_what=needs_origins)
+        if isinstance(self.config, Eagle3Config | MtpConfig):
+            assert isinstance(self.second, BuiltInDraft), "it is a part of the engine"
+            executor = self.second.open(blocks, threads, name)
+            return partial(HiddenDrafter, executor, self.second.program.limits, says_from_what=needs_origins)
         return partial(new_drafter, self.config)
 
 
@@ -62,6 +67,9 @@ def plan_speculation(
     _check_room(config.num_speculative_tokens, first.program.limits, max_step_tokens)
     if isinstance(config, DraftModelConfig):
         return SpeculationPlan(config, start_second(Path(config.model), first, check_weights=check_weights))
+    if isinstance(config, Eagle3Config | MtpConfig):
+        method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
+        return SpeculationPlan(config, start_built_in(first, method, check_weights=check_weights))
     return SpeculationPlan(config, None)
 
 

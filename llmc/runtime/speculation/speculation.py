@@ -81,9 +81,10 @@ class Speculation:
         self._seconds = time.perf_counter() - begin
         return drafts if self._acceptance is None else self._judged(requests, drafts)
 
-    def sides(self) -> tuple[str, ...]:
+    def sides(self, plan: StepPlan) -> tuple[str, ...]:
         """The side outputs that the step which was scheduled last is to leave."""
-        return self._drafter.sides(self._most > 0)
+        has_prompts = any(chunk.tokens > 1 and not chunk.draft for chunk in plan.chunks)
+        return self._drafter.sides(self._most > 0, has_prompts)
 
     def observe(self, plan: StepPlan, seconds: float, executor: Executor | None = None) -> None:
         """The plan's step took the executor so long, and its requests have got their tokens.

@@ -11,7 +11,6 @@ import pytest
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config import (
     PLANNED_METHODS,
-    DraftModelConfig,
     NgramConfig,
     SpeculativeConfig,
     SuffixConfig,
@@ -69,7 +68,7 @@ def test_defaults_are_those_of_vllm(given: dict[str, Any], expected: Speculative
 def test_each_method_has_its_drafter() -> None:
     for config, kind in ((NGRAM, NgramDrafter), ({"method": "suffix"}, SuffixDrafter)):
         parsed = parse_speculative_config(config)
-        assert not isinstance(parsed, DraftModelConfig)
+        assert isinstance(parsed, NgramConfig | SuffixConfig)
         assert isinstance(new_drafter(parsed), kind)
 
 
@@ -81,11 +80,11 @@ def test_each_method_has_its_drafter() -> None:
         ("ngram", "'ngram' is no JSON", "give"),
         ("[4]", r"\[4\] is no JSON object", "give"),
         ("4", "4 is no JSON object", "give"),
-        ({}, "no method is given", "give one of draft_model, ngram, suffix"),
-        ({"method": None}, "no method is given", "give one of draft_model, ngram, suffix"),
+        ({}, "no method is given", "give one of draft_model, eagle3, mtp, ngram, suffix"),
+        ({"method": None}, "no method is given", "give one of draft_model, eagle3, mtp, ngram, suffix"),
         ({"method": "ngrams"}, "unknown method 'ngrams'", "did you mean 'ngram'?"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]", ""),
-        ({"method": "oracle"}, "unknown method 'oracle'", "give one of draft_model, ngram, suffix"),
+        ({"method": "oracle"}, "unknown method 'oracle'", "give one of draft_model, eagle3, mtp, ngram, suffix"),
         ({"method": "ngram"}, "'ngram' needs num_speculative_tokens", 'add "num_speculative_tokens"'),
         ({**NGRAM, "prompt_lookup_mx": 3}, "no key 'prompt_lookup_mx'", "did you mean 'prompt_lookup_max'?"),
         ({**NGRAM, "zzz": 3}, "no key 'zzz'", "its keys are method, num_speculative_tokens"),

@@ -122,6 +122,7 @@ typedef struct {
   const int32_t* logit_row_ids;  // [L]
   float* logits;                 // [L, vocab_size]
   int64_t sides;                 // bit i: program.json's side output i is wanted; it stays in the arena
+  const float* hidden;           // [T, hidden_width] of a draft, else null
 } LlmcStep;
 
 // Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte

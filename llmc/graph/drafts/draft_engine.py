@@ -1,0 +1,39 @@
+"""How the engine of what drafts is built: with the options of the engine that it becomes a part of."""
+
+from __future__ import annotations
+
+import numpy as np
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.graph.model_graph import ModelInfo
+from llmc.options import BuildOptions
+from llmc.program import Limits
+
+
+def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, tuple[str, ...]]:
+    """The draft's, and what a build should say of them. limits: of the engine that it drafts for.
+
+    Its weights are quantized alike, unless that needs text to calibrate on: a draft reads hidden states.
+    """
+    changes: dict[str, object] = {"speculative": None, "max_model_len": limits.max_model_len, "stop_after": None}
+    notes: tuple[str, ...] = ()
+    if options.quantization.needs_calibration:
+        changes |= {"quantize": (), "calibration": None}
+        scheme = ", ".join(options.quantize)
+        notes = (f"the draft's own weights are not quantized: {scheme} calibrates on text, and a draft reads no text",)
+    return options.model_copy(update=changes), notes
+
+
+def target_ids(offsets: Tensor, info: ModelInfo) -> bytes:
+    """The target's token ids of a draft's vocabulary, int32. offsets: what is to be added to the draft's own."""
+    ids = offsets.to("cpu").numpy().astype(np.int64) + np.arange(len(offsets))
+    beyond = ids[(ids < 0) | (ids >= info.vocab_size)]
+    if len(beyond) or len(np.unique(ids)) < len(ids):
+        seen = f"token {beyond[0]}" if len(beyond) else "a token twice"
+        raise CheckpointError(
+            f"the draft's d2t names {seen}, and {info.name} has {info.vocab_size} tokens",
+            at="d2t",
+            fix="take the draft that was trained for this model",
+        )
+    return ids.astype("<i4").tobytes()

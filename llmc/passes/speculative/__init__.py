@@ -1,0 +1,1 @@
+"""Passes that give a graph what drafting tokens needs."""

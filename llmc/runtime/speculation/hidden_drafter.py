@@ -1,0 +1,210 @@
+"""Drafts from the target's hidden states, by EAGLE-3's layers and by those that models bring with them (MTP).
+
+The draft is a second engine over the target's blocks, whose row i is made of the target's hidden state after token i
+and of token i + 1. A step that gives a request its draft begins with the rows of what the target has computed since, of
+which the last one gives the first draft; then the draft's own hidden states take the target's place, one token a step.
+Those rows are written over when the target has computed their tokens.
+
+Hidden states are there once. Prompts are read as they are computed; what was computed while drafts did not pay is left
+out, and the draft's cache then begins at the next block. Answers never depend on any of this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import overload
+
+import numpy as np
+
+from llmc.program import HIDDEN, Limits
+from llmc.runtime.executors.executor import Executor, SideOutputExecutor
+from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.scheduling.block_pool import BlockPool
+from llmc.runtime.speculation.acceptance import Probabilities
+from llmc.runtime.speculation.computed_step import ComputedStep
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.draft_cache import DraftCache
+from llmc.runtime.speculation.draft_tokens import choose_drafts
+from llmc.runtime.speculation.drafter import CachingDrafter
+from llmc.runtime.speculation.hidden_rows import HiddenRows
+from llmc.runtime.speculation.hidden_step import HiddenReading, hidden_step
+
+
+class HiddenDrafter(CachingDrafter):
+    """executor: of the draft, in the target's vocabulary, with as many blocks as the target's. limits: of its steps.
+    says_from_what: whether drafts come with what they were drawn from."""
+
+    def __init__(self, executor: Executor, limits: Limits, *, says_from_what: bool = False) -> None:
+        assert isinstance(executor, SideOutputExecutor)
+        self._says_from_what = says_from_what
+        self._executor, self._limits = executor, limits
+        self._seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
+        self._cache = DraftCache(executor, limits.block_size)
+        self._rows = HiddenRows(limits.block_size)
+        self._asked = False
+
+    def watch(self, pool: BlockPool) -> None:
+        """Its cache follows the pool's blocks."""
+        pool.watch(self)
+
+    def given(self, blocks: Sequence[int]) -> None:
+        """As a BlockWatcher."""
+        self._cache.given(blocks)
+        self._rows.given(blocks)
+
+    def copied(self, block: int, source: int) -> None:
+        """As a BlockWatcher."""
+        self._cache.copied(block, source)
+        self._rows.copied(block, source)
+
+    def close(self) -> None:
+        """Free the draft's engine."""
+        self._executor.close()
+
+    def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
+        """Hidden states: of what decodes where drafts pay, and of every prompt, which nobody computes again."""
+        self._asked = pays or has_prompts
+        return (HIDDEN,) if self._asked else ()
+
+    def observe(self, step: ComputedStep) -> None:
+        """Keep the hidden states of what was computed, and read prompts at once, but for their last token."""
+        if not self._asked:
+            return
+        hidden = step.side_output(HIDDEN).astype(np.float32, copy=False)
+        prompts = []
+        for chunk in step.chunks():
+            request = chunk.request
+            if request.finished or not isinstance(request, SampledRequest):
+                continue
+            self._rows.add(request, chunk.start, hidden[chunk.token_row : chunk.token_row + chunk.kept])
+            if chunk.tokens > 1 and chunk.logit_rows < chunk.tokens:
+                prompts.append(request)
+        self._read(prompts)
+
+    def forget(self, request: SampledRequest) -> None:
+        """What it has read may serve others."""
+        self._cache.forget(request)
+        self._rows.forget(request)
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """As many drafts as are asked for, of requests whose last tokens' hidden states are there."""
+        found = [NO_DRAFT] * len(requests)
+        wanting = [index for index, count in enumerate(most) if count]
+        for begin in range(0, len(wanting), self._seats):
+            group = wanting[begin : begin + self._seats]
+            drafts = self._write([(requests[index], most[index]) for index in group])
+            for index, draft in zip(group, drafts, strict=True):
+                found[index] = draft
+        return found
+
+    def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+        """So many drafts for each of at most `_seats` requests."""
+        drafts: list[list[int]] = [[] for _ in asked]
+        origins: list[list[Probabilities | None]] = [[] for _ in asked]
+        going, readings = self._unread([request for request, _ in asked])
+        while readings:
+            step = hidden_step(readings, self._limits.block_size, max(1, len(going)), (HIDDEN,))
+            rows = [(asked[index][0].sampler, drafts[index]) for index in going]
+            tokens, drawn_from = choose_drafts(self._executor, step, rows, says_from_what=self._says_from_what)
+            hidden = dict(zip(going, self._executor.side_output(HIDDEN).copy(), strict=False))
+            for index, token, origin in zip(going, tokens, drawn_from, strict=True):
+                drafts[index].append(token)
+                origins[index].append(origin)
+            going = [index for index in going if len(drafts[index]) < asked[index][1]]
+            readings = [self._next(asked[index][0], drafts[index], hidden[index]) for index in going]
+        return [
+            Draft(tokens, probabilities=origin if self._says_from_what else None)
+            for tokens, origin in zip(drafts, origins, strict=True)
+        ]
+
+    def _next(self, request: SampledRequest, drafts: Sequence[int], hidden: np.ndarray) -> HiddenReading:
+        """The last draft, with the draft's own hidden state before it."""
+        row = len(request.tokens) - 2 + len(drafts)
+        return self._reading(request, row, drafts[-1:], hidden[None])
+
+    def _unread(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[HiddenReading]]:
+        """What one step can read of the requests' last tokens, the shortest readings first; and of which that is the
+        rest, in the same order."""
+        found = {}
+        for index, request in enumerate(requests):
+            reading = self._rest(request, len(request.tokens) - 1)
+            if reading is not None:
+                found[index] = reading
+        room, readings, ready = self._limits.max_batch_tokens, [], []
+        for index, reading in sorted(found.items(), key=lambda item: len(item[1].tokens)):
+            if len(reading.tokens) > room:
+                readings += [self._noted(requests[index], _first(reading, room))] if room else []
+                break
+            room -= len(reading.tokens)
+            readings.append(self._noted(requests[index], reading))
+            ready.append(index)
+        return ready, readings
+
+    def _read(self, requests: Iterable[SampledRequest]) -> None:
+        """All of the requests' rows but the last, whose step gives the first draft."""
+        left = list(requests)
+        while left:
+            room, readings, going = self._limits.max_batch_tokens, [], []
+            for request in left[: self._seats]:
+                end = self._rows.end(request)
+                reading = None if end is None else self._rest(request, end - 1, is_last=False)
+                if reading is None or not reading.tokens:
+                    continue
+                if room:
+                    part = _first(reading, room)
+                    room -= len(part.tokens)
+                    readings.append(self._noted(request, part))
+                going.append(request)
+            left = [*going, *left[self._seats :]]
+            if readings:
+                self._executor.step(hidden_step(readings, self._limits.block_size, 1, ()))
+
+    def _rest(self, request: SampledRequest, end: int, is_last: bool = True) -> HiddenReading | None:
+        """The rows of a request before `end` that are yet to be read, the last one in any case if `is_last`; None if
+        their hidden states are not all there."""
+        names = _Following(request.tokens)
+        start = min(self._cache.known(request, names), end - is_last)
+        found = self._rows.found(request, start) if start < end else None
+        if found is None and start < end:
+            first = self._rows.first(request)
+            if first is None:
+                return None
+            self._cache.skip(request, -(-first // self._limits.block_size))
+            start = min(self._cache.known(request, names), end - is_last)
+            found = self._rows.found(request, start) if start >= first else None
+        if found is None or found.end < end or start < self._cache.skipped(request) * self._limits.block_size:
+            return None
+        return self._reading(request, start, names[start:end], found.hidden[: end - start])
+
+    def _reading(self, request: SampledRequest, start: int, tokens: Sequence[int], hidden: np.ndarray) -> HiddenReading:
+        begin = self._cache.skipped(request)
+        return HiddenReading(request.standing.blocks[begin:], begin * self._limits.block_size, start, tokens, hidden)
+
+    def _noted(self, request: Request, reading: HiddenReading) -> HiddenReading:
+        self._cache.note(request, reading.start, reading.tokens)
+        self._rows.read(request, reading.start + len(reading.tokens))
+        return reading
+
+
+class _Following(Sequence[int]):
+    """What rows of a draft's cache are called: each by the token after it."""
+
+    def __init__(self, tokens: list[int]) -> None:
+        self._tokens = tokens
+
+    def __len__(self) -> int:
+        return len(self._tokens) - 1
+
+    @overload
+    def __getitem__(self, key: int) -> int: ...
+    @overload
+    def __getitem__(self, key: slice) -> list[int]: ...
+    def __getitem__(self, key: int | slice) -> int | list[int]:
+        if isinstance(key, int):
+            return self._tokens[key + 1]
+        start, stop, _ = key.indices(len(self))
+        return self._tokens[start + 1 : stop + 1]
+
+
+def _first(reading: HiddenReading, count: int) -> HiddenReading:
+    return reading._replace(tokens=reading.tokens[:count], hidden=reading.hidden[:count])

@@ -1,0 +1,36 @@
+"""A step of a draft that reads hidden states beside tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc.runtime.loop.step import Step
+from llmc.runtime.speculation.draft_step import Reading, draft_step
+from llmc.runtime.speculation.hidden_rows import Hidden
+
+
+class HiddenReading(NamedTuple):
+    """Tokens of a request to be read into rows `start`… of its draft's cache, each with what was known before it.
+
+    blocks: the request's table, less what the draft has not read at its beginning. skipped: so many rows that was.
+    """
+
+    blocks: Sequence[int]
+    skipped: int
+    start: int
+    tokens: Sequence[int]
+    hidden: Hidden
+
+
+def hidden_step(readings: Sequence[HiddenReading], block_size: int, wanted: int, sides: tuple[str, ...]) -> Step:
+    """As draft_step; rows keep their own positions where earlier ones are skipped."""
+    local = [Reading(each.blocks, each.start - each.skipped, each.tokens) for each in readings]
+    step = draft_step(local, block_size, wanted)
+    counts = [len(each.tokens) for each in readings]
+    skipped = np.repeat(np.array([each.skipped for each in readings], np.int32), counts)
+    hidden = np.concatenate([each.hidden for each in readings])
+    return replace(step, positions=step.positions + skipped, hidden=hidden, sides=sides)

@@ -1,0 +1,139 @@
+"""Drafts of every layout compute what an independent reference does, as they are captured and after all passes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from llmc.graph.capture import Captured, capture
+from llmc.graph.execute import sequence_inputs
+from llmc.graph.interpreter import GraphInterpreter
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import WeightSource, evaluate
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import canonical, default, speculative
+from llmc.passes.runner import run_pipeline
+from tests import draft_checkpoints as drafts
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+
+Oracle = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model's directory, what its option `speculative` says, and the oracle: from ids and hidden states to logits and
+    hidden states."""
+
+    model: Path
+    speculative: str
+    oracle: Oracle
+
+
+def eagle3(directory: Path, make: Callable[..., Path] = drafts.eagle3, **settings: Any) -> Case:
+    model = tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False)
+    draft = make(directory / "draft", eagle_aux_hidden_state_layer_ids=[0, 1, 2], **settings)
+    tensors = load_file(draft / "model.safetensors")
+    table = tensors.get("embed_tokens.weight", load_file(model / "model.safetensors")["model.embed_tokens.weight"])
+
+    def oracle(ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return drafts.eagle3_logits(tensors, ids, hidden, table, settings)
+
+    return Case(model, str(draft), oracle)
+
+
+def mtp(directory: Path, add: Callable[[Path], Path], names: Mapping[str, str], head: str) -> Case:
+    model = add(tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False))
+    tensors = load_file(model / "model.safetensors")
+    embeddings, output = tensors["model.embed_tokens.weight"], tensors[head]
+
+    def oracle(ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        return drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output)
+
+    return Case(model, "mtp", oracle)
+
+
+_DEEPSEEK = "model.layers.2."
+CASES: dict[str, Callable[[Path], Case]] = {
+    "eagle3": eagle3,
+    "eagle3, norm_output": partial(eagle3, norm_output=True),
+    "speculators": partial(eagle3, make=drafts.speculators),
+    "speculators, norm_before_residual": partial(eagle3, make=drafts.speculators, norm_before_residual=True),
+    "speculators, norm_output": partial(eagle3, make=drafts.speculators, norm_output=True, model_type="llama"),
+    "qwen mtp": partial(
+        mtp,
+        add=drafts.add_qwen_mtp,
+        names={**drafts.QWEN, "layer": "mtp.layers.0.", "norm": "mtp.norm"},
+        head="lm_head.weight",
+    ),
+    "deepseek mtp": partial(
+        mtp,
+        add=drafts.add_deepseek_mtp,
+        names={
+            "embedding": f"{_DEEPSEEK}enorm",
+            "hidden": f"{_DEEPSEEK}hnorm",
+            "both": f"{_DEEPSEEK}eh_proj",
+            "layer": _DEEPSEEK,
+            "norm": f"{_DEEPSEEK}shared_head.norm",
+        },
+        head=f"{_DEEPSEEK}shared_head.head.weight",
+    ),
+}
+
+
+def captured(case: Case) -> Captured:
+    """With the checkpoint of what drafts."""
+    return capture(case.model, BuildOptions(speculative=case.speculative))
+
+
+def attached(model: Captured) -> ModelGraph:
+    """The target's graph with its draft."""
+    options = BuildOptions()
+    return run_pipeline(model.graph, (*canonical(), *speculative()), options).graph
+
+
+def outputs(
+    graph: ModelGraph, source: WeightSource, ids: list[int], chunks: list[int]
+) -> tuple[Tensor, Tensor, Tensor]:
+    """The hidden states that stand for a target's, and the logits and hidden states of all chunks."""
+    weights = {node.name: evaluate(graph.weights[node.name], source) for node in graph.weight_nodes()}
+    read, logits, hidden = [], [], []
+    for inputs in sequence_inputs(graph, ids, chunk_sizes=chunks, block_size=16):
+        found = GraphInterpreter(graph.graph).outputs(weights | inputs)
+        read.append(inputs["hidden"].reshape(-1, drafts.WIDTH))
+        logits.append(found[0].reshape(-1, found[0].shape[-1]))
+        hidden.append(found[1].reshape(-1, drafts.WIDTH))
+    return torch.cat(read), torch.cat(logits), torch.cat(hidden)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_logits_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
+    case = CASES[name](tmp_path)
+    model = captured(case)
+    draft = attached(model).draft
+    assert draft is not None
+    ids = tiny_tokens(21)
+    for graph in (draft.graph, run_pipeline(draft.graph, default(), BuildOptions()).graph):
+        read, logits, hidden = outputs(graph, model.source, ids, [6, 1, 14])
+        expected, expected_hidden = case.oracle(torch.tensor(ids), read)
+        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(hidden, expected_hidden, rtol=1e-4, atol=1e-4)
+        assert expected.std() > 0.5
+
+
+def test_a_draft_reads_the_token_after_its_hidden_state(tmp_path: Path) -> None:
+    """Its rows are not alike with another token, or with another hidden state, and what comes later does not count."""
+    case = eagle3(tmp_path)
+    ids, hidden = torch.tensor(tiny_tokens(8)), torch.randn(8, drafts.WIDTH, generator=torch.Generator().manual_seed(1))
+    first, _ = case.oracle(ids, hidden)
+    other = ids.clone()
+    other[5] += 1
+    second, _ = case.oracle(other, hidden)
+    assert torch.equal(first[:5], second[:5]) and not torch.allclose(first[5], second[5], atol=0.1)
