@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +15,15 @@ from llmc.errors import OptionError
 
 # What `llmc bisect` tells the command that it runs, which may well be an llmc command.
 BISECT_PREFIX = "LLMC_BISECT_"
+
+
+class CaptureCache(Enum):
+    """Which processes keep captured graphs and find them again: none, those that have not imported transformers, whose
+    classes may have been patched since, or all. Values are those of LLMC_CAPTURE_CACHE."""
+
+    OFF = "0"
+    CLEAN = "1"
+    ALWAYS = "always"
 
 
 @dataclass(frozen=True)
@@ -24,8 +34,7 @@ class Settings:
     (LLMC_CACHE_SIZE, such as 20GiB): how much of them is kept; None is the default of llmc/cache/contents.py. debug
     (LLMC_DEBUG=1): tracebacks for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available
     processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
-    (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE=0 turns
-    it off): whether captured graphs are kept and found again.
+    (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
     """
 
     cache_dir: Path
@@ -33,7 +42,7 @@ class Settings:
     threads: int | None
     dump: Path | None = None
     api_key: str | None = field(default=None, repr=False)
-    capture_cache: bool = True
+    capture_cache: CaptureCache = CaptureCache.CLEAN
     cache_bytes: int | None = None
 
 
@@ -66,10 +75,11 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
             at=f"LLMC_THREADS={threads}",
             fix="give a whole number from 1 to 1024, or unset it for one thread per processor",
         )
-    for name in ("LLMC_DEBUG", "LLMC_CAPTURE_CACHE"):
+    for name, more in (("LLMC_DEBUG", ""), ("LLMC_CAPTURE_CACHE", CaptureCache.ALWAYS.value)):
         value = environ.get(name, "")
-        if value not in ("", "0", "1"):
-            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value}", fix="set it to 0 or 1")
+        if value not in ("", "0", "1", more):
+            fix = f"set it to 0, 1 or {more}" if more else "set it to 0 or 1"
+            raise OptionError(f"{name} cannot be {value!r}", at=f"{name}={value}", fix=fix)
     dump = environ.get("LLMC_DUMP", "")
     return Settings(
         _cache_dir(environ),
@@ -77,7 +87,7 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         int(threads) if threads else None,
         Path(dump).expanduser() if dump else None,
         environ.get("LLMC_API_KEY") or None,
-        environ.get("LLMC_CAPTURE_CACHE") != "0",
+        CaptureCache(environ.get("LLMC_CAPTURE_CACHE") or CaptureCache.CLEAN.value),
         _cache_bytes(environ.get("LLMC_CACHE_SIZE", "")),
     )
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from llmc.errors import OptionError
-from llmc.settings import read_settings
+from llmc.settings import CaptureCache, read_settings
 
 
 def test_defaults() -> None:
@@ -20,7 +20,9 @@ def test_defaults() -> None:
 
 def test_values() -> None:
     settings = read_settings({"LLMC_CACHE_DIR": "/c", "LLMC_DEBUG": "1", "LLMC_THREADS": "3"})
-    assert settings.capture_cache and not read_settings({"LLMC_CAPTURE_CACHE": "0"}).capture_cache
+    assert settings.capture_cache is CaptureCache.CLEAN
+    for value, meant in (("0", CaptureCache.OFF), ("1", CaptureCache.CLEAN), ("always", CaptureCache.ALWAYS)):
+        assert read_settings({"LLMC_CAPTURE_CACHE": value}).capture_cache is meant
     assert (settings.cache_dir, settings.debug, settings.threads) == (Path("/c"), True, 3)
 
 
@@ -38,7 +40,8 @@ def test_sizes(text: str, nbytes: int | None) -> None:
         ("LLMC_THREADS", "0", "LLMC_THREADS cannot be '0'"),
         ("LLMC_THREADS", "two", "LLMC_THREADS cannot be 'two'"),
         ("LLMC_DEBUG", "yes", "set it to 0 or 1"),
-        ("LLMC_CAPTURE_CACHE", "off", "set it to 0 or 1"),
+        ("LLMC_DEBUG", "always", "set it to 0 or 1"),
+        ("LLMC_CAPTURE_CACHE", "off", "set it to 0, 1 or always"),
         ("LLMC_CACHE_SIZE", "much", "LLMC_CACHE_SIZE cannot be 'much'"),
         ("LLMC_CACHE_SIZE", "-1", "give a size such as 20GiB"),
         ("LLMC_CACHEDIR", "/c", "did you mean LLMC_CACHE_DIR"),

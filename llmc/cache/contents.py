@@ -96,6 +96,13 @@ def trim_cache(root: Path, chosen: int | None) -> None:
             total -= entry.nbytes
 
 
+def was_just_used(path: Path) -> bool:
+    """Whether a file was used, or made, within the last minute."""
+    with suppress(OSError):
+        return abs(time.time() - path.stat().st_mtime) < _JUST_USED_SECONDS
+    return False
+
+
 def remove_entry(path: Path) -> bool:
     """Remove an entry, at once under its name; False if it is in use, or cannot be removed, and stays."""
     with suppress(FileNotFoundError):  # Another process has removed it.

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from functools import cache
 from hashlib import sha256
 from pathlib import Path
 
 _SUFFIXES = {".py", ".h", ".cpp"}
 
 
-def source_digest(rooms: Iterable[str]) -> str:
-    """Hexadecimal SHA-256 of the package's top-level modules and of all sources in the folders `rooms`."""
+@cache
+def source_digest(rooms: tuple[str, ...]) -> str:
+    """Hexadecimal SHA-256 of the package's top-level modules and of all sources in the folders `rooms`.
+
+    Read once: what a process has imported stays, even if the files change.
+    """
     package = Path(__file__).parent.parent
     digest = sha256()
     found = [*package.glob("*.py"), *(path for room in rooms for path in (package / room).rglob("*"))]

@@ -5,8 +5,8 @@ types and shapes of the tensors, the dtype asked for, llmc's sources, and the in
 the files of transformers that it came from, which must not have changed. An entry is one text, the SHA-256 of the rest
 in its first line, renamed into place; one that is damaged in any way is made again.
 
-Only a process that has not imported transformers uses the cache: in any other its classes may have been patched.
-LLMC_CAPTURE_CACHE=0 turns it off.
+Only a process that has not imported transformers uses the cache: in any other its classes may have been patched, unless
+LLMC_CAPTURE_CACHE=always says that they are not. LLMC_CAPTURE_CACHE=0 turns it off.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from llmc.graph.checkpoint import SafetensorsSource, read_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantization_config import is_quantized
 from llmc.options import BuildOptions
-from llmc.settings import settings
+from llmc.settings import CaptureCache, settings
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
 OWN_ROOMS = ("graph", "ops", "program", "formats", "files")
@@ -42,8 +42,9 @@ _PACKAGE = "transformers"
 
 def capture_entry(directory: Path, options: BuildOptions) -> str | None:
     """The name of a directory's capture in the cache; None if it is not to be kept, or not by this process."""
-    spec = None if _PACKAGE in sys.modules else find_spec(_PACKAGE)
-    if not settings().capture_cache or spec is None or spec.origin is None:
+    chosen, spec = settings().capture_cache, find_spec(_PACKAGE)
+    is_allowed = chosen is CaptureCache.ALWAYS or (chosen is CaptureCache.CLEAN and _PACKAGE not in sys.modules)
+    if not is_allowed or spec is None or spec.origin is None:
         return None
     try:
         if is_quantized(read_json(directory / _CONFIG_FILES[0])):

@@ -190,6 +190,18 @@ def test_the_bound_is_kept_when_something_is_made(tmp_path: Path, monkeypatch: p
     assert names(cache.path) == ["second"]
 
 
+def test_for_a_small_text_the_bound_is_looked_at_once_a_minute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("llmc.cache.directory.settings", lambda: read_settings({"LLMC_CACHE_SIZE": "150"}))
+    cache = open_cache(CacheKind.CAPTURES, tmp_path / "cache")
+    for number in range(3):
+        cache.write_text(f"text {number}", "x" * 100)
+        set_used(cache.path / f"text {number}", 10 + number)
+    assert names(cache.path) == ["text 0", "text 1", "text 2"]
+    set_used(tmp_path / "cache" / ".trimmed", 1)
+    cache.write_text("text 3", "x" * 100)
+    assert names(cache.path) == ["text 3"]
+
+
 def test_what_a_killed_builder_left_is_swept_and_what_a_living_one_makes_is_not(cache: CacheDirectory) -> None:
     script = """
 import sys
