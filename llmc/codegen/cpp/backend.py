@@ -44,7 +44,8 @@ class CppBackend:
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         kernel = KERNELS[node.target]
-        family, dtypes = kernel.family(call), kernel.element_types(call)
+        family = kernel.family if isinstance(kernel.family, str) else kernel.family(call)
+        dtypes = kernel.element_types(call)
         function = function_name(family, dtypes)
         values: dict[str, Argument] = {
             name: value for name, value in kernel.arguments(call).items() if value is not None

@@ -46,7 +46,7 @@ def caching(
         refused = refuse_dtypes(node, (first, "k_cache") if is_plain else (first,))
         return refused or (refuse_ranks(node, {**axes, **_CACHE}) if is_plain else _refuse_wide_heads(node))
 
-    return Kernel(lambda call: family, element_types, arguments, refusal, in_place)
+    return Kernel(family, element_types, arguments, refusal, in_place)
 
 
 def attended(call: Call) -> Arguments:

@@ -33,7 +33,7 @@ class Kernel:
     """family: of functions, one for each combination of element_types. arguments: by the fields of their struct; what
     is left out, or None, is zero. in_place: an argument that may lie where a result goes, and which result."""
 
-    family: Callable[[Call], str]
+    family: str | Callable[[Call], str]
     element_types: Callable[[Call], tuple[str, ...]]
     arguments: Callable[[Call], Arguments]
     refusal: Callable[[fx.Node, CpuTarget], Refusal | None]
@@ -73,7 +73,7 @@ def by_name(
     def arguments(call: Call) -> Arguments:
         return named_arguments(call, function_name(family, element_types(call)), axes, results, more(call))
 
-    return Kernel(lambda call: family, element_types, arguments, refusal, in_place)
+    return Kernel(family, element_types, arguments, refusal, in_place)
 
 
 def named_arguments(

@@ -1,0 +1,24 @@
+"""The order of the passes: nothing that is a pass is forgotten in it."""
+
+from __future__ import annotations
+
+import importlib
+import pkgutil
+from collections.abc import Iterator
+
+import llmc.passes
+from llmc.passes.pipeline import built_in
+from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
+
+
+def written_passes() -> Iterator[Pass]:
+    for file in pkgutil.walk_packages(llmc.passes.__path__, "llmc.passes."):
+        for value in vars(importlib.import_module(file.name)).values():
+            each = value if isinstance(value, tuple) else (value,)
+            yield from (item for item in each if isinstance(item, Rewrite | GraphPass | WeightPass))
+
+
+def test_every_pass_has_its_place() -> None:
+    placed = [each.name for each in built_in()]
+    assert {each.name for each in written_passes()} - set(placed) == set()
+    assert len(placed) == len(set(placed)) > 30
