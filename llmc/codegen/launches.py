@@ -27,6 +27,7 @@ from llmc.graph.cost import group_cost
 from llmc.graph.model_graph import ModelGraph
 from llmc.program import (
     ITEMSIZES,
+    STEP_INPUTS,
     Affine,
     Alternative,
     Buffer,
@@ -163,8 +164,7 @@ class LaunchBuilder:
         if value.node.name in self.graph.weights:
             return self._locate_weight(view)
         if value.node.op == "placeholder":
-            dtype = _dtype_of(value) if value.dtype.is_floating_point else "I32"
-            return Place(Operand("input", value.node.name, view.offset), dtype, value.columns)
+            return Place(Operand("input", value.node.name, view.offset), STEP_INPUTS[value.node.name], value.columns)
         operand, stride = self.operand(view)
         return Place(operand, _dtype_of(value), stride)
 

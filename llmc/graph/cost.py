@@ -91,11 +91,11 @@ _VIEWS = frozenset(
 )
 _COPIES = frozenset({"aten.cat", "aten.clone"})
 _CACHES = ("k_cache", "v_cache")
-_UNCOUNTED = frozenset({*_CACHES, "block_tables"})
+_UNCOUNTED = frozenset({*_CACHES, "block_tables", "tree_masks"})
 
 
 def _operands(working: list[fx.Node], members: Mapping[fx.Node, None]) -> dict[fx.Node, None]:
-    """Tensors read from outside, seen through views, without caches (read by position) and block tables (tiny)."""
+    """Tensors read from outside, seen through views, without caches (read by row), block tables and masks (tiny)."""
     sources: dict[fx.Node, None] = {}
     for node in working:
         for name, argument in call_arguments(node).items():

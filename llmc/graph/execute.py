@@ -148,5 +148,6 @@ def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> d
         "logit_rows": list(range(len(positions))),
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
+    inputs["tree_masks"] = torch.zeros(len(positions), dtype=torch.int64)
     hidden = _hidden(graph, torch.tensor(positions))
     return hidden | {n.name: inputs[n.name] for n in graph.inputs() if n.name in inputs}

@@ -58,6 +58,7 @@ _STEP_INPUTS = {
     "context_lens": 1,
     "block_tables": 2,
     "logit_rows": 1,
+    "tree_masks": 1,
 }
 STAGE_INPUTS: dict[Stage, dict[str, int]] = {
     Stage.CAPTURED: _MODEL_INPUTS,

@@ -16,7 +16,7 @@ class LlmcStep(Structure):
     _fields_ = (
         *((name, c_int32) for name in ("tokens", "requests", "logit_rows", "max_blocks")),
         *((name, c_void_p) for name in ("input_ids", "positions", "slot_mapping", "query_starts")),
-        *((name, c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "logits")),
+        *((name, c_void_p) for name in ("context_lens", "block_tables", "logit_row_ids", "tree_masks", "logits")),
         ("sides", c_int64),
         (HIDDEN, c_void_p),
     )

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmc.program.launch_arguments import Argument, Operand
-from llmc.program.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, DeviceParameter, Program
+from llmc.program.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, STEP_INPUTS, DeviceParameter, Program
 
 _ALIGNMENT = 16
-_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I8": "*i8", "U8": "*u8"}
+_POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I64": "*i64", "I8": "*i8", "U8": "*u8"}
 
 OperandDtypes = Mapping[tuple[str, str], str]
 
@@ -30,11 +30,11 @@ def parameter_of(dtypes: OperandDtypes, name: str, value: Argument) -> DevicePar
 
 def dtype_of(dtypes: OperandDtypes, operand: Operand) -> str:
     """Of what the operand points to."""
-    return dtypes.get((operand.space, operand.name), "F32" if operand.space == "output" else "I32")
+    return dtypes.get((operand.space, operand.name), "F32")
 
 
 def operand_dtypes(program: Program) -> OperandDtypes:
-    """Of what pointers point to, by space and name, unless it is an int32 input or the logits.
+    """Of what pointers point to, by space and name, unless it is the logits.
 
     Buffers, weights, caches, inputs and outputs themselves start at multiples of 16.
     """
@@ -42,5 +42,5 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
     found |= {("weight", slot.name): slot.dtype for slot in program.weights}
     found |= {("cache", name): cache.dtype for name, cache in program.cache_names().items()}
-    found |= {("input", name): dtype for name, dtype in CHOICE_INPUTS.items()}
+    found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

@@ -60,6 +60,18 @@ class StepOutput(Enum):
 # What a model knew after each token: a side output of targets, and of drafts, which also read it as a step input,
 # [T, hidden_width] in F32.
 HIDDEN = "hidden"
+# What steps read, hidden states only for drafts: dtypes by name; what they count stands in runtime/loop/step.py.
+STEP_INPUTS = {
+    "input_ids": "I32",
+    "positions": "I32",
+    "slot_mapping": "I32",
+    "query_starts": "I32",
+    "context_lens": "I32",
+    "block_tables": "I32",
+    "logit_rows": "I32",
+    "tree_masks": "I64",
+    HIDDEN: "F32",
+}
 # What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
 CHOICE_INPUTS = {
     "temperature": "F32",

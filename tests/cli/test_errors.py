@@ -128,7 +128,7 @@ BROKEN_ENGINES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights corrupt": (lambda e: corrupt(next((e / "weights").iterdir())), "safetensors"),
     "another format": (
         lambda e: (e / "manifest.json").write_text(
-            (e / "manifest.json").read_text().replace('"format_version": 3', '"format_version": 99')
+            (e / "manifest.json").read_text().replace('"format_version": 4', '"format_version": 99')
         ),
         "99",
     ),

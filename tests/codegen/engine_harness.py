@@ -6,6 +6,7 @@ import ctypes
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -84,7 +85,8 @@ class OpenEngine:
             [block for table in tables for block in table],
             list(rows),
         ]
-        held = [(ctypes.c_int32 * len(a))(*a) for a in arrays]
+        held: list[Any] = [(ctypes.c_int32 * len(a))(*a) for a in arrays]
+        held.append((ctypes.c_int64 * len(positions))())
         logits = torch.full((len(rows), self._program.vocab_size), float("nan"))
         self._arena.fill_(float("nan"))
         counts = (len(positions), len(chunks), len(rows), self._blocks)

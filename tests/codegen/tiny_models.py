@@ -108,6 +108,7 @@ _STEP_INPUTS: dict[str, tuple[str | int, ...]] = {
     "context_lens": ("R",),
     "block_tables": ("R", "B"),
     "logit_rows": ("L",),
+    "tree_masks": ("T",),
 }
 
 
@@ -147,6 +148,7 @@ def _attention(b: GraphBuilder, h: fx.Node, layer: int, cos: fx.Node, sin: fx.No
     slots = b.inputs["slot_mapping"]
     q = b.call(ops.rope_kv_write.default, q, k, v, cos, sin, k_cache, v_cache, slots, False)
     tables = [b.inputs[name] for name in ("query_starts", "context_lens", "block_tables")]
+    options["tree_masks"] = b.inputs["tree_masks"]
     out = b.call(ops.paged_attention.default, q, k_cache, v_cache, *tables, HEAD_DIM**-0.5, **options)
     return b.call(aten.reshape.default, out, [-1, width])
 
@@ -175,7 +177,9 @@ def gpt2(dtype: torch.dtype = torch.float32) -> tuple[ModelGraph, MemorySource]:
     k_cache, v_cache = b.cache(kv_heads=HEADS)
     b.call(ops.kv_write.default, k, v, k_cache, v_cache, b.inputs["slot_mapping"])
     tables = [b.inputs[name] for name in ("query_starts", "context_lens", "block_tables")]
-    out = b.call(ops.paged_attention.default, q, k_cache, v_cache, *tables, HEAD_DIM**-0.5, 5)
+    out = b.call(
+        ops.paged_attention.default, q, k_cache, v_cache, *tables, HEAD_DIM**-0.5, 5, tree_masks=b.inputs["tree_masks"]
+    )
     out = b.call(aten.reshape.default, out, [-1, width])
     projected = b.call(ops.linear.default, out, b.weight("o", CHANNELS, width), b.weight("o_bias", CHANNELS))
     h, x = _unpack(b, b.call(ops.add_layer_norm.default, projected, x, norm[1], bias[1], 1e-5))

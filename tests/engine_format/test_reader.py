@@ -86,7 +86,7 @@ def test_binary_manifest(engine: Path) -> None:
 
 def test_other_format_version(engine: Path) -> None:
     edit(engine, lambda content: content.update(format_version=7))
-    error = refuse(engine, "written in format 7, this llmc reads format 3", "manifest.json")
+    error = refuse(engine, "written in format 7, this llmc reads format 4", "manifest.json")
     assert error.fix is not None and "rebuild" in error.fix
 
 

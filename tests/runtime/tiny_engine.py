@@ -18,7 +18,7 @@ from llmc.graph.serialize import serialize_graph
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Constant
 from llmc.ops.attention import attend
-from llmc.program import Affine, CacheSlot, Layout, Limits, Program, WeightSlot
+from llmc.program import HIDDEN, STEP_INPUTS, Affine, CacheSlot, Layout, Limits, Program, WeightSlot
 from llmc.program.program_interface import memory_text
 from llmc.program.program_json import program_to_json
 from llmc.targets import REFERENCE
@@ -75,8 +75,10 @@ def tiny_graph(model: TinyModel) -> ModelGraph:
     """The model at the stage "optimized"."""
     op, aten = torch.ops.llmc, torch.ops.aten
     graph = fx.Graph()
-    names = ("input_ids", "positions", "slot_mapping", "query_starts", "context_lens", "block_tables", "logit_rows")
-    n = {name: graph.placeholder(name) for name in (*names, "kv_cache_0_k", "kv_cache_0_v", *model.weights)}
+    n = {
+        name: graph.placeholder(name)
+        for name in (*(n for n in STEP_INPUTS if n != HIDDEN), "kv_cache_0_k", "kv_cache_0_v", *model.weights)
+    }
     call = graph.call_function
     words = call(op.embedding.default, (n["input_ids"], n["embedding"]))
     places = call(op.embedding.default, (n["positions"], n["places"]))
@@ -88,7 +90,11 @@ def tiny_graph(model: TinyModel) -> ModelGraph:
     )
     call(op.kv_write.default, (k, v, n["kv_cache_0_k"], n["kv_cache_0_v"], n["slot_mapping"]))
     tables = (n["query_starts"], n["context_lens"], n["block_tables"])
-    seen = call(op.paged_attention.default, (q, n["kv_cache_0_k"], n["kv_cache_0_v"], *tables, 0.5))
+    seen = call(
+        op.paged_attention.default,
+        (q, n["kv_cache_0_k"], n["kv_cache_0_v"], *tables, 0.5),
+        {"tree_masks": n["tree_masks"]},
+    )
     total = call(aten.add.Tensor, (x, call(aten.reshape.default, (seen, [-1, HEADS * HEAD_DIM]))))
     rows = call(op.select_rows.default, (total, n["logit_rows"]))
     graph.output(call(op.lm_head.default, (rows, n["head"])))

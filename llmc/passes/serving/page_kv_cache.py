@@ -2,7 +2,7 @@
 
     attention(q, k, v, scale, …)  ->  kv_write(k, v, kv_cache_i_k, kv_cache_i_v, slot_mapping)
                                       paged_attention(q, kv_cache_i_k, kv_cache_i_v, query_starts, context_lens,
-                                                      block_tables, scale, …)
+                                                      block_tables, scale, …, tree_masks)
 The first rewrite declares the step's inputs and narrows ids and positions to int32; each attention is one more.
 Must have: keys and values of exactly the step's tokens. Every attention must be paged, or the build fails, unless
 allow_fallback names paged_attention: such a graph is right for one whole sequence a step only.
@@ -18,6 +18,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
+from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.fake_value import fake_value
 from llmc.graph.model_graph import CacheSpec, ModelGraph
 from llmc.graph.propagate import fake_mode
@@ -28,6 +29,7 @@ from llmc.graph.step_inputs import add_step_input, step_input
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.program import STEP_INPUTS
 
 CONTRACT = "paged_attention"
 # logit_rows is read by select_logit_rows only, but the inputs of a step come before the caches.
@@ -37,6 +39,7 @@ _STEP_INPUTS: dict[str, tuple[str | int, ...]] = {
     "context_lens": ("R",),
     "block_tables": ("R", "B"),
     "logit_rows": ("L",),
+    "tree_masks": ("T",),
 }
 
 
@@ -88,8 +91,8 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
         dtype=graph.info.dtype,
     )
     caches = _add_caches(graph, spec, options.block_size)
-    slots, starts, lengths, tables = (
-        step_input(graph, n) for n in ("slot_mapping", "query_starts", "context_lens", "block_tables")
+    slots, starts, lengths, tables, masks = (
+        step_input(graph, n) for n in ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
     )
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
     with graph.graph.inserting_before(node):
@@ -97,6 +100,7 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
         paged = graph.graph.call_function(
             torch.ops.llmc.paged_attention.default,
             (arguments["q"], *caches, starts, lengths, tables, *scoring),
+            {"tree_masks": masks},
         )
     node.replace_all_uses_with(paged)
     graph.graph.erase_node(node)
@@ -116,7 +120,7 @@ def _add_caches(graph: ModelGraph, spec: CacheSpec, block_size: int) -> tuple[fx
 def _declare_step_inputs(graph: ModelGraph) -> None:
     _narrow_indices(graph)
     for name, shape in _STEP_INPUTS.items():
-        add_step_input(graph, name, shape, torch.int32)
+        add_step_input(graph, name, shape, TORCH_DTYPES[STEP_INPUTS[name]])
 
 
 def _narrow_indices(graph: ModelGraph) -> None:

@@ -15,12 +15,11 @@ from types import MappingProxyType
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import CHOICE_INPUTS, HIDDEN, Limits
+from llmc.program import CHOICE_INPUTS, HIDDEN, ITEMSIZES, STEP_INPUTS, Limits
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 ALIGNMENT = 64
-_INT_BYTES = 4
 _LEAST_COLUMNS = 64
 
 
@@ -66,13 +65,14 @@ def _input_offsets(shape: StepShape) -> Mapping[str, int]:
         "context_lens": shape.requests,
         "block_tables": shape.requests * shape.max_blocks,
         "logit_rows": shape.logit_rows,
+        "tree_masks": shape.tokens,
         HIDDEN: shape.tokens * shape.hidden,
         **dict.fromkeys(CHOICE_INPUTS, shape.logit_rows),
     }
-    offsets, end = {}, 0
+    offsets, end, dtypes = {}, 0, STEP_INPUTS | CHOICE_INPUTS
     for name, length in lengths.items():
         offsets[name] = end
-        end += -(-length * _INT_BYTES // ALIGNMENT) * ALIGNMENT
+        end += -(-length * ITEMSIZES[dtypes[name]] // ALIGNMENT) * ALIGNMENT
     return MappingProxyType({**offsets, "end": end})
 
 
@@ -132,6 +132,7 @@ def padded(step: Step, shape: StepShape, block_size: int, scratch_block: int) ->
         context_lens=_extended(step.context_lens, extra, 1),
         block_tables=tables,
         logit_rows=np.concatenate([step.logit_rows, every[count : shape.requests]]),
+        tree_masks=np.zeros(shape.requests, np.int64),
         sides=step.sides,
         hidden=None if step.hidden is None else np.pad(step.hidden, ((0, extra), (0, 0))),
     )
@@ -155,6 +156,7 @@ def example_step(shape: StepShape, limits: Limits, blocks: int) -> Step:
         context_lens=np.full(shape.requests, limits.max_model_len, np.int32),
         block_tables=tables,
         logit_rows=np.arange(shape.tokens - shape.logit_rows, shape.tokens, dtype=np.int32),
+        tree_masks=np.zeros(shape.tokens, np.int64),
         hidden=np.zeros((shape.tokens, shape.hidden), np.float32) if shape.hidden else None,
     )
 

@@ -14,8 +14,8 @@ from llmc.files.typed_json import REBUILD
 from llmc.program import (
     CHOICE_INPUTS,
     CHOICE_OUTPUTS,
-    HIDDEN,
     ITEMSIZES,
+    STEP_INPUTS,
     Affine,
     DeviceKernel,
     Launch,
@@ -158,7 +158,7 @@ class _Memory:
         if space == "cache" and name in self._caches:
             return self._at(operand, self._caches[name].dtype)
         if space == "input":
-            return self._at(operand, "F32" if name == HIDDEN else CHOICE_INPUTS.get(name, "I32"))
+            return self._at(operand, (STEP_INPUTS | CHOICE_INPUTS).get(name, "I32"))
         if space == "output":
             return self._at(operand, CHOICE_OUTPUTS.get(name, "F32"))
         raise EngineFormatError(f"a launch names {operand}, which the program does not have", fix=REBUILD)

@@ -81,6 +81,7 @@ class CppExecutor:
             step.context_lens.ctypes.data,
             step.block_tables.ctypes.data,
             step.logit_rows.ctypes.data,
+            step.tree_masks.ctypes.data,
             self._logits.ctypes.data,
             self._sides.mask(step.sides),
             None if step.hidden is None else step.hidden.ctypes.data,

@@ -1,4 +1,7 @@
-"""A step as tiles of a fixed number of rows, each of one request; positions say which row of its tile a token is."""
+"""A step as tiles of a fixed number of rows, each of one request; positions say which row of its tile a token is.
+
+Tokens of a tree that have the same position, or skip some, come in tiles of their own.
+"""
 
 from __future__ import annotations
 
@@ -32,16 +35,22 @@ def tiles_of(step: Step, spare_slot: int) -> Iterator[Tile]:
     for r, table in enumerate(step.block_tables):
         begin, end = int(step.query_starts[r]), int(step.query_starts[r + 1])
         while begin < end:
-            place = int(step.positions[begin]) % TILE
-            count = min(TILE - place, end - begin)
-            yield _tile(step, slice(begin, begin + count), place, table, is_wanted, spare_slot)
-            begin += count
+            position = int(step.positions[begin])
+            place = position % TILE
+            stop = min(begin + TILE - place, end)
+            if step.tree_masks[end - 1]:
+                follows = step.positions[begin:stop] == np.arange(position, position + stop - begin)
+                stop = begin + int(np.argmin(np.append(follows, False)))
+            first_row = int(step.context_lens[r]) - (end - begin)
+            yield _tile(step, slice(begin, stop), place, first_row, table, is_wanted, spare_slot)
+            begin = stop
 
 
 def _tile(
     step: Step,
     tokens: slice,
     place: int,
+    first_row: int,
     table: Ints,
     is_wanted: np.ndarray[tuple[int], np.dtype[np.bool_]],
     spare: int,
@@ -49,9 +58,9 @@ def _tile(
     count = tokens.stop - tokens.start
     inside = slice(place, place + count)
     ids, positions = np.zeros(TILE, np.int32), np.zeros(TILE, np.int32)
-    slots = np.full(TILE, spare, np.int32)
+    slots, masks = np.full(TILE, spare, np.int32), np.zeros(TILE, np.int64)
     ids[inside], positions[inside] = step.input_ids[tokens], step.positions[tokens]
-    slots[inside] = step.slot_mapping[tokens]
+    slots[inside], masks[inside] = step.slot_mapping[tokens], step.tree_masks[tokens]
     wanted = np.flatnonzero(is_wanted[tokens]).astype(np.int32) + place
     return Tile(
         Step(
@@ -59,10 +68,11 @@ def _tile(
             positions=positions,
             slot_mapping=slots,
             query_starts=np.arange(place, place + count + 1, dtype=np.int32),
-            context_lens=step.positions[tokens] + 1,
+            context_lens=np.arange(first_row + 1, first_row + count + 1, dtype=np.int32),
             block_tables=np.broadcast_to(table, (count, len(table))).copy(),
             # All of them, so that the last product has as many rows in every tile as well.
             logit_rows=np.arange(TILE if len(wanted) else 1, dtype=np.int32),
+            tree_masks=masks,
             hidden=None if step.hidden is None else _hidden(step.hidden[tokens], inside),
         ),
         np.arange(place, place + count, dtype=np.int32),

@@ -9,15 +9,25 @@ import numpy as np
 import numpy.typing as npt
 
 Ints = npt.NDArray[np.int32]
+Masks = npt.NDArray[np.int64]
 
 
 @dataclass(frozen=True)
 class Step:
-    """One step's inputs, int32 views that stay valid until the next one: T tokens of R requests, L wanted rows.
+    """One step's inputs, views that stay valid until the next one: T tokens of R requests, L wanted rows.
 
-    input_ids, positions, slot_mapping: [T]; query_starts: [R + 1]; context_lens: [R]; block_tables: [R, B];
-    logit_rows: [L], indices into the tokens. sides: the side outputs that the step is to leave. hidden: [T, width] in
-    fp32, of engines that read hidden states.
+    A token has a position in its sequence, which only rotations and learned embeddings look at, and a row of the cache,
+    which it is written to and from which on it looks back. They are the same number but in a tree, where tokens of one
+    position stand in several rows. Rows of a request are counted from 0 through its blocks.
+
+    input_ids, positions: [T]; slot_mapping: [T], row % block_size of the row's block, which starts at block ·
+    block_size; query_starts: [R + 1], indices of tokens; context_lens: [R], rows in the cache with this step's, which
+    are the last; block_tables: [R, B], blocks by row // block_size; logit_rows: [L], indices of tokens; all int32.
+    tree_masks: [T], int64, 0 but in a tree: bit d of a token's says that it does not see the row d before its own. What
+    it sees counts as if it stood together, in order (windows too), so a token of a tree gets the bits that it would get
+    at the end of the chain that leads to it. Only the 63 rows before a token can be hidden from it.
+    sides: the side outputs that the step is to leave. hidden: [T, width] in fp32, of engines that read hidden
+    states.
     """
 
     input_ids: Ints
@@ -27,10 +37,11 @@ class Step:
     context_lens: Ints
     block_tables: Ints
     logit_rows: Ints
+    tree_masks: Masks
     sides: tuple[str, ...] = ()
     hidden: npt.NDArray[np.float32] | None = None
 
-    def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.float32]]]:
+    def arrays(self) -> Iterator[tuple[str, npt.NDArray[np.int32 | np.int64 | np.float32]]]:
         """What there is, by name."""
         for name in STEP_ARRAYS:
             value = getattr(self, name)

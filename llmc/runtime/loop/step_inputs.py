@@ -31,12 +31,17 @@ class StepInputs:
         self._standing_tables = np.zeros((limits.max_sequences, blocks), np.int32)
         self._tables = np.zeros(limits.max_sequences * blocks, np.int32)
         self._rows = np.zeros(limits.max_logit_rows, np.int32)
+        self._masks = np.zeros(limits.max_batch_tokens, np.int64)
+        # What the last step has written of the masks: all others are 0.
+        self._masked: list[slice] = []
         self._counting = np.arange(max(limits.max_batch_tokens, limits.max_sequences) + 1, dtype=np.int32)
         self._decodes = 0
 
     def fill(self, plan: StepPlan, sides: tuple[str, ...] = ()) -> Step:
         """The arrays of a plan's tokens, one request after the other. sides: the side outputs that are wanted."""
         size, chunks = self._block_size, plan.chunks
+        while self._masked:
+            self._masks[self._masked.pop()] = 0
         tokens = rows = self._decodes = len(plan.decodes)
         self._grow(plan)
         self._enter(plan)
@@ -64,6 +69,7 @@ class StepInputs:
             context_lens=self._lengths[:requests],
             block_tables=tables,
             logit_rows=self._rows[:rows],
+            tree_masks=self._masks[:tokens],
             sides=sides,
         )
 
@@ -103,6 +109,12 @@ class StepInputs:
         blocks = -(-stop // size)
         table[:blocks] = request.standing.blocks[:blocks]
         self._input_ids[begin:end] = chunk.token_ids
-        self._positions[begin:end] = np.arange(chunk.start, stop)
-        index, inside = np.divmod(self._positions[begin:end], size)
+        rows = np.arange(chunk.start, stop, dtype=np.int32)
+        index, inside = np.divmod(rows, size)
         self._slots[begin:end] = table[index] * size + inside
+        self._positions[begin:end] = rows
+        if chunk.draft.parents is not None:
+            drafts = slice(end - len(chunk.draft), end)
+            self._positions[drafts] = stop - len(chunk.draft) - 1 + np.array(chunk.draft.depths(), np.int32)
+            self._masks[drafts] = chunk.draft.masks()
+            self._masked.append(drafts)

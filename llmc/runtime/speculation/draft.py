@@ -44,5 +44,17 @@ class Draft:
             depths.append(1 if parent is None else depths[parent] + 1)
         return depths
 
+    def masks(self) -> list[int]:
+        """By token, as of Step.tree_masks: bit d says that the token d before it is not one that leads to it."""
+        if self.parents is None:
+            return [0] * len(self.tokens)
+        masks: list[int] = []
+        for index, parent in enumerate(self.parents):
+            # All since the parent are hidden, and what is hidden from that.
+            back = index + 1 if parent is None else index - parent
+            hidden = (1 << back) - 2
+            masks.append(hidden if parent is None else hidden | masks[parent] << back)
+        return masks
+
 
 NO_DRAFT = Draft(())

@@ -38,6 +38,7 @@ def draft_step(readings: Sequence[Reading], block_size: int, wanted: int) -> Ste
         context_lens=context_lens,
         block_tables=tables,
         logit_rows=query_starts[1 : wanted + 1] - np.int32(1),
+        tree_masks=np.zeros(len(owners), np.int64),
     )
 
 

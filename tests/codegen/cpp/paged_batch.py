@@ -32,6 +32,7 @@ class PagedBatch:
     sinks: Tensor | None = None
     format: CacheFormat | None = None
     value_dim: int | None = None
+    tree_masks: Tensor | None = None
 
     def coded(self, format: CacheFormat) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -59,6 +60,7 @@ class PagedBatch:
             self.sinks,
             None if self.format is None else str(self.format),
             self.value_dim,
+            self.tree_masks,
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -104,6 +106,7 @@ class PagedBatch:
             "sinks": pointer(self.sinks),
             "y": rows(y),
             "cache_group": 0 if self.format is None else self.format.group or 0,
+            "tree_masks": pointer(self.tree_masks),
         }
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:

@@ -64,6 +64,7 @@ def step_arrays(step: Sequence[Chunk], size: int, blocks: int) -> Step:
         context_lens=_ints([c.start + len(c.tokens) for c in step]),
         block_tables=_ints(tables),
         logit_rows=_ints(range(len(places))),
+        tree_masks=np.zeros(len(places), np.int64),
     )
 
 

@@ -22,12 +22,12 @@ from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
 def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_path: Path) -> None:
     """Head dimension 128 and 256, the second with every option that costs registers."""
     target = gpu_target(name)
-    kernels = node_kernels(paged_attention, _attention(32, 8, 128), target)
+    kernels = node_kernels(paged_attention, _with_trees(*_attention(32, 8, 128)), target)
     if name != "rtx4090":  # It has the A100's tiles, from the same source.
-        kernels += node_kernels(paged_attention, (*_attention(16, 8, 256), 4096, 50.0), target)
+        kernels += node_kernels(paged_attention, _with_trees(*_attention(16, 8, 256), 4096, 50.0), target)
     assemblies = compile_checked(kernels, target, workers, tmp_path)
     for kernel, assembly in zip(kernels, assemblies, strict=True):
-        if kernel.function == "paged_prefill_kernel":
+        if kernel.function == "paged_prefill_kernel" and not kernel.constants["TREES"]:
             instruction = matrix_instruction(name)
             assert instruction in assembly, f"{kernel.constants} has no {instruction}"
 
@@ -47,7 +47,7 @@ def test_other_heads(
 ) -> None:
     target = gpu_target(name)
     sinks = meta(heads, dtype=torch.float32)
-    arguments = (*_attention(heads, kv_heads, head_dim, dtype), 128, None, sinks)
+    arguments = _with_trees(*_attention(heads, kv_heads, head_dim, dtype), 128, None, sinks)
     compile_checked(node_kernels(paged_attention, arguments, target), target, workers, tmp_path)
 
 
@@ -71,3 +71,8 @@ def _attention(
     cache = meta(64, kv_heads, 16, head_dim, dtype=dtype)
     indices = (meta(3, dtype=torch.int32), meta(2, dtype=torch.int32), meta(2, 8192, dtype=torch.int32))
     return (meta(8, heads, head_dim, dtype=dtype), cache, cache, *indices, head_dim**-0.5)
+
+
+def _with_trees(*arguments: Tensor | float | None) -> tuple[Tensor | float | None, ...]:
+    """With masks for trees, as engines have them."""
+    return (*arguments, *[None] * (12 - len(arguments)), meta(8, dtype=torch.int64))

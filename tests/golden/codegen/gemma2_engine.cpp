@@ -9,7 +9,7 @@
 using namespace llmc;
 
 // As the runtime fills them.
-static_assert(sizeof(LlmcStep) == 88 &&
+static_assert(sizeof(LlmcStep) == 104 &&
               offsetof(LlmcStep, tokens) == 0 &&
               offsetof(LlmcStep, requests) == 4 &&
               offsetof(LlmcStep, logit_rows) == 8 &&
@@ -21,8 +21,10 @@ static_assert(sizeof(LlmcStep) == 88 &&
               offsetof(LlmcStep, context_lens) == 48 &&
               offsetof(LlmcStep, block_tables) == 56 &&
               offsetof(LlmcStep, logit_row_ids) == 64 &&
-              offsetof(LlmcStep, logits) == 72 &&
-              offsetof(LlmcStep, sides) == 80);
+              offsetof(LlmcStep, tree_masks) == 72 &&
+              offsetof(LlmcStep, logits) == 80 &&
+              offsetof(LlmcStep, sides) == 88 &&
+              offsetof(LlmcStep, hidden) == 96);
 static_assert(sizeof(LlmcBindings) == 32 &&
               offsetof(LlmcBindings, weights) == 0 &&
               offsetof(LlmcBindings, caches) == 8 &&
@@ -95,6 +97,7 @@ typedef struct {
   const float* sinks;
   LlmcRows y;
   int64_t cache_group;
+  const int64_t* tree_masks;
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;
@@ -211,7 +214,7 @@ const char* llmc_engine_interface(void) {
       "cache 0 2 heads of 12 and 12 F32 None\n"
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
-      "LlmcStep 88 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 logits=72 sides=80\n"
+      "LlmcStep 104 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96\n"
       "LlmcBindings 32 weights=0 caches=8 arena=16 threads=24\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";
 }
@@ -296,7 +299,7 @@ void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {
        .q = {linear_default_, 96}, .k_cache = engine->caches[0], .v_cache = engine->caches[1],
        .query_starts = step->query_starts, .context_lens = step->context_lens, .block_tables = step->block_tables,
        .max_blocks = step->max_blocks, .scale = 0.28867513459481287f, .window = 6, .softcap = 5.0f,
-       .y = {paged_attention_default_, 48}});
+       .y = {paged_attention_default_, 48}, .tree_masks = step->tree_masks});
   mark(times, 7);
 
   // linear_default_1

@@ -53,7 +53,7 @@ def test_keeps_window_softcap_and_sinks() -> None:
     result = run_pipeline(graph, (page_kv_cache,), BuildOptions()).graph
     same_logits(graph, result, source, tolerance=1e-6)
     (node,) = result.graph.find_nodes(op="call_function", target=torch.ops.llmc.paged_attention.default)
-    assert [str(a) for a in node.args[6:]] == ["0.5", "3", "2.0", "sinks"]
+    assert [str(a) for a in node.args[6:10]] == ["0.5", "3", "2.0", "sinks"]
 
 
 def test_cache_has_the_models_dtype_and_the_blocks_asked_for() -> None:

@@ -156,6 +156,7 @@ def _logits_of(graph: ModelGraph, source: TensorSource, tokens: list[int], rows:
         "logit_rows": rows,
     }
     inputs = {name: torch.tensor(value, dtype=torch.int32) for name, value in values.items()}
+    inputs["tree_masks"] = torch.zeros(count, dtype=torch.int64)
     caches = {
         n.name: torch.zeros(1, *(int(s) for s in n.meta["val"].shape[1:])) for n in graph.inputs() if "cache" in n.meta
     }

@@ -21,4 +21,5 @@ def decodes(contexts: list[int], block_size: int = 16) -> Step:
         context_lens=np.asarray(contexts, np.int32),
         block_tables=tables,
         logit_rows=np.arange(count, dtype=np.int32),
+        tree_masks=np.zeros(count, np.int64),
     )

@@ -41,6 +41,7 @@ def test_a_token_stands_where_its_position_puts_it() -> None:
         context_lens=np.array([6, 30], ints),
         block_tables=np.array([[7, 0], [8, 9]], ints),
         logit_rows=np.array([0, 20], ints),
+        tree_masks=np.zeros(21, np.int64),
     )
     tiles = list(tiles_of(step, spare_slot=999))
     assert [tile.wanted.tolist() for tile in tiles] == [[5], [], [13]]

@@ -120,6 +120,7 @@ typedef struct {
   const int32_t* context_lens;   // [R]
   const int32_t* block_tables;   // [R, max_blocks]
   const int32_t* logit_row_ids;  // [L]
+  const int64_t* tree_masks;     // [T]
   float* logits;                 // [L, vocab_size]
   int64_t sides;                 // bit i: program.json's side output i is wanted; it stays in the arena
   const float* hidden;           // [T, hidden_width] of a draft, else null

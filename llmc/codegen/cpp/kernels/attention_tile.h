@@ -2,17 +2,20 @@
 //
 // A row is one query head at one token. Rows that read the same KV head share one pass over it; a tile of few tokens
 // takes in several KV heads, so that what it reads of a block lies together.
-// Keys come in tiles of kAttentionKeys and these in ranges of kAttentionRange, both cut at fixed positions of the
-// request: what a row computes does not depend on where a prefill was cut or on which thread takes which range.
+// Keys come in tiles of kAttentionKeys and these in ranges of kAttentionRange, both cut at fixed places of the request:
+// what a row computes does not depend on where a prefill was cut or on which thread takes which range. From the first
+// row on that a tree hides from some token, each token's keys are gathered at the places that they have without it.
 // Source: Dao 2023, "FlashAttention-2"; Kwon et al. 2023, "PagedAttention".
 #pragma once
 #include <algorithm>
 
 #include "softmax.h"
+#include "visible_rows.h"
 
-// llmc::paged_attention; prefill chunks and decodes mixed. The bits of a request's rows depend neither on its neighbours
-// nor on where its prefill is cut nor on the number of threads. With bf16 activations and caches, on processors that
-// multiply bf16, probabilities too are rounded to bf16 before they multiply values.
+// llmc::paged_attention; prefill chunks, decodes and trees mixed. The bits of a request's rows depend neither on its
+// neighbours nor on where its prefill is cut nor on the number of threads; those of a tree's rows are what their paths
+// alone would give. With bf16 activations and caches, on processors that multiply bf16, probabilities too are rounded to
+// bf16 before they multiply values.
 typedef struct {
   int64_t tokens, requests, heads, kv_heads, head_dim, value_dim, block_size;
   LlmcRows q;  // [tokens, heads * head_dim]
@@ -28,6 +31,7 @@ typedef struct {
   const float* sinks;  // [heads] or null
   LlmcRows y;          // [tokens, heads * value_dim]
   int64_t cache_group;  // as in LlmcKvWrite
+  const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
 } LlmcPagedAttention;
 
 namespace llmc {
@@ -36,6 +40,18 @@ constexpr int64_t kAttentionRows = 64;
 constexpr int64_t kAttentionRange = 1024;
 
 inline int64_t padded_to_lanes(int64_t channels) { return (channels + kLanes - 1) / kLanes * kLanes; }
+
+// The masks of a request's tokens, null if they hide nothing. The last token of a tree never sees all others.
+inline const int64_t* tree_of(const LlmcPagedAttention& a, int64_t request) {
+  const int64_t begin = a.query_starts[request], end = a.query_starts[request + 1];
+  return a.tree_masks == nullptr || begin == end || a.tree_masks[end - 1] == 0 ? nullptr : a.tree_masks + begin;
+}
+
+// Places of the keys that any of a request's tokens from `first_row` on may see, the last being in row `rows` - 1.
+inline Keys seen_from(const LlmcPagedAttention& a, const int64_t* tree, int64_t first_row, int64_t rows) {
+  const int64_t reach = a.window - 1 + (tree == nullptr ? 0 : VisibleRows::kReach);
+  return {a.window == 0 ? 0 : std::max<int64_t>(0, first_row - reach), rows};
+}
 
 struct RowTile {
   int64_t request;
@@ -75,15 +91,19 @@ class TileAttention {
         memory_(memory),
         group_(a_.heads / a_.kv_heads),
         first_token_(a_.query_starts[tile.request]),
-        first_position_(a_.context_lens[tile.request] - (a_.query_starts[tile.request + 1] - first_token_)),
+        first_own_row_(a_.context_lens[tile.request] - (a_.query_starts[tile.request + 1] - first_token_)),
+        tree_(tree_of(a_, tile.request)),
+        shared_to_(first_hidden()),
         keys_(a_.head_dim, a_.block_size, a_.cache_group),
         values_(a_.value_dim, a_.block_size, a_.cache_group),
         q_stride_(padded_to_lanes(steps_of<Steps>(a_.head_dim))) {}
 
   int64_t rows() const { return tile_.kv_heads * tile_.rows; }
 
-  // The keys that any row of the tile sees.
-  Keys keys() const { return {visible(0).first, visible(tile_.rows - 1).last}; }
+  // The keys that any row of the tile may see.
+  Keys keys() const {
+    return seen_from(a_, tree_, rows_of(token_of_request(0)).own, rows_of(token_of_request(tile_.rows - 1)).own + 1);
+  }
 
   void pack_queries() const {
     for (int64_t row = 0; row < rows(); row++) {
@@ -98,17 +118,15 @@ class TileAttention {
     const Keys seen = keys();
     const Keys in_range{std::max(seen.first, range * kAttentionRange),
                         std::min(seen.last, (range + 1) * kAttentionRange)};
-    CachedKeys tiles[2];
-    int64_t base = in_range.first / kAttentionKeys * kAttentionKeys;
-    find(base, in_range, tiles[0]);
-    for (int now = 0; base < in_range.last; base += kAttentionKeys, now = 1 - now) {
-      const bool more = base + kAttentionKeys < in_range.last;
-      if (more) find(base + kAttentionKeys, in_range, tiles[1 - now]);
-      for (int64_t head = 0; head < tile_.kv_heads; head++) {
-        const bool last_head = head + 1 == tile_.kv_heads;
-        const CachedKeys& next = last_head && more ? tiles[1 - now] : tiles[now];
-        attend_keys(base, within(in_range, base), head, tiles[now], next, last_head ? 0 : head + 1, to);
-      }
+    attend_tiles({in_range.first, std::min(in_range.last, shared_to_)}, {in_range.last - 1, 0}, {0, tile_.rows}, to);
+    if (in_range.last <= shared_to_) return;
+    for (int64_t token = token_of_request(0); token <= token_of_request(tile_.rows - 1); token++) {
+      const VisibleRows rows = rows_of(token);
+      const int64_t first_row = std::max<int64_t>(0, token * group_ - tile_.first_row);
+      const int64_t last_row = std::min(tile_.rows, (token + 1) * group_ - tile_.first_row);
+      const Keys own = visible(first_row);
+      attend_tiles({std::max({in_range.first, own.first, shared_to_}), std::min(in_range.last, own.last)}, rows,
+                   {first_row, last_row - first_row}, to);
     }
   }
 
@@ -125,6 +143,28 @@ class TileAttention {
  private:
   using Steps = StepsOf<Q, K>;
 
+  // Some of a tile's rows of each head.
+  struct RowSpan {
+    int64_t first, count;
+  };
+
+  // The rows of `span` over the keys `seen`, which lie where `rows` says.
+  void attend_tiles(Keys seen, const VisibleRows& rows, RowSpan span, const SoftmaxPart& to) const {
+    if (seen.first >= seen.last) return;
+    CachedKeys tiles[2];
+    int64_t base = seen.first / kAttentionKeys * kAttentionKeys;
+    find(rows, base, seen, tiles[0]);
+    for (int now = 0; base < seen.last; base += kAttentionKeys, now = 1 - now) {
+      const bool more = base + kAttentionKeys < seen.last;
+      if (more) find(rows, base + kAttentionKeys, seen, tiles[1 - now]);
+      for (int64_t head = 0; head < tile_.kv_heads; head++) {
+        const bool last_head = head + 1 == tile_.kv_heads;
+        const CachedKeys& next = last_head && more ? tiles[1 - now] : tiles[now];
+        attend_keys(base, within(seen, base), head, span, tiles[now], next, last_head ? 0 : head + 1, to);
+      }
+    }
+  }
+
   // Rows of one KV head follow each other.
   int64_t row_of_request(int64_t row) const { return tile_.first_row + row % tile_.rows; }
   int64_t token_of_request(int64_t row) const { return row_of_request(row) / group_; }
@@ -133,8 +173,21 @@ class TileAttention {
     return (tile_.kv_head + row / tile_.rows) * group_ + row_of_request(row) % group_;
   }
 
+  VisibleRows rows_of(int64_t token) const {
+    return {first_own_row_ + token, tree_ == nullptr ? 0 : static_cast<uint64_t>(tree_[token])};
+  }
+
+  // Of a tile of keys before this place all tokens of the tile see the same rows.
+  int64_t first_hidden() const {
+    if (tree_ == nullptr) return INT64_MAX;
+    int64_t first = INT64_MAX;
+    for (int64_t token = token_of_request(0); token <= token_of_request(tile_.rows - 1); token++)
+      first = std::min(first, rows_of(token).straight());
+    return first / kAttentionKeys * kAttentionKeys;
+  }
+
   Keys visible(int64_t row) const {
-    const int64_t last = first_position_ + token_of_request(row) + 1;
+    const int64_t last = rows_of(token_of_request(row)).count();
     return {a_.window == 0 ? 0 : std::max<int64_t>(0, last - a_.window), last};
   }
 
@@ -149,22 +202,13 @@ class TileAttention {
   };
 
   // Keys outside of `seen` are masked later: any that may be read does in their place.
-  void find(int64_t base, Keys seen, CachedKeys& tile) const {
+  void find(const VisibleRows& rows, int64_t base, Keys seen, CachedKeys& tile) const {
     // Not a structured binding, which compilers before C++20 let no lambda refer to.
     const Keys found = within(seen, base);
     const int64_t first = found.first, last = found.last;
-    const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
-    for (int64_t position = first; position < last;) {
-      const int64_t in_block = position % a_.block_size;
-      const int64_t head = blocks[position / a_.block_size] * a_.kv_heads + tile_.kv_head;
-      const int64_t end = std::min(last, position - in_block + a_.block_size);
-      auto key = keys_.row(static_cast<const uint8_t*>(a_.k_cache) + head * keys_.head_bytes(), in_block);
-      auto value = values_.row(static_cast<const uint8_t*>(a_.v_cache) + head * values_.head_bytes(), in_block);
-      for (; position < end; position++, key = keys_.next(key), value = values_.next(value)) {
-        tile.keys[position - base] = key;
-        tile.values[position - base] = value;
-      }
-    }
+    rows.for_runs(first, last, [&](int64_t row, int64_t place, int64_t count) {
+      find_run(row, count, tile.keys + (place - base), tile.values + (place - base));
+    });
     const auto fill = [&](int64_t from, int64_t to) {
       std::fill(tile.keys + from, tile.keys + to, tile.keys[first - base]);
       std::fill(tile.values + from, tile.values + to, tile.values[first - base]);
@@ -173,8 +217,25 @@ class TileAttention {
     fill(last - base, kAttentionKeys);
   }
 
-  // One tile of keys of one head, from position `base` on, of which some row sees `seen`.
-  void attend_keys(int64_t base, Keys seen, int64_t head, const CachedKeys& now, const CachedKeys& next,
+  // Where rows from `first` on lie in the cache.
+  void find_run(int64_t first, int64_t count, typename Cache<K>::Row* key_rows,
+                typename Cache<K>::Row* value_rows) const {
+    const int32_t* blocks = a_.block_tables + tile_.request * a_.max_blocks;
+    for (int64_t row = first; row < first + count;) {
+      const int64_t in_block = row % a_.block_size;
+      const int64_t head = blocks[row / a_.block_size] * a_.kv_heads + tile_.kv_head;
+      const int64_t end = std::min(first + count, row - in_block + a_.block_size);
+      auto key = keys_.row(static_cast<const uint8_t*>(a_.k_cache) + head * keys_.head_bytes(), in_block);
+      auto value = values_.row(static_cast<const uint8_t*>(a_.v_cache) + head * values_.head_bytes(), in_block);
+      for (; row < end; row++, key = keys_.next(key), value = values_.next(value)) {
+        key_rows[row - first] = key;
+        value_rows[row - first] = value;
+      }
+    }
+  }
+
+  // One tile of keys of one head, from place `base` on, of which some row of `span` sees `seen`.
+  void attend_keys(int64_t base, Keys seen, int64_t head, RowSpan span, const CachedKeys& now, const CachedKeys& next,
                    int64_t next_head, const SoftmaxPart& to) const {
     const int64_t key_bytes = keys_.head_bytes(), value_bytes = values_.head_bytes();
     const CachedRows<K> keys{keys_, now.keys, head * key_bytes}, values{values_, now.values, head * value_bytes};
@@ -185,36 +246,41 @@ class TileAttention {
     pack_keys<Steps>(keys, a_.head_dim, fetch, memory_.keys);
     const CachedValues<Steps, K> cached{values};
     constexpr int64_t kFewRows = 8;
-    if (tile_.rows <= kFewRows && a_.value_dim % kLanes == 0) {
-      add_tile(base, seen, head * tile_.rows, cached, fetch, to);
+    const RowSpan of_head{head * tile_.rows + span.first, span.count};
+    if (span.count <= kFewRows && a_.value_dim % kLanes == 0) {
+      add_tile(base, seen, of_head, cached, fetch, to);
     } else {
       pack_values(cached, a_.value_dim, to.stride, memory_.values);
-      add_tile(base, seen, head * tile_.rows, PackedValues{memory_.values, to.stride}, fetch, to);
+      add_tile(base, seen, of_head, PackedValues{memory_.values, to.stride}, fetch, to);
     }
   }
 
-  // The head's rows, from `first_row` on, over the packed keys.
+  // Rows of one head over the packed keys.
   template <class Values>
-  void add_tile(int64_t base, Keys seen, int64_t first_row, const Values& values, const FetchNext<K>& fetch,
+  void add_tile(int64_t base, Keys seen, RowSpan span, const Values& values, const FetchNext<K>& fetch,
                 const SoftmaxPart& to) const {
-    for_row_tile(tile_.rows, [&](int64_t row, auto rows) {
+    for_row_tile(span.count, [&](int64_t row, auto rows) {
       const FetchNext<K> nothing{fetch.keys, fetch.values, 0, 0};
-      add_rows<decltype(rows)::value>(base, seen, first_row + row, values, row == 0 ? fetch : nothing, to);
+      add_rows<decltype(rows)::value>(base, seen, span.first + row, values, row == 0 ? fetch : nothing, to);
     });
   }
 
   template <int ROWS, class Values>
   void add_rows(int64_t base, Keys seen, int64_t row, const Values& values, const FetchNext<K>& fetch,
                 const SoftmaxPart& to) const {
-    const int64_t first = std::max(visible(row).first, seen.first) - base;
-    const int64_t last = std::min(visible(row + ROWS - 1).last, seen.last) - base;
+    Keys seen_by[ROWS], by_any{INT64_MAX, 0};
+    for (int r = 0; r < ROWS; r++) {
+      const Keys keys = visible(row + r);
+      by_any = {std::min(by_any.first, keys.first), std::max(by_any.last, keys.last)};
+      seen_by[r] = {keys.first - base, keys.last - base};
+    }
+    const int64_t first = std::max(by_any.first, seen.first) - base;
+    const int64_t last = std::min(by_any.last, seen.last) - base;
     if (first >= last) return;
     float* scores = memory_.scores + row * kAttentionKeys;
     for (int64_t key = first / kBlockKeys * kBlockKeys; key < last; key += kBlockKeys)
       score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key, steps_of<Steps>(a_.head_dim),
                                fetch, scores + key);
-    Keys seen_by[ROWS];
-    for (int r = 0; r < ROWS; r++) seen_by[r] = {visible(row + r).first - base, visible(row + r).last - base};
     float decay[ROWS];
     add_scores<Steps>({a_.scale, a_.softcap}, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
     add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, to.values + row * to.stride, to.stride);
@@ -225,7 +291,9 @@ class TileAttention {
   const TileMemory& memory_;
   const int64_t group_;
   const int64_t first_token_;
-  const int64_t first_position_;
+  const int64_t first_own_row_;
+  const int64_t* const tree_;
+  const int64_t shared_to_;
   const Cache<K> keys_, values_;
   const int64_t q_stride_;
 };

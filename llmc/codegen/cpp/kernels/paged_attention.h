@@ -33,9 +33,8 @@ struct Plan {
   int64_t spans(int64_t r) const { return (a.kv_heads + heads(r) - 1) / heads(r); }
   int64_t tiles(int64_t r) const { return spans(r) * tiles_of_head(r); }
   Keys keys(int64_t r) const {
-    const int64_t last = a.context_lens[r];
-    const int64_t first = last - (a.query_starts[r + 1] - a.query_starts[r]) + 1 - a.window;
-    return {a.window == 0 ? 0 : std::max<int64_t>(0, first), last};
+    const int64_t rows = a.context_lens[r];
+    return seen_from(a, tree_of(a, r), rows - (a.query_starts[r + 1] - a.query_starts[r]), rows);
   }
   bool split(int64_t r) const { return tiles_of_head(r) == 1 && keys(r).last - keys(r).first > split_keys; }
   int64_t ranges(int64_t r) const { return ranges_of(keys(r)); }

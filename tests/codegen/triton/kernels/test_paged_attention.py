@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import product
 from typing import Any
 
@@ -13,6 +14,7 @@ from llmc.codegen.triton.kernels.attention.paged_attention import decode_splits,
 from llmc.graph.refusal import Refusal
 from llmc.targets import GPU_TARGETS
 from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
+from tests.codegen.cpp.tree_batch import random_case, with_trees
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
 from tests.gpu_target import gpu_target
 from tests.tolerances import GPU_KERNELS
@@ -29,7 +31,7 @@ def _check(batch: PagedBatch, device: str, target: str = "h100") -> None:
 
 def _arguments(batch: PagedBatch) -> tuple[Any, ...]:
     tensors = (batch.q, batch.k_cache, batch.v_cache, batch.query_starts, batch.context_lens, batch.block_tables)
-    return (*tensors, batch.scale, batch.window, batch.softcap, batch.sinks)
+    return (*tensors, batch.scale, batch.window, batch.softcap, batch.sinks, None, None, batch.tree_masks)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -152,3 +154,23 @@ def _refusal(
         operands.append(graph.placeholder(f"operand{index}"))
         operands[-1].meta["val"] = tensor
     return supports(graph.call_function(torch.ops.llmc.paged_attention.default, (*operands, scale)), gpu_target("h100"))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_trees(device: str, seed: int) -> None:
+    batch, trees = random_case(seed)
+    _check(with_trees(as_half(batch), trees), device)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(100, 200))
+def test_any_tree(device: str, seed: int) -> None:
+    """Two trees each."""
+    batch, trees = random_case(seed)
+    _check(with_trees(as_half(batch), trees), device)
+
+
+def as_half(batch: PagedBatch) -> PagedBatch:
+    """In a dtype that the interpreter computes right."""
+    q, k_cache, v_cache = (tensor.to(torch.float16) for tensor in (batch.q, batch.k_cache, batch.v_cache))
+    return replace(batch, q=q, k_cache=k_cache, v_cache=v_cache)

@@ -26,7 +26,8 @@ def attend_keys(
     row_sum: tl.tensor,
     row_max: tl.tensor,
     q: tl.tensor,
-    positions: tl.tensor,
+    own_rows: tl.tensor,
+    hidden: tl.tensor,
     start: tl.tensor,
     end: tl.tensor,
     first_key: tl.tensor,
@@ -51,8 +52,10 @@ def attend_keys(
     """Attend to keys [start, end), KEY_TILE at a time; returns (weighted, row_sum, row_max) brought up to date.
 
     weighted: [rows, VALUE_TILE], row_sum and row_max (in units of log2): [rows], fp32. q: [rows, DIM_TILE], zero past
-    HEAD_DIM. positions: [rows]. MASKED: keys below first_key, past the end, after a row's position or outside of its
-    window are left out, and those before first_key or past the end are not read; otherwise every row sees every key.
+    HEAD_DIM. own_rows: [rows], where the queries' own keys are. MASKED: keys below first_key, past the end, after a
+    query's own or outside of its window are left out, and those before first_key or past the end are not read;
+    otherwise every query sees every key. hidden: [rows], int64, None for none: bit d leaves out the key d before
+    a query's own.
     CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
     """
     dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
@@ -80,9 +83,11 @@ def attend_keys(
             # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
             scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 * LOG2E / SOFTCAP))))
         if MASKED:
-            visible = present[None, :] & (keys[None, :] <= positions[:, None])
-            if WINDOW > 0:
-                visible = visible & (keys[None, :] > positions[:, None] - WINDOW)
+            visible = present[None, :] & (keys[None, :] <= own_rows[:, None])
+            if hidden is not None:
+                visible = visible & not_hidden(hidden, own_rows[:, None] - keys[None, :], WINDOW)
+            elif WINDOW > 0:
+                visible = visible & (keys[None, :] > own_rows[:, None] - WINDOW)
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * exponent_scale)
         weights = tl.exp2(scores * exponent_scale - new_max[:, None])
@@ -100,6 +105,27 @@ def attend_keys(
         weighted = tl.dot(weights.to(q.dtype), v.to(q.dtype), weighted, input_precision="ieee")
         row_max = new_max
     return weighted, row_sum, row_max
+
+
+@triton.jit
+def not_hidden(hidden: tl.tensor, back: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
+    """Which keys so far before each row's own it sees: of those that are not hidden the last WINDOW, 0 for all."""
+    # Bit 0 is never set.
+    shift = tl.where((back > 0) & (back < 64), back, 0).to(tl.int64)
+    visible = ((hidden[:, None] >> shift) & 1) == 0
+    if WINDOW > 0:
+        between = tl.where(back < 64, (shift * 0 + 1 << shift) - 1, -1)
+        visible = visible & (back - bits_set(hidden[:, None] & between).to(tl.int32) < WINDOW)
+    return visible
+
+
+@triton.jit
+def bits_set(word: tl.tensor) -> tl.tensor:
+    """How many bits of an int64 are set; the highest must not be."""
+    word = word - ((word >> 1) & 0x5555555555555555)
+    word = (word & 0x3333333333333333) + ((word >> 2) & 0x3333333333333333)
+    word = (word + (word >> 4)) & 0x0F0F0F0F0F0F0F0F
+    return (word * 0x0101010101010101) >> 56
 
 
 @triton.jit

@@ -1,8 +1,9 @@
 """llmc::paged_attention: causal attention of a ragged batch over the paged cache, prefill chunks and decodes mixed.
 
-A step is three launches: requests with two tokens or more go to paged_prefill.py, those with one token to
-paged_decode.py, which splits each over its keys, and combine_splits joins the splits. Each launch leaves the other
-kind's requests alone, so that any mix is right. A step of T = R tokens is all decodes: the first grid is empty then.
+A step is four launches: requests with two tokens or more go to paged_prefill.py, those with a tree to a second launch
+of it, those with one token to paged_decode.py, which splits each over its keys, and combine_splits joins the splits.
+Each launch leaves the other kinds' requests alone, so that any mix is right. A step of T = R tokens is all decodes: the
+first two grids are empty then.
 
 Memory-bound in decode: moves C·KV·(D + Dv) elements of the cache, C positions in all requests, and 2·SPLITS·heads·Dv
 fp32 partial sums a request at most. Matrix-bound in prefill: 2·A·heads·(D + Dv) operations for A query-key pairs.
@@ -109,25 +110,27 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     }
     is_fp32, widest = call.dtype("q") is torch.float32, max(dim_tile, value_tile)
     decode = _decode(call, target, arguments, constants, decode_tile(target, is_fp32, widest, group, is_coded))
-    sinks, y, tokens = call.vector("sinks"), rows("y", call.result()), call.count("q")
-    launches = []
-    is_padded = (head_dim, value_dim) != (dim_tile, value_tile)
-    for tile in prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded):
+    masks, tokens = call.vector("tree_masks"), call.count("q")
+    arguments |= {"tree_masks_ptr": masks, "sinks_ptr": call.vector("sinks"), **rows("y", call.result())}
+
+    def prefill(tile: Tile, trees: bool, then: tuple[DeviceLaunch, ...]) -> DeviceLaunch:
         row_tile = max(tile.rows, triton.next_power_of_2(group))
         # Any request's tiles find a place in cdiv(T, tile) + R; with T = R there is no request with two tokens.
         tiles = f"min(cdiv({tokens}, {row_tile // group}) + R, ({tokens} - R) * {_MAX_GRID})"
-        launches.append(
-            DeviceLaunch(
-                paged_prefill_kernel,
-                {**arguments, "sinks_ptr": sinks, **y, "requests": Count.REQUESTS},
-                {**constants, "ROW_TILE": row_tile, "KEY_TILE": tile.keys},
-                (str(kv_heads), tiles),
-                tile.num_warps,
-                tile.num_stages,
-                then=decode,
-            )
+        return DeviceLaunch(
+            paged_prefill_kernel,
+            {**arguments, "requests": Count.REQUESTS},
+            {**constants, "ROW_TILE": row_tile, "KEY_TILE": tile.keys, "TREES": trees},
+            (str(kv_heads), tiles),
+            tile.num_warps,
+            tile.num_stages,
+            then=then,
         )
-    return tuple(launches)
+
+    trees = () if masks is None else (prefill(tree_tile(is_fp32, widest, group), True, ()),)
+    is_padded = (head_dim, value_dim) != (dim_tile, value_tile)
+    tiles = prefill_tiles(target, is_fp32, widest, is_padded=is_padded, is_coded=is_coded)
+    return tuple(prefill(tile, False, (*trees, *decode)) for tile in tiles)
 
 
 def _decode(
@@ -184,6 +187,13 @@ def decode_tile(target: GpuTarget, is_fp32: bool, dim: int, group: int, is_coded
     # For sm_100, 64 keys of 128 channels as codes with groups take a few registers more than there are.
     is_short = dim > 128 or row_tile > 32 or (is_coded and dim > 64 and target.arch == 100)
     return Tile(row_tile, 32 if is_short else 64, 4 if row_tile <= 32 else 8, 3)
+
+
+def tree_tile(is_fp32: bool, dim: int, group: int) -> Tile:
+    """The tile of a program for queries of a tree, whose masks take registers."""
+    if is_fp32:
+        return Tile(16, 16, 4 if dim <= 128 else 8, 1)
+    return Tile(32 if dim <= 64 else 16, 32, 4 if triton.next_power_of_2(group) <= 32 else 8, 1)
 
 
 def prefill_tiles(target: GpuTarget, is_fp32: bool, dim: int, *, is_padded: bool, is_coded: bool) -> tuple[Tile, ...]:

@@ -68,17 +68,17 @@ def paged_decode_kernel(
     weighted = tl.zeros([ROW_TILE, VALUE_TILE], tl.float32)
     row_sum = tl.zeros([ROW_TILE], tl.float32)
     row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
-    positions = rows * 0 + context - 1
+    own_rows = rows * 0 + context - 1
     table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
     whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, positions, start, whole_tiles_to, first_key,
+        weighted, row_sum, row_max, q, own_rows, None, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, positions, whole_tiles_to, end, first_key,
+        weighted, row_sum, row_max, q, own_rows, None, whole_tiles_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,

@@ -1,6 +1,6 @@
-"""Paged attention of the requests that bring two tokens or more: prompts, chunks of prompts, drafted tokens.
+"""Paged attention of the requests that bring two tokens or more: prompts, chunks of prompts, drafts and trees of them.
 
-y[t, h] = Σ_j softmax_j(q[t, h]·k[j, h / GROUP]·scale) v[j, h / GROUP],   j ≤ position of t
+y[t, h] = Σ_j softmax_j(q[t, h]·k[j, h / GROUP]·scale) v[j, h / GROUP],   j ≤ row of t, and not hidden from it
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ def paged_prefill_kernel(
     query_starts_ptr: tl.tensor,
     context_lens_ptr: tl.tensor,
     block_tables_ptr: tl.tensor,
+    tree_masks_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
     y_ptr: tl.tensor,
     q_row_stride: int,
@@ -39,12 +40,14 @@ def paged_prefill_kernel(
     CACHE_GROUP: tl.constexpr,
     ROW_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
+    TREES: tl.constexpr,
 ) -> None:
     """Program (g, i): QUERY_TILE queries of one request, with all GROUP query heads that read KV head g, as rows.
 
     Grid: (KV_HEADS, cdiv(T, QUERY_TILE) + R), QUERY_TILE = ROW_TILE // GROUP. Each program reads the keys and values
     that its last query sees once for all its rows; the longest ranges start first. Tiles of keys that every row sees
-    are computed without masks; those behind every row's window are not read.
+    are computed without masks; those behind every row's window are not read. Requests with trees, which may hide any of
+    the 63 keys before a query's own, are left to a launch with TREES, and the others to one without.
     """
     QUERY_TILE: tl.constexpr = ROW_TILE // GROUP
     kv_head = tl.program_id(0)
@@ -55,6 +58,11 @@ def paged_prefill_kernel(
     first_query = (tile - first_row // QUERY_TILE - request) * QUERY_TILE
     if (queries < 2) | (first_query >= queries):
         return
+    if tree_masks_ptr is not None:
+        # The last token of a tree never sees all others.
+        has_tree = tl.load(tree_masks_ptr + first_row + queries - 1) != 0
+        if has_tree != TREES:
+            return
     context = tl.load(context_lens_ptr + request)
 
     rows = tl.arange(0, ROW_TILE)
@@ -75,33 +83,40 @@ def paged_prefill_kernel(
         row_sum = tl.full([ROW_TILE], 1.0, tl.float32)
     weighted = tl.zeros([ROW_TILE, VALUE_TILE], tl.float32)
 
-    positions = context - queries + query
-    first_position = context - queries + first_query
-    end = tl.minimum(first_position + QUERY_TILE, context)
+    own_rows = context - queries + query
+    first_own = context - queries + first_query
+    end = tl.minimum(first_own + QUERY_TILE, context)
     table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
+    REACH: tl.constexpr = 63 if TREES else 0
     first_key = 0
     if WINDOW > 0:
-        first_key = tl.maximum(first_position - WINDOW + 1, 0)
+        first_key = tl.maximum(first_own - REACH - WINDOW + 1, 0)
     start = first_key // KEY_TILE * KEY_TILE
-    all_see_to = tl.maximum((first_position + 1) // KEY_TILE * KEY_TILE, start)
-    if WINDOW > 0:
+    all_see_to = start
+    # The window of a tree's query counts what it sees, which only the last tiles know.
+    if not (TREES and WINDOW > 0):
+        all_see_to = tl.maximum(tl.maximum(first_own + 1 - REACH, 0) // KEY_TILE * KEY_TILE, start)
+    if WINDOW > 0 and not TREES:
         all_see_from = tl.cdiv(tl.maximum(end - WINDOW, 0), KEY_TILE) * KEY_TILE
         all_see_from = tl.minimum(tl.maximum(all_see_from, start), all_see_to)
         weighted, row_sum, row_max = attend_keys(
-            weighted, row_sum, row_max, q, positions, start, all_see_from, first_key,
+            weighted, row_sum, row_max, q, own_rows, None, start, all_see_from, first_key,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
             KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, positions, start, all_see_to, first_key,
+        weighted, row_sum, row_max, q, own_rows, None, start, all_see_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
+    hidden = None
+    if TREES:
+        hidden = tl.load(tree_masks_ptr + token, mask=present, other=0)
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, positions, all_see_to, end, first_key,
+        weighted, row_sum, row_max, q, own_rows, hidden, all_see_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
         KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
