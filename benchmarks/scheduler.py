@@ -30,7 +30,7 @@ import numpy.typing as npt
 
 from llmc.program import Limits, StepOutput
 from llmc.runtime.executors.executor import Chosen, Logits
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.prefix_cache.block_digests import BlockDigests
 from llmc.runtime.prefix_cache.prefix_cache import hash_prompt
@@ -65,6 +65,9 @@ class StillExecutor:
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Nothing forks here, and no block holds anything."""
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """No block holds anything."""
 
     def close(self) -> None:
         return

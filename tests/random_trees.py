@@ -16,8 +16,10 @@ def random_tree(draw: random.Random, nodes: int, vocabulary: int = 100) -> Draft
     for index in range(nodes):
         places: list[int | None] = [None, *range(index)]
         parent = places[-1] if draw.random() < straight else draw.choice(places)
-        free = [t for t in range(vocabulary) if t not in taken.get(parent, ())]
-        tokens.append(draw.choice(free))
+        token = draw.randrange(vocabulary)
+        while token in taken.get(parent, ()):
+            token = (token + 1) % vocabulary
+        tokens.append(token)
         taken.setdefault(parent, set()).add(tokens[-1])
         parents.append(parent)
     return Draft(tokens, parents)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.executor import Executor, Logits
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 
 
 class HeldExecutor:
@@ -36,6 +36,9 @@ class HeldExecutor:
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         self.inner.copy_blocks(copies)
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        self.inner.move_slots(sources, destinations)
 
     def close(self) -> None:
         self.inner.close()

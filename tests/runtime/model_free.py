@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,7 +17,7 @@ import numpy.typing as npt
 from llmc.errors import ModelFailureError, RequestError
 from llmc.program import Limits
 from llmc.runtime.loop.publish import publish
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.loop.step_inputs import StepInputs
 from llmc.runtime.prefix_cache.chain import Chain
 from llmc.runtime.requests.generation_request import Priority
@@ -195,10 +195,9 @@ class Run:
             self._check_inputs(step, chunks)
             self.cells.reshape(-1)[step.slot_mapping] = step.input_ids
             self._break(chunks)
-            ends = [(c.request, c.start + c.tokens, c.logit_rows) for c in chunks]
-            rows = [logit_after(self._read(r, at)) for r, end, count in ends for at in range(end - count + 1, end + 1)]
+            rows = [logit_after(tokens) for tokens in self._seen(step, chunks)]
             results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
-            self.inputs.advance(publish(plan, results, self.scheduler))
+            self.inputs.advance(publish(plan, results, self.scheduler, self._move_slots))
             if self.speculation is not None:
                 # Steps of more tokens are now as fast, now slower in proportion: drafts pay, or do not.
                 self.speculation.observe(plan, 1.0 + len(step.input_ids) * (self.steps // 8 % 2))
@@ -258,7 +257,12 @@ class Run:
         size = self.limits.block_size
         places = [(chunk.request, at) for chunk in chunks for at in range(chunk.start, chunk.start + chunk.tokens)]
         assert step.input_ids.tolist() == [token for chunk in chunks for token in chunk.token_ids]
-        assert step.positions.tolist() == [at for _, at in places]
+        ahead = [depth for c in chunks for depth in (*range(c.tokens - len(c.draft)), *c.draft.depths())]
+        assert step.positions.tolist() == [
+            chunk.start + at for chunk, at in zip((c for c in chunks for _ in range(c.tokens)), ahead, strict=True)
+        ]
+        hidden = [mask for c in chunks for mask in (*[0] * (c.tokens - len(c.draft)), *c.draft.masks())]
+        assert step.tree_masks.tolist() == hidden
         assert step.slot_mapping.tolist() == [r.standing.blocks[at // size] * size + at % size for r, at in places]
         ends = np.cumsum([chunk.tokens for chunk in chunks]).tolist()
         assert step.query_starts.tolist() == [0, *ends]
@@ -269,7 +273,16 @@ class Run:
             used = -(-(chunk.start + chunk.tokens) // size)
             assert table[:used] == chunk.request.standing.blocks[:used]
 
-    def _read(self, request: Request, count: int) -> list[int]:
-        size = self.limits.block_size
-        cells = self.cells[request.standing.blocks[: -(-count // size)]].reshape(-1)[:count]
-        return [int(token) for token in cells]
+    def _move_slots(self, sources: Ints, destinations: Ints) -> None:
+        cells = self.cells.reshape(-1)
+        cells[destinations] = cells[sources]
+
+    def _seen(self, step: Step, chunks: tuple[Chunk, ...]) -> Iterator[list[int]]:
+        """What the tokens whose logits are wanted see of the cache."""
+        end = 0
+        for chunk in chunks:
+            end += chunk.tokens
+            cells = self.cells[chunk.request.standing.blocks].reshape(-1)
+            for index in range(chunk.tokens - chunk.logit_rows, chunk.tokens):
+                own, mask = chunk.start + index, int(step.tree_masks[end - chunk.tokens + index])
+                yield [int(cells[row]) for row in range(own + 1) if own - row > 63 or not mask >> (own - row) & 1]

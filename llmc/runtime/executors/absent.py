@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 from llmc.errors import TargetError
 from llmc.runtime.executors.executor import Logits
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 
 
 class AbsentExecutor:
@@ -20,6 +20,10 @@ class AbsentExecutor:
         raise self.error
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Raises TargetError."""
+        raise self.error
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
         """Raises TargetError."""
         raise self.error
 

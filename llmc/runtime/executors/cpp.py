@@ -18,7 +18,8 @@ from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.loop.step import Step
+from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.memory import Bytes, zeros
 from llmc.runtime.sampling.row_choice import RowChoices
 
@@ -49,6 +50,7 @@ class CppExecutor:
         for cache in program.caches:
             key_bytes, value_bytes = cache.key_and_value_bytes(limits.block_size)
             self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
+        self._slots = slot_views(program, self._caches)
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
         self._sides = SideOutputs(program)
         self._logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
@@ -125,6 +127,10 @@ class CppExecutor:
         for cache in self._caches:
             blocks = cache.reshape(self._blocks, -1)
             blocks[to] = blocks[source]
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy rows of every layer's keys and values."""
+        move_slots(self._slots, sources, destinations)
 
     def close(self) -> None:
         """Stop the engine's threads; its memory goes with this object."""

@@ -29,8 +29,9 @@ from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, calls_of_st
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
+from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.kv_capacity import share_bytes
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 # Steps of one kind are one graph: their shape, and what they are to give.
@@ -168,6 +169,12 @@ class CudaExecutor:
             if space == "cache":
                 blocks = memory.view(self.blocks + 1, -1)
                 blocks.index_copy_(0, to, blocks.index_select(0, source))
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy rows of every layer's keys and values, on the device and in order with the steps."""
+        caches = [self._spaces["cache", name][0] for name in self._program.cache_names()]
+        indices = (torch.from_numpy(slots).long().to(self._device) for slots in (sources, destinations))
+        move_slots(slot_views(self._program, caches), *indices)
 
     def close(self) -> None:
         """Free the device's memory."""

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.program import StepOutput
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 Logits = npt.NDArray[np.float32]
@@ -56,6 +56,13 @@ class Executor(Protocol):
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of the KV cache, {destination: source}, before the next step; sources are read first."""
+        ...
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy rows of the KV cache in every layer, exactly, before the next step; [n] slots as in Step.slot_mapping.
+
+        All sources are read first.
+        """
         ...
 
     def close(self) -> None:

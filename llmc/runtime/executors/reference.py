@@ -24,8 +24,9 @@ from llmc.program import RowCount
 from llmc.program.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.reference_tiles import tiles_of
+from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.executors.stored_weights import graph_weights
-from llmc.runtime.loop.step import STEP_ARRAYS, Step
+from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
 
 
 class ReferenceExecutor:
@@ -45,6 +46,8 @@ class ReferenceExecutor:
             for part, width in zip("kv", cache.widths(), strict=True):
                 shape = (blocks + 1, cache.kv_heads, size, width)
                 self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
+        caches = [self._tensors[f"kv_cache_{name.replace('.', '_')}"] for name in program.cache_names()]
+        self._slots = slot_views(program, [cache.view(torch.uint8) for cache in caches])
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
@@ -82,6 +85,10 @@ class ReferenceExecutor:
         for name, tensor in self._tensors.items():
             if name.startswith("kv_cache_"):
                 tensor[list(copies)] = tensor[list(copies.values())]
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy rows of every layer's keys and values."""
+        move_slots(self._slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
     def close(self) -> None:
         """Drop the weights and the cache."""

@@ -27,7 +27,8 @@ from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, lib
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
-from llmc.runtime.loop.step import Step
+from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 
@@ -121,6 +122,12 @@ class TritonInterpreterExecutor:
             if space == "cache":
                 blocks = memory.view(self._blocks, -1)
                 blocks[list(copies)] = blocks[list(copies.values())]
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy rows of every layer's keys and values."""
+        caches = [self._memory["cache", name] for name in self.program.cache_names()]
+        indices = torch.from_numpy(sources).long(), torch.from_numpy(destinations).long()
+        move_slots(slot_views(self.program, caches), *indices)
 
     def close(self) -> None:
         """Drop the memory."""

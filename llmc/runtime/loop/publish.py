@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,8 +10,9 @@ import numpy as np
 from llmc.errors import RequestError
 from llmc.program import StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, DrawingExecutor, Executor, Logits
+from llmc.runtime.loop.accepted_path import AcceptedPath, move_paths
 from llmc.runtime.loop.judged_results import StepResults, with_judgement
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.sampling.row_choice import BEST, RowChoice, RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import DrawRows, Sampler, choose, choose_largest
@@ -33,8 +34,7 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     """Run the step of a plan. The logits stay on the device, which chooses tokens, where nobody needs them."""
     choices = [request.choice for request in plan.decodes]
     for chunk in plan.chunks:
-        choice = chunk.request.choice if chunk.draft.acceptance is None else None
-        choices += ahead(choice, chunk.logit_rows)
+        choices += ahead(chunk.request.choice if chunk.draft.acceptance is None else None, chunk)
     if not any(choices):
         return compute(executor, step)
     given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
@@ -44,23 +44,26 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
     return _DeviceResults(executor, chosen, choices)
 
 
-def ahead(choice: RowChoice | None, rows: int) -> list[RowChoice | None]:
+def ahead(choice: RowChoice | None, chunk: Chunk) -> list[RowChoice | None]:
     """How to choose the next token, and those after it if drafts come true."""
-    if choice is None or choice is BEST:
-        return [choice] * rows
-    return [choice._replace(counters=choice.counters + i) for i in range(rows)]
+    if choice is None or choice is BEST or not chunk.draft:
+        return [choice] * chunk.logit_rows
+    return [choice, *(choice._replace(counters=choice.counters + depth) for depth in chunk.draft.depths())]
 
 
-def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Sequence[int | RequestError]:
+def publish(
+    plan: StepPlan, results: StepResults, scheduler: Scheduler, move_slots: Callable[[Ints, Ints], None]
+) -> Sequence[int | RequestError]:
     """Give every request its logits, or the tokens that were chosen from them for it, and advance the chunks.
 
-    A request with drafts gets a token for as long as the one before it was the draft: those that it would have got one
-    by one, or as its drafts are judged. Returns what the decodes got, in order, and perhaps more.
+    A request with drafts gets a token for as long as the one before it is among the drafts that may stand there: those
+    that it would have got one by one, or as its drafts are judged. move_slots: of the executor, for drafts that came
+    true and do not stand in the rows of their positions. Returns what the decodes got, in order, and perhaps more.
     """
     batch: list[SampledRequest] = plan.decodes.copy()
     rows = list(range(len(batch)))
     readers: list[tuple[Chunk, int]] = []
-    drafted: list[tuple[Chunk, SampledRequest, int]] = []
+    drafted: list[AcceptedPath] = []
     row = decodes = len(batch)
     for chunk in plan.chunks:
         request = chunk.request
@@ -72,7 +75,7 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
             batch.append(request)
             rows.append(row)
             if chunk.draft:
-                drafted.append((chunk, request, row))
+                drafted.append(AcceptedPath(chunk, request, row))
         else:
             readers.append((chunk, row))
         row += chunk.logit_rows
@@ -80,8 +83,10 @@ def publish(plan: StepPlan, results: StepResults, scheduler: Scheduler) -> Seque
         results = with_judgement(plan, results)
     tokens = _give(batch, rows, results)
     _follow_drafts(drafted, results)
-    for chunk, request, _ in drafted:
-        scheduler.advance(chunk, len(request.tokens) - chunk.start - 1)
+    # Before anybody may let go of the blocks, or find them again.
+    move_paths(drafted, scheduler.block_size, move_slots)
+    for path in drafted:
+        scheduler.advance(path.chunk, len(path.request.tokens) - path.chunk.start - 1)
     for request, row in zip(batch, rows, strict=True):
         if request.finished or row >= decodes:
             scheduler.settle(request)
@@ -106,20 +111,10 @@ def _give(
     return tokens
 
 
-def _follow_drafts(drafted: Sequence[tuple[Chunk, SampledRequest, int]], results: StepResults) -> None:
-    """Go on from row to row while the token that a request got is the next draft."""
-    index = 0
-    while drafted:
-        drafted = [
-            (chunk, request, row + 1)
-            for chunk, request, row in drafted
-            if index < len(chunk.draft)
-            and not request.finished
-            and request.tokens[chunk.start + 1 + index :] == [chunk.draft.tokens[index]]
-        ]
-        if drafted:
-            _give([request for _, request, _ in drafted], [row for *_, row in drafted], results)
-        index += 1
+def _follow_drafts(paths: Sequence[AcceptedPath], results: StepResults) -> None:
+    """Go on from row to row while the token that a request got is a draft."""
+    while paths := [path for path in paths if path.goes_on()]:
+        _give([path.request for path in paths], [path.row for path in paths], results)
 
 
 @dataclass(frozen=True)

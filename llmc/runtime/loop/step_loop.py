@@ -80,7 +80,7 @@ class StepLoop:
         results = compute(self._executor, step) if chooser is None else compute_choosing(chooser, step, plan)
         self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
-        self._inputs.advance(publish(plan, results, self.scheduler))
+        self._inputs.advance(publish(plan, results, self.scheduler, self._executor.move_slots))
         if self.speculation is not None:
             self.speculation.observe(plan, self.executor_seconds, self._executor)
         return plan

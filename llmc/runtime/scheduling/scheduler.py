@@ -49,7 +49,7 @@ class Scheduler:
         self._speculation = speculation
         self.prefix_cache = PrefixCache(pool, limits.block_size)
         self.preemptions = 0
-        self._block_size = limits.block_size
+        self.block_size = limits.block_size
         self._budget = min(limits.max_batch_tokens, max_step_tokens or limits.max_batch_tokens)
         self._rows = limits.max_logit_rows
         self._clock = clock
@@ -267,7 +267,7 @@ class Scheduler:
         promised = 0 if outline.rows else self._promised()
         if missing + revived + promised > pool.available:
             return False
-        own.computed = known * self._block_size
+        own.computed = known * self.block_size
         count = request.fitting(outline.tokens, outline.rows)
         if not count:
             own.computed = 0
@@ -293,7 +293,7 @@ class Scheduler:
     def _grow(self, request: Request, count: int, outline: StepOutline) -> bool:
         """Make the next `count` positions the request's own to write; false if it had to give way itself."""
         pool, blocks, computed = self._pool, request.standing.blocks, request.computed
-        index, end = computed // self._block_size, self._blocks_for(computed + count)
+        index, end = computed // self.block_size, self._blocks_for(computed + count)
         while True:
             is_shared = index < len(blocks) and pool.holders(blocks[index]) > 1
             missing = max(0, end - len(blocks))
@@ -369,7 +369,7 @@ class Scheduler:
             (self._prefilling if pending else self._parked)[request] = None
 
     def _blocks_for(self, tokens: int) -> int:
-        return -(-tokens // self._block_size)
+        return -(-tokens // self.block_size)
 
     def _promised(self) -> int:
         """Blocks that running requests still need for the tokens they have: a new request must not take those."""

@@ -35,6 +35,16 @@ class Draft:
             return self.parents[index]
         return index - 1 if index else None
 
+    def child(self, node: int | None, token: int) -> int | None:
+        """Which token follows that one, or the request's last one, and is `token`; None if it was not guessed."""
+        if self.parents is None:
+            following = 0 if node is None else node + 1
+            return following if following < len(self.tokens) and self.tokens[following] == token else None
+        for index in range(0 if node is None else node + 1, len(self.tokens)):
+            if self.parents[index] == node and self.tokens[index] == token:
+                return index
+        return None
+
     def depths(self) -> list[int]:
         """By token, how many tokens after the request's last one it would be: 1 for one that follows that."""
         if self.parents is None:

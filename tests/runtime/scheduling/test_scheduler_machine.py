@@ -23,7 +23,7 @@ from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.model_free import PROMPT, Counted, Run, next_token
 from tests.runtime.scheduling.lockstep import Lockstep, Member
-from tests.runtime.speculation.guesses import Guesses
+from tests.runtime.speculation.guesses import Guesses, Trees
 from tests.runtime.speculation.second_cells import SecondCells
 
 
@@ -37,16 +37,18 @@ class SchedulerMachine(RuleBasedStateMachine):
         rows=st.integers(1, 6),
         blocks=st.integers(8, 20),
         drafts=st.sampled_from((None, None, 1, 5)),
-        has_second=st.booleans(),
+        drafter=st.sampled_from(("chains", "trees", "second engine")),
     )
-    def start(self, budget: int, sequences: int, rows: int, blocks: int, drafts: int | None, has_second: bool) -> None:
+    def start(self, budget: int, sequences: int, rows: int, blocks: int, drafts: int | None, drafter: str) -> None:
         self.now = 0.0
         limits = Limits(budget, sequences, rows, max_model_len=32, block_size=4)
 
-        def drafter() -> Drafter:
-            return SecondCells(blocks, limits) if has_second else Guesses(next_token, 97)
+        def new_drafter() -> Drafter:
+            if drafter == "second engine":
+                return SecondCells(blocks, limits)
+            return Trees(next_token, 97) if drafter == "trees" else Guesses(next_token, 97)
 
-        speculation = None if drafts is None else Speculation(drafter, drafts)
+        speculation = None if drafts is None else Speculation(new_drafter, drafts)
         self.run = Run(limits, blocks, clock=lambda: self.now, speculation=speculation)
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []

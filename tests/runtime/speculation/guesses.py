@@ -6,9 +6,10 @@ import random
 from collections.abc import Callable, Sequence
 
 from llmc.runtime.requests.request import SampledRequest
-from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.draft import MOST_NODES, Draft
 from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.gate import Gate
+from tests.random_trees import path_to, random_tree
 
 
 class Guesses(Drafter):
@@ -34,6 +35,27 @@ class Guesses(Drafter):
 
     def forget(self, request: SampledRequest) -> None:
         self.forgotten.append(request)
+
+
+class Trees(Guesses):
+    """The same as trees of every form: of what may follow a path, one token at the most is right."""
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        return [
+            self._tree(request.tokens, self._random.randint(min(self._least, count), count))
+            for request, count in zip(requests, most, strict=True)
+        ]
+
+    def _tree(self, tokens: Sequence[int], nodes: int) -> Draft:
+        form = random_tree(self._random, min(nodes, MOST_NODES), self._vocabulary)
+        found: list[int] = []
+        for node in range(len(form)):
+            path = [found[each] for each in path_to(form, node)[:-1]]
+            siblings = [found[each] for each in range(node) if form.parent(each) == form.parent(node)]
+            true = self._truth([*tokens, *path])
+            is_right = self._random.random() < self._right and true not in siblings
+            found.append(true if is_right else form.tokens[node])
+        return Draft(found, form.parents)
 
 
 class Open(Gate):

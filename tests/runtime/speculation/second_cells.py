@@ -9,7 +9,7 @@ import numpy as np
 
 from llmc.program import Limits
 from llmc.runtime.executors.executor import Logits
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.draft_model import DraftModel
@@ -45,6 +45,10 @@ class Cells:
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         self.cells[list(copies)] = self.cells[list(copies.values())]
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        cells = self.cells.reshape(-1)
+        cells[destinations] = cells[sources]
 
     def close(self) -> None:
         """Nothing."""

@@ -13,7 +13,7 @@ from llmc import Engine, SamplingParams, load
 from llmc.runtime.loop import step_loop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.speculation.speculation import Speculation
-from tests.runtime.speculation.guesses import Guesses, Open
+from tests.runtime.speculation.guesses import Guesses, Open, Trees
 from tests.runtime.speculation.matrix import PROMPTS, asked, told
 
 
@@ -55,19 +55,23 @@ def speculating(monkeypatch: pytest.MonkeyPatch) -> Any:
     return opened
 
 
-@pytest.mark.parametrize("right", [0.0, 0.7, 1.0])
-def test_answers_are_those_without_drafts(draft_engine: Path, speculating: Any, right: float) -> None:
+@pytest.mark.parametrize(
+    ("drafter", "most", "right"), [(Guesses, 5, 0.0), (Guesses, 5, 0.7), (Guesses, 5, 1.0), (Trees, 12, 0.7)]
+)
+def test_answers_are_those_without_drafts(
+    draft_engine: Path, speculating: Any, drafter: type[Guesses], most: int, right: float
+) -> None:
     answers, known = plain(draft_engine)
-    speculation = Speculation(lambda: Guesses(partial(truth, known), 4096, right), 5, Open)
+    speculation = Speculation(lambda: drafter(partial(truth, known), 4096, right), most, Open)
     with speculating(draft_engine, speculation) as engine:
         alone = [told(engine.generate(*each)[0]) for each in zip(*asked(), strict=True)]
         assert alone == answers
         counts = speculation.stats
         if right:
-            assert counts.accepted_tokens > 0.4 * right * counts.draft_tokens > 100
+            assert counts.accepted_tokens > 0.4 * right * counts.drafts > 100
         prompts, params = asked()
         assert [told(each) for each in engine.generate(prompts, params)] == answers, "among neighbours"
-    tight = Speculation(lambda: Guesses(partial(truth, known), 4096, right), 3, Open)
+    tight = Speculation(lambda: drafter(partial(truth, known), 4096, right), 3, Open)
     with speculating(draft_engine, tight, kv_cache_bytes=600_000, max_step_tokens=40, max_sequences=12) as engine:
         assert [told(each) for each in engine.generate(prompts, params)] == answers, "with little room"
         assert engine.loop.pool.used == 0

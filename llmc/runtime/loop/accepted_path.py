@@ -1,0 +1,55 @@
+"""Which drafts of a step came true, and moving their keys and values to where a chain would have them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from llmc.runtime.loop.step import Ints
+from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.scheduling.step_plan import Chunk
+
+
+@dataclass(slots=True)
+class AcceptedPath:
+    """The way through a chunk's drafts that a request's tokens take. first_row: of logits, after its last token.
+
+    nodes: the drafts that came true.
+    """
+
+    chunk: Chunk
+    request: SampledRequest
+    first_row: int
+    nodes: list[int] = field(default_factory=list)
+
+    @property
+    def row(self) -> int:
+        """Of the logits that give the next token."""
+        return self.first_row + 1 + self.nodes[-1] if self.nodes else self.first_row
+
+    def goes_on(self) -> bool:
+        """Whether the token that the request has just got is a draft that follows; then it is the last node now."""
+        chunk, nodes = self.chunk, self.nodes
+        if self.request.finished:
+            return False
+        got = self.request.tokens[chunk.start + 1 + len(nodes) :]
+        node = chunk.draft.child(nodes[-1] if nodes else None, got[0]) if len(got) == 1 else None
+        if node is not None:
+            nodes.append(node)
+        return node is not None
+
+
+def move_paths(paths: Iterable[AcceptedPath], block_size: int, move_slots: Callable[[Ints, Ints], None]) -> None:
+    """Move the rows of accepted drafts that do not stand behind each other, all of them at once."""
+    sources: list[int] = []
+    destinations: list[int] = []
+    for path in paths:
+        first, blocks = path.chunk.start + 1, path.request.standing.blocks
+        for place, node in enumerate(path.nodes):
+            if place != node:
+                for slots, row in ((sources, first + node), (destinations, first + place)):
+                    slots.append(blocks[row // block_size] * block_size + row % block_size)
+    if sources:
+        move_slots(np.array(sources, np.int32), np.array(destinations, np.int32))
