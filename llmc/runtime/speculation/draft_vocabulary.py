@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from llmc.program import StepOutput
 from llmc.runtime.executors.executor import ChoosingExecutor, Chosen, Executor, Logits, SideArray, SideOutputExecutor
-from llmc.runtime.loop.step import Step
+from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
 TokenIds = npt.NDArray[np.int32]
@@ -35,6 +35,10 @@ class WidenedExecutor:
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Of the inner one."""
         self._inner.copy_blocks(copies)
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Of the inner one."""
+        self._inner.move_slots(sources, destinations)
 
     def close(self) -> None:
         """The inner one."""
