@@ -14,11 +14,9 @@ class Progress(Protocol):
 
     def stage(self, name: str, total: int | None) -> None:
         """A stage begins (and the one before has ended); `total` units of work, None if unknown."""
-        ...
 
     def advance(self, amount: int) -> None:
         """That much of the stage's total is done."""
-        ...
 
 
 @dataclass

@@ -40,11 +40,9 @@ class Answerer(Protocol):
 
     def answer(self, messages: list[dict[str, str]], settings: dict[str, Any]) -> Iterator[str]:
         """Pieces of the next message."""
-        ...
 
     def count(self, messages: list[dict[str, str]]) -> tuple[int, int]:
         """Tokens of the conversation, and how many the model takes."""
-        ...
 
 
 def chat(

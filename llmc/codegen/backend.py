@@ -44,46 +44,37 @@ class Backend(Protocol):
     @property
     def float_dtypes(self) -> frozenset[torch.dtype]:
         """Of activations, weights and caches."""
-        ...
 
     @property
     def has_panels(self) -> bool:
         """Whether matrix products read weights in panels; an embedding then shares a product's panels."""
-        ...
 
     def refusal(self, node: fx.Node) -> Refusal | None:
         """Why no kernel can compute the node, or None."""
-        ...
 
     def norm_before(self, product: fx.Node) -> fx.Node | Refusal | None:
         """The RMS norm that a product's kernels can compute on the way to it, or why they leave it to a launch of its
         own; None where x comes from no norm, and for kernels that never do."""
-        ...
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         """Arguments of the node's kernel that may lie where a result goes, and which result."""
-        ...
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         """The launches that compute the node: groups in order, of which each starts with the one that does the work.
 
         Groups with different `only` are alternatives to each other.
         """
-        ...
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
         """Of a weight in a layout, padding included."""
-        ...
 
     def panels_nbytes(
         self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
     ) -> int:
         """Of a quantized weight [out, in] in code panels, with its scales and zeros."""
-        ...
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         """The launch of a generated loop. pointers: operands of its parameters."""
-        ...
 
 
 # Ops of lowered graphs that no backend has a kernel for, and why. Every other op has one in each (tests/ops), but for

@@ -17,71 +17,54 @@ class Call(Protocol):
     @property
     def op(self) -> Any:
         """What is called."""
-        ...
 
     def within(self, name: str) -> Call | None:
         """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
-        ...
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
-        ...
 
     def count(self, name: str) -> Count | int:
         """How many rows a tensor argument has."""
-        ...
 
     def plain(self, name: str) -> Any:
         """An argument that is no tensor."""
-        ...
 
     def rows(self, name: str) -> Operand | None:
         """A tensor argument as rows (pointer and row stride); None if the op is called without it."""
-        ...
 
     def result(self, index: int = 0) -> Operand:
         """Where to write a result, as rows."""
-        ...
 
     def vector(self, name: str) -> Operand | None:
         """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""
-        ...
 
     def weight(self, name: str, layout: Layout) -> Operand:
         """A weight in a layout."""
-        ...
 
     def code_panels(self, layout: Layout) -> Operand:
         """A quantized weight, the arguments codes, scales, zeros and format, in a layout."""
-        ...
 
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         """The same arguments, with row-major codes (code_rows_layout), scales and zeros each by itself."""
-        ...
 
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
-        ...
 
     def dtype(self, name: str) -> torch.dtype:
         """Of a tensor argument."""
-        ...
 
     def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
         """Memory for what passes between the node's own launches, as rows. rows: a count, or 1."""
-        ...
 
     def cache(self, name: str) -> Operand:
         """A cache pointer."""
-        ...
 
     def block_size(self) -> int:
         """Positions in a block of the cache."""
-        ...
 
     def limits(self) -> Limits:
         """What a step may hold at most, for memory whose size no row count says."""
-        ...
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:

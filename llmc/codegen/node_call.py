@@ -34,15 +34,12 @@ class StepMemory(Protocol):
 
     def operand(self, view: View) -> tuple[Operand, int]:
         """The pointer to a computed view, and its row stride."""
-        ...
 
     def contiguous(self, view: View, dtype: torch.dtype, node: fx.Node, packed: bool = False) -> View:
         """The view itself, or that of a copy whose rows are contiguous."""
-        ...
 
     def workspace(self, node: fx.Node, name: str, rows: RowCount, columns: int, dtype: torch.dtype) -> Operand:
         """A buffer of its own for the launches of one node."""
-        ...
 
 
 class NodeCall:

@@ -22,7 +22,6 @@ class Storage(Protocol):
     @property
     def arrivals(self) -> frozenset[Any]:
         """The ops that may yield x."""
-        ...
 
 
 S = TypeVar("S", bound=Storage)

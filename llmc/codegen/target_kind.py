@@ -28,12 +28,10 @@ class LoweredEngine(Protocol):
     @property
     def program(self) -> Program:
         """Of the target, or of the first of several."""
-        ...
 
     @property
     def recipes(self) -> Sequence[SlotRecipe]:
         """In the order of program.weights."""
-        ...
 
 
 class Builder(Protocol):
@@ -41,15 +39,12 @@ class Builder(Protocol):
 
     def lower(self, graph: ModelGraph) -> LoweredEngine:
         """Choose kernels and plan memory. Raises LoweringError, and OptionError for what does not fit the target."""
-        ...
 
     def compile(self, writer: EngineWriter, stages: Stages) -> Program:
         """Write what is known of the engine's code, and begin or do its compiling; the program to be written."""
-        ...
 
     def finish(self, writer: EngineWriter, stages: Stages) -> None:
         """Write what is compiled only now that weights and report are there."""
-        ...
 
 
 class TargetKind(Protocol):
@@ -58,27 +53,21 @@ class TargetKind(Protocol):
     @property
     def computes_half(self) -> bool:
         """Whether engines compute in float16."""
-        ...
 
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for a dtype, a scheme or a tool that is not there, before anything is read."""
-        ...
 
     def builder(self, options: BuildOptions) -> AbstractContextManager[Builder]:
         """Start the workers of a build. Leaving it by an error does not wait for them."""
-        ...
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
         """A weight's elements in the slot's layout: 1-D, contiguous."""
-        ...
 
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
-        ...
 
     def fitting_sequences(self, program: Program) -> int | None:
         """How many sequences of full length the target holds beside the engine; None where its memory is not known."""
-        ...
 
 
 _KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(

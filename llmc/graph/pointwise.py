@@ -40,19 +40,15 @@ class Statements(Protocol):
 
     def read(self, argument: Any, kind: Kind) -> int:
         """An argument of the node: a tensor's element at the loop's place or a number, converted to `kind`."""
-        ...
 
     def number(self, value: float | int | bool, kind: Kind) -> int:
         """A constant."""
-        ...
 
     def apply(self, function: str, *operands: int, kind: Kind = Kind.FLOAT) -> int:
         """A function from FUNCTIONS."""
-        ...
 
     def reduce(self, reduction: str, operand: int) -> int:
         """A reduction over the columns of an fp32 value."""
-        ...
 
 
 Emit = Callable[[Statements, fx.Node], int]

@@ -18,11 +18,9 @@ class WeightSource(Protocol):
 
     def names(self) -> tuple[str, ...]:
         """All tensor names, sorted."""
-        ...
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing or broken."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -65,29 +65,23 @@ class DraftCheckpoint(Protocol):
     @property
     def method(self) -> Method:
         """The drafter that its engines are for."""
-        ...
 
     @property
     def source(self) -> SafetensorsSource:
         """Its tensors, by the names that recipes have after PREFIX."""
-        ...
 
     def taps(self, layers: int) -> tuple[int, ...] | None:
         """The hidden states that it reads of a target of so many layers: those before these layers, `layers` for after
         the last. None: what the output matrix reads. Raises CheckpointError."""
-        ...
 
     def notes(self, layers: int) -> tuple[str, ...]:
         """What a build should say."""
-        ...
 
     def combination(self, target: Target) -> Combination | None:
         """How the tapped states become one; None where there is one. Raises CheckpointError."""
-        ...
 
     def module(self, target: Target) -> DraftModule:
         """The layers. Raises CheckpointError for those of another model."""
-        ...
 
 
 class DraftTensors:

@@ -52,11 +52,9 @@ class Executor(Protocol):
 
         The array may be overwritten by the next step.
         """
-        ...
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of the KV cache, {destination: source}, before the next step; sources are read first."""
-        ...
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
         """Copy rows of the KV cache in every layer, exactly, before the next step; [n] slots as in Step.slot_mapping.
@@ -67,7 +65,6 @@ class Executor(Protocol):
 
     def close(self) -> None:
         """Free everything; no step may follow."""
-        ...
 
 
 @runtime_checkable
@@ -76,11 +73,9 @@ class ChoosingExecutor(Executor, Protocol):
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """Run one step like `step`, for tokens. wanted: the least that the choices need, not LOGITS."""
-        ...
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call."""
-        ...
 
 
 @runtime_checkable
@@ -89,7 +84,6 @@ class SideOutputExecutor(Executor, Protocol):
 
     def side_output(self, name: str) -> SideArray:
         """[T or L, columns] of the last step, which wanted it (Step.sides); overwritten by the next step."""
-        ...
 
 
 @runtime_checkable
@@ -98,7 +92,6 @@ class DrawingExecutor(Executor, Protocol):
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
         """A token for each row: [rows]. logits: [rows, vocabulary], finite somewhere."""
-        ...
 
 
 @runtime_checkable
@@ -107,4 +100,3 @@ class TimedExecutor(Executor, Protocol):
 
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """Run one step; the times of its launches in order. Launches that the step does not have are left out."""
-        ...

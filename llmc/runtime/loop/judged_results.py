@@ -22,7 +22,6 @@ class StepResults(LogitRows, Protocol):
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Each sampler's token for its row, or why there is none. `rows` ascend."""
-        ...
 
 
 def with_judgement(plan: StepPlan, results: StepResults) -> StepResults:

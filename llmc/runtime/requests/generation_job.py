@@ -31,40 +31,32 @@ class GenerationJob(Protocol):
     @property
     def first(self) -> Request:
         """The sequence to put into the loop; it starts the others."""
-        ...
 
     @property
     def sequences(self) -> Sequence[Request]:
         """All that may be in the loop now."""
-        ...
 
     @property
     def prompt_tokens(self) -> int:
         """How many the prompt has."""
-        ...
 
     @property
     def finished(self) -> bool:
         """Whether all have ended."""
-        ...
 
     @property
     def error(self) -> RequestError | None:
         """Why the request has failed."""
-        ...
 
     @property
     def prompt_logprobs(self) -> tuple[TokenLogprobs | None, ...] | None:
         """One a token of the prompt, None for the first; None if not asked for."""
-        ...
 
     def stop(self, reason: FinishReason) -> None:
         """End what has not ended."""
-        ...
 
     def results(self) -> list[ChoiceResult]:
         """The choices to give, in order. Only when finished without an error."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ class LogitRows(Protocol):
 
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """Rows [count, vocabulary]; overwritten by the next call."""
-        ...
 
 
 class Forks(Protocol):
@@ -34,15 +33,12 @@ class Forks(Protocol):
 
     def fork(self, parent: Request, child: Request) -> None:
         """Start `child` on the parent's blocks."""
-        ...
 
     def resume(self, request: Request) -> None:
         """It has tokens to compute again."""
-        ...
 
     def remove(self, request: Request) -> None:
         """Drop it."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -35,29 +35,23 @@ class TokenMask(Protocol):
 
     def allowed(self) -> npt.NDArray[np.bool_]:
         """By token id: [vocabulary]. Valid until the next call."""
-        ...
 
     def accept(self, token: int) -> None:
         """The token was chosen."""
-        ...
 
     def allowed_after(self, tokens: Sequence[int]) -> npt.NDArray[np.bool_] | None:
         """By token id, as if these had been chosen; None if they may not come, or nothing after them."""
-        ...
 
     def count_acceptable(self, tokens: Sequence[int]) -> int:
         """How many of these, from the first on, may come one after the other."""
-        ...
 
     @property
     def is_complete(self) -> bool:
         """Whether nothing may follow."""
-        ...
 
     @property
     def is_accepting(self) -> bool:
         """Whether what was chosen so far may be all."""
-        ...
 
 
 class Sampler:

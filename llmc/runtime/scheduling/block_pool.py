@@ -12,11 +12,9 @@ class BlockWatcher(Protocol):
 
     def given(self, blocks: Sequence[int]) -> None:
         """The blocks have got a new holder and begin empty."""
-        ...
 
     def copied(self, block: int, source: int) -> None:
         """The block, which was just given, begins as a copy of another."""
-        ...
 
 
 class BlockPool:

@@ -17,11 +17,9 @@ class ChatDeltas(Protocol):
 
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         """The deltas that are certain after this piece. ended: why no other follows; None if one may."""
-        ...
 
     def finish_reason(self, reason: FinishReason) -> str:
         """The engine's reason as the client is told it."""
-        ...
 
 
 class ContentDeltas:

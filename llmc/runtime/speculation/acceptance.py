@@ -45,11 +45,9 @@ class Acceptance(Protocol):
     @property
     def name(self) -> str:
         """As rejection_sample_method says it."""
-        ...
 
     def tokens(self, judged: Sequence[Judged]) -> list[int | RequestError]:
         """The draft, or another token, or why there is none, for each; samplers have accepted it."""
-        ...
 
 
 @dataclass(frozen=True)

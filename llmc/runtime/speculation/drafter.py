@@ -21,7 +21,6 @@ class Drafter(Protocol):
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """For each request at most so many tokens that may follow its tokens; NO_DRAFT for none."""
-        ...
 
     def observe(self, step: ComputedStep) -> None:
         """After each step: what it computed, and what came true of it. Not of a loop without an executor."""
@@ -29,7 +28,6 @@ class Drafter(Protocol):
 
     def forget(self, request: SampledRequest) -> None:
         """The request has ended; what it wrote may be learnt from, by its salt; salt None: by nobody."""
-        ...
 
 
 @runtime_checkable
@@ -38,8 +36,6 @@ class CachingDrafter(Drafter, Protocol):
 
     def watch(self, pool: BlockPool) -> None:
         """These are the blocks; once, before anything else."""
-        ...
 
     def close(self) -> None:
         """Free the engine; nothing may follow."""
-        ...
