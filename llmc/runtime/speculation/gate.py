@@ -1,89 +1,91 @@
-"""How many drafts pay: from how often they come true, and from what a step costs by its tokens.
+"""How many drafts pay: from how often they come true, and from what steps and drafts cost.
 
 With k drafts of which each comes true with probability a, a request gets E(k) = 1 + a + … + a^k tokens a step
-(Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"), in the time of n · (1 + k) tokens.
-Both a and the times are measured while the engine runs. A step of a size that was never seen is taken to cost the least
-that it may, as much as the next smaller one or, below all, in proportion: so what could be better is tried, once.
+(Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"). For n requests that takes a step
+of n · (1 + k) tokens, and k times what the drafter takes for a draft of each. All three are measured while the engine
+runs; before that, and for sizes that were not seen, times are the cost model's, corrected by those that were.
 """
 
 from __future__ import annotations
 
-import bisect
+from llmc.runtime.speculation.step_times import Prior, StepTimes
 
-# Of an average, what the last value weighs.
-_NEW_TIME = 0.2
+# Of the average of drafts that came true, what the last one weighs at the least.
 _NEW_DRAFT = 0.1
 # Drafts have to be that much better than none, since times are noisy.
 _LEAST_GAIN = 1.03
-_FIRST_ACCEPTANCE = 0.7
-# Steps until drafts that did not come true are tried again; doubled each time that they do not.
+# As if so many drafts had been seen already.
+_FIRST_ACCEPTANCE, _FIRST_DRAFTS = 0.7, 2
+# Steps until a draft more than seems best is tried; doubled each time that it is not.
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 4096
 _TRIAL_STEPS = 4
-# Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
-_REMEMBERED_STEPS = 1024
 
 
 class Gate:
-    """most: drafts a request and step at the most."""
+    """most: drafts a request and step at the most. prior: of a step by its tokens. draft_prior: of the drafter, for one
+    draft of each of so many requests, wrong by the same factor as `prior`; None for next to nothing."""
 
-    def __init__(self, most: int) -> None:
+    def __init__(self, most: int, prior: Prior | None = None, draft_prior: Prior | None = None) -> None:
         self.most = most
-        self._acceptance = _FIRST_ACCEPTANCE
-        self._tokens: list[int] = []
-        self._seconds: dict[int, float] = {}
-        self._steps = 0
-        self._pause = _FIRST_PAUSE
-        self._paused = 0
-        self._trial = 0
+        self._acceptance, self._seen = _FIRST_ACCEPTANCE, _FIRST_DRAFTS
+        self._prior, self._draft_prior = prior, draft_prior
+        self._steps, self._drafting = StepTimes(prior), StepTimes(draft_prior)
+        self._best = 0
+        self._pause, self._paused, self._trial = _FIRST_PAUSE, 0, 0
 
     def drafts(self, requests: int, room: int) -> int:
         """How many drafts a request are best in a step of so many requests and at most `room` tokens; once a step."""
-        if self._trial:
-            self._trial -= 1
-            return min(1, max(0, room // requests - 1))
+        if self._prior is not None and not self._steps.knows(requests):
+            return 0  # What drafts cost shows beside that.
         best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
-        for count in range(1, min(self.most, room // requests - 1) + 1):
+        most = max(0, min(self.most, room // requests - 1))
+        for count in range(1, most + 1):
             faster = self._speed(requests, count)
             if faster > speed:
                 best, speed = count, faster
-        if best:
-            self._pause, self._paused = _FIRST_PAUSE, 0
-        else:
-            self._paused += 1
-            if self._paused >= self._pause:
-                self._paused, self._pause, self._trial = 0, min(2 * self._pause, _LONGEST_PAUSE), _TRIAL_STEPS
-        return best
+        return min(best + 1, most) if self._tries(best, most) else best
+
+    def _tries(self, best: int, most: int) -> bool:
+        """Whether to try a draft more than seems best: it may have become better, or never have been measured."""
+        if self._trial:
+            self._trial -= 1
+            return True
+        if best != self._best:
+            self._best, self._pause, self._paused = best, _FIRST_PAUSE, 0
+        self._paused += best < most
+        if self._paused >= self._pause:
+            self._paused, self._pause, self._trial = 0, min(2 * self._pause, _LONGEST_PAUSE), _TRIAL_STEPS
+        return False
 
     def note_drafts(self, proposed: int, accepted: int) -> None:
         """Of one request in one step."""
         for index in range(min(accepted + 1, proposed)):
-            self._acceptance += _NEW_DRAFT * ((index < accepted) - self._acceptance)
+            self._seen += 1
+            weight = max(_NEW_DRAFT, 1 / self._seen)
+            self._acceptance += weight * ((index < accepted) - self._acceptance)
 
     def note_step(self, tokens: int, seconds: float) -> None:
-        """What a step of so many tokens took, all of them of requests that decode."""
-        self._steps += 1
-        if self._steps % _REMEMBERED_STEPS == 0:
-            self._tokens.clear()
-            self._seconds.clear()
-        known = self._seconds.get(tokens)
-        if known is None:
-            bisect.insort(self._tokens, tokens)
-            self._seconds[tokens] = seconds
-        else:
-            # One that was held up counts as twice the usual at most.
-            self._seconds[tokens] += _NEW_TIME * (min(seconds, 2 * known) - known)
+        """What a step of so many tokens took, all of them of requests that decode; without the drafter's part."""
+        self._steps.note(tokens, seconds)
 
-    def seconds(self, tokens: int) -> float | None:
-        """Of a step of so many tokens, as measured, or the least that it may take; None before the first step."""
-        if not self._tokens:
-            return None
-        index = bisect.bisect_right(self._tokens, tokens)
-        if not index:
-            return self._seconds[self._tokens[0]] * tokens / self._tokens[0]
-        return self._seconds[self._tokens[index - 1]]
+    def note_drafting(self, requests: int, drafts: int, seconds: float) -> None:
+        """What the drafter took for so many drafts of each of so many requests."""
+        self._drafting.note(requests, seconds / drafts)
+
+    def seconds(self, requests: int, drafts: int) -> float | None:
+        """Of a step with so many drafts of each request, and of making them; None before the first step."""
+        step = self._steps.seconds(requests * (1 + drafts))
+        return step if step is None or not drafts else step + drafts * self._draft_seconds(requests)
+
+    def _draft_seconds(self, requests: int) -> float:
+        measured = self._drafting.seconds(requests)
+        if measured is not None or self._draft_prior is None or self._prior is None:
+            return measured or 0.0
+        step = self._steps.seconds(requests)
+        return 0.0 if step is None else self._draft_prior(requests) * step / self._prior(requests)
 
     def _speed(self, requests: int, count: int) -> float:
         """Tokens a second of one request."""
         expected = sum(self._acceptance**i for i in range(count + 1))
-        return expected / (self.seconds(requests * (1 + count)) or 1.0)
+        return expected / (self.seconds(requests, count) or 1.0)

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import OptionError
-from llmc.program import Limits
+from llmc.prediction.step_prior import step_prior
+from llmc.program import Limits, Program
 from llmc.runtime.executors.opening import ExecutorName, open_second
 from llmc.runtime.speculation.acceptance import Acceptance, Rejection, Typical
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod
@@ -18,24 +19,30 @@ from llmc.runtime.speculation.config import DraftModelConfig, Eagle3Config, MtpC
 from llmc.runtime.speculation.config_values import OPTION
 from llmc.runtime.speculation.draft_model import DraftModel
 from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.gate import Gate
 from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
 from llmc.runtime.speculation.second_engine import SecondEngine, start_second
 from llmc.runtime.speculation.speculation import Speculation
+from llmc.runtime.speculation.step_times import Prior
 
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """second: the engine that drafts, whose cache has as many blocks as the first one's."""
+    """first: the engine that is drafted for. second: the one that drafts, whose cache has as many blocks."""
 
     config: SpeculativeConfig
+    first: EngineDirectory
     second: SecondEngine | BuiltInDraft | None
 
     def start(self, blocks: int, threads: int, name: ExecutorName | None) -> Speculation:
         """Beside an engine whose cache has so many blocks. name: of its executor, if it was asked for."""
         new_drafter = self._new_drafter(blocks, threads, name)
-        return Speculation(
-            new_drafter, self.config.num_speculative_tokens, acceptance=new_acceptance(self.config.acceptance)
-        )
+        most, acceptance = self.config.num_speculative_tokens, new_acceptance(self.config.acceptance)
+        return Speculation(new_drafter, most, self._new_gate, acceptance)
+
+    def _new_gate(self, most: int) -> Gate:
+        prior = _prior(self.first.program, self.first)
+        return Gate(most, prior, None if self.second is None else _prior(self.second.program, self.first))
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
         needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION
@@ -66,11 +73,15 @@ def plan_speculation(
     draft model that is no whole engine."""
     _check_room(config.num_speculative_tokens, first.program.limits, max_step_tokens)
     if isinstance(config, DraftModelConfig):
-        return SpeculationPlan(config, start_second(Path(config.model), first, check_weights=check_weights))
+        return SpeculationPlan(config, first, start_second(Path(config.model), first, check_weights=check_weights))
     if isinstance(config, Eagle3Config | MtpConfig):
         method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
-        return SpeculationPlan(config, start_built_in(first, method, check_weights=check_weights))
-    return SpeculationPlan(config, None)
+        return SpeculationPlan(config, first, start_built_in(first, method, check_weights=check_weights))
+    return SpeculationPlan(config, first, None)
+
+
+def _prior(program: Program, first: EngineDirectory) -> Prior | None:
+    return step_prior(program, first.manifest.target.name)
 
 
 def _check_room(most: int, limits: Limits, max_step_tokens: int | None) -> None:

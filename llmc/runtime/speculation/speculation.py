@@ -18,6 +18,8 @@ from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.drafter import CachingDrafter, Drafter
 from llmc.runtime.speculation.gate import Gate
 
+NewGate = Callable[[int], Gate]
+
 
 class Speculation:
     """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most. acceptance: how those are
@@ -27,7 +29,7 @@ class Speculation:
         self,
         new_drafter: Callable[[], Drafter],
         most: int,
-        new_gate: Callable[[int], Gate] = Gate,
+        new_gate: NewGate = Gate,
         acceptance: Acceptance | None = None,
     ) -> None:
         self._new_drafter, self._new_gate = new_drafter, new_gate
@@ -37,6 +39,7 @@ class Speculation:
         self._most = 0
         # Of the next step's drafts.
         self._seconds = 0.0
+        self._proposed = self._asked = 0
         self._drafts = self._draft_tokens = 0
         self._accepted_at = [0] * most
 
@@ -79,6 +82,8 @@ class Speculation:
         begin = time.perf_counter()
         drafts = self._drafter.propose(requests, most)
         self._seconds = time.perf_counter() - begin
+        self._proposed = max(map(len, drafts), default=0)
+        self._asked = sum(map(bool, most))
         return drafts if self._acceptance is None else self._judged(requests, drafts)
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
@@ -106,8 +111,10 @@ class Speculation:
             if chunk.draft:
                 self._count(len(chunk.draft), max(0, len(request.tokens) - chunk.start - 2))
         if is_decoding:
-            self._gate.note_step(tokens, seconds + self._seconds)
-        self._seconds = 0.0
+            self._gate.note_step(tokens, seconds)
+        if self._proposed:
+            self._gate.note_drafting(self._asked, self._proposed, self._seconds)
+        self._seconds, self._proposed = 0.0, 0
 
     def forget(self, request: Request) -> None:
         """The request has ended, or was dropped."""

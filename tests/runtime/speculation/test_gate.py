@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from operator import mul
 
 import pytest
 
 from llmc.runtime.speculation.gate import Gate
+from llmc.runtime.speculation.step_times import StepTimes
 
 
 def settled(gate: Gate, requests: int, seconds: Callable[[int], float], right: float, steps: int = 400) -> list[int]:
@@ -47,6 +50,7 @@ def test_random_drafts_end_soon_and_cost_little() -> None:
     assert 0 in counts[:64] and counts[:64].index(0) <= 32
     cost = sum(0.02 * count for count in counts) / (1.02 * len(counts))
     assert cost < 0.03
+    assert sum(counts[:32]) < 64, "less and less of them"
 
 
 def test_drafts_come_again_when_load_falls_and_when_they_come_true() -> None:
@@ -60,9 +64,9 @@ def test_drafts_come_again_when_load_falls_and_when_they_come_true() -> None:
 def test_a_step_that_was_held_up_counts_little() -> None:
     gate = Gate(4)
     settled(gate, 1, memory_bound, 0.8)
-    before = gate.seconds(5)
+    before = gate.seconds(1, 4)
     gate.note_step(5, 1000.0)
-    after = gate.seconds(5)
+    after = gate.seconds(1, 4)
     assert before is not None and after == pytest.approx(1.2 * before)
 
 
@@ -76,11 +80,58 @@ def test_a_size_that_was_slow_once_is_measured_again() -> None:
 
 
 @pytest.mark.parametrize(("tokens", "seconds"), [(2, 1.0), (4, 2.0), (6, 2.0), (8, 4.0), (100, 4.0)])
-def test_steps_of_other_sizes_than_the_known_ones(tokens: int, seconds: float) -> None:
-    gate = Gate(4)
-    gate.note_step(4, 2.0)
-    gate.note_step(8, 4.0)
-    assert gate.seconds(tokens) == seconds
+def test_steps_of_sizes_that_nobody_predicts_take_the_least_that_they_may(tokens: int, seconds: float) -> None:
+    times = StepTimes()
+    assert times.seconds(tokens) is None
+    times.note(4, 2.0)
+    times.note(8, 4.0)
+    assert times.seconds(tokens) == seconds
+
+
+@pytest.mark.parametrize(("tokens", "seconds"), [(2, 6.0), (4, 12.0), (5, 15.0), (6, 30.0), (8, 40.0), (100, 500.0)])
+def test_predictions_are_corrected_by_the_nearest_size_that_was_measured(tokens: int, seconds: float) -> None:
+    """Four tokens took three times as long as predicted, eight five times."""
+    times = StepTimes(float)
+    times.note(4, 12.0)
+    times.note(8, 40.0)
+    assert times.seconds(tokens) == seconds
+
+
+def test_what_is_predicted_not_to_pay_is_not_tried() -> None:
+    """From the first step after one without drafts."""
+    steep = Gate(4, prior=float)
+    steep.note_step(32, 1.0)
+    assert steep.drafts(32, 512) == 0
+    flat = Gate(4, prior=lambda tokens: 10.0 + tokens)
+    flat.note_step(1, 1.0)
+    assert flat.drafts(1, 512) == 4
+
+
+def test_a_prediction_that_was_wrong_is_found_out() -> None:
+    """Both ways: by steps with drafts, and by the few that are tried."""
+    assert settled(Gate(4, prior=float), 1, memory_bound, 0.9, 2000)[-1] == 4
+    assert settled(Gate(4, prior=lambda tokens: 1.0), 32, memory_bound, 0.8)[-1] == 0
+
+
+def test_what_the_drafter_takes_counts() -> None:
+    """A draft that takes longer than a step never pays, however right it is; one that takes a tenth does."""
+    for seconds, pays in ((1.1, False), (0.1, True)):
+        gate = Gate(4)
+        for _ in range(50):
+            count = gate.drafts(1, 512)
+            if count:
+                gate.note_drafts(count, min(count, 1))
+                gate.note_drafting(1, count, count * seconds)
+            gate.note_step(1 + count, memory_bound(1 + count))
+        assert (gate.drafts(1, 512) > 0) == pays
+
+
+def test_what_the_drafter_takes_is_predicted_too() -> None:
+    """In the first engine's measure: nothing is known of the seconds of the second."""
+    for share, pays in ((0.9, False), (0.1, True)):
+        gate = Gate(4, prior=lambda tokens: 7.0, draft_prior=partial(mul, 7.0 * share))
+        gate.note_step(1, 0.02)
+        assert (gate.drafts(1, 512) > 0) == pays
 
 
 def test_there_is_never_more_than_a_step_has_room_for() -> None:

@@ -28,6 +28,7 @@ def test_answers_are_those_without_drafts(engines: Engines, drafter: str, form: 
         assert one_by_one(engine, prompts, params) == expected, "alone"
         assert engine.loop.speculation is not None and engine.loop.speculation.stats.accepted_tokens > 5
         assert [told(each) for each in engine.generate(prompts, params)] == expected, "among neighbours"
-    with load(path, speculation=speculation, kv_cache_bytes=1_500_000, max_step_tokens=40, max_sequences=12) as engine:
+    room = 3_000_000 if form == "fp32" else 1_500_000
+    with load(path, speculation=speculation, kv_cache_bytes=room, max_step_tokens=40, max_sequences=12) as engine:
         assert [told(each) for each in engine.generate(prompts, params)] == expected, "with little room"
         assert engine.loop.pool.used == 0

@@ -1,0 +1,59 @@
+"""How long steps take by their size: as measured, and for the other sizes as predicted, corrected by what was."""
+
+from __future__ import annotations
+
+import bisect
+from collections.abc import Callable
+
+# Of an average, what the last value weighs.
+_NEW_TIME = 0.2
+# Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
+_REMEMBERED_STEPS = 1024
+# Sizes of which one is at most so many times the other.
+_ALIKE = 1.25
+
+# Seconds of a step of that size, perhaps all wrong by the same factor.
+Prior = Callable[[int], float]
+
+
+class StepTimes:
+    """prior: None where nothing is predicted. Then a step of a size that was never seen is taken to cost the least that
+    it may, as much as the next smaller one or, below all, in proportion: so what could be better is tried, once."""
+
+    def __init__(self, prior: Prior | None = None) -> None:
+        self._prior = prior
+        self._sizes: list[int] = []
+        self._measured: dict[int, float] = {}
+        self._steps = 0
+
+    def note(self, size: int, seconds: float) -> None:
+        """A step of that size took so long."""
+        self._steps += 1
+        if self._steps % _REMEMBERED_STEPS == 0:
+            self._sizes.clear()
+            self._measured.clear()
+        known = self._measured.get(size)
+        if known is None:
+            bisect.insort(self._sizes, size)
+            self._measured[size] = seconds
+        else:
+            # One that was held up counts as twice the usual at most.
+            self._measured[size] += _NEW_TIME * (min(seconds, 2 * known) - known)
+
+    def knows(self, size: int) -> bool:
+        """Whether a size like that was measured."""
+        index = bisect.bisect_left(self._sizes, size / _ALIKE)
+        return index < len(self._sizes) and self._sizes[index] <= size * _ALIKE
+
+    def seconds(self, size: int) -> float | None:
+        """Of a step of that size; None before the first one."""
+        known = self._measured.get(size)
+        if known is not None or not self._sizes:
+            return known
+        index = bisect.bisect_right(self._sizes, size)
+        nearest = self._sizes[max(0, index - 1)]
+        if self._prior is not None:
+            if 0 < index < len(self._sizes) and size * size > nearest * self._sizes[index]:
+                nearest = self._sizes[index]
+            return self._prior(size) * self._measured[nearest] / self._prior(nearest)
+        return self._measured[nearest] * (1.0 if index else size / nearest)
