@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from llmc.cli.bench_table import summary_table
+from llmc.cli.draft_rows import draft_figures, draft_rows, drafts_of
 from llmc.cli.help_text import GroupHelp, VerbHelp
 from llmc.cli.missing_package import require_extra
 from llmc.cli.opening_options import SpeculativeConfig
@@ -61,7 +62,7 @@ def bench_serve(
     plot: Annotated[Path | None, typer.Option(help="write a picture here (.png, .svg)")] = None,
 ) -> None:
     """Send requests to an OpenAI-compatible server and measure what its clients see."""
-    from llmc.bench.client import find_server
+    from llmc.bench.client import fetch_counts, find_server
     from llmc.bench.load import Arrival, run_load
     from llmc.bench.plot import plot_run, require_plot_extra
     from llmc.bench.prompts import PromptShape, make_requests
@@ -70,8 +71,8 @@ def bench_serve(
     shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
     arrival = Arrival(concurrency=max_concurrency, rate=request_rate, burstiness=burstiness, seed=seed)
     goals = parse_goals(goodput or [])
-    check_output(json_file)
-    check_output(plot)
+    for output in (json_file, plot):
+        check_output(output)
     if plot is not None:
         require_plot_extra()
     server, max_model_len = asyncio.run(find_server(base_url, model, api_key or settings().api_key))
@@ -83,18 +84,19 @@ def bench_serve(
         )
     requests = make_requests(shape, num_prompts, vocab_size, seed)
     if warmup:
-        # Other prompts than the measured ones, which must not find theirs in a cache.
-        asyncio.run(run_load(server, make_requests(shape, warmup, vocab_size, seed + 1), Arrival(concurrency=1)))
+        others = make_requests(shape, warmup, vocab_size, seed + 1)  # The measured ones must not be in a cache.
+        asyncio.run(run_load(server, others, Arrival(concurrency=1)))
+    before = asyncio.run(fetch_counts(server))
     with _progress("requests", num_prompts) as advance:
         records, duration = asyncio.run(run_load(server, requests, arrival, lambda record: advance()))
-    summary = summarize(records, duration, goals)
-    users = f"{max_concurrency} users" if max_concurrency else "no limit on users"
-    rate = f"{request_rate:g} requests/s" if request_rate else "sent at once"
-    standard_output().print(summary_table(summary, f"{server.model} at {server.base_url}: {users}, {rate}"))
-    settings_json = {"arrival": vars(arrival), "shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
-    _write(json_file, {**summary.to_json(), **settings_json, "requests": [_record_json(r) for r in records]})
+    drafts, summary = asyncio.run(fetch_counts(server, before)), summarize(records, duration, goals)
+    title = f"{server.model} at {server.base_url}: {_load_in_words(max_concurrency, request_rate)}"
+    standard_output().print(summary_table(summary, title, drafts))
+    given = {"arrival": vars(arrival), "shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
+    requests_json = {"requests": [_record_json(record) for record in records]}
+    _write(json_file, summary.to_json() | given | draft_figures(drafts) | requests_json)
     if plot is not None:
-        plot_run(records, plot, f"{server.model}: {users}, {rate}")
+        plot_run(records, plot, title)
     if summary.failed:
         raise LlmcError(f"{summary.failed} of {num_prompts} requests failed: {summary.first_error}", at=server.base_url)
 
@@ -128,6 +130,7 @@ def bench_throughput(
             start = time.perf_counter()
             completions = opened.generate([request.prompt for request in requests], params)
             seconds = time.perf_counter() - start
+        drafts = drafts_of(opened)
     output = sum(len(completion.token_ids) for completion in completions)
     prompt = sum(len(request.prompt) for request in requests)
     figures = {
@@ -141,8 +144,11 @@ def bench_throughput(
     table.add_row("requests", f"{num_prompts / seconds:.2f}/s")
     table.add_row("output tokens", f"{output / seconds:.1f}/s")
     table.add_row("all tokens", f"{(prompt + output) / seconds:.1f}/s")
+    for row in draft_rows(drafts):
+        table.add_row(*row)
     standard_output().print(table)
-    _write(json_file, {**figures, "shape": vars(shape), "num_prompts": num_prompts, "seed": seed})
+    settings_json = {"shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
+    _write(json_file, {**figures, **draft_figures(drafts), **settings_json})
 
 
 @bench.command("latency", cls=VerbHelp)
@@ -181,14 +187,18 @@ def bench_latency(
             if iteration >= warmup:
                 seconds.append(time.perf_counter() - start)
             advance()
+        drafts = drafts_of(opened)
     found = latency(seconds)
     table = facts(f"{engine.name}: batches of {batch_size}", right=True)
     table.add_row("mean", f"{found.mean:.1f} ms")
     for share in (0.1, 0.5, 0.9, 0.99):
         table.add_row(f"p{share * 100:g}", f"{1e3 * quantile(seconds, share):.1f} ms")
     table.add_row("a token", f"{found.mean / output_len:.2f} ms")
+    for row in draft_rows(drafts):
+        table.add_row(*row)
     standard_output().print(table)
-    _write(json_file, {**vars(found), "seconds": seconds, "shape": vars(shape), "batch_size": batch_size})
+    figures = {**vars(found), **draft_figures(drafts), "seconds": seconds}
+    _write(json_file, {**figures, "shape": vars(shape), "batch_size": batch_size})
 
 
 @bench.command("startup", cls=VerbHelp)
@@ -216,6 +226,10 @@ def bench_startup(
         table.add_row(name, f"{latency(seconds).median / 1e3:.2f} s", f"{max(seconds):.2f} s")
     standard_output().print(table)
     _write(json_file, measured)
+
+
+def _load_in_words(users: int | None, rate: float | None) -> str:
+    return f"{f'{users} users' if users else 'no limit on users'}, {f'{rate:g} requests/s' if rate else 'sent at once'}"
 
 
 def _shape(

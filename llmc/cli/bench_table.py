@@ -6,14 +6,16 @@ from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from llmc.cli.draft_rows import draft_rows
 from llmc.cli.table import Column, FittingTable
 
 if TYPE_CHECKING:
+    from llmc.bench.draft_counts import DraftCounts
     from llmc.bench.summary import Summary
 
 
-def summary_table(summary: Summary, title: str) -> FittingTable:
-    """Throughput above, latencies below."""
+def summary_table(summary: Summary, title: str, drafts: DraftCounts | None = None) -> FittingTable:
+    """Latencies above, throughput below, then what came of the server's drafts, if it has some."""
     figures = (("mean", 1), ("median", 0), ("p99", 0))
     columns = (Column("", wraps=True), *(Column(name, rank, right=True) for name, rank in figures))
     table = FittingTable(title, columns)
@@ -34,6 +36,8 @@ def summary_table(summary: Summary, title: str) -> FittingTable:
         table.add_row("within the goals", "", f"{summary.goodput:.2f}/s", "")
     if summary.prefix_hit_rate is not None:
         table.add_row("prompt tokens from the prefix cache", "", f"{summary.prefix_hit_rate:.1%}", "")
+    for name, text in draft_rows(drafts):
+        table.add_row(name, "", text, "")
     return table
 
 

@@ -24,8 +24,10 @@ _CODES, _BF16, _FP32 = 32.0, 16.0, 8.0
 _CONTEXT = 256
 
 
-def step_prior(program: Program, target: str) -> Callable[[int], float]:
-    """A function from the tokens of a step, each of which wants its logits, to seconds."""
+def step_prior(program: Program, target: str) -> Callable[[int], float] | None:
+    """A function from the tokens of a step, each of which wants its logits, to seconds; None for torch."""
+    if not program.launches:
+        return None
     context = min(_CONTEXT, program.limits.max_model_len)
     gpu = next((each for each in GPU_TARGETS if each.name == target.split(",")[0]), None)
     if gpu is not None:

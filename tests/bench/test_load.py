@@ -8,6 +8,7 @@ import statistics
 import pytest
 
 from benchmarks.serving_load import Lengths, chat_requests, prefix_requests, static_batches
+from llmc.bench.draft_counts import DraftCounts, read_counts
 from llmc.bench.load import Arrival
 from llmc.bench.prompts import PromptShape, make_requests
 from llmc.bench.request_record import RequestRecord
@@ -65,6 +66,23 @@ def test_the_summary() -> None:
     assert found.latencies["e2el"].p99 == pytest.approx(597)
     figures = found.to_json()
     assert figures["mean_ttft_ms"] == pytest.approx(200) and figures["first_error"] == "HTTP 500"
+
+
+def test_drafts_are_counted_from_the_metrics_of_whoever_serves() -> None:
+    text = (
+        "# HELP vllm:spec_decode_num_drafts_total Number.\n"
+        'vllm:spec_decode_num_drafts_total{model_name="a",engine="0"} 10.0\n'
+        'vllm:spec_decode_num_drafts_total{model_name="b"} 2.0\n'
+        'vllm:spec_decode_num_draft_tokens_total{model_name="a"} 1.2e+02\n'
+        'vllm:spec_decode_num_accepted_tokens_total{model_name="a"} 30.0\n'
+        'vllm:spec_decode_num_accepted_tokens_per_pos_total{model_name="a",position="0"} 9.0\n'
+    )
+    found = read_counts(text)
+    assert found == DraftCounts(12, 120, 30)
+    assert (found.acceptance, found.tokens_a_step) == (0.25, 3.5)
+    assert found.since(DraftCounts(2, 20, 10)) == DraftCounts(10, 100, 20)
+    assert read_counts("llmc:num_requests_running 1.0\n") is None
+    assert (DraftCounts(0, 0, 0).acceptance, DraftCounts(0, 0, 0).tokens_a_step) == (0.0, 1.0)
 
 
 def test_quantiles_are_numpys() -> None:

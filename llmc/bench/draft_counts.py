@@ -1,0 +1,45 @@
+"""What came of a server's drafts, from its /metrics: under vLLM's names, whoever serves."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+_LINE = re.compile(
+    r"^\w+:spec_decode_num_(drafts|draft_tokens|accepted_tokens)_total(?:\{[^}]*\})? ([0-9.e+]+)$", re.MULTILINE
+)
+
+
+@dataclass(frozen=True)
+class DraftCounts:
+    """drafts: proposals of one or more tokens, each to a request in a step."""
+
+    drafts: int
+    draft_tokens: int
+    accepted_tokens: int
+
+    @property
+    def acceptance(self) -> float:
+        """The share of the drafted tokens that came true."""
+        return self.accepted_tokens / self.draft_tokens if self.draft_tokens else 0.0
+
+    @property
+    def tokens_a_step(self) -> float:
+        """That a request got of a step with drafts."""
+        return 1 + self.accepted_tokens / self.drafts if self.drafts else 1.0
+
+    def since(self, before: DraftCounts) -> DraftCounts:
+        """What has come after another count."""
+        return DraftCounts(
+            self.drafts - before.drafts,
+            self.draft_tokens - before.draft_tokens,
+            self.accepted_tokens - before.accepted_tokens,
+        )
+
+
+def read_counts(metrics: str) -> DraftCounts | None:
+    """Of the text of /metrics, all models together; None of a server that does not draft."""
+    found: dict[str, int] = {}
+    for name, value in _LINE.findall(metrics):
+        found[name] = found.get(name, 0) + int(float(value))
+    return DraftCounts(**found) if len(found) == 3 else None

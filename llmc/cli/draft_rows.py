@@ -1,0 +1,35 @@
+"""What came of drafts, at the end of what `llmc bench` prints and writes."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from llmc.bench.draft_counts import DraftCounts
+    from llmc.runtime.engine import Engine
+
+
+def drafts_of(engine: Engine) -> DraftCounts | None:
+    """None of an engine that does not draft."""
+    from llmc.bench.draft_counts import DraftCounts
+
+    speculation = engine.loop.speculation
+    if speculation is None:
+        return None
+    stats = speculation.stats
+    return DraftCounts(stats.drafts, stats.draft_tokens, stats.accepted_tokens)
+
+
+def draft_rows(counts: DraftCounts | None) -> list[tuple[str, str]]:
+    """Lines of a table; none where nothing drafts."""
+    if counts is None:
+        return []
+    accepted = f"{counts.acceptance:.0%} of {counts.draft_tokens}" if counts.draft_tokens else "none were made"
+    return [("drafts accepted", accepted), ("tokens a step with drafts", f"{counts.tokens_a_step:.2f}")]
+
+
+def draft_figures(counts: DraftCounts | None) -> dict[str, Any]:
+    """For JSON; nothing where nothing drafts."""
+    if counts is None:
+        return {}
+    return {"drafts": {**vars(counts), "acceptance": counts.acceptance, "tokens_a_step": counts.tokens_a_step}}
