@@ -13,9 +13,9 @@ import pytest
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that graphs are made of)
-from llmc.cache import CacheKind, open_cache
 from llmc.cache.source_digest import source_digest
 from llmc.settings import settings
+from tests.cache_beside import cache_beside
 from tests.quick_interpreter import keep_language_patched
 
 if TYPE_CHECKING:
@@ -92,11 +92,9 @@ def draft_engine(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache without engines for this process and those it starts; compiled kernels and captures are shared."""
-    root = tmp_path / "cache"
-    root.mkdir(mode=0o700)
-    for kind in ("kernels", "captures", "triton"):
-        (root / kind).symlink_to(open_cache(CacheKind(kind)).path)
+    """A cache without engines and their code for this process and those it starts; compiled kernels and captures are
+    shared."""
+    root = cache_beside(tmp_path / "cache")
     monkeypatch.setenv("LLMC_CACHE_DIR", str(root))
     settings.cache_clear()
     yield root

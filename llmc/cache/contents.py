@@ -27,6 +27,7 @@ class CacheKind(Enum):
     ENGINES = "engines"
     CAPTURES = "captures"
     KERNELS = "kernels"
+    PROGRAMS = "programs"
     DEVICE_KERNELS = "device-kernels"
     TRITON = "triton"
     DIGESTS = "digests"
@@ -36,11 +37,17 @@ class CacheKind(Enum):
         """What is in it, for people."""
         return _HOLDS[self]
 
+    @property
+    def is_large(self) -> bool:
+        """Whether an entry matters for the bound: the others are small, and many."""
+        return self in (CacheKind.ENGINES, CacheKind.KERNELS, CacheKind.DEVICE_KERNELS)
+
 
 _HOLDS = {
     CacheKind.ENGINES: "engines of model directories",
     CacheKind.CAPTURES: "captured graphs",
     CacheKind.KERNELS: "compiled C++ kernels",
+    CacheKind.PROGRAMS: "engines' compiled C++",
     CacheKind.DEVICE_KERNELS: "engines' kernels for other GPUs",
     CacheKind.TRITON: "compiled Triton kernels",
     CacheKind.DIGESTS: "digests of model files",

@@ -73,7 +73,7 @@ class CacheDirectory:
                 make(path)
                 close_to_others(path)
             _mark_used(path)
-        self.tidy()
+        self._tidy_if_due()
         return path
 
     def read_text(self, name: str) -> str | None:
@@ -101,9 +101,7 @@ class CacheDirectory:
         except BaseException:
             temporary.unlink(missing_ok=True)
             raise
-        # Texts are small, and looking at every file of the cache takes 0.5 s when there are 18,000.
-        if not was_just_used(self._trimmed):
-            self.tidy()
+        self._tidy_if_due()
 
     def check(self, path: Path) -> None:
         """Raise OptionError for an entry, which need not exist, that others own or may write."""
@@ -135,6 +133,11 @@ class CacheDirectory:
         sweep(self.path)
         self._trimmed.touch(mode=0o600)
         trim_cache(self._root, settings().cache_bytes)
+
+    def _tidy_if_due(self) -> None:
+        """After a small entry once a minute: looking at every file takes 0.5 s when there are 18,000."""
+        if self._kind.is_large or not was_just_used(self._trimmed):
+            self.tidy()
 
     @contextmanager
     def turn(self, name: str) -> Iterator[None]:

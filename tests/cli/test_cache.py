@@ -19,7 +19,7 @@ from tests.cli.command import assert_user_error, llmc
 
 @pytest.fixture
 def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """A cache with an entry of each kind, used one to six hours ago, of at most a gigabyte."""
+    """A cache with an entry of each kind, used one hour ago and more, of at most a gigabyte."""
     monkeypatch.setenv("LLMC_CACHE_DIR", str(tmp_path / "cache"))
     monkeypatch.setenv("LLMC_CACHE_SIZE", "1GiB")
     monkeypatch.setenv("COLUMNS", "80")
@@ -35,7 +35,7 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 def test_kinds_with_their_sizes_and_when_they_were_used(cache: Path) -> None:
     shown = llmc("cache").out.splitlines()
-    assert shown[0] == f"{cache}: 9.0 KiB of at most 1.0 GiB"
+    assert shown[0] == f"{cache}: {len(CacheKind) * 1.5} KiB of at most 1.0 GiB"
     assert all(len(line) <= 80 for line in shown[1:])
     for hours, kind in enumerate(CacheKind, start=1):
         (line,) = [line for line in shown[1:] if line.startswith(f"│ {kind.value} ")]
@@ -48,7 +48,7 @@ def test_entries_and_json(cache: Path) -> None:
     assert all(len(line) <= 80 for line in shown[1:])
     assert sum("1.5 KiB" in line for line in shown) == len(CacheKind)
     content = json.loads(llmc("cache", "--json").out)
-    assert (content["directory"], content["bytes"], content["limit_bytes"]) == (str(cache), 6 * 1536, 1 << 30)
+    assert (content["directory"], content["bytes"], content["limit_bytes"]) == (str(cache), len(CacheKind) * 1536, 1 << 30)
     assert [entry["kind"] for entry in content["entries"]] == [kind.value for kind in CacheKind]
     assert content["entries"][0]["name"].startswith("engines-") and content["entries"][0]["bytes"] == 1536
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,13 +14,15 @@ import torch
 
 from llmc.codegen.cpp.build import compile_engine
 from llmc.codegen.cpp.lowering import lower
-from llmc.codegen.cpp.toolchain import find_toolchain
+from llmc.codegen.cpp.toolchain import find_toolchain, run_tool
 from llmc.graph.execute import Chunk, run_steps
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program.program_json import program_from_json, program_to_json
+from llmc.settings import settings
 from llmc.targets import CpuTarget, host_target
+from tests.cache_beside import cache_beside
 from tests.codegen.cpp.runnable_targets import RUNNABLE
 from tests.codegen.engine_harness import OpenEngine, packed_weights, run_engine
 from tests.codegen.tiny_models import VOCABULARY, gemma2, gpt2, llama
@@ -77,9 +80,24 @@ def test_only_requested_rows_get_logits(tmp_path: Path) -> None:
         torch.testing.assert_close(engine.logits(chunks, (22, 3)), want[[22, 3]], rtol=1e-5, atol=1e-5)
 
 
-def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
+@pytest.fixture
+def use_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[str], Path]]:
+    """`use_cache(name)`: from now on a cache of that name, with kernels and, at first, without code of engines."""
+    caches = {name: cache_beside(tmp_path / name) for name in ("one", "another")}
+
+    def use(name: str) -> Path:
+        monkeypatch.setenv("LLMC_CACHE_DIR", str(caches[name]))
+        settings.cache_clear()
+        return caches[name]
+
+    yield use
+    settings.cache_clear()
+
+
+def test_same_inputs_give_the_same_bytes(tmp_path: Path, use_cache: Callable[[str], Path]) -> None:
     texts, libraries = [], []
-    for name in ("first", "a/second"):
+    for name, cache in (("first", "one"), ("a/second", "another")):
+        use_cache(cache)
         lowered = lower(gemma2()[0], host_target(), BuildOptions())
         library = compile_engine(lowered, host_target(), tmp_path / name)
         texts.append(lowered.source + program_to_json(lowered.program))
@@ -87,6 +105,29 @@ def test_same_inputs_give_the_same_bytes(tmp_path: Path) -> None:
     assert texts[0] == texts[1]
     assert libraries[0] == libraries[1]
     assert str(tmp_path).encode() not in libraries[0]
+
+
+def test_code_is_compiled_once_and_again_if_it_changed_or_was_damaged(
+    tmp_path: Path, use_cache: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    programs, compiled = use_cache("one") / "programs", list[str]()
+
+    def counted(command: list[str | Path], *, source: Path) -> None:
+        compiled.append(str(source))
+        run_tool(command, source=source)
+
+    monkeypatch.setattr("llmc.codegen.cpp.build.run_tool", counted)
+    lowered = lower(gemma2()[0], host_target(), BuildOptions())
+    first = compile_engine(lowered, host_target(), tmp_path / "first")
+    assert len(compiled) == 2, "compiled and linked"
+    assert compile_engine(lowered, host_target(), tmp_path / "second").read_bytes() == first.read_bytes()
+    assert len(compiled) == 2
+    (entry,) = programs.glob("*/engine.so")
+    entry.write_bytes(entry.read_bytes()[:-1] + b"?")
+    assert compile_engine(lowered, host_target(), tmp_path / "third").read_bytes() == first.read_bytes()
+    assert len(compiled) == 4
+    compile_engine(replace(lowered, source=lowered.source + "\n"), host_target(), tmp_path / "fourth")
+    assert len(compiled) == 6
 
 
 def test_only_the_interface_is_visible(tmp_path: Path) -> None:

@@ -17,6 +17,7 @@ from enum import Enum
 from pathlib import Path
 
 from llmc.cache import CacheKind, open_cache
+from llmc.codegen.cpp.hashed_files import has_hashes, write_hashes
 from llmc.codegen.cpp.kernel_api import kernel_include_dir, layout_source, open_kernels
 from llmc.codegen.cpp.toolchain import Toolchain, find_toolchain, run_tool
 from llmc.files.atomic_directory import AtomicDirectory
@@ -41,7 +42,7 @@ _SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 _LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
 PAGED_ATTENTION = "paged_attention"
 _CODED = ("quantized_linear", "quantized_gated_linear", "quantized_lm_head", "quantized_embedding")
-_ARCHIVE, _SHARED, _HASHES = "libllmc_kernels.a", "libllmc_kernels.so", "sha256.json"
+_ARCHIVE, _SHARED = "libllmc_kernels.a", "libllmc_kernels.so"
 
 
 class Part(Enum):
@@ -156,18 +157,8 @@ def _compile(
     run_tool(shared, source=kernel_include_dir())
     for left in (*objects, build / "layouts.cpp"):
         left.unlink(missing_ok=True)
-    hashes = {name: _sha256(build / name) for name in (_ARCHIVE, _SHARED)}
-    (build / _HASHES).write_text(json.dumps(hashes), encoding="utf-8")
+    write_hashes(build, (_ARCHIVE, _SHARED))
 
 
 def _is_whole(entry: Path) -> bool:
-    try:
-        hashes = json.loads((entry / _HASHES).read_text(encoding="utf-8"))
-        return bool(hashes == {name: _sha256(entry / name) for name in (_ARCHIVE, _SHARED)})
-    except (OSError, ValueError):
-        return False
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return has_hashes(entry, (_ARCHIVE, _SHARED))
