@@ -191,6 +191,10 @@ class Sampler:
         """A token was chosen as `choice` says."""
         self._generated += 1
 
+    def count_acceptable(self, tokens: Sequence[int]) -> int:
+        """How many of these, from the first on, the mask lets come one after the other."""
+        return len(tokens) if self._mask is None else self._mask.count_acceptable(tokens)
+
     @property
     def has_mask(self) -> bool:
         """Whether `is_complete` may come true."""

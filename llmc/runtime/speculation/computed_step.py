@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -15,7 +15,8 @@ class ComputedChunk(NamedTuple):
     """What a step computed of a request: `tokens` tokens from position `start` on, drafts among them.
 
     token_row, logit_row: which row of the step's tokens and of its logit rows is the first of it; the `logit_rows`
-    rows are of its last tokens. kept: how many of its tokens, from the first on, are the request's own.
+    rows are of its last tokens. own: which of its tokens are the request's own, in order: all that are no drafts, and
+    the drafts that came true and were followed by another token.
     """
 
     request: Request
@@ -24,12 +25,12 @@ class ComputedChunk(NamedTuple):
     token_row: int
     logit_row: int
     logit_rows: int
-    kept: int
+    own: Sequence[int]
 
     @property
     def last_logit_row(self) -> int | None:
         """Of the last token that is the request's own; None where no logits of it were asked for."""
-        row = self.kept - 1 - (self.tokens - self.logit_rows)
+        row = self.own[-1] - (self.tokens - self.logit_rows)
         return self.logit_row + row if row >= 0 else None
 
 
@@ -49,11 +50,13 @@ class ComputedStep:
     def chunks(self) -> Iterator[ComputedChunk]:
         """What was computed, request by request: those that decode first, in the order of the rows."""
         for row, request in enumerate(self.plan.decodes):
-            yield ComputedChunk(request, len(request.tokens) - 2, 1, row, row, 1, 1)
+            yield ComputedChunk(request, len(request.tokens) - 2, 1, row, row, 1, (0,))
         token_row = logit_row = len(self.plan.decodes)
         for chunk in self.plan.chunks:
-            grown = len(chunk.request.tokens) - 1 - chunk.start
-            kept = min(chunk.tokens, grown) if chunk.draft else chunk.tokens
-            yield ComputedChunk(chunk.request, chunk.start, chunk.tokens, token_row, logit_row, chunk.logit_rows, kept)
+            first = chunk.tokens - len(chunk.draft)
+            # The last token has been drawn only now.
+            path = chunk.draft.path(chunk.request.tokens[chunk.start + first : -1])
+            own = [*range(first), *(first + node for node in path)]
+            yield ComputedChunk(chunk.request, chunk.start, chunk.tokens, token_row, logit_row, chunk.logit_rows, own)
             token_row += chunk.tokens
             logit_row += chunk.logit_rows

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 
 from llmc.runtime.speculation.acceptance import Acceptance, Probabilities
 
@@ -45,6 +45,31 @@ class Draft:
                 return index
         return None
 
+    def path(self, tokens: Sequence[int]) -> list[int]:
+        """The tokens of the draft that these are, one after the other, as far as they are any."""
+        nodes: list[int] = []
+        for token in tokens:
+            node = self.child(nodes[-1] if nodes else None, token)
+            if node is None:
+                break
+            nodes.append(node)
+        return nodes
+
+    def without(self, unwanted: Callable[[Sequence[int]], bool]) -> Draft:
+        """The draft without the tokens whose paths, from the first one on, are unwanted, and what follows them."""
+        kept: dict[int | None, int | None] = {None: None}
+        paths: dict[int | None, list[int]] = {None: []}
+        for node, token in enumerate(self.tokens):
+            parent = self.parent(node)
+            if parent in kept and not unwanted(path := [*paths[parent], token]):
+                kept[node], paths[node] = len(kept) - 1, path
+        if len(kept) == len(self.tokens) + 1:
+            return self
+        nodes = [node for node in kept if node is not None]
+        parents = None if self.parents is None else [kept[self.parents[node]] for node in nodes]
+        drawn_from = None if self.probabilities is None else [self.probabilities[node] for node in nodes]
+        return replace(self, tokens=[self.tokens[node] for node in nodes], parents=parents, probabilities=drawn_from)
+
     def depths(self) -> list[int]:
         """By token, how many tokens after the request's last one it would be: 1 for one that follows that."""
         if self.parents is None:
@@ -53,6 +78,11 @@ class Draft:
         for parent in self.parents:
             depths.append(1 if parent is None else depths[parent] + 1)
         return depths
+
+    @property
+    def depth(self) -> int:
+        """Tokens that come true at the most."""
+        return len(self.tokens) if self.parents is None else max(self.depths(), default=0)
 
     def masks(self) -> list[int]:
         """By token, as of Step.tree_masks: bit d says that the token d before it is not one that leads to it."""

@@ -1,7 +1,8 @@
 """How many drafts pay: from how often they come true, and from what steps and drafts cost.
 
 With k drafts of which each comes true with probability a, a request gets E(k) = 1 + a + … + a^k tokens a step
-(Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"). For n requests that takes a step
+(Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"); with a tree of k the sum ends at
+its depth, and a is the probability that one of those at a depth comes true. For n requests that takes a step
 of n · (1 + k) tokens, and k times what the drafter takes for a draft of each. All three are measured while the engine
 runs; before that, and for sizes that were not seen, times are the cost model's, corrected by those that were.
 """
@@ -31,6 +32,8 @@ class Gate:
         self._acceptance, self._seen = _FIRST_ACCEPTANCE, _FIRST_DRAFTS
         self._prior, self._draft_prior = prior, draft_prior
         self._steps, self._drafting = StepTimes(prior), StepTimes(draft_prior)
+        # By how many drafts: how deep they were, in trees less than they are.
+        self._depths: dict[int, int] = {}
         self._best = 0
         self._pause, self._paused, self._trial = _FIRST_PAUSE, 0, 0
 
@@ -58,9 +61,11 @@ class Gate:
             self._paused, self._pause, self._trial = 0, min(2 * self._pause, _LONGEST_PAUSE), _TRIAL_STEPS
         return False
 
-    def note_drafts(self, proposed: int, accepted: int) -> None:
-        """Of one request in one step."""
-        for index in range(min(accepted + 1, proposed)):
+    def note_drafts(self, proposed: int, accepted: int, depth: int) -> None:
+        """Of one request in one step. depth: how many of those proposed could come true."""
+        if depth < proposed or self._depths:
+            self._depths[proposed] = depth
+        for index in range(min(accepted + 1, depth)):
             self._seen += 1
             weight = max(_NEW_DRAFT, 1 / self._seen)
             self._acceptance += weight * ((index < accepted) - self._acceptance)
@@ -87,5 +92,7 @@ class Gate:
 
     def _speed(self, requests: int, count: int) -> float:
         """Tokens a second of one request."""
-        expected = sum(self._acceptance**i for i in range(count + 1))
+        # As deep as the deepest where so many were never seen.
+        depth = self._depths.get(count) or min(count, max(self._depths.values(), default=count))
+        expected = sum(self._acceptance**i for i in range(depth + 1))
         return expected / (self.seconds(requests, count) or 1.0)

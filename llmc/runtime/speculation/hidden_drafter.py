@@ -76,7 +76,7 @@ class HiddenDrafter(CachingDrafter):
             request = chunk.request
             if request.finished or not isinstance(request, SampledRequest):
                 continue
-            self._rows.add(request, chunk.start, hidden[chunk.token_row : chunk.token_row + chunk.kept])
+            self._rows.add(request, chunk.start, hidden[[chunk.token_row + index for index in chunk.own]])
             if chunk.tokens > 1 and chunk.logit_rows < chunk.tokens:
                 prompts.append(request)
         self._read(prompts)

@@ -80,7 +80,8 @@ class Speculation:
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """Drafts for each request, at most so many; it has blocks for them."""
         begin = time.perf_counter()
-        drafts = self._drafter.propose(requests, most)
+        proposed = self._drafter.propose(requests, most)
+        drafts = [_allowed(request, draft) for request, draft in zip(requests, proposed, strict=True)]
         self._seconds = time.perf_counter() - begin
         self._proposed = max(map(len, drafts), default=0)
         self._asked = sum(map(bool, most))
@@ -109,7 +110,7 @@ class Speculation:
                 is_decoding = False
                 continue
             if chunk.draft:
-                self._count(len(chunk.draft), max(0, len(request.tokens) - chunk.start - 2))
+                self._count(chunk.draft, max(0, len(request.tokens) - chunk.start - 2))
         if is_decoding:
             self._gate.note_step(tokens, seconds)
         if self._proposed:
@@ -127,9 +128,16 @@ class Speculation:
             for request, draft in zip(requests, drafts, strict=True)
         ]
 
-    def _count(self, proposed: int, accepted: int) -> None:
+    def _count(self, draft: Draft, accepted: int) -> None:
         self._drafts += 1
-        self._draft_tokens += proposed
+        self._draft_tokens += len(draft)
         for index in range(accepted):
             self._accepted_at[index] += 1
-        self._gate.note_drafts(proposed, accepted)
+        self._gate.note_drafts(len(draft), accepted, draft.depth)
+
+
+def _allowed(request: SampledRequest, draft: Draft) -> Draft:
+    """Without what the request's grammar forbids: no step is needed to find that out."""
+    if not draft or not request.sampler.has_mask:
+        return draft
+    return draft.without(lambda path: request.sampler.count_acceptable(path) < len(path))

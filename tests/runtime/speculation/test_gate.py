@@ -23,7 +23,7 @@ def settled(gate: Gate, requests: int, seconds: Callable[[int], float], right: f
             # A fixed sequence, right as often as asked.
             while accepted < count and ((step * 7919 + request * 104729 + accepted * 31) % 1000) / 1000 < right:
                 accepted += 1
-            gate.note_drafts(count, accepted)
+            gate.note_drafts(count, accepted, count)
         gate.note_step(requests * (1 + count), seconds(requests * (1 + count)))
     return found
 
@@ -120,7 +120,7 @@ def test_what_the_drafter_takes_counts() -> None:
         for _ in range(50):
             count = gate.drafts(1, 512)
             if count:
-                gate.note_drafts(count, min(count, 1))
+                gate.note_drafts(count, min(count, 1), count)
                 gate.note_drafting(1, count, count * seconds)
             gate.note_step(1 + count, memory_bound(1 + count))
         assert (gate.drafts(1, 512) > 0) == pays
@@ -137,3 +137,14 @@ def test_what_the_drafter_takes_is_predicted_too() -> None:
 def test_there_is_never_more_than_a_step_has_room_for() -> None:
     gate = Gate(8)
     assert [gate.drafts(requests, 16) for requests in (1, 4, 8, 16)] == [8, 3, 1, 0]
+
+
+def test_of_a_tree_its_depth_counts() -> None:
+    """Twelve drafts that are two deep give less than three tokens, and do not pay where twelve in a chain would."""
+    gate = Gate(12)
+    for _ in range(300):
+        count = gate.drafts(1, 512)
+        if count:
+            gate.note_drafts(count, min(count, 2), min(count, 2))
+        gate.note_step(1 + count, 1.0 + 0.1 * count)
+    assert gate.drafts(1, 512) == 2
