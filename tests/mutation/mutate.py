@@ -1,6 +1,7 @@
 """Mutants of a Python file: the same file with one thing wrong that a test should notice.
 
-Left alone is what no test is for: texts, annotations, what an error says, assertions, and how long something waits.
+Left alone is what no test is for: texts, annotations, what an error says, assertions, how long something waits, and
+checks of what cannot happen, such as the `strict` of zip.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ SWAPPED: dict[type[ast.AST], type[ast.AST]] = {
     ast.Add: ast.Sub, ast.Sub: ast.Add, ast.Mult: ast.Add, ast.FloorDiv: ast.Mult, ast.Div: ast.Mult,
     ast.Mod: ast.FloorDiv, ast.LShift: ast.RShift, ast.BitOr: ast.BitAnd, ast.BitAnd: ast.BitOr,
 }  # fmt: skip
-# Keywords whose values are texts, and calls whose arguments are.
+# Keywords whose values are texts, or change nothing that a right program does, and calls whose arguments are texts.
+UNSEEN = {"strict", "daemon", "stacklevel", "timeout", "thread_name_prefix"}
 TEXTS = {"problem", "fix", "at", "help", "doc", "rich_help_panel", "msg", "description", "metavar"}
 SPEAKERS = {"print", "warn", "Refusal", "echo", "Option", "Argument", "debug", "info", "warning", "getLogger"}
 
@@ -74,7 +76,7 @@ def _is_left_alone(node: ast.AST) -> bool:
     if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
         return True
     if isinstance(node, ast.keyword):
-        return node.arg in TEXTS
+        return node.arg in TEXTS | UNSEEN
     if isinstance(node, ast.Call):
         name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
         return name in SPEAKERS or name.endswith("Error")
