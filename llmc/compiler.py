@@ -125,6 +125,12 @@ def _build(
     pipeline = default() if passes is None else _checked(passes)
     kind = kind_of(target)
     kind.check(options)
+    if options.tensor_parallel_size > 1:
+        raise OptionError(
+            f"no engine can be built for {options.tensor_parallel_size} ranks yet",
+            at="tensor_parallel_size",
+            fix="look at how the model is cut: llmc passes MODEL --tensor-parallel-size N",
+        )
     options, notes = without_half(model, target, kind, options)
     with given_tokenizer(tokenizer) as tokenizer_files:
 

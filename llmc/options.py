@@ -43,6 +43,7 @@ class BuildOptions(BaseModel):
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
     speculative: what drafts tokens for the model, whose engine becomes a part of this one: the directory of an EAGLE-3
     or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
+    tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
     the passes that an engine cannot do without all the same, whole.
     allow_fallback: contracts that may be missed instead of failing the build; such a graph runs, slower.
@@ -65,6 +66,7 @@ class BuildOptions(BaseModel):
     max_logit_rows: int = Field(default=64, ge=1, le=65536)
     block_size: Literal[8, 16, 32, 64, 128] = 16
     speculative: str | None = None
+    tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     disable_passes: tuple[str, ...] = ()
     stop_after: int | None = Field(default=None, ge=0)
     finish_cut: bool = False
@@ -124,6 +126,7 @@ class BuildKeywords(TypedDict, total=False):
     max_logit_rows: int
     block_size: int
     speculative: str | PathLike[str] | None
+    tensor_parallel_size: int
     disable_passes: Sequence[str]
     stop_after: int | None
     finish_cut: bool

@@ -40,6 +40,7 @@ class ModelOptions:
         str | None,
         Option(help="what drafts: a directory of an EAGLE-3 or MTP checkpoint, or mtp", metavar="DIR"),
     ] = None
+    tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
     disable_pass: Annotated[list[str] | None, Option(help="skip a pass by name (repeatable)")] = None
     allow_fallback: Annotated[list[str] | None, Option(help="a contract that may be missed (repeatable)")] = None
     passes_from: Annotated[
@@ -57,6 +58,7 @@ class ModelOptions:
             "calibration_sequences": self.calibration_sequences,
             "calibration_length": self.calibration_length,
             "speculative": self.speculative,
+            "tensor_parallel_size": self.tensor_parallel_size,
             "disable_passes": tuple(self.disable_pass or ()),
             "allow_fallback": tuple(self.allow_fallback or ()),
         }

@@ -79,7 +79,13 @@ class Backend(Protocol):
 
 # Ops of lowered graphs that no backend has a kernel for, and why. Every other op has one in each (tests/ops), but for
 # the parts of products, which products' kernels compute.
-WITHOUT_KERNEL: Mapping[OpOverload, str] = MappingProxyType({})
+_OF_RANKS = "it belongs to a model that is cut for several ranks, which run in llmc.graph.execute only so far"
+WITHOUT_KERNEL: Mapping[OpOverload, str] = MappingProxyType(
+    {
+        each.default: _OF_RANKS
+        for each in (torch.ops.llmc.all_reduce, torch.ops.llmc.all_gather, torch.ops.llmc.rank_rows)
+    }
+)
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
 
 

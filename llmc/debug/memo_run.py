@@ -21,9 +21,10 @@ from llmc.errors import PassError
 from llmc.graph.dead_code import writes_memory
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.ranks import OnRanks, call, copied, first_rank, weight_value
 from llmc.graph.render import op_name
 from llmc.graph.source_line import source_line
-from llmc.graph.weights import Constant, Derived, Recipe, Stored, WeightSource, evaluate
+from llmc.graph.weights import Constant, Derived, PerRank, Recipe, Stored, WeightSource
 
 aten = torch.ops.aten
 
@@ -78,7 +79,7 @@ class MemoRun:
         values = [step.nodes[graph.logits().name] for step in self.steps(graph)]
         key = "".join(value.key for value in values)
         if self._logits is None or self._logits[0] != key:
-            rows = [value.get() for value in values]
+            rows = [first_rank(value.get()) for value in values]
             self._logits = (key, torch.cat([(r if r.dim() == 2 else r[0]).float() for r in rows]))
         return self._logits[1]
 
@@ -115,7 +116,7 @@ class MemoRun:
             for node in graph.graph.nodes:
                 if node.op == "placeholder":
                     recipe = graph.weights.get(node.name)
-                    values[node] = inputs[node.name] if recipe is None else self._weight(recipe)
+                    values[node] = inputs[node.name] if recipe is None else self._weight(recipe, graph.ranks)
                     constant |= set() if recipe is None else {node}
                 elif node.op == "call_function" and node.all_input_nodes and constant.issuperset(node.all_input_nodes):
                     values[node] = Value(
@@ -138,8 +139,8 @@ class MemoRun:
         known = self._recipe_keys[id(recipe)] = known or (recipe, _recipe_key(recipe))
         return known[1]
 
-    def _weight(self, recipe: Recipe) -> Value:
-        return Value(self.recipe_key(recipe), lambda: evaluate(recipe, self._source))
+    def _weight(self, recipe: Recipe, ranks: int) -> Value:
+        return Value(self.recipe_key(recipe), lambda: weight_value(recipe, self._source, ranks))
 
 
 def default_chunks(count: int) -> tuple[int, ...]:
@@ -170,7 +171,7 @@ def call_key(node: fx.Node, values: dict[fx.Node, Value]) -> str:
 def _make(node: fx.Node, values: dict[fx.Node, Value]) -> _Call:
     given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n].get())
     written = written_arguments(node)
-    args = tuple(a.clone() if i in written else a for i, a in enumerate(given[0]))
+    args = tuple(copied(a) if i in written else a for i, a in enumerate(given[0]))
     return _Call(value_of(_call(node, args, given[1])), {i: value_of(args[i]) for i in written})
 
 
@@ -188,7 +189,7 @@ def _call(node: fx.Node, args: Any, kwargs: Any) -> Any:
     # Equal values may lie in memory in another order than a view was traced with.
     target: Any = aten.reshape.default if node.target is aten.view.default else node.target
     try:
-        return target(*args, **kwargs)
+        return call(target, args, kwargs)
     except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
         raise PassError(
             f"node {node.name} ({op_name(node.target)}) does not run: {error}",
@@ -210,6 +211,8 @@ def _content_key(content: Any) -> str:
         flat = content.detach().contiguous().reshape(-1)
         digest = hashlib.blake2b(flat.view(torch.uint8).numpy().data, digest_size=16).hexdigest()
         return f"{content.dtype}{list(content.shape)}{digest}"
+    if isinstance(content, OnRanks):
+        return f"ranks {_content_key(content.values)}"
     if isinstance(content, tuple | list):
         return f"({','.join(_content_key(c) for c in content)})"
     return repr(content)
@@ -220,6 +223,8 @@ def _recipe_key(recipe: Any) -> str:
         return f"stored {recipe.name} {recipe.dtype}"
     if isinstance(recipe, Constant):
         return _content_key(recipe.value)
+    if isinstance(recipe, PerRank):
+        return f"ranks {_recipe_key(recipe.recipes)}"
     if isinstance(recipe, Derived):
         return f"{recipe.target}{_recipe_key(recipe.args)}{_recipe_key(recipe.kwargs)}"
     if isinstance(recipe, tuple | list):

@@ -13,7 +13,8 @@ from llmc.debug.memo_run import MemoRun, StepValues, written_arguments
 from llmc.errors import PassError
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import WeightSource, evaluate
+from llmc.graph.ranks import weight_value
+from llmc.graph.weights import WeightSource
 
 
 @dataclass(frozen=True)
@@ -148,7 +149,7 @@ def _values(
 def _renewed(node: fx.Node, after: ModelGraph, runner: MemoRun, source: WeightSource) -> Any:
     """What an input is after the rewrite: a weight, or a cache as it is before the last step."""
     if node.name in after.weights:
-        return evaluate(after.weights[node.name], source)
+        return weight_value(after.weights[node.name], source, after.ranks)
     return runner.steps(after)[-1].inputs[node.name].get()
 
 
@@ -161,7 +162,7 @@ def _value(
     if node.name in step.nodes:
         return step.nodes[node.name].get()
     if node.name in after.weights:
-        return evaluate(after.weights[node.name], source)
+        return weight_value(after.weights[node.name], source, after.ranks)
     count = len(runner.tokens)
     declared = sequence_inputs(after, runner.tokens, chunk_sizes=(count,), block_size=runner.block_size)
     return declared[0][node.name]

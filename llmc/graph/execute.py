@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,8 +13,9 @@ from torch import Tensor
 from llmc.errors import RequestError
 from llmc.graph.interpreter import GraphInterpreter
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.ranks import OnRanks, weight_value
 from llmc.graph.step_inputs import step_input
-from llmc.graph.weights import WeightSource, evaluate
+from llmc.graph.weights import WeightSource
 from llmc.program import HIDDEN
 
 
@@ -53,7 +56,7 @@ def run_steps(
 
     Stages before serving have no cache: there each chunk must be a whole sequence, and runs by itself.
     """
-    weights = {n.name: evaluate(graph.weights[n.name], source) for n in graph.weight_nodes()}
+    weights = {n.name: weight_value(graph.weights[n.name], source, graph.ranks) for n in graph.weight_nodes()}
     if step_input(graph, "slot_mapping") is None:
         return [[_run_whole(graph, weights, chunk) for chunk in step] for step in steps]
     caches = _Caches(graph, steps, block_size)
@@ -62,7 +65,7 @@ def run_steps(
 
 def sequence_inputs(
     graph: ModelGraph, token_ids: Sequence[int], *, chunk_sizes: Sequence[int], block_size: int
-) -> list[dict[str, Tensor]]:
+) -> list[dict[str, Any]]:
     """What every placeholder that is no weight stands for, by node name, in each step that the chunks make.
 
     A graph before serving has one step with all tokens. The caches, all zero, are the same tensors in each step.
@@ -76,19 +79,19 @@ def sequence_inputs(
     return [caches.tensors | _step_inputs(graph, caches, step) for step in steps]
 
 
-def interpret(graph: ModelGraph, inputs: dict[str, Tensor]) -> Tensor:
+def interpret(graph: ModelGraph, inputs: Mapping[str, Tensor | OnRanks]) -> Tensor:
     """The graph's logits, given every placeholder by node name."""
     return GraphInterpreter(graph.graph).outputs(inputs)[0]
 
 
-def _run_whole(graph: ModelGraph, weights: dict[str, Tensor], chunk: Chunk) -> Tensor:
+def _run_whole(graph: ModelGraph, weights: dict[str, Any], chunk: Chunk) -> Tensor:
     if chunk.start != 0:
         raise RequestError(f"a {graph.stage.value} graph has no cache, so it cannot start at position {chunk.start}")
     logits = interpret(graph, weights | _whole_inputs(graph, chunk.tokens))
     return (logits if logits.dim() == 2 else logits[0]).float()
 
 
-def _whole_inputs(graph: ModelGraph, tokens: tuple[int, ...]) -> dict[str, Tensor]:
+def _whole_inputs(graph: ModelGraph, tokens: tuple[int, ...]) -> dict[str, Any]:
     ids = torch.tensor(tokens)
     values = {"input_ids": ids, "positions": torch.arange(len(ids))}
     ranks = {n.name: n.meta["val"].dim() for n in graph.inputs()}
@@ -115,11 +118,12 @@ class _Caches:
         self.block_size = block_size
         self.blocks = -(-longest // block_size)
         sequences = max(chunk.sequence for chunk in chunks) + 1
-        self.tensors: dict[str, Tensor] = {}
+        self.tensors: dict[str, Any] = {}
         for i, cache in enumerate(graph.caches):
             for part in "kv":
                 shape = (sequences * self.blocks, cache.kv_heads, block_size, cache.width(part))
-                self.tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=cache.dtype)
+                zeros = partial(torch.zeros, shape, dtype=cache.dtype)
+                self.tensors[f"kv_cache_{i}_{part}"] = OnRanks.each(graph.ranks, zeros)
 
     def table(self, sequence: int) -> list[int]:
         """The blocks of a sequence; every other one is given out backwards, so that order is seen to matter."""
@@ -128,12 +132,12 @@ class _Caches:
         return blocks[::-1] if sequence % 2 else blocks
 
 
-def _run_step(graph: ModelGraph, tensors: dict[str, Tensor], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
+def _run_step(graph: ModelGraph, tensors: dict[str, Any], caches: _Caches, step: Sequence[Chunk]) -> list[Tensor]:
     logits = interpret(graph, tensors | _step_inputs(graph, caches, step))
     return list(logits.float().split([len(chunk.tokens) for chunk in step]))
 
 
-def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Tensor]:
+def _step_inputs(graph: ModelGraph, caches: _Caches, step: Sequence[Chunk]) -> dict[str, Any]:
     lengths = [len(chunk.tokens) for chunk in step]
     positions = [chunk.start + i for chunk in step for i in range(len(chunk.tokens))]
     owners = [caches.table(chunk.sequence) for chunk in step for _ in chunk.tokens]

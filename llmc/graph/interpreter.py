@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor, fx
+
+from llmc.graph.ranks import OnRanks, call, first_rank
 
 
 class GraphInterpreter(fx.Interpreter):
@@ -13,14 +16,18 @@ class GraphInterpreter(fx.Interpreter):
 
     def __init__(self, graph: fx.Graph) -> None:
         super().__init__(torch.nn.Module(), graph=graph)
-        self._inputs: Mapping[str, Tensor] = {}
+        self._inputs: Mapping[str, Tensor | OnRanks] = {}
 
-    def outputs(self, inputs: Mapping[str, Tensor]) -> tuple[Tensor, ...]:
-        """What the graph returns, the logits first; every placeholder's value is in `inputs`, under its name."""
+    def outputs(self, inputs: Mapping[str, Tensor | OnRanks]) -> tuple[Tensor, ...]:
+        """What the graph returns on the first rank, the logits first; `inputs` has every placeholder by its name."""
         self._inputs = inputs
         with torch.inference_mode():
-            result: Tensor | Sequence[Tensor] = self.run()
-        return (result,) if isinstance(result, Tensor) else tuple(result)
+            result: Any = self.run()
+        returned: Sequence[Any] = result if isinstance(result, Sequence) else (result,)
+        return tuple(map(first_rank, returned))
 
     def run_node(self, n: fx.Node) -> object:
         return self._inputs[n.name] if n.op == "placeholder" else super().run_node(n)
+
+    def call_function(self, target: Any, args: Any, kwargs: Any) -> object:
+        return call(target, args, kwargs)

@@ -69,6 +69,8 @@ class ModelGraph:
     its recipe; every other one is a step input, in order. Input names at the stages captured and canonical:
     input_ids, positions; at serving and later also slot_mapping, query_starts, context_lens, block_tables,
     logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v.
+    ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
+    shapes are those of one of them.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
@@ -83,6 +85,7 @@ class ModelGraph:
     side_outputs: tuple[str, ...] = ()
     speculative: DraftCheckpoint | None = None
     draft: AttachedDraft | None = None
+    ranks: int = 1
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, fx
 from torch._ops import OpOverload
 
+from llmc.graph.axes import AxisRule
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.stage import Stage
 
@@ -76,8 +77,10 @@ class OpRecord:
     alone makes row i of the result, beside operands that are the same for all rows; empty for an op that mixes rows or
     makes them. table: the argument of which a call reads only as many rows as its result has. flops: of one call, an
     expression in the symbols of a step. check: what is wrong with a call's shapes, or None. part: of a product that the
-    op is; takes: of a product or lookup, the arguments before which a part may stand, and which. fallback: the contract
-    whose absence a build may allow, so that the op is legal in later stages too.
+    op is; takes: of a product or lookup, the arguments before which a part may stand, and which. axes: which axes
+    belong together (graph/axes.py); None where each rank needs all of them. across: of a collective, what every rank
+    gets, given the first argument of each; the others are the same for all. fallback: the contract whose absence a
+    build may allow, so that the op is legal in later stages too.
     """
 
     name: str
@@ -90,6 +93,8 @@ class OpRecord:
     check: Callable[[OpCall], str | None] | None
     part: Part | None
     takes: Mapping[str, Part]
+    axes: AxisRule | None
+    across: Callable[..., Tensor] | None
     fallback: str | None
 
 

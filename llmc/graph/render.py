@@ -67,13 +67,13 @@ def render_recipe(recipe: Recipe) -> str:
     if isinstance(recipe, Derived):
         arguments = [_argument(a) for a in recipe.args] + [f"{k}={_argument(a)}" for k, a in recipe.kwargs]
         return f"{op_name(recipe.target)}({', '.join(arguments)})"
-    raise TypeError(f"not a recipe: {recipe!r}")
+    return f"of {len(recipe.recipes)} ranks, the first: {render_recipe(recipe.recipes[0])}"
 
 
 def _argument(value: Any) -> str:
     if isinstance(value, fx.Node):
         return f"%{value.name}"
-    if isinstance(value, Stored | Constant | Derived):
+    if isinstance(value, Recipe):
         return render_recipe(value)
     if isinstance(value, list | tuple):
         return f"[{', '.join(_argument(v) for v in value)}]"

@@ -47,19 +47,35 @@ class Derived:
     kwargs: tuple[tuple[str, Any], ...] = ()
 
 
-Recipe = Stored | Constant | Derived
+@dataclass(frozen=True)
+class PerRank:
+    """Another tensor of the same shape and dtype for each rank of a partitioned model."""
+
+    recipes: tuple[Recipe, ...]
 
 
-def evaluate(recipe: Recipe, source: WeightSource) -> Tensor:
-    """The tensor that a recipe stands for."""
+Recipe = Stored | Constant | Derived | PerRank
+
+
+def evaluate(recipe: Recipe, source: WeightSource, rank: int = 0) -> Tensor:
+    """The tensor that a recipe stands for, on a rank."""
+    if isinstance(recipe, PerRank):
+        return evaluate(recipe.recipes[rank], source, rank)
     if isinstance(recipe, Stored):
         return source.load(recipe.name).to(recipe.dtype)
     if isinstance(recipe, Constant):
         return recipe.value
-    args = [_evaluate_argument(a, source) for a in recipe.args]
-    kwargs = {name: _evaluate_argument(a, source) for name, a in recipe.kwargs}
+    args = [_evaluate_argument(a, source, rank) for a in recipe.args]
+    kwargs = {name: _evaluate_argument(a, source, rank) for name, a in recipe.kwargs}
     result: Tensor = recipe.target(*args, **kwargs)
     return result
+
+
+def is_per_rank(recipe: Recipe) -> bool:
+    """Whether ranks have different tensors."""
+    if isinstance(recipe, Derived):
+        return any(map(_varies, (*recipe.args, *dict(recipe.kwargs).values())))
+    return isinstance(recipe, PerRank)
 
 
 def stored_names(recipe: Recipe) -> tuple[str, ...]:
@@ -68,20 +84,28 @@ def stored_names(recipe: Recipe) -> tuple[str, ...]:
         return (recipe.name,)
     if isinstance(recipe, Constant):
         return ()
+    if isinstance(recipe, PerRank):
+        return tuple(dict.fromkeys(name for each in recipe.recipes for name in stored_names(each)))
     return tuple(name for a in (*recipe.args, *dict(recipe.kwargs).values()) for name in _argument_names(a))
 
 
 def _argument_names(argument: Any) -> tuple[str, ...]:
-    if isinstance(argument, Stored | Constant | Derived):
+    if isinstance(argument, Recipe):
         return stored_names(argument)
     if isinstance(argument, tuple | list):
         return tuple(name for a in argument for name in _argument_names(a))
     return ()
 
 
-def _evaluate_argument(argument: Any, source: WeightSource) -> Any:
-    if isinstance(argument, Stored | Constant | Derived):
-        return evaluate(argument, source)
+def _varies(argument: Any) -> bool:
     if isinstance(argument, tuple | list):
-        return [_evaluate_argument(a, source) for a in argument]
+        return any(map(_varies, argument))
+    return isinstance(argument, Recipe) and is_per_rank(argument)
+
+
+def _evaluate_argument(argument: Any, source: WeightSource, rank: int) -> Any:
+    if isinstance(argument, Recipe):
+        return evaluate(argument, source, rank)
+    if isinstance(argument, tuple | list):
+        return [_evaluate_argument(a, source, rank) for a in argument]
     return argument

@@ -84,6 +84,7 @@ def _flops(call: OpCall) -> sympy.Expr:
     flops=_flops,
     check=_heads_fit,
     fallback="paged_attention",
+    axes="q[t g*h d!] k[t g d!] v[t g e!] sinks[g*h] -> [t g*h e!]",
 )
 def attention(
     q: Tensor,

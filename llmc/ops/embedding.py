@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from llmc.ops.registry import FROM_CAPTURED, LOOKUP, op, per_element
+from llmc.ops.registry import FROM_CAPTURED, LOOKUP, like, op, per_element
 
 
 @op(
@@ -14,8 +14,17 @@ from llmc.ops.registry import FROM_CAPTURED, LOOKUP, op, per_element
     flops=per_element(0),
     table="weight",
     takes=LOOKUP,
+    axes="weight[v c] -> [* c]",
 )
 def embedding(ids: Tensor, weight: Tensor, dtype: torch.dtype | None = None) -> Tensor:
     """Look up rows of a table. ids: [tokens], integer; weight: [entries, channels]; returns [tokens, channels], rounded
     to dtype where that is not None."""
     return weight[ids].to(dtype or weight.dtype)
+
+
+@op(fake=like("ids"), stages=FROM_CAPTURED, flops=per_element(3), rows=("ids",))
+def rank_rows(ids: Tensor, first: Tensor, rows: int) -> Tensor:
+    """Which rows of a rank's part of a table ids: [tokens], int32, are: id - first, and `rows` for ids of other ranks,
+    whose row there is zero. first: [1], int32, the id of the part's first row; rows: of other than zero."""
+    own = ids - first.to(ids.dtype)
+    return torch.where((own >= 0) & (own < rows), own, rows)

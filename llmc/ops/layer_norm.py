@@ -12,7 +12,14 @@ from llmc.ops.registry import FROM_CAPTURED, WHEN_OPTIMIZED, like, op, per_eleme
 from llmc.ops.rms_norm import weight_fits
 
 
-@op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(7), rows=("x",), check=weight_fits)
+@op(
+    fake=like("x"),
+    stages=FROM_CAPTURED,
+    flops=per_element(7),
+    rows=("x",),
+    check=weight_fits,
+    axes="x[* c!] weight[c!] bias[c!] -> [* c!]",
+)
 def layer_norm(x: Tensor, weight: Tensor | None, bias: Tensor | None, eps: float) -> Tensor:
     """y[c] = (x[c] - mean) / sqrt(variance + eps) · weight[c] + bias[c]. x: [..., channels]; weight, bias: [channels].
 

@@ -39,6 +39,7 @@ def fits(weight: str) -> Callable[[OpCall], str | None]:
     rows=("x",),
     check=fits("weight"),
     takes=PRODUCT,
+    axes="x[* i] weight[o i] bias[o] -> [* o]",
 )
 def linear(x: Tensor, weight: Tensor, bias: Tensor | None = None, dtype: torch.dtype | None = None) -> Tensor:
     """y = x·weightᵀ + bias. x: [..., in]; weight: [out, in]; bias: [out]; returns [..., out]."""
@@ -97,6 +98,7 @@ def gated_linear(
     rows=("x",),
     check=fits("weight"),
     takes=PRODUCT,
+    axes="x[* i] weight[o i] bias[o] -> [* o]",
 )
 def lm_head(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """Logits, left in fp32. x: [rows, channels]; weight: [vocabulary, channels], often tied to the embedding."""

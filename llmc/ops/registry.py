@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import sympy
 import torch
 
+from llmc.graph.axes import axis_rule
 from llmc.graph.op_record import RECORDS, OpCall, OpRecord, Part, product
 from llmc.graph.stage import Stage
 
@@ -82,11 +83,14 @@ def op(
     check: Callable[[OpCall], str | None] | None = None,
     part: Part | None = None,
     takes: Mapping[str, Part] = MappingProxyType({}),
+    axes: str | None = None,
+    across: Callable[..., torch.Tensor] | None = None,
     fallback: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated eager reference as an llmc:: op of its name, with the schema of its signature.
 
-    writes: the arguments that it changes in place. The rest is OpRecord's, but for `fake`.
+    writes: the arguments that it changes in place. axes: as graph/axes.py writes them. The rest is OpRecord's, but for
+    `fake`.
     """
 
     def register(reference: F) -> F:
@@ -101,8 +105,9 @@ def op(
         _LIBRARY.impl(name, reference, "CompositeExplicitAutograd")
         torch.library.register_fake(f"llmc::{name}", fake_kernel, lib=_LIBRARY)
         overload = getattr(torch.ops.llmc, name).default
+        rule = None if axes is None else axis_rule(axes)
         RECORDS[overload] = OpRecord(
-            name, overload, reference, frozenset(stages), rows, table, flops, check, part, takes, fallback
+            name, overload, reference, frozenset(stages), rows, table, flops, check, part, takes, rule, across, fallback
         )
         return reference
 

@@ -18,7 +18,14 @@ def weight_fits(call: OpCall) -> str | None:
     return None if not weight or weight == x[-1:] else f"weight {weight} does not fit x {x}"
 
 
-@op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(4), rows=("x",), check=weight_fits)
+@op(
+    fake=like("x"),
+    stages=FROM_CAPTURED,
+    flops=per_element(4),
+    rows=("x",),
+    check=weight_fits,
+    axes="x[* c~] weight[c] -> [* c]",
+)
 def rms_norm(x: Tensor, weight: Tensor | None, eps: float) -> Tensor:
     """y[c] = x[c] / sqrt(mean_c(x[c]²) + eps) · weight[c]. x: [..., channels]; weight: [channels].
 

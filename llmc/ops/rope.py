@@ -54,6 +54,7 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     flops=per_element(3),
     rows=("x", "cos", "sin"),
     check=_angles_fit,
+    axes="x[t h d!] -> [t h d!]",
 )
 def rope(x: Tensor, cos: Tensor, sin: Tensor, interleaved: bool) -> Tensor:
     """Rotate pairs of channels by the position's angle. x: [tokens, heads, head_dim]; cos, sin: [tokens, rotary / 2].

@@ -42,6 +42,7 @@ def token_values(codes: Tensor, scales: Tensor, format: str) -> Tensor:
     flops=per_element(0),
     rows=("x",),
     part=Part.ARRIVAL,
+    axes="x[* c] -> [* c]",
 )
 def round_tokens(x: Tensor, scale: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
     """What the codes of x: [tokens, channels] stand for, as in `token_codes`, rounded to dtype."""

@@ -50,6 +50,7 @@ def _per_column(values: Tensor, columns: int) -> Tensor:
     flops=per_element(0),
     rows=("codes", "scales", "zeros"),
     part=Part.STORAGE,
+    axes="codes[o g*i] scales[o g] zeros[o g] -> [o g*i]",
 )
 def dequantize(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, dtype: torch.dtype) -> Tensor:
     """The weight [out, in] that codes stand for, rounded to dtype."""

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from llmc.passes.pipeline import canonical, fusion, quantization, serving, speculative
+from llmc.passes.pipeline import canonical, fusion, parallel, quantization, serving, speculative
 from llmc.passes.rewrite import Pass, Rewrite
 
 _NUMERICS = {
@@ -27,6 +27,7 @@ _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
     ("Speculative", "What drafting tokens needs, as `--speculative` asks.", speculative),
     ("Quantization", "Codes in the place of weights and activations, as `--quantize` asks.", quantization),
+    ("Parallel", "A part of the weights for each rank, as `--tensor-parallel-size` asks.", parallel),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
     ("Fusion", "Fewer trips to memory.", fusion),
 )

@@ -33,6 +33,8 @@ from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.fusion.separate_qkv import separate_qkv
+from llmc.passes.parallel.partition import partition
+from llmc.passes.parallel.separate_products import separate_products
 from llmc.passes.quantization.check_quantizable import check_quantizable
 from llmc.passes.quantization.multiply_unrounded import multiply_unrounded
 from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
@@ -59,7 +61,7 @@ def extended(*added: Pass) -> tuple[Pass, ...]:
 
 def built_in() -> tuple[Pass, ...]:
     """llmc's own passes, in order."""
-    return (*canonical(), *speculative(), *quantization(), *serving(), *fusion())
+    return (*canonical(), *speculative(), *quantization(), *parallel(), *serving(), *fusion())
 
 
 def essential() -> frozenset[str]:
@@ -108,6 +110,11 @@ def speculative() -> tuple[Pass, ...]:
 def quantization() -> tuple[Pass, ...]:
     """Codes in the place of weights and activations, as the option `quantize` asks; nothing without it."""
     return (read_codes, check_quantizable, scale_channels, quantize_weights)
+
+
+def parallel() -> tuple[Pass, ...]:
+    """A part of the weights for each rank, as the option `tensor_parallel_size` asks; nothing without it."""
+    return (separate_products, partition)
 
 
 def serving() -> tuple[Pass, ...]:

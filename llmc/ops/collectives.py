@@ -1,0 +1,65 @@
+"""What the ranks of a partitioned model tell each other: llmc::all_reduce and llmc::all_gather.
+
+Each rank runs the same graph on its own part of the weights; `across` is what all of them get.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.errors import LoweringError
+from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
+
+
+def _alone(name: str) -> LoweringError:
+    return LoweringError(
+        f"llmc::{name} was called on one rank alone", fix="run all ranks of the graph: llmc.graph.execute does"
+    )
+
+
+def _sum(xs: list[Tensor], ranks: int) -> Tensor:
+    total = xs[0].float()
+    for x in xs[1:]:
+        total = total + x.float()
+    return total.to(xs[0].dtype)
+
+
+@op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(1), rows=("x",), across=_sum)
+def all_reduce(x: Tensor, ranks: int) -> Tensor:
+    """The sum of all ranks' x, in fp32 in the order of ranks, rounded once, on every rank. x: [..., channels]."""
+    raise _alone("all_reduce")
+
+
+def _join(xs: list[Tensor], ends: list[int]) -> Tensor:
+    starts = [0, *ends[:-1]]
+    return torch.cat([x[..., : end - start] for x, start, end in zip(xs, starts, ends, strict=True)], dim=-1)
+
+
+@op(
+    fake=lambda a: a.x.new_empty((*a.x.shape[:-1], a.ends[-1])),
+    stages=FROM_CAPTURED,
+    flops=per_element(0),
+    rows=("x",),
+    across=_join,
+)
+def all_gather(x: Tensor, ends: list[int]) -> Tensor:
+    """All ranks' channels one after the other, on every rank.
+
+    x: [..., channels]; ends: where each rank's end in the result [..., ends[-1]]; what a rank has beyond its own is
+    padding and left out.
+    """
+    raise _alone("all_gather")
+
+
+@op(
+    fake=lambda a: a.x.new_empty([a.length if i == a.axis else size for i, size in enumerate(a.x.shape)]),
+    stages=IN_NO_GRAPH,
+    flops=per_element(0),
+)
+def rank_part(x: Tensor, axis: int, start: int, stop: int, length: int) -> Tensor:
+    """Elements start to stop of an axis, then zeros up to `length`: what a rank has of a weight."""
+    own = x.narrow(axis, start, stop - start)
+    missing = list(own.shape)
+    missing[axis] = length - (stop - start)
+    return torch.cat((own, own.new_zeros(missing)), dim=axis) if missing[axis] else own.contiguous()

@@ -1,0 +1,180 @@
+"""Choose which classes of axes to cut, so that a step takes the least time on so many ranks.
+
+Each node costs what it reads and computes, divided among the ranks if it has a part on each, and what the collectives
+cost that it then needs. Its cost depends on the few classes that it touches, so the sum of all is minimized exactly by
+eliminating one class after the other, that with the fewest neighbours first (Bertelè and Brioschi 1972, "Nonserial
+dynamic programming"): what remains of a class is a table over its neighbours.
+
+To begin a collective takes as long as a thousandth of the whole step, not a time in seconds: who asks for ranks wants
+their memory, too, however small the model is, but not a collective for each small weight.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.cost import node_cost
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import A, C, L, R, T, record_of
+from llmc.passes.parallel.propagate_placements import AxesClass, Placements
+from llmc.passes.parallel.roles import Role, is_weight, nbytes, roles
+from llmc.passes.parallel.split import Split, split_class
+
+# What a choice is made for: a decoding request, whose step reads all weights. More tokens make both sides dearer.
+TOKENS = 1
+_CONTEXT = 1024
+# Bytes and operations a second of one rank, and of what joins them: one H100 with its NVLink. Only their ratios count.
+_BANDWIDTH, _RATE = 3.35e12, 989e12
+_LINK_BANDWIDTH = 450e9
+_BEGINNING = 1e-3
+
+
+@dataclass(frozen=True)
+class Plan:
+    """splits: of the classes that are cut, in the order of the graph. seconds: of a step without and with them, as the
+    choice reckoned."""
+
+    splits: tuple[tuple[AxesClass, Split], ...]
+    whole_seconds: float
+    seconds: float
+
+
+def choose_plan(graph: ModelGraph, placements: Placements, ranks: int) -> Plan:
+    """The classes of weights' axes that are worth to be cut."""
+    splits = {
+        each: split
+        for each in placements.classes()
+        if any(is_weight(graph, node) for node, _ in each.members)
+        and not _is_input(graph, each)
+        and (split := split_class(each, ranks)) is not None
+    }
+    found = [(role, _alone(role)) for role in roles(graph, placements)]
+    whole = sum(alone for _, alone in found)
+    links = _Links(ranks, _BEGINNING * whole)
+    tables = [
+        _table(graph, role, [each for each in role.classes() if each in splits], alone, links) for role, alone in found
+    ]
+    chosen, seconds = _minimize(tables)
+    of_rows = {each for role, _ in found if _looks_up(role.node) for each in role.sums}
+    kept = tuple(
+        (each, replace(split, length=split.length + 1) if each in of_rows else split)
+        for each, split in splits.items()
+        if chosen.get(each)
+    )
+    return Plan(kept, whole, seconds)
+
+
+def _looks_up(node: fx.Node) -> bool:
+    """Whether a node looks up rows of a table, of which a rank's part then ends with one of zeros."""
+    record = record_of(node)
+    return record is not None and record.table is not None
+
+
+def _is_input(graph: ModelGraph, each: AxesClass) -> bool:
+    return any(node.op == "placeholder" and not is_weight(graph, node) for node, _ in each.members)
+
+
+@dataclass(frozen=True)
+class _Table:
+    """Seconds by which of the classes are cut."""
+
+    classes: tuple[AxesClass, ...]
+    seconds: Mapping[tuple[bool, ...], float]
+
+
+@dataclass(frozen=True)
+class _Links:
+    """Between so many ranks; beginning: seconds until a collective moves anything."""
+
+    ranks: int
+    beginning: float
+
+    def reduce(self, nbytes: int) -> float:
+        """Seconds to add up values of so many bytes."""
+        return self.beginning + 2 * nbytes * (self.ranks - 1) / self.ranks / _LINK_BANDWIDTH
+
+    def gather(self, nbytes: int) -> float:
+        """Seconds until every rank has so many bytes, of which each had a part."""
+        return self.beginning + nbytes * (self.ranks - 1) / self.ranks / _LINK_BANDWIDTH
+
+
+def _table(graph: ModelGraph, role: Role, classes: Sequence[AxesClass], alone: float, links: _Links) -> _Table:
+    seconds: dict[tuple[bool, ...], float] = {}
+    for cut in itertools.product((False, True), repeat=len(classes)):
+        chosen = {each for each, is_cut in zip(classes, cut, strict=True) if is_cut}
+        seconds[cut] = _seconds(graph, role, chosen, alone, links)
+    return _Table(tuple(classes), seconds)
+
+
+def _alone(role: Role) -> float:
+    if role.node.op == "output":
+        return 0.0
+    cost, record = node_cost(role.node), record_of(role.node)
+    at = {T: TOKENS, L: TOKENS, R: TOKENS, C: TOKENS * _CONTEXT, A: TOKENS * _CONTEXT}
+    moved = float(cost.bytes_moved.subs(at))
+    if record is not None and record.table is not None:
+        # Few rows are read, but all of them lie in memory.
+        moved += nbytes(call_arguments(role.node)[record.table], TOKENS)
+    return max(moved / _BANDWIDTH, float(cost.flops.subs(at)) / _RATE)
+
+
+def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, links: _Links) -> float:
+    """Of a node on one rank, with the collectives that it needs; infinite where it cannot be done."""
+    shared = {*role.shares, *role.sums} & cut
+    if len(shared) > 1:
+        return math.inf
+    seconds = alone / links.ranks if shared else alone
+    for operand, each in role.gathers:
+        if each in cut:
+            if shared or is_weight(graph, operand):
+                return math.inf
+            seconds += links.gather(nbytes(operand, TOKENS))
+    if any(each in cut for each in role.squares):
+        seconds += links.reduce(4 * TOKENS)
+    if any(each in cut for each in role.takes) and role.node.meta["val"].dim() != 2:
+        return math.inf
+    if any(each in cut for each in role.sums):
+        seconds += links.reduce(nbytes(role.node, TOKENS))
+    return seconds
+
+
+def _minimize(tables: Sequence[_Table]) -> tuple[dict[AxesClass, bool], float]:
+    """Which classes to cut for the least sum, and that sum."""
+    left = list(tables)
+    undo: list[tuple[AxesClass, tuple[AxesClass, ...], dict[tuple[bool, ...], bool]]] = []
+    waiting = dict.fromkeys(key for table in left for key in table.classes)
+    while waiting:
+        neighbours = {key: _neighbours(key, left) for key in waiting}
+        key = min(waiting, key=lambda key: len(neighbours[key]))
+        del waiting[key]
+        others = neighbours[key]
+        mine = [table for table in left if key in table.classes]
+        left = [table for table in left if key not in table.classes]
+        best: dict[tuple[bool, ...], bool] = {}
+        sums: dict[tuple[bool, ...], float] = {}
+        for cut in itertools.product((False, True), repeat=len(others)):
+            given = dict(zip(others, cut, strict=True))
+            options = [_sum(mine, {**given, key: is_cut}) for is_cut in (False, True)]
+            best[cut], sums[cut] = options[1] < options[0], min(options)
+        undo.append((key, others, best))
+        left.append(_Table(others, sums))
+    chosen: dict[AxesClass, bool] = {}
+    for key, others, best in reversed(undo):
+        chosen[key] = best[tuple(chosen[other] for other in others)]
+    return chosen, _sum(left, {})
+
+
+def _sum(tables: Sequence[_Table], cut: Mapping[AxesClass, bool]) -> float:
+    return sum(table.seconds[tuple(cut[key] for key in table.classes)] for table in tables)
+
+
+def _neighbours(key: AxesClass, tables: Sequence[_Table]) -> tuple[AxesClass, ...]:
+    """The classes that share a table with one."""
+    found = (each for table in tables if key in table.classes for each in table.classes if each is not key)
+    return tuple(dict.fromkeys(found))

@@ -1,0 +1,226 @@
+"""Give each of several ranks a part of the weights, and let them exchange what no rank has alone.
+
+    linear(x, w, b)              ->  linear(x, w[rank's rows], b[rank's rows])                          (columns of y)
+    linear(x, w, b)              ->  all_reduce(linear(x's part, w[:, rank's columns])) + b             (parts of a sum)
+    embedding(ids, w)            ->  all_reduce(embedding(rank_rows(ids, first), w[rank's rows and one of zeros]))
+    rms_norm(x)                  ->  x's part * rsqrt(all_reduce(sum of x's part's squares) / channels + eps) * w's part
+    norm(x), the output          ->  norm(all_gather(x's part)), all_gather(logits' part)
+All ranks run one graph on weights of the same shapes; which axes are cut together follows from the ops' records
+(propagate_placements), and which are worth it from what they cost (choose_plan). Each class of axes is one rewrite.
+Heads, groups of codes and rows that do not divide are padded with zeros, which add nothing to the sums that follow;
+where there are fewer KV heads than ranks, several ranks keep the same.
+Must have: the option tensor_parallel_size; without it there is nothing to do.
+Numerics: reorder, since sums over parts are added up in the order of ranks.
+Source: Shoeybi et al. 2019, "Megatron-LM"; Xu et al. 2021, "GSPMD".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import cast
+
+import torch
+from torch import Tensor, fx
+
+from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.fake_value import FakeValues
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.propagate import fake_mode
+from llmc.graph.refusal import Refusal
+from llmc.graph.weights import Constant, Derived, PerRank
+from llmc.options import BuildOptions
+from llmc.passes.parallel.choose_plan import choose_plan
+from llmc.passes.parallel.norm_parts import channel_shares, norm_parts
+from llmc.passes.parallel.propagate_placements import AxesClass, Placements
+from llmc.passes.parallel.roles import Role, is_weight, roles
+from llmc.passes.parallel.split import Split
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+aten, _llmc = torch.ops.aten, torch.ops.llmc
+# Their second argument is the shape of the result.
+_NAME_SIZES = (aten.reshape.default, aten.view.default, aten.expand.default)
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Cut the classes that are worth it, in the order of the graph."""
+    ranks = options.tensor_parallel_size
+    if ranks == 1 or graph.ranks > 1:
+        return
+    placements = Placements(graph)
+    plan = choose_plan(graph, placements, ranks)
+    found = roles(graph, placements)
+    members = {each: [role for role in found if each in role.classes()] for each, _ in plan.splits}
+    for refusal in _left_whole(graph, placements, members, ranks):
+        log.refuse(refusal)
+    if not plan.splits:
+        raise PassError(
+            f"nothing of the model can be cut for {ranks} ranks",
+            at=graph.info.name,
+            fix="build with tensor_parallel_size=1",
+        )
+    graph.ranks = ranks
+    for each, split in plan.splits:
+        cut = _Cut(graph, placements, each, split)
+        log.step(cut.summary(), *(role.node for role in members[each] if role.node.op != "output"))
+        cut.apply(members[each])
+
+
+partition = GraphPass("partition", run, Numerics.REORDER)
+
+
+def _left_whole(graph: ModelGraph, placements: Placements, cut: Collection[AxesClass], ranks: int) -> list[Refusal]:
+    """Matrices that every rank has whole, and why."""
+    found = []
+    for node in graph.weight_nodes():
+        shape = tuple(node.meta["val"].shape)
+        classes = [placements.find(node, axis) for axis in range(len(shape))]
+        if len(shape) > 1 and not any(each in cut for each in classes if each is not None):
+            sizes = " × ".join(map(str, shape))
+            reason = f"{node.name} ({sizes}) stays whole on each of {ranks} ranks: cutting it would not pay"
+            found.append(Refusal(reason, node))
+    return found
+
+
+@dataclass(frozen=True)
+class _Cut:
+    """One class of axes, and how it is split."""
+
+    graph: ModelGraph
+    placements: Placements
+    axes: AxesClass
+    split: Split
+
+    def summary(self) -> str:
+        """What is cut, for the record of rewrites."""
+        weights = [node.name for node, _ in self.axes.members if is_weight(self.graph, node)]
+        shown = ", ".join(weights[:4]) + (" …" if len(weights) > 4 else "")
+        parts = sorted({stop - start for start, stop in self.split.spans}, reverse=True)
+        padded = "" if not self.split.padding else f", padded to {self.split.length}"
+        return f"cut {self.axes.size} elements of {shown} into parts of {' and '.join(map(str, parts))}{padded}"
+
+    def apply(self, members: list[Role]) -> None:
+        """Rewrite all that touches the class; what the graph returns stays the same."""
+        whole = {role.node for role in members if self.axes in role.takes}
+        for node, axis in self.axes.members:
+            if is_weight(self.graph, node):
+                self._cut_weight(node, axis)
+            if node not in whole:
+                value: Tensor = node.meta["val"]
+                length = self._split(node, axis).length
+                node.meta["val"] = value.new_empty([length if i == axis else s for i, s in enumerate(value.shape)])
+        for role in members:
+            self._rewrite(role)
+        for node, _ in self.axes.members:
+            if node.target in _NAME_SIZES:
+                self._reshape(node)
+        self._refresh()
+
+    def _cut_weight(self, node: fx.Node, axis: int) -> None:
+        split = self._split(node, axis)
+        recipe = self.graph.weights[node.name]
+        own = [Derived(_llmc.rank_part.default, (recipe, axis, *span, split.length)) for span in split.spans]
+        self.graph.weights[node.name] = PerRank(tuple(own))
+
+    def _rewrite(self, role: Role) -> None:
+        node = role.node
+        for operand, each in role.gathers:
+            if each is self.axes:
+                node.replace_input_with(operand, self._gathered(operand, node))
+        if self.axes in role.squares:
+            self._norm_parts(node)
+        if self.axes in role.takes:
+            self._take(node)
+        if self.axes in role.sums:
+            self._sum(node)
+
+    def _sum(self, node: fx.Node) -> None:
+        """What the node makes is a part of a sum; its bias is added once."""
+        arguments = call_arguments(node)
+        bias = arguments.get("bias")
+        if node.target is _llmc.embedding.default:
+            self._look_up_own(node)
+        elif bias is not None:
+            node.args = tuple(None if name == "bias" else value for name, value in arguments.items())
+        with self.graph.graph.inserting_after(node):
+            total = self.graph.graph.call_function(_llmc.all_reduce.default, (node, self.graph.ranks))
+        last = total
+        if bias is not None:
+            with self.graph.graph.inserting_after(total):
+                last = self.graph.graph.call_function(aten.add.Tensor, (total, bias))
+            with self.graph.graph.inserting_after(last):
+                cast = self.graph.graph.call_function(aten._to_copy.default, (last,), {"dtype": node.meta["val"].dtype})
+            last = cast if last.meta["val"].dtype is not node.meta["val"].dtype else last
+        node.replace_all_uses_with(last, delete_user_cb=lambda user: user is not total)
+
+    def _norm_parts(self, node: fx.Node) -> None:
+        split = self._split(node, self._axis(node))
+        shares = channel_shares(split)
+        constant = None if shares is None else self._constant(f"{node.name}_shares", shares)
+        norm_parts(self.graph, node, split.spans[-1][1], constant)
+
+    def _look_up_own(self, node: fx.Node) -> None:
+        """Ids of other ranks' rows look up the zeros that follow a rank's own."""
+        arguments = call_arguments(node)
+        split = self._split(arguments["weight"], 0)
+        starts = [torch.tensor([start], dtype=torch.int32) for start, _ in split.spans]
+        first = self._constant(f"{arguments['weight'].name}_first", starts)
+        with self.graph.graph.inserting_before(node):
+            ids = self.graph.graph.call_function(_llmc.rank_rows.default, (arguments["ids"], first, split.length - 1))
+        node.replace_input_with(arguments["ids"], ids)
+
+    def _take(self, node: fx.Node) -> None:
+        """Each rank goes on with its part of what all of them made; padding repeats the first channel."""
+        axis = self._axis(node)
+        split = self._split(node, axis)
+        order = [
+            torch.tensor([*range(*span)] + [0] * (split.length - (span[1] - span[0])), dtype=torch.int32)
+            for span in split.spans
+        ]
+        constant = self._constant(f"{node.name}_part", order)
+        with self.graph.graph.inserting_after(node):
+            taken = self.graph.graph.call_function(_llmc.select_channels.default, (node, constant))
+        node.replace_all_uses_with(taken, delete_user_cb=lambda user: user is not taken)
+
+    def _gathered(self, operand: fx.Node, reader: fx.Node) -> fx.Node:
+        ends = [stop for _, stop in self._split(operand, self._axis(operand)).spans]
+        for user in operand.users:
+            if user.target is _llmc.all_gather.default:
+                return user
+        with self.graph.graph.inserting_before(reader):
+            return self.graph.graph.call_function(_llmc.all_gather.default, (operand, ends))
+
+    def _constant(self, name: str, values: list[Tensor]) -> fx.Node:
+        graph = self.graph.graph
+        first = next(node for node in graph.nodes if node.op != "placeholder")
+        with graph.inserting_before(first):
+            node = graph.placeholder(name)
+        with fake_mode(graph):
+            node.meta["val"] = torch.empty(values[0].shape, dtype=values[0].dtype)
+        self.graph.weights[node.name] = PerRank(tuple(map(Constant, values)))
+        return node
+
+    def _reshape(self, node: fx.Node) -> None:
+        """Sizes that a call names become those of a part."""
+        sizes = list(cast("list[int]", node.args[1]))
+        for axis, size in enumerate(sizes):
+            if size != -1 and self.placements.find(node, axis) is self.axes:
+                sizes[axis] = self._split(node, axis).length
+        node.update_arg(1, sizes)
+
+    def _axis(self, node: fx.Node) -> int:
+        value: Tensor = node.meta["val"]
+        return next(axis for axis in range(value.dim()) if self.placements.find(node, axis) is self.axes)
+
+    def _split(self, node: fx.Node, axis: int) -> Split:
+        return self.split.of(self.placements.scale(node, axis))
+
+    def _refresh(self) -> None:
+        """Fake values of all that reads what has another shape now."""
+        graph = self.graph.graph
+        values = FakeValues(fake_mode(graph))
+        for node in graph.nodes:
+            if node.op == "call_function":
+                node.meta["val"] = values.of(node)

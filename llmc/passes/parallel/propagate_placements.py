@@ -1,0 +1,271 @@
+"""Find which axes of a graph belong together, so that cutting one into ranks cuts them all.
+
+Axes that an op's record gives one letter are one (llmc/graph/axes.py), and so are those that a pointwise op lines up
+and those that a reshape joins or parts. Together they are a class: the rows of one product's weight, the channels of
+its result, the heads of an attention, the columns of the next product's weight. Nothing is known of layers or names.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.axes import Axis, AxisRule
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import record_of
+from llmc.graph.pointwise import POINTWISE
+
+aten = torch.ops.aten
+# A node and an axis of its value, from 0.
+NodeAxis = tuple[fx.Node, int]
+_RESHAPES = (aten.reshape.default, aten.view.default)
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How an axis follows its class: each `unit` elements of it go with `per` of the class."""
+
+    per: int
+    unit: int
+
+    def own(self, start: int, stop: int) -> tuple[int, int]:
+        """The elements that go with start to stop of the class, all of each unit that is touched."""
+        return start // self.per * self.unit, -(-stop // self.per) * self.unit
+
+
+@dataclass(eq=False)
+class AxesClass:
+    """Axes that are cut together. size: elements of the longest. shared: numbers of elements that axes have one unit
+    for which several ranks may keep, such as a KV head of many query heads, or the scale of a group."""
+
+    size: int
+    members: dict[NodeAxis, Scale] = field(default_factory=dict)
+    shared: set[int] = field(default_factory=set)
+
+    def granule(self) -> int:
+        """The least number of elements that may be parted from others."""
+        return math.lcm(*(s.per for s in self.members.values() if s.per not in self.shared), 1)
+
+
+class Placements:
+    """The classes of a graph's axes. Axes of one element, and those whose size changes between steps, are in none."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self._of: dict[NodeAxis, AxesClass] = {}
+        for node in graph.graph.nodes:
+            value = node.meta.get("val")
+            if not isinstance(value, Tensor):
+                continue
+            for axis, size in enumerate(value.shape):
+                if isinstance(size, int) and size > 1:
+                    self._of[node, axis] = AxesClass(size, {(node, axis): Scale(1, 1)})
+            if node.op == "call_function":
+                self._relate(node)
+
+    def classes(self) -> list[AxesClass]:
+        """In the order of the graph."""
+        return list(dict.fromkeys(self._of.values()))
+
+    def find(self, node: fx.Node, axis: int) -> AxesClass | None:
+        """The class of an axis, counted from 0."""
+        return self._of.get((node, axis))
+
+    def scale(self, node: fx.Node, axis: int) -> Scale:
+        """How an axis of a class follows it."""
+        return self._of[node, axis].members[node, axis]
+
+    def _relate(self, node: fx.Node) -> None:
+        record = record_of(node)
+        if record is not None and record.axes is not None:
+            self._relate_by_rule(node, record.axes)
+        elif node.target in POINTWISE or (record is not None and record.across is not None):
+            self._relate_elements(node)
+        elif node.target in _RESHAPES:
+            self._relate_reshape(node)
+        else:
+            for axis, origin in _kept_axes(node):
+                for operand in node.all_input_nodes:
+                    if (node, axis) in self._of and (operand, origin) in self._of:
+                        self._join((node, axis), (operand, origin))
+
+    def _relate_by_rule(self, node: fx.Node, rule: AxisRule) -> None:
+        first: dict[str, NodeAxis] = {}
+        runs: dict[str, NodeAxis] = {}
+        for axis, place in rule_axes(node, rule):
+            if axis.whole or place not in self._of:
+                continue
+            known = runs if axis.run else first
+            if axis.letter in known:
+                self._join(known[axis.letter], place)
+            else:
+                known[axis.letter] = place
+        for name in rule.leading:
+            self._join_leading(node, call_arguments(node)[name], len(rule.arguments[name]), len(rule.result))
+        for letter, place in runs.items():
+            if letter in first:
+                self._join_runs(place, first[letter])
+
+    def _join_leading(self, node: fx.Node, operand: Any, named: int, named_here: int) -> None:
+        for axis in range(min(_rank(operand) - named, _rank(node) - named_here)):
+            if (node, axis) in self._of and (operand, axis) in self._of:
+                self._join((node, axis), (operand, axis))
+
+    def _relate_elements(self, node: fx.Node) -> None:
+        """Operands are lined up at their last axes; those of one element are repeated."""
+        rank = node.meta["val"].dim()
+        for operand in node.all_input_nodes:
+            value = operand.meta["val"]
+            for axis in range(value.dim() if isinstance(value, Tensor) else 0):
+                here, there = (node, axis + rank - value.dim()), (operand, axis)
+                if here in self._of and there in self._of:
+                    self._join(here, there)
+
+    def _relate_reshape(self, node: fx.Node) -> None:
+        """Axes that stay as they are, and the outer one of two that are joined or parted."""
+        source = node.all_input_nodes[0]
+        before, after = source.meta["val"].shape, node.meta["val"].shape
+        for olds, news in same_runs(before, after):
+            outer_old, outer_new = ((each, run[0]) for each, run in ((source, olds), (node, news)))
+            if outer_old not in self._of or outer_new not in self._of:
+                continue
+            if len(olds) == len(news) == 1:
+                self._join(outer_old, outer_new)
+            elif len(olds) == 1:
+                self._join(outer_old, outer_new, inner=math.prod(after[i] for i in news[1:]))
+            elif len(news) == 1:
+                self._join(outer_new, outer_old, inner=math.prod(before[i] for i in olds[1:]))
+
+    def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1) -> None:
+        """One axis is the other, or has `inner` elements for each of the other's."""
+        first, second = self._of[one], self._of[other]
+        mine, theirs = first.members[one], second.members[other]
+        if inner % mine.unit and mine.unit % inner:
+            return  # Its units do not lie within the other's elements, nor these within its units.
+        # What the other axis is in the first's class.
+        common = math.gcd(inner, mine.unit)
+        wanted = Scale(mine.per * inner // common, mine.unit // common)
+        if first is second:
+            return
+        up, down = wanted.per * theirs.unit, wanted.unit * theirs.per
+        if up % down and down % up:
+            return
+        if up % down:
+            self._rescale(first, down // up)
+        self._absorb(first, second, up // down if up % down == 0 else 1)
+
+    def _join_runs(self, runs: NodeAxis, outer: NodeAxis) -> None:
+        """An axis is made of runs, one for each element of the other, which may be kept by several ranks."""
+        length = runs[0].meta["val"].shape[runs[1]] // outer[0].meta["val"].shape[outer[1]]
+        own = self._of[outer]
+        if own is not self._of[runs]:
+            # Within an element of the outer axis, what goes with which part of its run is not said.
+            least = own.members[outer].per
+            own.members = {place: _coarser(scale, least) for place, scale in own.members.items()}
+        self._join(runs, outer, inner=length)
+        if self._of[runs] is self._of[outer]:
+            self._of[outer].shared.add(self.scale(*outer).per)
+
+    def _rescale(self, each: AxesClass, factor: int) -> None:
+        each.size *= factor
+        each.members = {place: Scale(s.per * factor, s.unit) for place, s in each.members.items()}
+        each.shared = {per * factor for per in each.shared}
+
+    def _absorb(self, first: AxesClass, second: AxesClass, factor: int) -> None:
+        self._rescale(second, factor)
+        first.members |= second.members
+        first.shared |= second.shared
+        for place in second.members:
+            self._of[place] = first
+
+
+def _coarser(scale: Scale, per: int) -> Scale:
+    return scale if scale.per % per == 0 else Scale(per, scale.unit * per // scale.per)
+
+
+def rule_axes(node: fx.Node, rule: AxisRule) -> Iterator[tuple[Axis, NodeAxis]]:
+    """The axes that a rule names: of the call's tensor arguments, and of its result."""
+    arguments = call_arguments(node)
+    for name, axes in rule.arguments.items():
+        operand: Any = arguments[name]
+        if isinstance(operand, fx.Node):
+            yield from _from_the_last(operand, axes)
+    yield from _from_the_last(node, rule.result)
+
+
+def same_runs(before: Any, after: Any) -> Iterator[tuple[list[int], list[int]]]:
+    """Shortest runs of axes with as many elements on both sides of a reshape; one axis with a symbolic size is its own.
+    Axes of one element are left out."""
+    olds = [i for i, size in enumerate(before) if not _is_one(size)]
+    news = [i for i, size in enumerate(after) if not _is_one(size)]
+    while olds and news:
+        left, right = [olds.pop(0)], [news.pop(0)]
+        while not _same(before, left, after, right):
+            if not all(isinstance(s, int) for s in (*(before[i] for i in left), *(after[i] for i in right))):
+                return
+            if math.prod(before[i] for i in left) < math.prod(after[i] for i in right):
+                if not olds:
+                    return
+                left.append(olds.pop(0))
+            else:
+                if not news:
+                    return
+                right.append(news.pop(0))
+        yield left, right
+
+
+def _kept_axes(node: fx.Node) -> list[tuple[int, int]]:
+    """Axes of the result and those of the operands that they are, of ops that only move data, and of reductions."""
+    arguments, rank = call_arguments(node), _rank(node)
+    if node.target is aten.permute.default:
+        return [(axis, dim % rank) for axis, dim in enumerate(arguments["dims"])]
+    if node.target is aten.transpose.int:
+        swapped = {arguments["dim0"] % rank: arguments["dim1"] % rank}
+        swapped |= {there: here for here, there in swapped.items()}
+        return [(axis, swapped.get(axis, axis)) for axis in range(rank)]
+    if node.target is aten.unsqueeze.default:
+        dim = arguments["dim"] % rank
+        return [(axis, axis - (axis > dim)) for axis in range(rank) if axis != dim]
+    if node.target in (aten.select.int, aten.squeeze.dim):
+        dim = arguments["dim"] % _rank(node.all_input_nodes[0])
+        return [(axis, axis + (axis >= dim)) for axis in range(rank)]
+    if node.target in (aten.slice.Tensor, aten.cat.default, aten._softmax.default):
+        return [(axis, axis) for axis in range(rank) if axis != arguments["dim"] % rank]
+    if node.target in (aten.mean.dim, aten.sum.dim_IntList, aten.amax.default, aten.amin.default):
+        dims = arguments["dim"]
+        reduced = {dim % rank for dim in (dims if isinstance(dims, list | tuple) else [dims])}
+        return [(axis, axis) for axis in range(rank) if axis not in reduced] if arguments["keepdim"] else []
+    if node.target is aten.expand.default:
+        before = _rank(node.all_input_nodes[0])
+        return [(axis + rank - before, axis) for axis in range(before)]
+    return []
+
+
+def _rank(node: fx.Node) -> int:
+    value = node.meta["val"]
+    return value.dim() if isinstance(value, Tensor) else 0
+
+
+def _is_one(size: Any) -> bool:
+    return isinstance(size, int) and size == 1
+
+
+def _same(before: Any, left: list[int], after: Any, right: list[int]) -> bool:
+    if len(left) == len(right) == 1:
+        one, other = before[left[0]], after[right[0]]
+        return str(one) == str(other)
+    sizes = [*(before[i] for i in left), *(after[i] for i in right)]
+    if not all(isinstance(size, int) for size in sizes):
+        return False
+    return bool(math.prod(sizes[: len(left)]) == math.prod(sizes[len(left) :]))
+
+
+def _from_the_last(node: fx.Node, axes: tuple[Axis, ...]) -> Iterator[tuple[Axis, NodeAxis]]:
+    rank = node.meta["val"].dim()
+    for back, axis in enumerate(axes[:rank], 1):
+        yield axis, (node, rank - back)

@@ -1,0 +1,111 @@
+"""What each node does with the classes of axes that it touches, and so what it costs to cut them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import record_of
+from llmc.passes.parallel.propagate_placements import AxesClass, Placements, rule_axes
+
+
+@dataclass(frozen=True)
+class Role:
+    """shares: classes of which the node does a part on each rank. sums: those over which it sums, so that ranks have
+    parts of a sum. gathers: operands that it needs whole, and by which class they would be cut. takes: those of its
+    result that it makes whole, and then takes a part of. squares: those of `shares` of which it needs the sum of all
+    squares."""
+
+    node: fx.Node
+    shares: list[AxesClass] = field(default_factory=list)
+    sums: list[AxesClass] = field(default_factory=list)
+    gathers: list[tuple[fx.Node, AxesClass]] = field(default_factory=list)
+    takes: list[AxesClass] = field(default_factory=list)
+    squares: list[AxesClass] = field(default_factory=list)
+
+    def classes(self) -> list[AxesClass]:
+        """All of them, once each."""
+        found = (*self.shares, *self.sums, *(each for _, each in self.gathers), *self.takes)
+        return list(dict.fromkeys(found))
+
+
+def roles(graph: ModelGraph, placements: Placements) -> list[Role]:
+    """Of every call and of the output, in order; those that touch no class are left out."""
+    found = [_role(node, placements) for node in graph.graph.nodes if node.op in ("call_function", "output")]
+    return [role for role in found if role.classes()]
+
+
+def _role(node: fx.Node, placements: Placements) -> Role:
+    role, summed = Role(node), _summed(node, placements)
+    results = _classes(node, placements)
+    kept, seen = set(results), set[AxesClass]()
+    for operand in dict.fromkeys(node.all_input_nodes):
+        for each in _classes(operand, placements):
+            seen.add(each)
+            if each in summed:
+                _add(role.sums, each)
+            elif each in kept and node.op != "output" and not _is_whole(node, operand, each, placements):
+                _add(role.shares, each)
+            else:
+                role.gathers.append((operand, each))
+                kept.discard(each)
+    role.takes.extend(each for each in results if each not in kept & seen)
+    role.squares.extend(each for each in role.shares if _has_squares(node, each, placements))
+    return role
+
+
+def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:
+    record = record_of(node)
+    if record is None or record.axes is None:
+        return set()
+    rule = record.axes
+    return {
+        each
+        for axis, place in rule_axes(node, rule)
+        if not axis.whole and rule.is_summed(axis.letter) and (each := placements.find(*place)) is not None
+    }
+
+
+def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Placements) -> bool:
+    """Whether the op's rule wants all of the operand's axis of that class."""
+    record = record_of(node)
+    if record is None or record.axes is None:
+        return False
+    return any(
+        axis.whole and place[0] is operand and placements.find(*place) is each
+        for axis, place in rule_axes(node, record.axes)
+    )
+
+
+def _has_squares(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
+    record = record_of(node)
+    if record is None or record.axes is None:
+        return False
+    return any(axis.squares and placements.find(*place) is each for axis, place in rule_axes(node, record.axes))
+
+
+def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
+    value = node.meta.get("val")
+    axes = range(value.dim()) if isinstance(value, Tensor) else range(0)
+    found = [placements.find(node, axis) for axis in axes]
+    return list(dict.fromkeys(each for each in found if each is not None))
+
+
+def _add(found: list[AxesClass], each: AxesClass) -> None:
+    if each not in found:
+        found.append(each)
+
+
+def is_weight(graph: ModelGraph, node: fx.Node) -> bool:
+    """Whether a node is a weight, which no rank can ask others for."""
+    return node.name in graph.weights
+
+
+def nbytes(node: fx.Node, tokens: int) -> int:
+    """Of a value in a step of so many tokens."""
+    value = node.meta["val"]
+    sizes = [size if isinstance(size, int) else tokens for size in value.shape] if isinstance(value, Tensor) else [0]
+    return int(torch.tensor(sizes).prod()) * value.dtype.itemsize if isinstance(value, Tensor) else 0

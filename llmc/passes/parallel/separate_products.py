@@ -1,0 +1,140 @@
+"""Make one product of each piece that is cut out of another's channels, so that each can be cut into ranks by itself.
+
+    y = linear(x, w, b);  y[:, a:e], …                       ->  linear(x, w[a:e], b[a:e]), …       (GPT-2, Phi-3)
+    y = reshape(linear(x, w, b), [-1, n, D]);  y[:, a:e], …  ->  reshape(linear(x, w[a D:e D], …), [-1, e - a, D]), …
+Only for several ranks: cut as a whole, each rank would get rows of the query's weight, or of the key's. merge_qkv joins
+what each rank has again.
+Must have: slices are all that reads the product; w and b are weights, or codes of one.
+Numerics: reorder, since a library matrix product may sum a row elsewhere in another order; the kernels here do not.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from operator import getitem
+from typing import Any
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part
+from llmc.graph.product_parts import part_of, stored_rows
+from llmc.graph.refusal import Refusal
+from llmc.graph.weights import Derived
+from llmc.options import BuildOptions
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+aten = torch.ops.aten
+_LINEAR = torch.ops.llmc.linear.default
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Try every product, in order."""
+    if options.tensor_parallel_size == 1:
+        return
+    for linear in graph.graph.find_nodes(op="call_function", target=_LINEAR):
+        reader = linear
+        if len(linear.users) == 1 and (only := next(iter(linear.users))).target is aten.reshape.default:
+            reader = only if only.meta["val"].dim() == 3 else linear
+        pieces = _pieces(reader)
+        if len(pieces) < 2:
+            continue
+        refusal = _refusal(graph, linear)
+        if refusal is not None:
+            log.refuse(refusal)
+            continue
+        log.step(" + ".join(piece.node.name for piece in pieces), linear, *(piece.node for piece in pieces))
+        for piece in pieces:
+            _separate(graph, linear, reader, piece)
+
+
+separate_products = GraphPass("separate_products", run, Numerics.REORDER)
+
+
+@dataclass(frozen=True)
+class _Piece:
+    """What a node takes of an axis: start to end."""
+
+    node: fx.Node
+    start: int
+    end: int
+
+
+def _pieces(reader: fx.Node) -> list[_Piece]:
+    """The slices of axis 1 that are all that reads a node; none if others do."""
+    found: list[_Piece] = []
+    for user in reader.users:
+        arguments = call_arguments(user)
+        size = reader.meta["val"].shape[1]
+        if user.target is aten.slice.Tensor and _is_second(arguments["dim"], reader) and arguments["step"] == 1:
+            start, end = (_within(arguments[name], size) for name in ("start", "end"))
+            found.append(_Piece(user, start or 0, size if end is None else end))
+        elif user.target is aten.split_with_sizes.default and _is_second(arguments["dim"], reader):
+            starts = [sum(arguments["split_sizes"][:i]) for i in range(len(arguments["split_sizes"]) + 1)]
+            for taken in user.users:
+                index: Any = taken.args[1] if taken.target is getitem else None
+                if index is None:
+                    return []
+                found.append(_Piece(taken, starts[index], starts[index + 1]))
+        else:
+            return []
+    return found
+
+
+def _is_second(dim: int, reader: fx.Node) -> bool:
+    return dim % int(reader.meta["val"].dim()) == 1
+
+
+def _within(bound: int | None, size: int) -> int | None:
+    return None if bound is None else min(bound + size if bound < 0 else bound, size)
+
+
+def _refusal(graph: ModelGraph, linear: fx.Node) -> Refusal | None:
+    arguments = call_arguments(linear)
+    for tensor in (arguments["weight"], arguments["bias"]):
+        for weight in [] if tensor is None else _rows(tensor).values():
+            if weight.name not in graph.weights:
+                return Refusal(f"{weight.name} is computed in the step, not a weight", linear)
+    return None
+
+
+def _rows(tensor: fx.Node) -> dict[str, fx.Node]:
+    """What has a row for each row of a weight: the weight itself, or what it is stored as."""
+    return stored_rows(tensor) if part_of(tensor) is Part.STORAGE else {"": tensor}
+
+
+def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece) -> None:
+    width = 1 if reader is linear else int(reader.meta["val"].shape[2])
+    start, end = piece.start * width, piece.end * width
+    arguments = call_arguments(linear)
+    with graph.graph.inserting_before(linear):
+        weight, bias = (
+            None if tensor is None else _sliced(graph, tensor, start, end)
+            for tensor in (arguments["weight"], arguments["bias"])
+        )
+        alone = graph.graph.call_function(_LINEAR, (arguments["x"], weight, bias, arguments["dtype"]))
+        if reader is not linear:
+            shape = [-1, piece.end - piece.start, width]
+            alone = graph.graph.call_function(aten.reshape.default, (alone, shape))
+    piece.node.replace_all_uses_with(alone)
+
+
+def _sliced(graph: ModelGraph, tensor: fx.Node, start: int, end: int) -> fx.Node:
+    """Rows of a weight, stored as it is."""
+    if part_of(tensor) is not Part.STORAGE:
+        return _slice(graph, tensor, start, end)
+    rows = {id(node): _slice(graph, node, start, end) for node in stored_rows(tensor).values()}
+    args = tuple(rows.get(id(a), a) if isinstance(a, fx.Node) else a for a in call_arguments(tensor).values())
+    return graph.graph.call_function(tensor.target, args)  # type: ignore[arg-type]
+
+
+def _slice(graph: ModelGraph, weight: fx.Node, start: int, end: int) -> fx.Node:
+    value: Tensor = weight.meta["val"]
+    with graph.graph.inserting_after(weight):
+        part = graph.graph.placeholder(f"{weight.name}_{start}")
+    part.meta["val"] = value.new_empty((end - start, *value.shape[1:]))
+    graph.weights[part.name] = Derived(aten.slice.Tensor, (graph.weights[weight.name], 0, start, end))
+    return part

@@ -1,0 +1,87 @@
+"""Where an axis is cut: which of its elements each rank has, and how many all of them have room for."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import combinations, pairwise
+
+from llmc.passes.parallel.propagate_placements import AxesClass, Scale
+
+
+@dataclass(frozen=True)
+class Split:
+    """spans: from where to where, by rank; a rank may share some with another, or have none. length: of the part on
+    every rank, whose rest is padding: zeros in weights, which add nothing to a sum."""
+
+    spans: tuple[tuple[int, int], ...]
+    length: int
+
+    def of(self, scale: Scale) -> Split:
+        """The same of another axis of the class."""
+        spans = tuple(scale.own(*span) for span in self.spans)
+        return Split(spans, -(-self.length // scale.per) * scale.unit)
+
+    @property
+    def padding(self) -> int:
+        """Elements of all ranks together that stand for none."""
+        return sum(self.length - (stop - start) for start, stop in self.spans)
+
+
+def split_class(axes: AxesClass, ranks: int) -> Split | None:
+    """The split with the least on each rank; None if there is none that leaves each less than all.
+
+    An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
+    the KV head that they read, and codes with their scale.
+    """
+    found = [
+        split
+        for unit in _units(axes)
+        for split in (_even(axes.size, unit, ranks), *_within(axes, unit, ranks))
+        if split.length < axes.size and all(_keeps(split, per) for per in axes.shared)
+    ]
+    return min(found, key=lambda split: split.length, default=None)
+
+
+def _units(axes: AxesClass) -> Iterator[int]:
+    """The largest runs that may be kept together, and smaller ones."""
+    granule, shared = axes.granule(), sorted(axes.shared)
+    seen = {math.lcm(granule, *chosen) for count in range(len(shared) + 1) for chosen in combinations(shared, count)}
+    yield from sorted((unit for unit in seen if axes.size % unit == 0), reverse=True)
+
+
+def _even(size: int, unit: int, ranks: int) -> Split:
+    """Units one after the other, as many on each rank, or one less on the last ones."""
+    return _joined(_parts(size // unit, ranks), unit)
+
+
+def _within(axes: AxesClass, unit: int, ranks: int) -> Iterator[Split]:
+    """The same within each shared unit, of which there are fewer than ranks."""
+    for per in axes.shared:
+        count = axes.size // per
+        if count < ranks and per % unit == 0:
+            spans: list[tuple[int, int]] = []
+            for index, (first, last) in enumerate(_parts(ranks, count)):
+                for start, stop in _parts(per // unit, last - first):
+                    spans.append((index * per + start * unit, index * per + stop * unit))
+            yield Split(tuple(spans), max(stop - start for start, stop in spans))
+
+
+def _parts(count: int, parts: int) -> list[tuple[int, int]]:
+    base, more = divmod(count, parts)
+    ends = [0]
+    for part in range(parts):
+        ends.append(ends[-1] + base + (part < more))
+    return list(pairwise(ends))
+
+
+def _joined(parts: Sequence[tuple[int, int]], unit: int) -> Split:
+    spans = tuple((start * unit, stop * unit) for start, stop in parts)
+    return Split(spans, max(stop - start for start, stop in spans))
+
+
+def _keeps(split: Split, per: int) -> bool:
+    if all(start % per == 0 and stop % per == 0 for start, stop in split.spans):
+        return split.length % per == 0
+    return all(start // per == max(start, stop - 1) // per for start, stop in split.spans)
