@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from operator import getitem
 from typing import Any
 
 import torch
@@ -11,24 +12,13 @@ from torch._ops import OpOverload
 
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refused
+from llmc.graph.verify import SHAPE_OPS
 
 aten = torch.ops.aten
 
-DATA_MOVEMENT = frozenset(
-    {
-        aten._to_copy.default,
-        aten.expand.default,
-        aten.permute.default,
-        aten.reshape.default,
-        aten.select.int,
-        aten.slice.Tensor,
-        aten.split_with_sizes.default,
-        aten.squeeze.dim,
-        aten.transpose.int,
-        aten.unsqueeze.default,
-        aten.view.default,
-    }
-)
+# Of one tensor: joining several is none of it.
+_JOINING = {getitem, aten.cat.default, aten.stack.default}
+DATA_MOVEMENT = (SHAPE_OPS - _JOINING) | {aten._to_copy.default, aten.view.default}
 
 
 def used_only_by(node: fx.Node, users: Collection[fx.Node], at: fx.Node | None = None) -> None:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor, fx
 from torch._subclasses import FakeTensorMode
 
-import llmc.ops
 from llmc.codegen.backend import WITHOUT_KERNEL, no_kernel
 from llmc.codegen.cpp import kernel_table as cpp
 from llmc.codegen.triton import kernel_table as triton
@@ -17,6 +16,7 @@ from llmc.graph.call_arguments import put_in_order
 from llmc.graph.op_record import RECORDS, OpRecord, op_call
 from llmc.graph.stage import Stage
 from llmc.ops.registry import WHEN_OPTIMIZED, like, op, per_element
+from llmc.ops.sampling import EVERY_TOKEN
 
 ALL = list(RECORDS.values())
 
@@ -78,4 +78,4 @@ def test_the_schema_is_the_signatures() -> None:
         "str? cache_format=None) -> ()"
     )
     empty: Tensor = torch.ops.llmc.top_k_rows.default(torch.zeros(2, 5), 3)[0]
-    assert empty.shape == (2, 3) and llmc.ops.sampling.EVERY_TOKEN > 5
+    assert empty.shape == (2, 3) and EVERY_TOKEN > 5

@@ -39,7 +39,7 @@ def choices(program: Program, kernel: str) -> list[Alternative]:
         "matmul",
         "add_splits_kernel",
         pytest.param("narrow_kernel", marks=pytest.mark.slow),
-        pytest.param("rms_norm_kernel", marks=pytest.mark.slow),
+        pytest.param("norm_kernel", marks=pytest.mark.slow),
     ],
 )
 def test_alternatives_give_the_same_logits(kernel: str, tmp_path: Path) -> None:

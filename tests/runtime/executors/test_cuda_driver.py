@@ -127,7 +127,7 @@ def lowered() -> tuple[Program, dict[str, str]]:
     return found.program, found.sources
 
 
-WANTED = ("persistent_kernel", "rms_norm_kernel", "gemv_kernel")
+WANTED = ("persistent_kernel", "norm_kernel", "gemv_kernel")
 
 
 @dataclass(frozen=True)

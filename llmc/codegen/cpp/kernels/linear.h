@@ -99,7 +99,7 @@ inline void pack_tile<bf16>(const bf16* x, int64_t stride, int64_t in, int64_t h
 #endif
 
 // ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
-// y = activation(sum + bias) · scale + residual
+// y = activation(sum + bias) · scale + residual, both of type T: that of x, or float of logits
 template <class T, class Arguments>
 struct LinearEpilogue {
   const Arguments& a;
@@ -116,24 +116,6 @@ struct LinearEpilogue {
       if (a.residual.data != nullptr)
         y = y + load(static_cast<const T*>(a.residual.data) + token * a.residual.stride + o, count);
       store(static_cast<T*>(a.y.data) + token * a.y.stride + o, y, count);
-    }
-  }
-};
-
-// y = sum + bias, in fp32
-template <class Arguments>
-struct LogitsEpilogue {
-  const Arguments& a;
-
-  int64_t weight_rows() const { return a.out; }
-
-  void operator()(int64_t token, int64_t panel, const float* sums) const {
-    const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
-    for (int64_t lane = 0; lane < end; lane += kLanes) {
-      const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
-      Vec y = load(sums + lane);
-      if (a.bias != nullptr) y = y + load(a.bias + o, count);
-      store(static_cast<float*>(a.y.data) + token * a.y.stride + o, y, count);
     }
   }
 };
@@ -238,7 +220,7 @@ void gated_linear(LlmcPool* pool, const LlmcLinear& a) {
 // y (always fp32) = x · weightᵀ + bias                             (llmc::lm_head)
 template <class T>
 void lm_head(LlmcPool* pool, const LlmcLinear& a) {
-  dense_product<T>(pool, a, LogitsEpilogue<LlmcLinear>{a});
+  dense_product<T>(pool, a, LinearEpilogue<float, LlmcLinear>{a});
 }
 
 }  // namespace llmc

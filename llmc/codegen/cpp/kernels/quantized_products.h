@@ -59,7 +59,7 @@ void quantized_gated_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
 
 template <class T>
 void quantized_lm_head(LlmcPool* pool, const LlmcQuantizedLinear& a) {
-  coded_product<T>(pool, a, LogitsEpilogue<LlmcQuantizedLinear>{a});
+  coded_product<T>(pool, a, LinearEpilogue<float, LlmcQuantizedLinear>{a});
 }
 
 }  // namespace llmc

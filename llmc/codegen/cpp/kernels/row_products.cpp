@@ -109,7 +109,7 @@ void row_gated_linear(LlmcPool* pool, const LlmcRowLinear& a) {
 
 template <class T>
 void row_lm_head(LlmcPool* pool, const LlmcRowLinear& a) {
-  row_product<T>(pool, a, false, LogitsEpilogue<LlmcRowLinear>{a});
+  row_product<T>(pool, a, false, LinearEpilogue<float, LlmcRowLinear>{a});
 }
 
 template <class T>

@@ -9,7 +9,7 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, tensors_of
-from llmc.codegen.triton.kernels.rows.rms_norm import norm_into
+from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
@@ -162,4 +162,4 @@ def dense_product(call: Call, epilogue: Epilogue) -> Product:
 def _norm(call: Call, norm: Call, channels: int) -> Norm:
     workspace = call.workspace("normed", Count.TOKENS, channels, norm.dtype("x"))
     arguments: dict[str, Argument] = {"norm_ptr": norm.vector("weight"), "eps": float(norm.plain("eps"))}
-    return Norm(arguments, norm_into(norm, workspace), rows("x", workspace))
+    return Norm(arguments, norm_launch(norm, workspace), rows("x", workspace))

@@ -1,4 +1,11 @@
-"""What the norms share: which rows they take, the sum that they norm, how rows are stored, and the launch."""
+"""Norms of rows, with the residual sum before them: y = (s - mean) / sqrt(variance + eps) · weight + bias.
+
+s = x (+ residual); of an RMS norm, which is not CENTRED, the mean is 0. Memory-bound: moves 2·T·C elements, with the
+residual 4·T·C (x and residual in, y and the sum out). A program owns whole rows (a row is one token's one group, such
+as a head), so that nothing is exchanged between programs; a row that is longer than a block is read again for each
+sum, from the L2 cache: the variance is that of the centred row, since the difference of two large sums would lose its
+digits.
+"""
 
 from __future__ import annotations
 
@@ -9,12 +16,83 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, rows
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.refusal import Refusal
-from llmc.program.launch_arguments import Argument, Operand
+from llmc.program.launch_arguments import Operand
 from llmc.targets import GpuTarget
+
+
+@triton.jit
+def norm_kernel(
+    x_ptr: tl.tensor,
+    x_row_stride: int,
+    residual_ptr: tl.tensor,
+    residual_row_stride: int,
+    weight_ptr: tl.tensor,
+    bias_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    sum_ptr: tl.tensor,
+    sum_row_stride: int,
+    tokens: int,
+    eps: float,
+    CENTRED: tl.constexpr,
+    GROUPS: tl.constexpr,
+    CHANNELS: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
+    """ROWS rows of CHANNELS a program. All arithmetic is fp32, rounded once at the store."""
+    row = tl.program_id(0).to(tl.int64) * ROWS + tl.arange(0, ROWS)
+    token, group = row // GROUPS, row % GROUPS
+    x_row = token * x_row_stride + group * CHANNELS
+    residual_row = token * residual_row_stride + group * CHANNELS
+    y_row = token * y_row_stride + group * CHANNELS
+    sum_row = token * sum_row_stride + group * CHANNELS
+    is_row = (token < tokens)[:, None]
+    mean = tl.zeros([ROWS], dtype=tl.float32)
+    if BLOCK >= CHANNELS:
+        channel = tl.arange(0, BLOCK)
+        inside = is_row & (channel < CHANNELS)[None, :]
+        s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
+        if CENTRED:
+            mean = tl.sum(s, axis=1) / CHANNELS
+        y = centred(s, mean, inside, CENTRED)
+        scale = tl.rsqrt(tl.sum(y * y, axis=1) / CHANNELS + eps)
+        y *= scale[:, None]
+        store_rows(y, s, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
+    else:
+        if CENTRED:
+            total = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+            for start in range(0, CHANNELS, BLOCK):
+                channel = start + tl.arange(0, BLOCK)
+                inside = is_row & (channel < CHANNELS)[None, :]
+                total += summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
+            mean = tl.sum(total, axis=1) / CHANNELS
+        squares = tl.zeros([ROWS, BLOCK], dtype=tl.float32)
+        for start in range(0, CHANNELS, BLOCK):
+            channel = start + tl.arange(0, BLOCK)
+            inside = is_row & (channel < CHANNELS)[None, :]
+            y = centred(summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside), mean, inside, CENTRED)
+            squares += y * y
+        scale = tl.rsqrt(tl.sum(squares, axis=1) / CHANNELS + eps)
+        for start in range(0, CHANNELS, BLOCK):
+            channel = start + tl.arange(0, BLOCK)
+            inside = is_row & (channel < CHANNELS)[None, :]
+            s = summand(x_ptr, x_row, residual_ptr, residual_row, channel, inside)
+            y = centred(s, mean, inside, CENTRED) * scale[:, None]
+            store_rows(y, s, weight_ptr, bias_ptr, y_ptr, y_row, sum_ptr, sum_row, channel, inside, CHANNELS)
+
+
+@triton.jit
+def centred(s: tl.tensor, mean: tl.tensor, inside: tl.tensor, CENTRED: tl.constexpr) -> tl.tensor:
+    """s - mean, 0 outside; or s itself."""
+    if CENTRED:
+        return tl.where(inside, s - mean[:, None], 0.0)
+    else:
+        return s
 
 
 @triton.jit
@@ -59,31 +137,41 @@ def store_rows(
 
 
 def norm_launch(
-    function: Any,
-    call: Call,
-    vectors: dict[str, Argument],
-    into: Operand,
-    residual: Operand | None,
-    total: Operand | None,
+    call: Call, into: Operand, residual: Operand | None = None, total: Operand | None = None, *, centred: bool = False
 ) -> DeviceLaunch:
-    """One launch for the node's x. vectors: the kernel's weight and bias. into, residual, total: rows."""
+    """One launch for the node's x. into, residual, total: rows. centred: a layer norm, which has a bias."""
     *groups, channels = call.shape("x")
     count, block = groups[0] if groups else 1, row_block(channels)
     return DeviceLaunch(
-        function,
+        norm_kernel,
         {
             **rows("x", call.rows("x")),
             **rows("residual", residual),
-            **vectors,
+            "weight_ptr": call.vector("weight"),
+            "bias_ptr": call.vector("bias") if centred else None,
             **rows("y", into),
             **rows("sum", total),
             "tokens": call.count("x"),
             "eps": call.plain("eps"),
         },
-        {"GROUPS": count, "CHANNELS": channels, "ROWS": block.rows, "BLOCK": block.columns},
+        {"CENTRED": centred, "GROUPS": count, "CHANNELS": channels, "ROWS": block.rows, "BLOCK": block.columns},
         (f"cdiv({call.count('x')} * {count}, {block.rows})",),
         num_warps=block.num_warps,
     )
+
+
+def norm(op: Any, *, centred: bool) -> KernelTemplate:
+    """The kernel of a norm: one launch."""
+    return KernelTemplate(op, supports, lambda call, target: (norm_launch(call, call.result(), centred=centred),))
+
+
+def add_norm(op: Any, *, centred: bool) -> KernelTemplate:
+    """The kernel of a norm of a residual sum: one launch, which writes the sum too."""
+
+    def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+        return (norm_launch(call, call.result(), call.rows("residual"), call.result(1), centred=centred),)
+
+    return KernelTemplate(op, supports, candidates)
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
