@@ -36,13 +36,6 @@ class Cost:
     bytes_moved: sympy.Expr
     flops: sympy.Expr
 
-    def __add__(self, other: Cost) -> Cost:
-        return Cost(
-            self.bytes_read_weights + other.bytes_read_weights,
-            self.bytes_moved + other.bytes_moved,
-            self.flops + other.flops,
-        )
-
 
 def node_cost(node: fx.Node) -> Cost:
     """The cost of one node launched alone; zero for placeholders, views and the output."""
@@ -60,14 +53,6 @@ def group_cost(nodes: Iterable[fx.Node]) -> Cost:
     extra = sum((_cache_bytes(n, symbols) for n in working), _ZERO)
     flops = sum((_flops(n, symbols) for n in working), _ZERO)
     return Cost(sympy.expand(weights), sympy.expand(total + extra), sympy.expand(flops))
-
-
-def graph_cost(graph: fx.Graph) -> Cost:
-    """The sum over a graph whose nodes are launched one by one."""
-    total = Cost(_ZERO, _ZERO, _ZERO)
-    for node in graph.nodes:
-        total = total + node_cost(node)
-    return total
 
 
 _VIEWS = frozenset(

@@ -48,7 +48,11 @@ def test_entries_and_json(cache: Path) -> None:
     assert all(len(line) <= 80 for line in shown[1:])
     assert sum("1.5 KiB" in line for line in shown) == len(CacheKind)
     content = json.loads(llmc("cache", "--json").out)
-    assert (content["directory"], content["bytes"], content["limit_bytes"]) == (str(cache), len(CacheKind) * 1536, 1 << 30)
+    assert (content["directory"], content["bytes"], content["limit_bytes"]) == (
+        str(cache),
+        len(CacheKind) * 1536,
+        1 << 30,
+    )
     assert [entry["kind"] for entry in content["entries"]] == [kind.value for kind in CacheKind]
     assert content["entries"][0]["name"].startswith("engines-") and content["entries"][0]["bytes"] == 1536
 

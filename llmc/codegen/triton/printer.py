@@ -17,7 +17,6 @@ from llmc.program import RowCount
 _MOST_ELEMENTS = 1024
 _MOST_COLUMNS = 8192
 _ELEMENTS_PER_WARP = 512
-_ROUNDED = {"BF16": ".to(tl.bfloat16)", "F16": ".to(tl.float16)"}
 _KINDS = {Kind.FLOAT: "tl.float32", Kind.INT: "tl.int32", Kind.BOOL: "tl.int1"}
 # Written between the operands, where a Python number may stand for one of them.
 _INFIX = {

@@ -46,7 +46,6 @@ CANDIDATES = 64
 # Blocks of outputs that a program of best_gemv_kernel takes, so that there are few maxima to join.
 _GEMV_BLOCKS = 8
 _ALIGNMENT = 64
-_CHOSEN = (StepOutput.BEST, StepOutput.DRAWN, StepOutput.FILTERED)
 _LOGITS = Operand("output", "logits")
 
 

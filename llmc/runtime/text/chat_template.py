@@ -46,11 +46,6 @@ class ChatTemplate:
     source: str
     special_tokens: Mapping[str, str] = field(default_factory=dict)
 
-    @property
-    def takes_tools(self) -> bool:
-        """Whether the template does anything with tools."""
-        return "tools" in self.source
-
 
 def engine_template(engine: EngineFiles) -> ChatTemplate | None:
     """The template that came with the model (chat_template.jinja, else tokenizer_config.json), or None."""

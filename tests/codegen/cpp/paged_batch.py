@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from llmc.formats.cache_format import CacheFormat
-from llmc.ops.attention import paged_attention
 from llmc.ops.cache_codes import write_codes
+from llmc.ops.paged_attention import paged_attention
 from llmc.targets import CpuTarget
 from tests.codegen.cpp.kernel_calls import call, kernels, pointer, rows
 

@@ -63,11 +63,6 @@ class Replica:
             self._session = aiohttp.ClientSession("http://replica", connector=connector, timeout=timeout)
         return self._session
 
-    @property
-    def process_id(self) -> int | None:
-        """Of the worker; None before its first start."""
-        return None if self._process is None else self._process.pid
-
     async def start(self) -> None:
         """Start the worker and wait until it answers. Raises LlmcError if it ends instead, with what it said."""
         await self._spawn()

@@ -1,0 +1,70 @@
+"""llmc::paged_attention over a batch of cached sequences."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor
+
+from llmc.ops.attention import attend, attention_flops
+from llmc.ops.cache_codes import read_codes
+from llmc.ops.registry import FROM_SERVING, op
+
+
+def _attended(a: Any) -> Any:
+    return a.q.new_empty((a.q.shape[0], a.q.shape[1], a.value_dim or a.v_cache.shape[3]))
+
+
+@op(fake=_attended, stages=FROM_SERVING, flops=attention_flops)
+def paged_attention(
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    query_starts: Tensor,
+    context_lens: Tensor,
+    block_tables: Tensor,
+    scale: float,
+    window: int | None = None,
+    softcap: float | None = None,
+    sinks: Tensor | None = None,
+    cache_format: str | None = None,
+    value_dim: int | None = None,
+    tree_masks: Tensor | None = None,
+) -> Tensor:
+    """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
+
+    q: [tokens, heads, head_dim], the requests' tokens one after the other; those of request r are
+    query_starts[r]:query_starts[r + 1], and stand in the last of its context_lens[r] cached rows; its row p lies in
+    block block_tables[r, p // block_size]. query_starts: [requests + 1], context_lens: [requests], block_tables:
+    [requests, max_blocks], all int32. Caches as in kv_write. Returns [tokens, heads, value_dim].
+    cache_format, value_dim: of caches that hold codes (cache_codes.py), which their shape does not show.
+    tree_masks: [tokens], int64; bit d says that the row d before a token's own is hidden from it. It then attends to
+    the rows that are left as if no others were there. None hides nothing.
+    """
+    out = q.new_empty((q.shape[0], q.shape[1], value_dim or v_cache.shape[3]))
+    block_size = k_cache.shape[2]
+    masks = [0] * q.shape[0] if tree_masks is None else tree_masks.tolist()
+    for r, length in enumerate(context_lens.tolist()):
+        start, end = int(query_starts[r]), int(query_starts[r + 1])
+        blocks = block_tables[r, : -(-length // block_size)].long()
+        k, v = (
+            _cached(cache[blocks], channels, cache_format).transpose(1, 2).flatten(0, 1)[:length]
+            for cache, channels in ((k_cache, q.shape[2]), (v_cache, out.shape[2]))
+        )
+        options = scale, window, softcap, sinks
+        if not any(masks[start:end]):
+            out[start:end] = attend(q[start:end], k, v, length - (end - start), *options).to(q.dtype)
+            continue
+        for i in range(start, end):
+            rows = visible_rows(length - (end - i), masks[i])
+            out[i : i + 1] = attend(q[i : i + 1], k[rows], v[rows], len(rows) - 1, *options).to(q.dtype)
+    return out
+
+
+def visible_rows(own: int, mask: int) -> list[int]:
+    """The rows that a token in row `own` sees, by its mask."""
+    return [row for row in range(own + 1) if not (own - row < 64 and mask >> (own - row) & 1)]
+
+
+def _cached(blocks: Tensor, channels: int, cache_format: str | None) -> Tensor:
+    return blocks if cache_format is None else read_codes(blocks, channels, cache_format)
