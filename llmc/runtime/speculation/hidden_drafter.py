@@ -162,19 +162,19 @@ class HiddenDrafter(CachingDrafter):
     def _rest(self, request: SampledRequest, end: int, is_last: bool = True) -> HiddenReading | None:
         """The rows of a request before `end` that are yet to be read, the last one in any case if `is_last`; None if
         their hidden states are not all there."""
-        names = _Following(request.tokens)
+        size, names = self._limits.block_size, _Following(request.tokens)
         start = min(self._cache.known(request, names), end - is_last)
-        found = self._rows.found(request, start) if start < end else None
-        if found is None and start < end:
+        found = self._rows.found(request, start, end)
+        if found is None and self._rows.found(request, end - 1, end) is not None:
+            # What comes between is lost: the cache begins behind it.
             first = self._rows.first(request)
-            if first is None:
-                return None
-            self._cache.skip(request, -(-first // self._limits.block_size))
-            start = min(self._cache.known(request, names), end - is_last)
-            found = self._rows.found(request, start) if start >= first else None
-        if found is None or found.end < end or start < self._cache.skipped(request) * self._limits.block_size:
+            if first is not None and first > start:
+                self._cache.skip(request, -(-first // size))
+                start = min(self._cache.known(request, names), end - is_last)
+                found = self._rows.found(request, start, end)
+        if found is None or start < self._cache.skipped(request) * size:
             return None
-        return self._reading(request, start, names[start:end], found.hidden[: end - start])
+        return self._reading(request, start, names[start:end], found)
 
     def _reading(self, request: SampledRequest, start: int, tokens: Sequence[int], hidden: np.ndarray) -> HiddenReading:
         begin = self._cache.skipped(request)

@@ -32,6 +32,9 @@ class Pending:
         return self.start + len(self.hidden)
 
 
+_NOTHING: tuple[int | None, Hidden] = (None, np.empty(0, np.float32))
+
+
 class HiddenRows:
     """A BlockWatcher."""
 
@@ -66,20 +69,22 @@ class HiddenRows:
             last = min((index + 1) * size, start + len(hidden)) - 1
             self._last[blocks[index]] = (last - index * size, hidden[last - start].copy())
 
-    def found(self, request: Request, position: int) -> Pending | None:
-        """What there is from a position on, without a gap; None if nothing is."""
+    def found(self, request: Request, start: int, end: int) -> Hidden | None:
+        """The hidden states from one position to before another; None unless all are there, or if there are none."""
         pending = self._pending.get(request)
-        if pending is not None and pending.start <= position < pending.end:
-            return Pending(position, pending.hidden[position - pending.start :])
-        index, inside = divmod(position, self._block_size)
-        blocks = request.standing.blocks
-        kept = self._last.get(blocks[index]) if index < len(blocks) else None
-        if kept is None or kept[0] != inside:
+        if start >= end:
             return None
-        hidden = kept[1][None]
-        if pending is not None and pending.start == position + 1:
-            hidden = np.concatenate((hidden, pending.hidden))
-        return Pending(position, hidden)
+        if pending is not None and pending.start <= start and end <= pending.end:
+            return pending.hidden[start - pending.start : end - pending.start]
+        index, inside = divmod(start, self._block_size)
+        blocks = request.standing.blocks
+        place, hidden = self._last.get(blocks[index], _NOTHING) if index < len(blocks) else _NOTHING
+        if place != inside:
+            return None
+        if end == start + 1:
+            return hidden[None]
+        rest = self.found(request, start + 1, end) if pending is not None and pending.start == start + 1 else None
+        return None if rest is None else np.concatenate((hidden[None], rest))
 
     def first(self, request: Request) -> int | None:
         """The first position that a request has a hidden state of, not of its blocks."""

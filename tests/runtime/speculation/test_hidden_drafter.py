@@ -1,0 +1,216 @@
+"""Drafts from hidden states are those of a plain oracle that computes all anew, whatever the engine has cached."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+from transformers import AutoModelForCausalLM
+
+from llmc import Engine, SamplingParams, load
+from llmc.compiler import build
+from llmc.errors import OptionError
+from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
+from tests import draft_checkpoints as drafts
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+
+pytestmark = pytest.mark.usefixtures("open_gate")
+LAYERS, MOST = [1, 2, 4], 3
+GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
+
+
+@dataclass(frozen=True)
+class Built:
+    """An engine with a draft. next_logits: of the draft after the last of these ids, given the hidden states that the
+    model, or the draft itself, has after each but the last; and the draft's own hidden state there."""
+
+    method: str
+    path: Path
+    states: Callable[[Tensor], Tensor]
+    next_logits: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    target_ids: Tensor
+
+    def expected(self, tokens: Sequence[int], count: int) -> list[int]:
+        """The drafts after these tokens."""
+        ids, hidden = torch.tensor(list(tokens)), self.states(torch.tensor(tokens[:-1]))
+        found: list[int] = []
+        for _ in range(count):
+            logits, state = self.next_logits(ids[1:], hidden)
+            found.append(int(self.target_ids[logits[-1].argmax()]))
+            ids, hidden = torch.cat((ids, torch.tensor(found[-1:]))), torch.cat((hidden, state[-1:]))
+        return found
+
+
+def _model_states(model: Path) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
+    """The hidden state before each layer and after the last, and the one after the last norm."""
+    auto: Any = AutoModelForCausalLM
+    loaded = auto.from_pretrained(model, dtype=torch.float32)
+    last: list[Tensor] = []
+    loaded.model.norm.register_forward_pre_hook(lambda module, inputs: last.append(inputs[0][0]))
+
+    def states(ids: Tensor) -> tuple[list[Tensor], Tensor]:
+        with torch.no_grad():
+            found = loaded(ids[None], output_hidden_states=True, use_cache=False).hidden_states
+        return [*(each[0] for each in found[:-1]), last.pop()], found[-1][0]
+
+    return states
+
+
+def _limits() -> dict[str, Any]:
+    return {"target": "reference", "max_model_len": 96, "max_batch_tokens": 32, "max_sequences": 6, "block_size": 8}
+
+
+@pytest.fixture(scope="session")
+def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    directory = tmp_path_factory.mktemp("eagle3")
+    model = tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False, num_hidden_layers=4)
+    draft = drafts.eagle3(directory / "draft", eagle_aux_hidden_state_layer_ids=LAYERS)
+    build(model, directory / "engine.llmc", speculative=draft, **_limits())
+    tensors, states = load_file(draft / "model.safetensors"), _model_states(model)
+    embeddings = load_file(model / "model.safetensors")["model.embed_tokens.weight"]
+
+    def combined(ids: Tensor) -> Tensor:
+        found, _ = states(ids)
+        return drafts.combined(tensors, torch.cat([found[layer] for layer in LAYERS], dim=-1), {})
+
+    return Built(
+        "eagle3",
+        directory / "engine.llmc",
+        combined,
+        lambda ids, hidden: drafts.eagle3_logits(tensors, ids, hidden, embeddings, {}),
+        torch.arange(drafts.DRAFT_VOCAB) + tensors["d2t"],
+    )
+
+
+@pytest.fixture(scope="session")
+def mtp(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    directory = tmp_path_factory.mktemp("mtp")
+    model = tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False, num_hidden_layers=4)
+    states = _model_states(drafts.add_qwen_mtp(model))
+    build(model, directory / "engine.llmc", speculative="mtp", **_limits())
+    tensors = load_file(model / "model.safetensors")
+    names = {**drafts.QWEN, "layer": "mtp.layers.0.", "norm": "mtp.norm"}
+    embeddings, output = tensors["model.embed_tokens.weight"], tensors["lm_head.weight"]
+    return Built(
+        "mtp",
+        directory / "engine.llmc",
+        lambda ids: states(ids)[1],
+        lambda ids, hidden: drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output),
+        torch.arange(drafts.VOCAB),
+    )
+
+
+@pytest.fixture(params=["eagle3", "mtp"])
+def built(request: pytest.FixtureRequest) -> Built:
+    found: Built = request.getfixturevalue(request.param)
+    return found
+
+
+@pytest.fixture
+def proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int], int]]:
+    """The tokens of each request that asked, its drafts, and how many it asked for."""
+    seen: list[tuple[list[int], list[int], int]] = []
+    real = HiddenDrafter.propose
+
+    def propose(self: HiddenDrafter, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        found = real(self, requests, most)
+        for request, draft, count in zip(requests, found, most, strict=True):
+            seen.append((list(request.tokens), list(draft.tokens), count))
+        return found
+
+    monkeypatch.setattr(HiddenDrafter, "propose", propose)
+    return seen
+
+
+def opened(built: Built, **options: Any) -> Engine:
+    return load(built.path, speculation={"method": built.method, "num_speculative_tokens": MOST}, **options)
+
+
+def check(built: Built, proposals: list[tuple[list[int], list[int], int]], least: int) -> None:
+    """All are there, and right."""
+    assert sum(bool(found) for _, found, _ in proposals) >= least
+    for tokens, found, count in proposals:
+        assert found == built.expected(tokens, count), f"after {len(tokens)} tokens"
+    proposals.clear()
+
+
+def test_drafts_are_those_of_the_oracle(built: Built, proposals: list[tuple[list[int], list[int], int]]) -> None:
+    """Of prompts read in one step and in several, of one request and of many."""
+    prompts = [tiny_tokens(5), tiny_tokens(60)[20:], tiny_tokens(90)[40:57]]
+    with opened(built, prefix_cache=False) as engine:
+        engine.generate(prompts[0], GREEDY)
+        check(built, proposals, 6)
+        engine.generate(prompts, GREEDY)
+        check(built, proposals, 18)
+    with opened(built, prefix_cache=False, max_step_tokens=7) as engine:
+        engine.generate(prompts[1:], GREEDY)
+        check(built, proposals, 12)
+
+
+def test_drafts_after_a_cached_prefix_are_the_same(
+    built: Built, proposals: list[tuple[list[int], list[int], int]]
+) -> None:
+    """Also where another token follows than the one that the draft has read there: vllm #51769 drops a block for it."""
+    first = tiny_tokens(40)
+    with opened(built) as engine:
+        engine.generate(first, GREEDY)
+        check(built, proposals, 6)
+        for prompt in (first, [*first[:32], 3, 4], [*first[:24], 9], first[:17]):
+            (completion,) = engine.generate(prompt, GREEDY)
+            assert completion.cached_tokens >= 16
+            check(built, proposals, 6)
+
+
+def test_choices_and_preempted_requests_draft_the_same(
+    eagle3: Built, proposals: list[tuple[list[int], list[int], int]]
+) -> None:
+    params = SamplingParams(max_tokens=9, temperature=0.9, seed=4, n=2)
+    with load(eagle3.path) as plain:
+        expected = [c.token_ids for c in plain.generate(tiny_tokens(19), params)[0].choices]
+    with opened(eagle3) as engine:
+        (completion,) = engine.generate(tiny_tokens(19), params)
+        assert [c.token_ids for c in completion.choices] == expected
+        proposals.clear()
+    blocks = 96 // 8
+    with opened(eagle3, kv_cache_bytes=blocks * 8 * 5 * 2 * 2 * 16 * 4) as engine:
+        long = SamplingParams(max_tokens=26, temperature=0.0, ignore_eos=True)
+        engine.generate([tiny_tokens(30), tiny_tokens(60)[29:], tiny_tokens(90)[55:]], long)
+        assert engine.loop.scheduler.preemptions
+        check(eagle3, proposals, 12)
+        assert engine.loop.pool.used == 0
+
+
+def test_drafts_begin_again_after_a_time_without(
+    built: Built, proposals: list[tuple[list[int], list[int], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What was computed meanwhile is left out of the draft's cache, which begins at the next block. Answers are the
+    same."""
+    prompt = tiny_tokens(20)
+    params = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    with load(built.path) as plain:
+        expected = plain.generate(prompt, params)[0].choices[0].token_ids
+    steps = iter(range(1000))
+    with opened(built) as engine:
+        gate = engine.loop.speculation._gate  # type: ignore[union-attr]
+        monkeypatch.setattr(gate, "drafts", lambda requests, room: 0 if 4 < next(steps) < 12 else MOST)
+        assert engine.generate(prompt, params)[0].choices[0].token_ids == expected
+    given = [bool(found) for _, found, count in proposals if count]
+    first_without = given.index(False)
+    assert all(given[:first_without]) and 1 <= given.count(False) <= 10 and given[-1]
+
+
+def test_an_engine_without_a_draft_says_how_to_build_one(built: Built) -> None:
+    other = "mtp" if built.method == "eagle3" else "eagle3"
+    with pytest.raises(OptionError, match=f"a draft for '{built.method}', not for '{other}'"):
+        load(built.path, speculation={"method": other, "num_speculative_tokens": 2})
+    with pytest.raises(OptionError, match="without a draft for the method 'mtp'") as caught:
+        load(built.path / "draft", speculation={"method": "mtp", "num_speculative_tokens": 2})
+    assert "--speculative" in str(caught.value.fix)
