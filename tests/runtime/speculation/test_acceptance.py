@@ -67,6 +67,13 @@ def redrawn_from_p(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms:
     return np.where(kept, drafts, again)
 
 
+def without_q(p: Probabilities, q: Probabilities, drafts: Tokens, uniforms: Probabilities) -> Tokens:
+    """As if drafts had been certain (vllm#40149)."""
+    certain = np.zeros_like(p)
+    certain[np.arange(len(drafts)), drafts] = 1.0
+    return kept_or_redrawn(p, certain, drafts, uniforms)
+
+
 def judged(judge: Judge, p: Probabilities, q: Probabilities, drafts: Tokens) -> Tokens:
     """With the random numbers of as many requests."""
     found = []
@@ -105,6 +112,13 @@ def test_the_drafters_distribution_after_the_draft_is_found_out(seed: int) -> No
     """q is that from which the draft was drawn, not the next one."""
     p, q, later = distributions(seed)
     assert chi_square(judged(kept_or_redrawn, p, later, drawn(q, DRAWS)), p) > 100 * MOST_CHI_SQUARE
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_leaving_the_drafters_distribution_out_of_account_is_found_out(seed: int) -> None:
+    p, q, _ = distributions(seed)
+    tokens = judged(without_q, p, q, drawn(q, DRAWS))
+    assert (tokens == drawn(q, DRAWS)).mean() < 0.8 * np.minimum(p, q).sum()
 
 
 def test_the_noise_of_drafts_says_nothing_about_whether_they_count() -> None:

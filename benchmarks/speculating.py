@@ -1,0 +1,199 @@
+"""Decoding with drafts whose acceptance is known: the drafter has the answer, and spoils it."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from llmc.engine_format import EngineDirectory, read_engine
+from llmc.prediction.step_prior import step_prior
+from llmc.program import Limits
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.executors.opening import open_executor
+from llmc.runtime.loop.step_loop import StepLoop
+from llmc.runtime.requests.generation import Ending, Generation
+from llmc.runtime.requests.request import Origin, SampledRequest
+from llmc.runtime.sampling.sampler import Sampler
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.drafter import Drafter
+from llmc.runtime.speculation.gate import Gate
+from llmc.runtime.speculation.speculation import Speculation
+
+ACCEPTANCE = 0.7
+DRAFTS = 4
+CONTEXT = 64
+# Tokens of each request that are measured, and that are known of its answer.
+STEPS = {1: 256, 16: 64, 32: 48}
+KNOWN = 2 * 256 + 64
+
+
+class Spoiled(Drafter):
+    """answers: by a request's prompt. Each draft is right with probability `right`."""
+
+    def __init__(self, answers: dict[tuple[int, ...], list[int]], vocabulary: int, right: float) -> None:
+        self._answers, self._vocabulary, self._right = answers, vocabulary, right
+        self._random = random.Random(0)
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """What comes next, spoiled."""
+        found = []
+        for request, count in zip(requests, most, strict=True):
+            done = len(request.tokens) - request.prompt_tokens
+            tokens = self._answers[tuple(request.tokens[:CONTEXT])][done : done + count]
+            drawn = [self._spoiled(token) for token in tokens]
+            found.append(Draft(drawn) if drawn else NO_DRAFT)
+        return found
+
+    def forget(self, request: SampledRequest) -> None:
+        """Nothing is known of it."""
+
+    def _spoiled(self, token: int) -> int:
+        return token if self._random.random() < self._right else self._random.randrange(self._vocabulary)
+
+
+class Closed(Gate):
+    """Never drafts."""
+
+    def drafts(self, requests: int, room: int) -> int:
+        """None."""
+        return 0
+
+
+class Watched(Gate):
+    """Notes how many drafts it has let through in each step."""
+
+    def __init__(self, most: int, *priors: Any) -> None:
+        super().__init__(most, *priors)
+        self.counts: list[int] = []
+
+    def drafts(self, requests: int, room: int) -> int:
+        """As ever."""
+        self.counts.append(super().drafts(requests, room))
+        return self.counts[-1]
+
+
+class Speculating:
+    """An engine's executor, in a new loop for each run."""
+
+    def __init__(self, path: Path, threads: int) -> None:
+        self.directory: EngineDirectory = read_engine(path, check_weights=False)
+        self.executor, self.blocks = open_executor(self.directory, 2 << 30, None, threads)
+
+    def prepared(self, batch: int) -> Prepared:
+        """Requests of that number, and what they will say."""
+        limits, vocabulary = self.directory.program.limits, self.directory.program.vocab_size
+        prior = step_prior(self.directory.program, self.directory.manifest.target.name)
+        generator = np.random.default_rng(batch)
+        prompts = [tuple(generator.integers(0, vocabulary, CONTEXT).tolist()) for _ in range(batch)]
+        prepared = Prepared(self.executor, limits, self.blocks, vocabulary, prior, prompts)
+        prepared.answer()
+        return prepared
+
+    def __enter__(self) -> Speculating:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.executor.close()
+
+
+@dataclass
+class Prepared:
+    """Requests with prompts of CONTEXT tokens. What a run gives is seconds by tokens of all requests together."""
+
+    executor: Executor
+    limits: Limits
+    blocks: int
+    vocabulary: int
+    prior: Any
+    prompts: list[tuple[int, ...]]
+    answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
+    _gates: dict[float, Watched] = field(default_factory=dict)
+    _tokens_a_step: dict[float, float] = field(default_factory=dict)
+
+    @property
+    def steps(self) -> int:
+        """Tokens of each request that count."""
+        return STEPS.get(len(self.prompts), 64)
+
+    def answer(self) -> None:
+        """Without speculation, as far as drafts may be asked for."""
+        requests, loop = self._started(None)
+        while min(len(request.output) for request in requests) < min(KNOWN, 2 * self.steps + 16):
+            loop.step()
+        self.answers = {tuple(request.tokens[:CONTEXT]): list(request.output) for request in requests}
+        self._end(requests, loop)
+
+    def plain(self) -> float:
+        """Without speculation."""
+        return self._measure(None)
+
+    def closed(self) -> float:
+        """With speculation that never drafts."""
+        return self._measure(Speculation(partial(Spoiled, self.answers, self.vocabulary, 1.0), DRAFTS, Closed))
+
+    def drafting(self, right: float) -> float:
+        """With drafts of that acceptance, as many as the gate lets through."""
+        gate = self._gates[right] = Watched(DRAFTS, self.prior)
+        drafter = partial(Spoiled, self.answers, self.vocabulary, right)
+        speculation = Speculation(drafter, DRAFTS, lambda most: gate)
+        seconds = self._measure(speculation)
+        self._tokens_a_step[right] = speculation.stats.tokens_a_step
+        return seconds
+
+    def figures(self) -> dict[str, Any]:
+        """Of the last run of each acceptance: drafts by step, the first step without, tokens of a step with drafts."""
+        return {
+            f"{right:g}": {
+                "drafts": gate.counts,
+                "off_after": next((i for i, count in enumerate(gate.counts[2:]) if not count), None),
+                "tokens_a_step": self._tokens_a_step[right],
+            }
+            for right, gate in self._gates.items()
+        }
+
+    def _measure(self, speculation: Speculation | None) -> float:
+        requests, loop = self._started(speculation)
+        wanted = self._written(requests) + self.steps * len(requests)
+        before, begin = self._written(requests), time.perf_counter()
+        while self._written(requests) < wanted:
+            loop.step()
+        seconds = time.perf_counter() - begin
+        for request in requests:
+            known = self.answers[tuple(request.tokens[:CONTEXT])]
+            assert list(request.output)[: len(known)] == known[: len(request.output)], "speculation changed an answer"
+        written = self._written(requests) - before
+        self._end(requests, loop)
+        return seconds / written
+
+    def _started(self, speculation: Speculation | None) -> tuple[list[Generation], StepLoop]:
+        """Requests that have their first token."""
+        loop = StepLoop(self.executor, self.limits, self.blocks, speculation=speculation)
+        requests = [self._request(prompt) for prompt in self.prompts]
+        for request in requests:
+            loop.add(request)
+        while not all(request.output for request in requests):
+            loop.step()
+        return requests, loop
+
+    def _request(self, prompt: tuple[int, ...]) -> Generation:
+        sampler = Sampler(SamplingParams(), np.array(prompt), self.vocabulary, np.zeros(0, np.int64))
+        ending = Ending(frozenset(), frozenset(), self.limits.max_model_len)
+        return Generation(prompt, sampler, ending, origin=Origin(salt=None))
+
+    def _written(self, requests: Sequence[Generation]) -> int:
+        return sum(len(request.tokens) for request in requests)
+
+    def _end(self, requests: Sequence[Generation], loop: StepLoop) -> None:
+        for request in requests:
+            loop.remove(request)
