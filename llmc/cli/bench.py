@@ -17,7 +17,9 @@ from llmc.cli.draft_rows import draft_figures, draft_rows, drafts_of
 from llmc.cli.help_text import GroupHelp, VerbHelp
 from llmc.cli.missing_package import require_extra
 from llmc.cli.opening_options import SpeculativeConfig
+from llmc.cli.option_group import expand_groups
 from llmc.cli.output_file import check_output, write_output
+from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.errors import LlmcError, OptionError
 from llmc.settings import settings
@@ -28,18 +30,15 @@ if TYPE_CHECKING:
 
 bench = typer.Typer(name="bench", cls=GroupHelp, help="Measure a server or an engine.", no_args_is_help=True)
 
-InputLen = Annotated[int, typer.Option(help="tokens of a prompt beside its shared prefix")]
-OutputLen = Annotated[int, typer.Option(help="tokens to generate for each")]
-RangeRatio = Annotated[float, typer.Option(help="lengths vary by this share up and down")]
-PrefixLen = Annotated[int, typer.Option(help="tokens that the prompts of a group share")]
-PrefixGroups = Annotated[int, typer.Option(help="how many groups")]
 Seed = Annotated[int, typer.Option(help="of prompts and arrivals")]
 Json = Annotated[Path | None, typer.Option("--json", help="write the figures here")]
 Threads = Annotated[int | None, typer.Option(help="of a step; default: every core")]
 
 
 @bench.command("serve", cls=VerbHelp)
+@expand_groups
 def bench_serve(
+    *,
     base_url: Annotated[str, typer.Option(help="of the server")] = "http://127.0.0.1:8000",
     model: Annotated[str | None, typer.Option(help="default: the server's first")] = None,
     num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 100,
@@ -48,11 +47,7 @@ def bench_serve(
     ] = None,
     burstiness: Annotated[float, typer.Option(help="1 is a Poisson process, less is burstier")] = 1.0,
     max_concurrency: Annotated[int | None, typer.Option(help="users who each wait for their answer")] = None,
-    input_len: InputLen = 256,
-    output_len: OutputLen = 128,
-    range_ratio: RangeRatio = 0.0,
-    prefix_len: PrefixLen = 0,
-    prefix_groups: PrefixGroups = 1,
+    shape: ShapeOptions,
     vocab_size: Annotated[int, typer.Option(help="token ids of prompts are below it", min=2)] = 1000,
     goodput: Annotated[list[str] | None, typer.Option(help="a goal such as ttft:200, in ms (repeatable)")] = None,
     warmup: Annotated[int, typer.Option(help="requests before, not measured", min=0)] = 1,
@@ -65,10 +60,9 @@ def bench_serve(
     from llmc.bench.client import fetch_counts, find_server
     from llmc.bench.load import Arrival, run_load
     from llmc.bench.plot import plot_run, require_plot_extra
-    from llmc.bench.prompts import PromptShape, make_requests
+    from llmc.bench.prompts import make_requests
     from llmc.bench.summary import parse_goals, summarize
 
-    shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
     arrival = Arrival(concurrency=max_concurrency, rate=request_rate, burstiness=burstiness, seed=seed)
     goals = parse_goals(goodput or [])
     for output in (json_file, plot):
@@ -102,25 +96,22 @@ def bench_serve(
 
 
 @bench.command("throughput", cls=VerbHelp)
+@expand_groups
 def bench_throughput(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
+    *,
     num_prompts: Annotated[int, typer.Option(help="requests in all", min=1)] = 64,
-    input_len: InputLen = 256,
-    output_len: OutputLen = 128,
-    range_ratio: RangeRatio = 0.0,
-    prefix_len: PrefixLen = 0,
-    prefix_groups: PrefixGroups = 1,
+    shape: ShapeOptions,
     threads: Threads = None,
     speculative_config: SpeculativeConfig = None,
     seed: Seed = 0,
     json_file: Json = None,
 ) -> None:
     """Generate for all prompts at once, without a server: the most that the engine gives."""
-    from llmc.bench.prompts import PromptShape, make_requests
+    from llmc.bench.prompts import make_requests
     from llmc.runtime.loading import load
     from llmc.runtime.sampling.sampling_params import SamplingParams
 
-    shape = _shape(PromptShape, input_len, output_len, range_ratio, prefix_len, prefix_groups)
     check_output(json_file)
     with load(engine, threads=threads, speculation=speculative_config) as opened:
         _check_fits(shape, opened.limits.max_model_len)
@@ -155,8 +146,8 @@ def bench_throughput(
 def bench_latency(
     engine: Annotated[Path, typer.Argument(help="engine directory")],
     batch_size: Annotated[int, typer.Option(help="prompts in a batch", min=1)] = 1,
-    input_len: InputLen = 32,
-    output_len: OutputLen = 128,
+    input_len: Annotated[int, typer.Option(help="tokens of a prompt")] = 32,
+    output_len: Annotated[int, typer.Option(help="tokens to generate for each")] = 128,
     iterations: Annotated[int, typer.Option(help="measured batches", min=1)] = 10,
     warmup: Annotated[int, typer.Option(help="batches before, not measured", min=0)] = 2,
     threads: Threads = None,
@@ -230,18 +221,6 @@ def bench_startup(
 
 def _load_in_words(users: int | None, rate: float | None) -> str:
     return f"{f'{users} users' if users else 'no limit on users'}, {f'{rate:g} requests/s' if rate else 'sent at once'}"
-
-
-def _shape(
-    kind: type[PromptShape], input_len: int, output_len: int, range_ratio: float, prefix_len: int, prefix_groups: int
-) -> PromptShape:
-    return kind(
-        input_len=input_len,
-        output_len=output_len,
-        range_ratio=range_ratio,
-        prefix_len=prefix_len,
-        prefix_groups=prefix_groups,
-    )
 
 
 def _check_fits(shape: PromptShape, max_model_len: int) -> None:
