@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
 from llmc.runtime.server.schemas.text_parts import Content, refuse_audio, text_of
@@ -15,32 +15,26 @@ MAX_TOOLS = 128
 FunctionName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_.-]{1,64}$")]
 
 
-class FunctionCall(BaseModel):
+class FunctionCall(BaseModel, extra="ignore"):
     """A call that the assistant made. arguments: JSON text."""
-
-    model_config = ConfigDict(extra="ignore")
 
     name: str = Field(max_length=64)
     arguments: str = "{}"
 
 
-class ToolCall(BaseModel):
+class ToolCall(BaseModel, extra="ignore"):
     """A tool call in an assistant's message."""
-
-    model_config = ConfigDict(extra="ignore")
 
     id: str | None = None
     type: Literal["function"] = "function"
     function: FunctionCall
 
 
-class Message(BaseModel):
+class Message(BaseModel, extra="ignore"):
     """One turn. tool_call_id: which call a message of the role `tool` answers.
 
     reasoning, reasoning_content: what the assistant thought before its answer; two names for the same.
     """
-
-    model_config = ConfigDict(extra="ignore")
 
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
@@ -55,10 +49,8 @@ class Message(BaseModel):
         return None if self.content is None else text_of(self.content)
 
 
-class FunctionDefinition(BaseModel):
+class FunctionDefinition(BaseModel, extra="forbid"):
     """A function that the model may call. parameters: a JSON schema of its arguments."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: FunctionName
     description: str | None = None
@@ -66,27 +58,21 @@ class FunctionDefinition(BaseModel):
     strict: bool | None = None
 
 
-class Tool(BaseModel):
+class Tool(BaseModel, extra="forbid"):
     """A tool; functions are the only kind."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"] = "function"
     function: FunctionDefinition
 
 
-class NamedFunction(BaseModel):
+class NamedFunction(BaseModel, extra="forbid"):
     """The name of a function."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str
 
 
-class NamedTool(BaseModel):
+class NamedTool(BaseModel, extra="forbid"):
     """tool_choice that forces one function."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"] = "function"
     function: NamedFunction

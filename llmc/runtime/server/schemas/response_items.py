@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Discriminator, Field, Tag
+from pydantic import BaseModel, BeforeValidator, Discriminator, Field, Tag
 from pydantic_core import PydanticCustomError
 
 from llmc.runtime.server.schemas.text_parts import TEXT_ONLY, Content, text_of
@@ -12,10 +12,8 @@ from llmc.runtime.server.schemas.text_parts import TEXT_ONLY, Content, text_of
 MAX_ITEMS = 10_000
 
 
-class MessageItem(BaseModel):
+class MessageItem(BaseModel, extra="ignore"):
     """A turn, as the client writes it, or as it was in an earlier response's output."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["message"] = "message"
     role: Literal["system", "developer", "user", "assistant"]
@@ -26,10 +24,8 @@ class MessageItem(BaseModel):
         return text_of(self.content)
 
 
-class FunctionCallItem(BaseModel):
+class FunctionCallItem(BaseModel, extra="ignore"):
     """A call that the assistant made. arguments: JSON text."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["function_call"]
     call_id: str
@@ -37,28 +33,22 @@ class FunctionCallItem(BaseModel):
     arguments: str = "{}"
 
 
-class FunctionCallOutputItem(BaseModel):
+class FunctionCallOutputItem(BaseModel, extra="ignore"):
     """What the function returned to the call of that id."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["function_call_output"]
     call_id: str
     output: Content
 
 
-class ReasoningText(BaseModel):
+class ReasoningText(BaseModel, extra="ignore"):
     """Text of a reasoning item or of its summary."""
-
-    model_config = ConfigDict(extra="ignore")
 
     text: str
 
 
-class ReasoningItem(BaseModel):
+class ReasoningItem(BaseModel, extra="ignore"):
     """What the assistant thought before the items that follow."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["reasoning"]
     content: list[ReasoningText] | None = None

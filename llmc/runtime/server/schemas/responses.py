@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, Field
 from pydantic_core import PydanticCustomError
 
 from llmc.runtime.server.schemas.chat import MAX_TOOLS, FunctionName
@@ -27,10 +27,8 @@ def functions_only(tools: Any) -> Any:
     return tools
 
 
-class FunctionTool(BaseModel):
+class FunctionTool(BaseModel, extra="forbid"):
     """A function that the model may call. parameters: a JSON schema of its arguments."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: FunctionName
@@ -39,29 +37,23 @@ class FunctionTool(BaseModel):
     strict: bool | None = None
 
 
-class NamedChoice(BaseModel):
+class NamedChoice(BaseModel, extra="forbid"):
     """A function by name: the one that has to be called, or one of those that may be."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["function"]
     name: str
 
 
-class AllowedTools(BaseModel):
+class AllowedTools(BaseModel, extra="forbid"):
     """Only these of the tools may be called, or one of them has to be."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["allowed_tools"]
     mode: Literal["auto", "required"]
     tools: list[NamedChoice] = Field(min_length=1, max_length=MAX_TOOLS)
 
 
-class SchemaTextFormat(BaseModel):
+class SchemaTextFormat(BaseModel, extra="forbid"):
     """JSON that a schema allows."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["json_schema"]
     name: str = Field(default="schema", max_length=64)
@@ -70,29 +62,23 @@ class SchemaTextFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextConfig(BaseModel):
+class TextConfig(BaseModel, extra="forbid"):
     """The form of the output's text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     format: Annotated[TextFormat | JsonObjectFormat | SchemaTextFormat, Field(discriminator="type")] | None = None
     verbosity: str | None = None
 
 
-class ReasoningConfig(BaseModel):
+class ReasoningConfig(BaseModel, extra="forbid"):
     """effort: for templates that look at it; `none` turns thinking off. summary: of no effect, as nothing sums up."""
-
-    model_config = ConfigDict(extra="forbid")
 
     effort: str | None = Field(default=None, max_length=64)
     summary: str | None = None
     generate_summary: str | None = None
 
 
-class ResponseStreamOptions(BaseModel):
+class ResponseStreamOptions(BaseModel, extra="forbid"):
     """Of no effect: events are not padded."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_obfuscation: bool | None = None
 

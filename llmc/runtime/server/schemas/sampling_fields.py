@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from llmc.runtime.server.schemas.structured import JsonSchema, ResponseFormat, StructuredOutputs
 from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFields
@@ -12,10 +12,8 @@ from llmc.runtime.server.schemas.token_fields import MAX_TOP_LOGPROBS, TokenFiel
 MAX_CHOICES = 128
 
 
-class StreamOptions(BaseModel):
+class StreamOptions(BaseModel, extra="forbid"):
     """include_usage: a last chunk with token counts. continuous_usage_stats: counts in every chunk."""
-
-    model_config = ConfigDict(extra="forbid")
 
     include_usage: bool = False
     continuous_usage_stats: bool = False

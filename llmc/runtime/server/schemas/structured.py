@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 JsonSchema = dict[str, Any] | str
 Choice = Annotated[str, Field(min_length=1, max_length=10_000)]
 
 
-class JsonSchemaFormat(BaseModel):
+class JsonSchemaFormat(BaseModel, extra="forbid"):
     """OpenAI's json_schema object. The name and `strict` change nothing here: the schema always holds."""
-
-    model_config = ConfigDict(extra="forbid")
 
     name: str = Field(default="schema", max_length=64)
     description: str | None = None
@@ -21,26 +19,20 @@ class JsonSchemaFormat(BaseModel):
     strict: bool | None = None
 
 
-class TextFormat(BaseModel):
+class TextFormat(BaseModel, extra="forbid"):
     """Any text."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["text"]
 
 
-class JsonObjectFormat(BaseModel):
+class JsonObjectFormat(BaseModel, extra="forbid"):
     """Any JSON object."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["json_object"]
 
 
-class SchemaFormat(BaseModel):
+class SchemaFormat(BaseModel, extra="forbid"):
     """JSON that a schema allows."""
-
-    model_config = ConfigDict(extra="forbid")
 
     type: Literal["json_schema"]
     json_schema: JsonSchemaFormat
@@ -49,10 +41,8 @@ class SchemaFormat(BaseModel):
 ResponseFormat = Annotated[TextFormat | JsonObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class StructuredOutputs(BaseModel):
+class StructuredOutputs(BaseModel, extra="forbid", populate_by_name=True):
     """vLLM's field: exactly one of these is given."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     json_schema: JsonSchema | None = Field(default=None, alias="json")
     regex: str | None = None

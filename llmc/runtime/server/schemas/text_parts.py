@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator
 from pydantic_core import PydanticCustomError
 
 # pydantic's type of the error, whose message is shown as it is.
@@ -25,19 +25,15 @@ _KINDS = {
 }
 
 
-class TextPart(BaseModel):
+class TextPart(BaseModel, extra="ignore"):
     """A part of a message's content; only text is taken. The three types are chat's and those of /v1/responses."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["text", "input_text", "output_text"]
     text: str
 
 
-class RefusalPart(BaseModel):
+class RefusalPart(BaseModel, extra="ignore"):
     """What an assistant said in place of an answer."""
-
-    model_config = ConfigDict(extra="ignore")
 
     type: Literal["refusal"]
     refusal: str

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 MAX_TOP_LOGPROBS = 20
 StopString = Annotated[str, Field(min_length=1, max_length=1000)]
@@ -13,10 +13,8 @@ Bias = Annotated[float, Field(ge=-100.0, le=100.0)]
 TokenId = Annotated[int, Field(ge=0, strict=True)]
 
 
-class TokenFields(BaseModel):
+class TokenFields(BaseModel, extra="forbid", populate_by_name=True):
     """None means the server's default, which the model's generation_config.json sets where it does."""
-
-    model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
     model: str | None = Field(default=None, max_length=1000)
     temperature: float | None = Field(default=None, ge=0.0, le=2.0, allow_inf_nan=False)

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from llmc.runtime.server.schemas.chat import MAX_MESSAGES, MAX_TOOLS, Message, Tool
 from llmc.runtime.server.schemas.token_fields import TokenId
 
 
-class TokenizeRequest(BaseModel):
+class TokenizeRequest(BaseModel, extra="forbid"):
     """A prompt, or messages that the chat template makes one of."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     prompt: str | None = None
@@ -27,10 +25,8 @@ class TokenizeRequest(BaseModel):
     chat_template_kwargs: dict[str, Any] | None = None
 
 
-class DetokenizeRequest(BaseModel):
+class DetokenizeRequest(BaseModel, extra="forbid"):
     """Token ids."""
-
-    model_config = ConfigDict(extra="forbid")
 
     model: str | None = None
     tokens: list[TokenId]
