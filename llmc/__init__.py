@@ -22,6 +22,7 @@ if TYPE_CHECKING:
     from llmc.runtime.loading import load
     from llmc.runtime.requests.generation_request import GenerationRequest
     from llmc.runtime.sampling.sampling_params import SamplingParams
+    from llmc.training.train_medusa import train_medusa
 
 __version__ = VERSION
 __all__ = [
@@ -37,6 +38,7 @@ __all__ = [
     "compile",
     "load",
     "passes",
+    "train_medusa",
 ]
 
 _HOMES = {
@@ -50,6 +52,7 @@ _HOMES = {
     "Engine": "llmc.runtime.engine",
     "load": "llmc.runtime.loading",
     "SamplingParams": "llmc.runtime.sampling.sampling_params",
+    "train_medusa": "llmc.training.train_medusa",
 }
 
 

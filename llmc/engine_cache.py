@@ -72,18 +72,23 @@ def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
     """Hexadecimal SHA-256 of all that the engine is made from."""
     files = sorted(p for p in model.iterdir() if p.is_file() and p.suffix in _MODEL_SUFFIXES)
     parsed = parse_options(options)
-    calibration = None if parsed.calibration is None else Path(parsed.calibration)
+    beside = {"calibration": parsed.calibration, "speculative": parsed.speculative}
     parts = {
         "llmc": [VERSION, source_digest(BUILDING_ROOMS)],
         "model": {file.name: _remembered_digest(file) for file in files},
         "packages": {name: _version(name) for name in _BUILDING_PACKAGES},
         "target": asdict(resolve_target(target)),
         "options": parsed.model_dump(mode="json"),
-        # A file that is not there is for the build to refuse.
-        "calibration": _remembered_digest(calibration) if calibration is not None and calibration.is_file() else None,
+        **{name: None if path is None else _digests(Path(path)) for name, path in beside.items()},
     }
     # A set, such as a target's features, has another order in every process.
     return sha256(json.dumps(parts, sort_keys=True, default=sorted).encode()).hexdigest()
+
+
+def _digests(path: Path) -> dict[str, str]:
+    """Of a file, or of the files of a directory. One that is not there is for the build to refuse."""
+    files = sorted(path.iterdir()) if path.is_dir() else [path]
+    return {file.name: _remembered_digest(file) for file in files if file.is_file()}
 
 
 def _version(package: str) -> str | None:

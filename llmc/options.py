@@ -41,8 +41,8 @@ class BuildOptions(BaseModel):
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
-    speculative: what drafts tokens for the model, whose engine becomes a part of this one: the directory of an EAGLE-3
-    or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
+    speculative: what drafts tokens for the model, built into its engine: a .safetensors file of Medusa heads or its
+    directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
     tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
     the passes that an engine cannot do without all the same, whole.

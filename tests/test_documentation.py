@@ -51,7 +51,7 @@ def test_commands_parse(page: Path) -> None:
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_verbs_exist(page: Path) -> None:
     top: Any = typer.main.get_command(command_line())
-    assert set(re.findall(r"`llmc ([a-z]+)", page.read_text(encoding="utf-8"))) <= set(top.commands)
+    assert set(re.findall(r"`llmc ([a-z]+(?:-[a-z]+)*)", page.read_text(encoding="utf-8"))) <= set(top.commands)
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)

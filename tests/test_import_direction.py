@@ -58,6 +58,7 @@ ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["architectures"] = {*ALLOWED}
 ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
 ALLOWED["engine_argument"] = {*ALLOWED}
+ALLOWED["training"] = {*ALLOWED}
 ALLOWED["llm"] = {*ALLOWED}
 ALLOWED["__init__"] = {*ALLOWED}
 ALLOWED["__main__"] = {"cli"}

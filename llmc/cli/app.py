@@ -21,7 +21,7 @@ USER_ERROR = 2
 INTERRUPTED = 130
 
 PANELS = {
-    "Build and run": ("build", "run", "chat", "serve", "tune", "targets", "models", "env"),
+    "Build and run": ("build", "run", "chat", "serve", "tune", "train-medusa", "targets", "models", "env"),
     "See what was built": ("inspect", "report", "viz", "profile", "verify"),
     "See what the passes do": ("passes", "prove", "explain", "diff", "bisect"),
 }
@@ -47,11 +47,12 @@ def command_line(verb: str | None = None) -> typer.Typer:
     panels = {name: panel for panel, names in PANELS.items() for name in names}
     known = {**panels, **GROUPS}
     for name in (verb,) if verb in known else known:
-        module = importlib.import_module(f"llmc.cli.{name}")
+        file = name.replace("-", "_")
+        module = importlib.import_module(f"llmc.cli.{file}")
         if name in GROUPS:
             app.add_typer(getattr(module, name), rich_help_panel=GROUPS[name])
         else:
-            app.command(name, cls=VerbHelp, rich_help_panel=panels[name])(expand_groups(getattr(module, name)))
+            app.command(name, cls=VerbHelp, rich_help_panel=panels[name])(expand_groups(getattr(module, file)))
     return app
 
 

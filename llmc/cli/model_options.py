@@ -38,7 +38,9 @@ class ModelOptions:
     calibration_length: Annotated[int, Option(help="tokens of each")] = _DEFAULTS.calibration_length
     speculative: Annotated[
         str | None,
-        Option(help="what drafts: a directory of an EAGLE-3 or MTP checkpoint, or mtp", metavar="DIR"),
+        Option(
+            help="what drafts: Medusa heads or their directory, an EAGLE-3 or MTP checkpoint's, or mtp", metavar="PATH"
+        ),
     ] = None
     tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
     disable_pass: Annotated[list[str] | None, Option(help="skip a pass by name (repeatable)")] = None

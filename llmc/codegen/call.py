@@ -8,7 +8,7 @@ import torch
 from torch import fx
 
 from llmc.program import Layout, Limits
-from llmc.program.launch_arguments import Count, Operand
+from llmc.program.launch_arguments import Count, Operand, Rows
 
 
 class Call(Protocol):
@@ -24,7 +24,7 @@ class Call(Protocol):
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
 
-    def count(self, name: str) -> Count | int:
+    def count(self, name: str) -> Count | Rows | int:
         """How many rows a tensor argument has."""
 
     def plain(self, name: str) -> Any:
@@ -54,7 +54,7 @@ class Call(Protocol):
     def dtype(self, name: str) -> torch.dtype:
         """Of a tensor argument."""
 
-    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+    def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
         """Memory for what passes between the node's own launches, as rows. rows: a count, or 1."""
 
     def cache(self, name: str) -> Operand:

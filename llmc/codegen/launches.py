@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -62,11 +62,12 @@ class LaunchBuilder:
         units: Sequence[Unit],
         output: View,
         sides: SideViews,
+        stand_ins: Mapping[fx.Node, fx.Node],
         limits: Limits,
     ) -> None:
         self.limits = limits
         self.graph, self.claims, self.views = graph, claims, views
-        self._copies, self._output, self._sides = copies, output, sides
+        self._copies, self._output, self._sides, self._stand_ins = copies, output, sides, stand_ins
         self._backend = backend
         kept = tuple(sides.views.values())
         self._written = _written(units, (output, *kept), views)
@@ -86,12 +87,16 @@ class LaunchBuilder:
         start, alternatives = len(self.launches), len(self.alternatives)
         self._emit(unit)
         sides = self._sides.of_nodes(unit_nodes(unit)) if self._sides.views else ()
-        if sides:
-            self.launches[start:] = [replace(launch, sides=sides) for launch in self.launches[start:]]
+        stand_in = None if isinstance(unit, Group) else self._stand_ins.get(unit)
+        unless = () if stand_in is None else self._sides.of_nodes((stand_in,))
+        if sides or unless:
+            self.launches[start:] = [replace(x, sides=sides, unless=unless) for x in self.launches[start:]]
             self.alternatives[alternatives:] = [
-                replace(a, launches=tuple(replace(launch, sides=sides) for launch in a.launches))
+                replace(a, launches=tuple(replace(x, sides=sides, unless=unless) for x in a.launches))
                 for a in self.alternatives[alternatives:]
             ]
+        if stand_in is not None and isinstance(unit, fx.Node):
+            self._copy_first_rows(stand_in, unit, unless)
 
     def _emit(self, unit: Unit) -> None:
         if isinstance(unit, Group):
@@ -111,6 +116,15 @@ class LaunchBuilder:
                     launches = tuple(_group_launches(other, origin, moved, flops))
                     self.alternatives.append(Alternative(start, len(self.launches) - 1, launches, ()))
 
+    def _copy_first_rows(self, stand_in: fx.Node, product: fx.Node, sides: tuple[str, ...]) -> None:
+        """What a product gives, from the one that stands in for it."""
+        wide, narrow = self.views[stand_in], self.views[product]
+        assert isinstance(wide, View) and isinstance(narrow, View)
+        first = View(wide.value, wide.offset, narrow.shape, (wide.strides[0], *wide.strides[2:]))
+        loop, pointers = build_copy(first, self.locate(narrow), strides_over(narrow, narrow.shape), self.locate)
+        self._launch_loop(loop, pointers, (product,))
+        self.launches[-1] = replace(self.launches[-1], sides=sides)
+
     def finish_logits(self) -> None:
         """Copy the output into the caller's logits, where the launch that makes it could not write it there."""
         if self._placements.get(self._output.value) != Placement(None, 0, self._output.value.columns):
@@ -128,8 +142,9 @@ class LaunchBuilder:
             whole = self.contiguous(view, view.value.dtype, view.value.node, packed=True)
             self.launches[start:] = [replace(launch, sides=(name,)) for launch in self.launches[start:]]
             operand, _ = self.operand(whole)
-            columns = math.prod(dims_of(whole.shape))
-            self._side_outputs.append(SideOutput(name, _dtype_of(whole.value), whole.rows, columns, operand.name))
+            self._side_outputs.append(
+                SideOutput(name, _dtype_of(whole.value), whole.rows, dims_of(whole.shape), operand.name)
+            )
 
     def side_outputs(self) -> tuple[SideOutput, ...]:
         """Where the side outputs lie at the end of a step."""

@@ -27,6 +27,7 @@ from llmc.codegen.loop_space import dims_of
 from llmc.codegen.origin import unsupported
 from llmc.codegen.placement import Unit, unit_nodes
 from llmc.codegen.side_views import SideViews
+from llmc.codegen.stand_ins import find_stand_ins
 from llmc.codegen.views import View, Views, find_views
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.errors import LoweringError
@@ -61,11 +62,13 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     for node in edges:
         _check(node, copies, views, backend)
     groups = fuse_groups(graph, views, copies)
-    units = _units(edges, groups)
     output = _output_view(graph, views)
-    limits = engine_limits(graph.info, options)
     sides = SideViews.of(graph, views, output, edges)
-    builder = LaunchBuilder(graph, backend, claims, views, copies, units, output, sides, limits)
+    stand_ins = find_stand_ins(graph, sides)
+    edges.add_edges_from((stand_in, product) for product, stand_in in stand_ins.items())
+    units = _units(edges, groups)
+    limits = engine_limits(graph.info, options)
+    builder = LaunchBuilder(graph, backend, claims, views, copies, units, output, sides, stand_ins, limits)
     for unit in units:
         builder.emit(unit)
     builder.finish_logits()

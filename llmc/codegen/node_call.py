@@ -18,8 +18,10 @@ from llmc.codegen.views import View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.model_graph import ModelGraph
 from llmc.program import Layout, Limits, RowCount
-from llmc.program.launch_arguments import Count, Operand
+from llmc.program.launch_arguments import Count, Operand, Rows
 
+# Their kernels know rows only, and take a tensor [rows, several, channels] as so many rows more.
+_OF_MATRICES = frozenset({torch.ops.llmc.lm_head.default, torch.ops.llmc.top_tokens.default})
 _FOLD = "compute it from weights alone, outside of what depends on the tokens, so that it can be folded at build time"
 
 
@@ -67,10 +69,12 @@ class NodeCall:
 
     def shape(self, name: str) -> tuple[int, ...]:
         fake: Tensor = self._arguments[name].meta["val"]
-        return tuple(size for size in fake.shape if isinstance(size, int))
+        sizes = tuple(size for size in fake.shape if isinstance(size, int))
+        return sizes[-1:] if self._flat_rows(fake) > 1 else sizes
 
-    def count(self, name: str) -> Count | int:
-        return self._view(name).rows.count
+    def count(self, name: str) -> Count | Rows | int:
+        count, times = self._view(name).rows.count, self._flat_rows(self._arguments[name].meta["val"])
+        return Rows(times, count) if times > 1 and isinstance(count, Count) else count
 
     def plain(self, name: str) -> Any:
         return self._arguments[name]
@@ -79,17 +83,22 @@ class NodeCall:
         if self._arguments[name] is None:
             return None
         if ("rows", name) not in self._given:
-            view = self._builder.contiguous(self._view(name), self._view(name).value.dtype, self._owner)
+            times = self._flat_rows(self._arguments[name].meta["val"])
+            view = self._view(name)
+            view = self._builder.contiguous(view, view.value.dtype, self._owner, packed=times > 1)
             operand, stride = self._builder.operand(view)
             row = next((s for d, s in zip(view.shape, view.strides, strict=True) if isinstance(d, RowCount)), 1)
-            self._given["rows", name] = replace(operand, stride=stride if row else 0)
+            self._given["rows", name] = replace(operand, stride=stride // times if row else 0)
         return self._given["rows", name]
 
     def result(self, index: int = 0) -> Operand:
         views = self._builder.views[self._node]
         view = views if isinstance(views, View) else views[index]
         operand, stride = self._builder.operand(view)
-        return replace(operand, stride=stride)
+        value = self._node.meta["val"]
+        times = self._flat_rows(value if isinstance(value, Tensor) else value[index])
+        assert times == 1 or stride == view.value.columns, f"the rows of {self._node.name} lie apart"
+        return replace(operand, stride=stride // times)
 
     def vector(self, name: str) -> Operand | None:
         if self._arguments[name] is None:
@@ -145,9 +154,11 @@ class NodeCall:
         dtype: torch.dtype = self._arguments[name].meta["val"].dtype
         return dtype
 
-    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+    def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
+        times, rows = (rows.times, rows.count) if isinstance(rows, Rows) else (1, rows)
         count = next(each for each in RowCount if each.count == rows)
-        return self._builder.workspace(self._owner, name, count, columns, dtype)
+        found = self._builder.workspace(self._owner, name, count, times * columns, dtype)
+        return replace(found, stride=columns)
 
     def cache(self, name: str) -> Operand:
         layers = range(len(self._builder.graph.caches))
@@ -159,6 +170,11 @@ class NodeCall:
 
     def limits(self) -> Limits:
         return self._builder.limits
+
+    def _flat_rows(self, fake: Tensor) -> int:
+        """How many of the kernel's rows a row of a tensor is: of one [rows, several, channels], several."""
+        is_matrix = fake.dim() != 3 or self._owner.target not in _OF_MATRICES
+        return 1 if is_matrix else int(fake.shape[1])
 
     def _weight_node(self, name: str) -> fx.Node:
         view = self._view(name)

@@ -6,7 +6,6 @@ there is none: its weights are in the layouts of GPU kernels, from which they ca
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -70,7 +69,7 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
 def _side_output(graph: ModelGraph, name: str, node: fx.Node) -> SideOutput:
     value: Tensor = node.meta["val"]
     rows = RowCount.LOGIT_ROWS if is_of_logit_rows(graph, node) else RowCount.TOKENS
-    return SideOutput(name, DTYPE_NAMES[value.dtype], rows, math.prod(map(int, value.shape[1:])), None)
+    return SideOutput(name, DTYPE_NAMES[value.dtype], rows, tuple(map(int, value.shape[1:])), None)
 
 
 def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRecipe]) -> str | None:

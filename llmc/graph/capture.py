@@ -19,6 +19,7 @@ from llmc.graph.capture_program import capture_program
 from llmc.graph.checkpoint import read_json
 from llmc.graph.drafts.draft_checkpoint import PREFIX
 from llmc.graph.drafts.draft_of_model import draft_of_model
+from llmc.graph.drafts.medusa import holds_medusa, read_medusa
 from llmc.graph.joined_source import JoinedSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
@@ -62,6 +63,10 @@ def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptio
         captured = _capture(model, options)
     if options.speculative is None:
         return captured
+    if holds_medusa(Path(options.speculative)):
+        heads = read_medusa(Path(options.speculative))
+        source = JoinedSource(captured.source, heads.source, PREFIX)
+        return replace(captured, graph=replace(captured.graph, medusa=heads), source=source)
     checkpoint = draft_of_model(model, options.speculative)
     source = JoinedSource(captured.source, checkpoint.source, PREFIX)
     return replace(captured, graph=replace(captured.graph, speculative=checkpoint), source=source)

@@ -73,13 +73,7 @@ class SafetensorsSource:
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing."""
-        entry = self.entry(name)
-        try:
-            with safetensors.safe_open(str(entry.file), framework="pt") as file:
-                tensor: Tensor = file.get_tensor(name)
-        except (safetensors.SafetensorError, OSError) as error:
-            raise CheckpointError(f"cannot read {name!r}: {error}", at=entry.file, fix=_DOWNLOAD_AGAIN) from error
-        return tensor
+        return load_tensor(name, self.entry(name))
 
     def dtype(self) -> torch.dtype:
         """The floating-point dtype that most elements are stored in."""
@@ -97,12 +91,22 @@ class SafetensorsSource:
         return max(elements, key=lambda dtype: elements[dtype])
 
 
+def load_tensor(name: str, entry: TensorEntry) -> Tensor:
+    """One tensor of a file, on the CPU in its stored dtype. Raises CheckpointError."""
+    try:
+        with safetensors.safe_open(str(entry.file), framework="pt") as file:
+            tensor: Tensor = file.get_tensor(name)
+    except (safetensors.SafetensorError, OSError) as error:
+        raise CheckpointError(f"cannot read {name!r}: {error}", at=entry.file, fix=_DOWNLOAD_AGAIN) from error
+    return tensor
+
+
 def _read_entries(directory: Path) -> dict[str, TensorEntry]:
     single, index = directory / SINGLE_FILE, directory / SHARD_INDEX
     if index.is_file():
         return _read_sharded(directory, index)
     if single.is_file():
-        return _read_header(single)
+        return read_header(single)
     pickled = sorted(p.name for pattern in ("*.bin", "*.pt", "*.pth") for p in directory.glob(pattern))
     if pickled:
         raise CheckpointError(
@@ -136,7 +140,7 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
             ) from None
         if not is_there:
             raise CheckpointError(f"shard {shard} is missing", at=file, fix="download the missing shard")
-        for name, entry in _read_header(file).items():
+        for name, entry in read_header(file).items():
             if name in entries:
                 raise CheckpointError(
                     f"tensor {name!r} is in two shards, {entries[name].file.name} and {shard}",
@@ -157,7 +161,8 @@ def _read_sharded(directory: Path, index: Path) -> dict[str, TensorEntry]:
 _DOWNLOAD_AGAIN = "download the checkpoint again"
 
 
-def _read_header(file: Path) -> dict[str, TensorEntry]:
+def read_header(file: Path) -> dict[str, TensorEntry]:
+    """The tensors of one file. Raises CheckpointError for a file that is truncated, or whose header is corrupt."""
     try:
         raw, size = _header_bytes(file)
     except OSError as error:

@@ -15,6 +15,7 @@ from llmc.graph.weights import Recipe
 
 if TYPE_CHECKING:
     from llmc.graph.drafts.draft_checkpoint import DraftCheckpoint
+    from llmc.graph.drafts.medusa import MedusaCheckpoint
 
 
 @dataclass(frozen=True)
@@ -84,6 +85,7 @@ class ModelGraph:
     quantized: tuple[QuantizedWeight, ...] = ()
     side_outputs: tuple[str, ...] = ()
     speculative: DraftCheckpoint | None = None
+    medusa: MedusaCheckpoint | None = None
     draft: AttachedDraft | None = None
     ranks: int = 1
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from itertools import groupby
 
-from llmc.passes.pipeline import canonical, fusion, parallel, quantization, serving, speculative
+from llmc.passes.pipeline import canonical, draft_heads, fusion, parallel, quantization, serving, speculative
 from llmc.passes.rewrite import Pass, Rewrite
 
 _NUMERICS = {
@@ -29,6 +29,7 @@ _GROUPS = (
     ("Quantization", "Codes in the place of weights and activations, as `--quantize` asks.", quantization),
     ("Parallel", "A part of the weights for each rank, as `--tensor-parallel-size` asks.", parallel),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
+    ("Draft heads", "Heads that draft beside the logits, as `--speculative` asks.", draft_heads),
     ("Fusion", "Fewer trips to memory.", fusion),
 )
 

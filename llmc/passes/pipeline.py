@@ -46,6 +46,7 @@ from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.select_logit_rows import select_logit_rows
 from llmc.passes.speculative.attach_draft import attach_draft
+from llmc.passes.speculative.insert_medusa_heads import insert_medusa_heads
 from llmc.passes.speculative.tap_hidden_states import tap_for_draft
 
 
@@ -61,7 +62,7 @@ def extended(*added: Pass) -> tuple[Pass, ...]:
 
 def built_in() -> tuple[Pass, ...]:
     """llmc's own passes, in order."""
-    return (*canonical(), *speculative(), *quantization(), *parallel(), *serving(), *fusion())
+    return (*canonical(), *speculative(), *quantization(), *parallel(), *serving(), *draft_heads(), *fusion())
 
 
 def essential() -> frozenset[str]:
@@ -120,6 +121,11 @@ def parallel() -> tuple[Pass, ...]:
 def serving() -> tuple[Pass, ...]:
     """From one whole sequence to a step of many requests."""
     return (page_kv_cache, cast_kv_cache, quantize_kv_cache, select_logit_rows)
+
+
+def draft_heads() -> tuple[Pass, ...]:
+    """Heads that draft beside the logits, as the option `speculative` asks; nothing without it."""
+    return (insert_medusa_heads,)
 
 
 def fusion() -> tuple[Pass, ...]:

@@ -1,13 +1,9 @@
 """The lowered step as data: what code generation writes into an engine and what the runtime runs."""
 
 from llmc.program.program import (
-    CHOICE_INPUTS,
-    CHOICE_OUTPUTS,
-    HIDDEN,
     ITEMSIZES,
     LIBRARY,
     LOOP,
-    STEP_INPUTS,
     Affine,
     Alternative,
     Buffer,
@@ -23,14 +19,27 @@ from llmc.program.program import (
     RowCount,
     RowRange,
     SideOutput,
-    StepOutput,
     WeightSlot,
     code_rows_layout,
 )
+from llmc.program.step_outputs import (
+    CANDIDATES,
+    CHOICE_INPUTS,
+    CHOICE_OUTPUTS,
+    DRAFT_IDS,
+    DRAFT_LOGPROBS,
+    HIDDEN,
+    STEP_INPUTS,
+    StepOutput,
+    is_for,
+)
 
 __all__ = [
+    "CANDIDATES",
     "CHOICE_INPUTS",
     "CHOICE_OUTPUTS",
+    "DRAFT_IDS",
+    "DRAFT_LOGPROBS",
     "HIDDEN",
     "ITEMSIZES",
     "LIBRARY",
@@ -54,4 +63,5 @@ __all__ = [
     "StepOutput",
     "WeightSlot",
     "code_rows_layout",
+    "is_for",
 ]

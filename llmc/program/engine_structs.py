@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
-from llmc.program.program import CHOICE_INPUTS, HIDDEN
+from llmc.program.step_outputs import CHOICE_INPUTS, HIDDEN
 
 
 class LlmcStep(Structure):

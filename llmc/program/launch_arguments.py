@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from enum import Enum
 
@@ -57,6 +58,34 @@ class Count(Enum):
         """As in a launch's grid."""
         return self.value
 
+    def at(self, counts: Mapping[str, int]) -> int:
+        """In a step with these counts."""
+        return counts[self.value]
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Several rows for each one that a count says, in JSON `4*L`."""
+
+    times: int
+    count: Count
+
+    def __str__(self) -> str:
+        """As in a launch's grid."""
+        return f"{self.times}*{self.count}"
+
+    def at(self, counts: Mapping[str, int]) -> int:
+        """In a step with these counts."""
+        return self.times * counts[self.count.value]
+
+    @staticmethod
+    def from_text(text: str) -> Rows | None:
+        """The rows of that text; None for one of another kind."""
+        match = _ROWS.fullmatch(text)
+        return None if match is None else Rows(int(match[1]), Count(match[2]))
+
+
+_ROWS = re.compile(r"([1-9]\d{0,3})\*(T|L)")
 
 # A plain text is the name of an activation or of a format. None: an optional pointer that is not given.
-Argument = Operand | Count | str | int | float | bool | None
+Argument = Operand | Rows | Count | str | int | float | bool | None

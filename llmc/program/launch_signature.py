@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from llmc.program.launch_arguments import Argument, Operand
-from llmc.program.program import CHOICE_INPUTS, CHOICE_OUTPUTS, ITEMSIZES, STEP_INPUTS, DeviceParameter, Program
+from llmc.program.program import ITEMSIZES, DeviceParameter, Program
+from llmc.program.step_outputs import CHOICE_INPUTS, CHOICE_OUTPUTS, STEP_INPUTS
 
 _ALIGNMENT = 16
 _POINTERS = {"F32": "*fp32", "BF16": "*bf16", "F16": "*fp16", "I32": "*i32", "I64": "*i64", "I8": "*i8", "U8": "*u8"}

@@ -5,6 +5,7 @@ A step's tensors are matrices of rows: T tokens, L requested logit rows, or a co
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection
 from dataclasses import dataclass, field
 from enum import Enum
@@ -13,6 +14,7 @@ from llmc.errors import EngineFormatError
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.launch_arguments import Argument, Count
+from llmc.program.step_outputs import StepOutput, is_for
 
 # Bytes of an element of each dtype, by what safetensors calls it.
 ITEMSIZES = {
@@ -42,46 +44,6 @@ class RowCount(Enum):
     def count(self) -> Count | int:
         """As a launch's argument."""
         return 1 if self is RowCount.ONE else Count(self.value)
-
-
-class StepOutput(Enum):
-    """What a step is to give for its logit rows: the logits, or a token each, chosen where the logits are.
-
-    BEST: the likeliest. DRAWN: the likeliest, or a draw from all tokens. FILTERED: those, or a draw from what top-k,
-    top-p and min-p keep.
-    """
-
-    LOGITS = "logits"
-    BEST = "best"
-    DRAWN = "drawn"
-    FILTERED = "filtered"
-
-
-# What a model knew after each token: a side output of targets, and of drafts, which also read it as a step input,
-# [T, hidden_width] in F32.
-HIDDEN = "hidden"
-# What steps read, hidden states only for drafts: dtypes by name; what they count stands in runtime/loop/step.py.
-STEP_INPUTS = {
-    "input_ids": "I32",
-    "positions": "I32",
-    "slot_mapping": "I32",
-    "query_starts": "I32",
-    "context_lens": "I32",
-    "block_tables": "I32",
-    "logit_rows": "I32",
-    "tree_masks": "I64",
-    HIDDEN: "F32",
-}
-# What choosing reads for each logit row beside the step's inputs, and what a step can leave for it: dtypes by name.
-CHOICE_INPUTS = {
-    "temperature": "F32",
-    "top_k": "I32",
-    "top_p": "F32",
-    "min_p": "F32",
-    "seeds": "I32",
-    "counters": "I32",
-}
-CHOICE_OUTPUTS = {"tokens": "I32", "scores": "F32", "covered": "I32"}
 
 
 class Layout(Enum):
@@ -232,10 +194,10 @@ class Launch:
     arguments: the fields of the kernel's struct or the parameters of the DeviceKernel; rows, p0, p1, … of a loop.
     grid: of a GPU launch, one to three expressions (launch_grid.py); empty on a CPU. only: the steps that the
     launch runs in; None is all of them. wanted: what those are to give; empty for anything. sides: it runs only in
-    steps that want one of these side outputs; empty for all. bytes_moved and flops are sympy expressions over the
-    symbols of graph/cost.py, as text (prediction/cost_expression.py). seconds: predicted with all that tiling adds,
-    together with the launches that follow for the same node, at the most rows of `only`; None where bytes and
-    operations say it.
+    steps that want one of these side outputs; empty for all. unless: and in none that wants one of these.
+    bytes_moved and flops are sympy expressions over the symbols of graph/cost.py, as text
+    (prediction/cost_expression.py). seconds: predicted with all that tiling adds, together with the launches that
+    follow for the same node, at the most rows of `only`; None where bytes and operations say it.
     """
 
     kernel: str
@@ -249,6 +211,7 @@ class Launch:
     only: RowRange | None = None
     wanted: tuple[StepOutput, ...] = ()
     sides: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
     seconds: float | None = None
 
     def number(self, name: str) -> int:
@@ -267,7 +230,7 @@ class Launch:
         sides: Collection[str] = (),
     ) -> bool:
         """Whether a step of T tokens and L logit rows has the launch. sides: the side outputs that it wants."""
-        if (self.wanted and wanted not in self.wanted) or (self.sides and not any(s in sides for s in self.sides)):
+        if (self.wanted and wanted not in self.wanted) or not is_for(self.sides, self.unless, sides):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
@@ -355,7 +318,7 @@ class Limits:
 
 @dataclass(frozen=True)
 class SideOutput:
-    """What a step that wants it leaves beside the logits, until the next one: rows × columns elements.
+    """What a step that wants it leaves beside the logits, until the next one: a tensor of this shape for each row.
 
     buffer: in whose memory; None where the graph itself runs.
     """
@@ -363,8 +326,13 @@ class SideOutput:
     name: str
     dtype: str
     rows: RowCount
-    columns: int
+    shape: tuple[int, ...]
     buffer: str | None
+
+    @property
+    def columns(self) -> int:
+        """Elements of a row."""
+        return math.prod(self.shape)
 
 
 @dataclass(frozen=True)

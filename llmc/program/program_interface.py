@@ -27,7 +27,7 @@ def memory_text(program: Program) -> str:
     for index, c in enumerate(program.caches):
         lines.append(f"cache {index} {c.kv_heads} heads of {c.head_dim} and {c.value_dim} {c.dtype} {c.format}")
     for side in program.side_outputs:
-        lines.append(f"side output {side.name} {side.dtype} {side.rows.value} × {side.columns}")
+        lines.append(f"side output {side.name} {side.dtype} {side.rows.value} × {list(side.shape)}")
     return "".join(f"{line}\n" for line in lines)
 
 

@@ -21,6 +21,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.embedding.default: lookup(),
     _llmc.select_rows.default: by_name("select_rows", {"x": "_: channels*", "rows": "selected:"}),
     _llmc.select_channels.default: by_name("select_channels", {"x": "tokens: _", "order": "channels"}),
+    _llmc.top_tokens.default: by_name("top_tokens", {"logits": "rows: _? vocabulary"}, results=("ids", "logprobs")),
     _llmc.rms_norm.default: by_name("rms_norm", {"x": "tokens: groups? channels"}),
     _llmc.layer_norm.default: by_name("layer_norm", {"x": "tokens: groups? channels"}),
     _llmc.add_rms_norm.default: by_name("rms_norm", {"x": "tokens: groups? channels"}, results=("y", "sum")),

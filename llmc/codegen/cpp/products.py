@@ -80,7 +80,7 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
     if result not in (dtype, torch.float32) or (result is not dtype and node.target is not _LM_HEAD):
         return Refusal(f"the result is {result} but x is {dtype}; kernels know one type for both", node)
     for name, tensor in {"ids": given["ids"]}.items() if is_lookup else {"x": x, "weight": given["weight"]}.items():
-        rank = 1 if is_lookup else 2
-        if tensor.meta["val"].dim() != rank:
-            return Refusal(f"{name} has shape {list(tensor.meta['val'].shape)}; the kernel takes rank {rank}", node)
+        ranks = (1,) if is_lookup else (2, 3) if name == "x" and node.target is _LM_HEAD else (2,)
+        if tensor.meta["val"].dim() not in ranks:
+            return Refusal(f"{name} has shape {list(tensor.meta['val'].shape)}; the kernel takes rank {ranks}", node)
     return storage.refusal(node, unrounded_parts(node))

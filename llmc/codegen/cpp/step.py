@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from llmc.codegen.cpp.kernel_api import enumerator, kernel_api, layout_assertion
 from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
@@ -12,7 +12,7 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
 from llmc.program import LOOP, Affine, Launch, Origin, Program
 from llmc.program.engine_structs import ENGINE_STRUCTS
-from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.program_interface import interface_text
 
 _COUNTS = {
@@ -131,7 +131,9 @@ def literal(text: str) -> str:
 
 
 def _scratch(program: Program) -> Iterator[str]:
-    tokens = max(program.limits.max_batch_tokens, program.limits.max_logit_rows)
+    values = [value for launch in program.launches for value in launch.arguments.values()]
+    times = max((value.times for value in values if isinstance(value, Rows)), default=1)
+    tokens = max(program.limits.max_batch_tokens, times * program.limits.max_logit_rows)
     yield f"llmc_choose_rows_scratch({program.vocab_size})"
     channels = [x.number("in") for x in program.launches if "in" in x.arguments]
     if channels:
@@ -173,13 +175,17 @@ class _LaunchPrinter:
 
     def guarded(self, launch: Launch) -> Iterator[str]:
         """The call, under the condition that the step wants what it is for."""
-        if not launch.sides:
+        conditions = [f"step->sides & {self._mask(launch.sides)}"] if launch.sides else []
+        conditions += [f"!(step->sides & {self._mask(launch.unless)})"] if launch.unless else []
+        if not conditions:
             yield from self.lines(launch)
             return
-        wanted = " | ".join(f"{1 << self._sides.index(name)} /* {name} */" for name in launch.sides)
-        yield f"  if (step->sides & ({wanted})) {{"
+        yield f"  if ({' && '.join(conditions)}) {{"
         yield from (f"  {line}" for line in self.lines(launch))
         yield "  }"
+
+    def _mask(self, names: Sequence[str]) -> str:
+        return f"({' | '.join(f'{1 << self._sides.index(name)} /* {name} */' for name in names)})"
 
     def lines(self, launch: Launch) -> Iterator[str]:
         """The call and the comment above it."""
@@ -200,6 +206,8 @@ class _LaunchPrinter:
             return f"{value!r}f"
         if isinstance(value, Count):
             return _COUNTS[value]
+        if isinstance(value, Rows):
+            return f"{value.times} * {_COUNTS[value.count]}"
         if isinstance(value, str):
             return enumerator(name, value)
         if not isinstance(value, Operand):

@@ -22,7 +22,7 @@ from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
 from llmc.errors import LoweringError
 from llmc.graph.refusal import Refusal
 from llmc.program import LIBRARY, LOOP, Layout, RowCount, RowRange
-from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.targets import GpuTarget
 
 
@@ -65,7 +65,7 @@ class TritonBackend:
         return template.in_place if template is not None else ()
 
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
-        candidates = KERNELS[node.target].candidates(call, self._target)
+        candidates = [each for c in KERNELS[node.target].candidates(call, self._target) for each in _of_counts(c)]
         return tuple(
             self._group(first, only, tuple(self._group(other, only, ()) for other in others))
             for first, only, others in alternatives(candidates)
@@ -140,6 +140,15 @@ def alternatives(
     ]
 
 
+def _of_counts(launch: DeviceLaunch) -> tuple[DeviceLaunch, ...]:
+    """The launch by counts of a step, where it is made for a number of rows of which each count has several; none where
+    no count has as many."""
+    arguments = (value for each in (launch, *launch.then) for value in each.arguments.values())
+    times = next((value.times for value in arguments if isinstance(value, Rows)), 1)
+    first, last = -(-launch.min_tokens // times), None if launch.max_tokens is None else launch.max_tokens // times
+    return () if last is not None and last < first else (replace(launch, min_tokens=first, max_tokens=last),)
+
+
 def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
     return launch.min_tokens <= first and (
         launch.max_tokens is None or (last is not None and last <= launch.max_tokens)
@@ -148,5 +157,7 @@ def _serves_all(launch: DeviceLaunch, first: int, last: int | None) -> bool:
 
 def _counted(launch: DeviceLaunch) -> RowCount:
     """What the launch's rows are."""
-    is_logit_rows = any(Count.LOGIT_ROWS in each.arguments.values() for each in (launch, *launch.then))
+    values = [value for each in (launch, *launch.then) for value in each.arguments.values()]
+    counts = [value.count if isinstance(value, Rows) else value for value in values]
+    is_logit_rows = Count.LOGIT_ROWS in counts
     return RowCount.LOGIT_ROWS if is_logit_rows else RowCount.TOKENS

@@ -38,7 +38,7 @@ from llmc.program import (
     RowRange,
     StepOutput,
 )
-from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.targets import GpuTarget
 
 # Candidates of a row: more filters of more kinds are covered by more of them, and each costs a pass over a chunk.
@@ -54,14 +54,21 @@ def add_token_choice(program: Program, backend: TritonBackend, target: GpuTarget
     tail = _Tail(program, backend, target)
     launches = list(program.launches)
     # What changes the logits after the product, such as a cap, may change which is the largest.
-    are_final = all(launch.arguments.get("y_ptr") == _LOGITS for launch in launches if _touches_logits(launch))
+    are_final = all(
+        launch.arguments.get("y_ptr") == _LOGITS for launch in launches if _touches_logits(launch) and not launch.sides
+    )
     for index, launch in enumerate(program.launches):
         best = _best(launch, backend.kernels[launch.kernel], tail) if are_final else None
         if best is not None:
             launches[index] = replace(launch, wanted=(StepOutput.LOGITS, StepOutput.DRAWN, StepOutput.FILTERED))
-            tail.emit(best, (StepOutput.BEST,), launch.only)
+            tail.emit(best, (StepOutput.BEST,), launch.only, unless=launch.unless)
+    best_from_logits = argmax_rows, (StepOutput.BEST,), {"logits": tail.logits}, {0: "tokens", 1: "scores"}
+    sides = next((launch.unless for launch in tail.launches if launch.unless), ())
     for only in _rows_left(tail.launches):
-        tail.add(argmax_rows, (StepOutput.BEST,), {"logits": tail.logits}, {0: "tokens", 1: "scores"}, only)
+        tail.add(*best_from_logits, only)
+    if sides:
+        # Another product stands in for the one that has the best token in it, and leaves logits.
+        tail.add(*best_from_logits, sides=sides)
     noise = {"logits": tail.logits, **tail.inputs("temperature", "seeds", "counters")}
     tail.add(draw_rows, (StepOutput.DRAWN,), noise, {0: "tokens", 1: "scores"})
     _add_filtered(tail, noise, program.vocab_size)
@@ -195,20 +202,30 @@ class _Tail:
         given: Mapping[str, Any],
         results: Mapping[int, str | _Tensor],
         only: RowRange | None = None,
+        sides: tuple[str, ...] = (),
     ) -> None:
         """Launches of an op. given: its arguments, tensors among them. results: where they go; names of outputs."""
         into = {i: _output(r) if isinstance(r, str) else r for i, r in results.items()}
         call = _OperandCall(template.op._schema.name.split("::")[1], given, into, self)
-        self.emit(template.candidates(call, self._target)[0], wanted, only)
+        self.emit(template.candidates(call, self._target)[0], wanted, only, sides=sides)
 
-    def emit(self, launch: DeviceLaunch, wanted: tuple[StepOutput, ...], only: RowRange | None) -> None:
+    def emit(
+        self,
+        launch: DeviceLaunch,
+        wanted: tuple[StepOutput, ...],
+        only: RowRange | None,
+        *,
+        sides: tuple[str, ...] = (),
+        unless: tuple[str, ...] = (),
+    ) -> None:
         """Append a launch and those that follow it."""
         for index, each in enumerate((launch, *launch.then)):
             call, is_first = self._backend.call(each, only), index == 0
             bytes_moved, seconds = (self._bytes(launch), launch.seconds) if is_first else ("0", None)
             origin = Origin((f"choose_{wanted[0].value}",), None, None)
             function = call.kernel, call.family, call.dtypes, call.arguments
-            self.launches.append(Launch(*function, origin, bytes_moved, "0", call.grid, only, wanted, seconds=seconds))
+            conditions = only, wanted, sides, unless
+            self.launches.append(Launch(*function, origin, bytes_moved, "0", call.grid, *conditions, seconds))
 
     def _bytes(self, launch: DeviceLaunch) -> str:
         """The logits once where they are read; of a product, W."""
@@ -266,7 +283,7 @@ class _OperandCall:
         dtype: torch.dtype = self.given[name].dtype
         return dtype
 
-    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
+    def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
         return self.tail.buffer(f"{self.op}_{name}", columns, dtype).rows
 
     def cache(self, name: str) -> Operand:

@@ -7,7 +7,7 @@ import struct
 from collections.abc import Callable
 
 from llmc.program import DeviceBinary
-from llmc.program.launch_arguments import Count
+from llmc.program.launch_arguments import Count, Rows
 from llmc.runtime.device.inputs import StepShape
 from llmc.runtime.device.program import PlannedCall, Pointer
 
@@ -39,8 +39,8 @@ def argument_values(call: PlannedCall, shape: StepShape, address: Address, extra
         if isinstance(argument, Pointer):
             offset = argument.offset.at(tokens=shape.tokens, logit_rows=shape.logit_rows)
             values.append(struct.pack("<Q", address(argument.space, argument.name) + offset))
-        elif isinstance(argument, Count):
-            values.append(struct.pack("<q", counts[argument.value]))
+        elif isinstance(argument, Count | Rows):
+            values.append(struct.pack("<q", argument.at(counts)))
         elif parameter.type == "fp32":
             values.append(struct.pack("<f4x", argument.value))
         else:

@@ -25,7 +25,7 @@ from llmc.program import (
     StepOutput,
     library_products,
 )
-from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.program.launch_signature import operand_dtypes, parameter_of
 from llmc.runtime.loop.step import STEP_ARRAYS
@@ -142,7 +142,7 @@ def _launch_problems(launch: Launch, kernel: DeviceKernel, bounds: LaunchBounds)
 
 def _shown(value: Argument) -> str:
     """As it stands in program.json."""
-    return f"{str(value) if isinstance(value, Operand | Count) else value!r:.80}"
+    return f"{str(value) if isinstance(value, Operand | Rows | Count) else value!r:.80}"
 
 
 # A small number may be passed as a large one.

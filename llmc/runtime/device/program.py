@@ -22,8 +22,9 @@ from llmc.program import (
     Program,
     RowRange,
     StepOutput,
+    is_for,
 )
-from llmc.program.launch_arguments import Count, Operand
+from llmc.program.launch_arguments import Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.device.launch_check import LaunchBounds, check_kernels, launch_problem
 
@@ -53,12 +54,12 @@ class Number:
 
 
 # A count is an int32.
-CallArgument = Pointer | Count | Number
+CallArgument = Pointer | Count | Rows | Number
 
 
 @dataclass(frozen=True)
 class PlannedCall:
-    """A launch with its kernel; arguments in the order of kernel.parameters. only, wanted, sides: who has it."""
+    """A launch with its kernel; arguments in the order of kernel.parameters. only, wanted, sides, unless: when."""
 
     kernel: DeviceKernel
     arguments: tuple[CallArgument, ...]
@@ -66,10 +67,11 @@ class PlannedCall:
     only: RowRange | None
     wanted: tuple[StepOutput, ...] = ()
     sides: tuple[str, ...] = ()
+    unless: tuple[str, ...] = ()
 
     def runs(self, *, tokens: int, logit_rows: int, wanted: StepOutput, sides: Collection[str]) -> bool:
         """Whether a step of T tokens and L logit rows has the call. sides: the side outputs that it wants."""
-        if (self.wanted and wanted not in self.wanted) or (self.sides and not any(s in sides for s in self.sides)):
+        if (self.wanted and wanted not in self.wanted) or not is_for(self.sides, self.unless, sides):
             return False
         return self.only is None or self.only.holds(tokens=tokens, logit_rows=logit_rows)
 
@@ -80,7 +82,7 @@ class PlannedCall:
             if isinstance(argument, Pointer):
                 values[parameter.name] = tensor(argument)
             else:
-                values[parameter.name] = counts[argument.value] if isinstance(argument, Count) else argument.value
+                values[parameter.name] = argument.value if isinstance(argument, Number) else argument.at(counts)
         return values
 
     def programs(self, counts: Mapping[str, int]) -> tuple[int, int, int]:
@@ -129,14 +131,14 @@ def _planned(launch: Launch, kernels: Mapping[str, DeviceKernel], memory: _Memor
         value = launch.arguments.get(parameter.name)
         if isinstance(value, Operand):
             argument: CallArgument = memory.pointer(value)
-        elif isinstance(value, Count):
+        elif isinstance(value, Count | Rows):
             argument = value
         elif isinstance(value, int | float) and not isinstance(value, bool):
             argument = Number(value, parameter.type)
         else:
             raise EngineFormatError(f"a launch of {kernel.name} has no {parameter.name}", fix=REBUILD)
         arguments.append(argument)
-    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted, launch.sides)
+    return PlannedCall(kernel, tuple(arguments), launch.grid, launch.only, launch.wanted, launch.sides, launch.unless)
 
 
 class _Memory:

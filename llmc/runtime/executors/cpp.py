@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from ctypes import POINTER, c_char_p, c_int32, c_void_p
 
 import numpy as np
@@ -13,7 +13,7 @@ import numpy.typing as npt
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
-from llmc.program import CHOICE_INPUTS, StepOutput
+from llmc.program import CHOICE_INPUTS, SideOutput, StepOutput
 from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
@@ -35,10 +35,18 @@ def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCh
 class CppExecutor:
     """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads.
 
-    check: of the weights, under way; no step's results leave before it has ended.
+    check: of the weights, under way; no step's results leave before it has ended. also: what else steps leave in the
+    arena, for `side_output`.
     """
 
-    def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
+    def __init__(
+        self,
+        engine: EngineDirectory,
+        blocks: int,
+        threads: int,
+        check: WeightCheck | None = None,
+        also: Sequence[SideOutput] = (),
+    ) -> None:
         program = engine.program
         limits = program.limits
         self._executable, self._launches = engine.executable, len(program.launches)
@@ -52,7 +60,7 @@ class CppExecutor:
             self._caches += [zeros(blocks * key_bytes), zeros(blocks * value_bytes)]
         self._slots = slot_views(program, self._caches)
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
-        self._sides = SideOutputs(program)
+        self._sides = SideOutputs(program, also)
         self._logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])

@@ -83,7 +83,7 @@ class SideOutputExecutor(Executor, Protocol):
     """An executor that can give what a step left beside its logits (program.side_outputs)."""
 
     def side_output(self, name: str) -> SideArray:
-        """[T or L, columns] of the last step, which wanted it (Step.sides); overwritten by the next step."""
+        """[T or L, *shape] of the last step, which wanted it (Step.sides); overwritten by the next step."""
 
 
 @runtime_checkable

@@ -71,7 +71,7 @@ class ReferenceExecutor:
             found.append(logits.float().numpy()[tile.wanted])
             for side, rows, value in zip(self._sides, sides, others, strict=True):
                 kept = tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens
-                chosen = value[torch.from_numpy(kept).long()].flatten(1)
+                chosen = value[torch.from_numpy(kept).long()]
                 rows.append((chosen.float() if chosen.is_floating_point() else chosen).numpy())
         self._left = {side.name: np.concatenate(rows) for side, rows in zip(self._sides, sides, strict=True)}
         return np.concatenate(found)

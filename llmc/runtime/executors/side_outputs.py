@@ -16,11 +16,13 @@ from llmc.runtime.memory import Bytes
 class SideOutputs:
     """Of a program whose steps run in an arena, and how large the last step was.
 
-    Raises EngineFormatError for a side output whose buffer is not there, or of another kind.
+    also: what else steps happen to leave. Raises EngineFormatError for a side output whose buffer is not there, or of
+    another kind.
     """
 
-    def __init__(self, program: Program) -> None:
-        self._places = {side.name: (side, _offset(side, program)) for side in program.side_outputs}
+    def __init__(self, program: Program, also: Sequence[SideOutput] = ()) -> None:
+        sides = (*program.side_outputs, *also)
+        self._places = {side.name: (side, _offset(side, program)) for side in sides}
         self._bits = {name: 1 << i for i, name in enumerate(self._places)}
         self._tokens = self._logit_rows = 0
 
@@ -39,9 +41,9 @@ class SideOutputs:
         return slice(begin, begin + self._rows(side) * side.columns * ITEMSIZES[side.dtype])
 
     def array(self, name: str, data: Bytes) -> SideArray:
-        """What its bytes say: [rows, columns]; a view, but for numbers of two bytes."""
+        """What its bytes say: [rows, *shape]; a view, but for numbers of two bytes."""
         side, _ = self._places[name]
-        return _numbers(data, side.dtype).reshape(self._rows(side), side.columns)
+        return _numbers(data, side.dtype).reshape(self._rows(side), *side.shape)
 
     def _rows(self, side: SideOutput) -> int:
         counts = {RowCount.TOKENS: self._tokens, RowCount.LOGIT_ROWS: self._logit_rows, RowCount.ONE: 1}

@@ -36,9 +36,10 @@ class ComputedChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """plan: as it was computed. executor: holds the side outputs of the step until the next one."""
+    """plan: as it was computed. sides: the side outputs that it left. executor: holds them until the next step."""
 
     plan: StepPlan
+    sides: tuple[str, ...]
     executor: Executor
 
     def side_output(self, name: str) -> SideArray:

@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 
 MOST_DRAFTS = 1024
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
-METHODS = ("draft_model", "eagle3", "mtp", "ngram", "suffix")
-PLANNED_METHODS = ("lookahead", "medusa")
+METHODS = ("draft_model", "eagle3", "medusa", "mtp", "ngram", "suffix")
+PLANNED_METHODS = ("lookahead",)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +40,11 @@ class DraftModelConfig(MethodConfig):
 @dataclass(frozen=True, kw_only=True)
 class Eagle3Config(MethodConfig):
     """Of an engine that was built with an EAGLE-3 draft. num_speculative_tokens has to be given."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MedusaConfig(MethodConfig):
+    """num_speculative_tokens: drafts a step at the most; default 8."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,7 +76,7 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_min_token_prob: float = number(0, 1)
 
 
-SpeculativeConfig = DraftModelConfig | Eagle3Config | MtpConfig | NgramConfig | SuffixConfig
+SpeculativeConfig = DraftModelConfig | Eagle3Config | MedusaConfig | MtpConfig | NgramConfig | SuffixConfig
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
@@ -89,6 +94,14 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
         return read_values(Eagle3Config, values, method)
     if method == "mtp":
         return read_values(MtpConfig, values, method)
+    if method == "medusa":
+        if "model" in values:
+            raise OptionError(
+                "the heads of the method 'medusa' are in the engine, and model names others",
+                at=OPTION,
+                fix=f"build them in, and leave model out: llmc build MODEL --speculative {values['model']!s:.200}",
+            )
+        return read_values(MedusaConfig, {"num_speculative_tokens": 8, **values}, method)
     if method == "ngram":
         shortest, longest = values.get("prompt_lookup_max", 5), values.get("prompt_lookup_min", 5)
         ngram = read_values(
@@ -113,13 +126,16 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
     raise _unknown_method(method)
 
 
-def new_drafter(config: NgramConfig | SuffixConfig) -> Drafter:
+def new_drafter(config: MedusaConfig | NgramConfig | SuffixConfig) -> Drafter:
     """One that knows nothing yet."""
     # Not before: options are parsed before there is a reason to import the runtime.
     from llmc.runtime.speculation.earlier_answers import EarlierAnswers
+    from llmc.runtime.speculation.medusa import MedusaDrafter
     from llmc.runtime.speculation.ngram import NgramDrafter
     from llmc.runtime.speculation.suffix import SuffixDrafter
 
+    if isinstance(config, MedusaConfig):
+        return MedusaDrafter(trees=False)
     if isinstance(config, NgramConfig):
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     depth = config.suffix_decoding_max_tree_depth

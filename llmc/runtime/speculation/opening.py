@@ -11,11 +11,19 @@ from llmc.engine_format import EngineDirectory
 from llmc.errors import OptionError
 from llmc.prediction.step_prior import step_prior
 from llmc.program import Limits, Program
+from llmc.program.step_outputs import DRAFT_IDS
 from llmc.runtime.executors.opening import ExecutorName, open_second
 from llmc.runtime.speculation.acceptance import Acceptance, Rejection, Typical
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod
 from llmc.runtime.speculation.built_in_draft import BuiltInDraft, start_built_in
-from llmc.runtime.speculation.config import DraftModelConfig, Eagle3Config, MtpConfig, SpeculativeConfig, new_drafter
+from llmc.runtime.speculation.config import (
+    DraftModelConfig,
+    Eagle3Config,
+    MedusaConfig,
+    MtpConfig,
+    SpeculativeConfig,
+    new_drafter,
+)
 from llmc.runtime.speculation.config_values import OPTION
 from llmc.runtime.speculation.draft_model import DraftModel
 from llmc.runtime.speculation.drafter import Drafter
@@ -77,11 +85,23 @@ def plan_speculation(
     if isinstance(config, Eagle3Config | MtpConfig):
         method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
         return SpeculationPlan(config, first, start_built_in(first, method, check_weights=check_weights))
+    if isinstance(config, MedusaConfig):
+        _check_heads(first)
     return SpeculationPlan(config, first, None)
 
 
 def _prior(program: Program, first: EngineDirectory) -> Prior | None:
     return step_prior(program, first.manifest.target.name)
+
+
+def _check_heads(engine: EngineDirectory) -> None:
+    if all(side.name != DRAFT_IDS for side in engine.program.side_outputs):
+        raise OptionError(
+            f"the engine {engine.path.name} has no draft heads",
+            at=OPTION,
+            fix="train some (llmc train-medusa ENGINE --text FILE -o heads.safetensors) and build them in: "
+            "llmc build MODEL --speculative heads.safetensors -o ENGINE",
+        )
 
 
 def _check_room(most: int, limits: Limits, max_step_tokens: int | None) -> None:

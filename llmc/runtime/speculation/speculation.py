@@ -99,7 +99,7 @@ class Speculation:
         """
         if executor is not None:
             begin = time.perf_counter()
-            self._drafter.observe(ComputedStep(plan, executor))
+            self._drafter.observe(ComputedStep(plan, self.sides(plan), executor))
             self._seconds += time.perf_counter() - begin
         is_decoding = True
         tokens = len(plan.decodes)

@@ -18,7 +18,7 @@ from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
-from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.executors.triton_interpreter import allow_computed_bounds
 from tests.codegen.triton.claimed import Claimed, values_of
@@ -164,8 +164,8 @@ class TensorCall:
         dtype: torch.dtype = self._arguments[name].dtype
         return dtype
 
-    def workspace(self, name: str, rows: Count | int, columns: int, dtype: torch.dtype) -> Operand:
-        count = rows if isinstance(rows, int) else self.tokens
+    def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
+        count = rows if isinstance(rows, int) else self.tokens * (rows.times if isinstance(rows, Rows) else 1)
         unwritten = torch.full((count, columns), _unwritten(dtype), dtype=dtype, device=self._device)
         return self._put(Operand("buffer", f"workspace_{name}", stride=columns), unwritten)
 

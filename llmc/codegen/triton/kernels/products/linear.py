@@ -32,7 +32,9 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     storage = storage_for(STORAGES, node, target.name)
     if isinstance(storage, Refusal):
         return storage
-    found = refuse_dtypes(node, "x", "residual") or refuse_ranks(node, x=(2,))
+    found = refuse_dtypes(node, "x", "residual") or refuse_ranks(
+        node, x=(2, 3) if node.target is _llmc.lm_head.default else (2,)
+    )
     return found or storage.refusal(node, target)
 
 

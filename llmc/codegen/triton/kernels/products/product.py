@@ -13,7 +13,7 @@ from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
-from llmc.program.launch_arguments import Argument, Count, Operand
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.targets import GpuTarget
 
 _DESCRIPTOR_ALIGNMENT = 16
@@ -63,16 +63,16 @@ class Codes:
 class Product:
     """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
 
-    count: of rows, T or L or a number. channels: of x. outputs: of y; gated, W has twice as many rows. itemsize: bytes
-    of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor descriptors can read x and W, and
-    a wide tile of y can be stored in whole vectors. norm: what x goes through first, if anything. codes: of a
-    quantized W, which only the kernels for codes read.
+    count: of rows, T, L, several for each of them, or a number. channels: of x. outputs: of y; gated, W has twice as
+    many rows. itemsize: bytes of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor
+    descriptors can read x and W, and a wide tile of y can be stored in whole vectors. norm: what x goes through first,
+    if anything. codes: of a quantized W, which only the kernels for codes read.
     """
 
     call: Call
     arguments: dict[str, Argument]
     constants: dict[str, Constant]
-    count: Count | int
+    count: Count | Rows | int
     channels: int
     outputs: int
     gated: bool

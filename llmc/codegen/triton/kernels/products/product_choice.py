@@ -25,7 +25,7 @@ from llmc.codegen.triton.kernels.products.dense_ways import (
 from llmc.codegen.triton.kernels.products.product import Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
 from llmc.program import library_products
-from llmc.program.launch_arguments import Argument, Count
+from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
 # Row counts up to which one choice serves, each judged at its upper end; the last one at four times its lower end.
@@ -63,7 +63,8 @@ class _Range:
 def _ranges(product: Product, target: GpuTarget) -> list[_Range]:
     """Ranges are joined only where measuring has the same ways to choose from: few rows keep those made for them."""
     limits = product.call.limits()
-    most = limits.max_logit_rows if product.count == Count.LOGIT_ROWS else limits.max_batch_tokens
+    largest = {"T": limits.max_batch_tokens, "L": limits.max_logit_rows}
+    most = product.count if isinstance(product.count, int) else product.count.at(largest)
     found: list[_Range] = []
     first = 1
     for bucket in _BUCKETS:

@@ -18,7 +18,7 @@ from llmc.codegen.triton.kernels.refusals import refuse_dtypes
 from llmc.codegen.triton.kernels.rows.row_block import row_block
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
-from llmc.program.launch_arguments import Argument, Count
+from llmc.program.launch_arguments import Argument, Count, Rows
 from llmc.targets import GpuTarget
 
 
@@ -65,7 +65,7 @@ def table_lookup(call: Call) -> DeviceLaunch:
     return gather_launch(arguments, columns, call.count("ids"))
 
 
-def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | int) -> DeviceLaunch:
+def gather_launch(arguments: dict[str, Argument], columns: int, count: Count | Rows | int) -> DeviceLaunch:
     """The launch that gathers `count` rows of that many columns."""
     block = min(row_block(columns, most_rows=1).columns, 2048)
     constants: dict[str, Constant] = {"COLUMNS": columns, "BLOCK": block}

@@ -18,7 +18,7 @@ from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.ops.sampling import GROUP_PLACES, NOISE_GROUP, NOISE_RUN, WINNER_SHIFT
-from llmc.program.launch_arguments import Argument, Count
+from llmc.program.launch_arguments import Argument, Count, Rows
 from llmc.targets import GpuTarget
 
 _CHUNK = 4096
@@ -148,7 +148,9 @@ def _launch(call: Call, noise: dict[str, Argument]) -> DeviceLaunch:
     )
 
 
-def join_launch(found: dict[str, Argument], into: dict[str, Argument], chunks: int, count: Count | int) -> DeviceLaunch:
+def join_launch(
+    found: dict[str, Argument], into: dict[str, Argument], chunks: int, count: Count | Rows | int
+) -> DeviceLaunch:
     """The launch that joins what chunks left in `maxima_ptr` and `places_ptr`."""
     tile = min(_MAX_CHUNK_TILE, triton.next_power_of_2(chunks))
     constants, num_warps = {"CHUNKS": chunks, "CHUNK_TILE": tile}, 8 if tile > 1024 else 1

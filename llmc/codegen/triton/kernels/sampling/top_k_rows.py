@@ -46,11 +46,11 @@ def top_k_chunks_kernel(
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row * logits_row_stride + index, mask=index < VOCABULARY, other=float("-inf"))
-    best = _largest(_key(logits, index), K, K_TILE)
+    best = largest_keys(order_key(logits, index), K, K_TILE)
     lane = tl.arange(0, K_TILE)
     place = (row * CHUNKS + chunk) * K + lane
-    tl.store(chunk_values_ptr + place, _value_of(best), mask=lane < K)
-    tl.store(chunk_indices_ptr + place, _index_of(best), mask=lane < K)
+    tl.store(chunk_values_ptr + place, value_of_key(best), mask=lane < K)
+    tl.store(chunk_indices_ptr + place, index_of_key(best), mask=lane < K)
 
 
 @triton.jit
@@ -73,14 +73,14 @@ def top_k_of_chunks_kernel(
     first = row * (CHUNKS * K)
     logits = tl.load(chunk_values_ptr + first + candidate, mask=inside, other=float("-inf"))
     index = tl.load(chunk_indices_ptr + first + candidate, mask=inside, other=_LAST)
-    best = _largest(_key(logits, index), K, K_TILE)
+    best = largest_keys(order_key(logits, index), K, K_TILE)
     lane = tl.arange(0, K_TILE)
-    tl.store(values_ptr + row * values_row_stride + lane, _value_of(best), mask=lane < K)
-    tl.store(indices_ptr + row * indices_row_stride + lane, _index_of(best), mask=lane < K)
+    tl.store(values_ptr + row * values_row_stride + lane, value_of_key(best), mask=lane < K)
+    tl.store(indices_ptr + row * indices_row_stride + lane, index_of_key(best), mask=lane < K)
 
 
 @triton.jit
-def _key(logits: tl.tensor, index: tl.tensor) -> tl.tensor:
+def order_key(logits: tl.tensor, index: tl.tensor) -> tl.tensor:
     """Larger for larger logits, then for lower indices. An integer orders as a float if negative ones are mirrored."""
     bits = tl.where(logits == 0.0, 0.0, logits).to(tl.int32, bitcast=True)
     ordered = tl.where(bits < 0, bits ^ _LAST, bits)
@@ -88,7 +88,7 @@ def _key(logits: tl.tensor, index: tl.tensor) -> tl.tensor:
 
 
 @triton.jit
-def _largest(keys: tl.tensor, K: tl.constexpr, K_TILE: tl.constexpr) -> tl.tensor:
+def largest_keys(keys: tl.tensor, K: tl.constexpr, K_TILE: tl.constexpr) -> tl.tensor:
     """The K largest keys in descending order, in K_TILE lanes."""
     lane = tl.arange(0, K_TILE)
     found = tl.zeros([K_TILE], tl.int64)
@@ -100,13 +100,13 @@ def _largest(keys: tl.tensor, K: tl.constexpr, K_TILE: tl.constexpr) -> tl.tenso
 
 
 @triton.jit
-def _value_of(key: tl.tensor) -> tl.tensor:
+def value_of_key(key: tl.tensor) -> tl.tensor:
     ordered = (key >> 32).to(tl.int32)
     return tl.where(ordered < 0, ordered ^ _LAST, ordered).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def _index_of(key: tl.tensor) -> tl.tensor:
+def index_of_key(key: tl.tensor) -> tl.tensor:
     return (key & _LAST).to(tl.int32) ^ _LAST
 
 

@@ -1,0 +1,94 @@
+"""Medusa: heads of the engine say, with each row of logits, what comes after the next token (Cai et al. 2024).
+
+Head i of the row that gave a request its last token is about the token i places after that. How likely a candidate is
+comes from its head's probability, set right by how often candidates of that head and rank have come true.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.program.step_outputs import DRAFT_IDS, DRAFT_LOGPROBS
+from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.best_tree import Candidate, best_tree
+from llmc.runtime.speculation.computed_step import ComputedStep
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.drafter import Drafter
+
+# Candidates whose head is taken at its word.
+_PRIOR = 8.0
+
+
+@dataclass(frozen=True)
+class _HeadRows:
+    """What heads said when a request had so many tokens. ids, probabilities: [heads, candidates]."""
+
+    length: int
+    ids: npt.NDArray[np.int32]
+    probabilities: npt.NDArray[np.float64]
+
+
+class MedusaDrafter(Drafter):
+    """Drafts of the engine's own heads: trees, or chains of each head's likeliest token."""
+
+    def __init__(self, *, trees: bool) -> None:
+        self._trees = trees
+        self._said: dict[SampledRequest, _HeadRows] = {}
+        # By head and rank: how many were expected to come true, and how many have.
+        self._expected: npt.NDArray[np.float64] = np.zeros((0, 0))
+        self._true = self._expected
+
+    def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
+        """The heads' candidates, while drafts pay."""
+        return (DRAFT_IDS, DRAFT_LOGPROBS) if pays else ()
+
+    def observe(self, step: ComputedStep) -> None:
+        """Keep what the heads say at each request's last token."""
+        if not step.sides:
+            return
+        ids, logprobs = step.side_output(DRAFT_IDS), step.side_output(DRAFT_LOGPROBS)
+        if not self._expected.size:
+            self._expected, self._true = np.full(ids.shape[1:], _PRIOR), np.full(ids.shape[1:], _PRIOR)
+        for chunk in step.chunks():
+            request, row = chunk.request, chunk.last_logit_row
+            if row is None or request.finished or not isinstance(request, SampledRequest):
+                continue
+            before = self._said.get(request)
+            if before is not None:
+                self._learn(before, request.tokens)
+            probabilities = np.exp(logprobs[row].astype(np.float64))
+            self._said[request] = _HeadRows(len(request.tokens), ids[row].astype(np.int32), probabilities)
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """Of those whose last token the heads have been asked at."""
+        return [self._draft(*each) for each in zip(requests, most, strict=True)]
+
+    def forget(self, request: SampledRequest) -> None:
+        """Only how often heads are right is kept."""
+        self._said.pop(request, None)
+
+    def _draft(self, request: SampledRequest, most: int) -> Draft:
+        said = self._said.get(request)
+        if not most or said is None or said.length != len(request.tokens):
+            return NO_DRAFT
+        if not self._trees:
+            return Draft(said.ids[:most, 0].tolist())
+        likely = np.minimum(said.probabilities * (self._true / self._expected), 1.0)
+        return best_tree(
+            [
+                [Candidate(*each) for each in zip(ids, probabilities, strict=True)]
+                for ids, probabilities in zip(said.ids.tolist(), likely.tolist(), strict=True)
+            ],
+            most,
+        )
+
+    def _learn(self, said: _HeadRows, tokens: Sequence[int]) -> None:
+        """What has come of candidates: of those whose predecessors came true, too, mostly, as drafts have to."""
+        known = np.asarray(tokens[said.length : said.length + len(said.ids)], np.int32)
+        count = len(known)
+        self._expected[:count] += said.probabilities[:count]
+        self._true[:count] += said.ids[:count] == known[:, None]

@@ -1,0 +1,126 @@
+"""Fit heads to the tokens that a model wrote, by its hidden states, and see how often they are right."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from llmc.training.engine_states import Rows
+from llmc.training.medusa_heads import MedusaHeads
+
+_BATCH = 512
+# Epochs without a lower loss before training stops.
+_PATIENCE = 2
+_RATE, _WARM_UP = 2e-3, 0.05
+
+
+@dataclass(frozen=True)
+class HeadAcceptance:
+    """Of one head, on sequences that were kept apart: how often the token that the model wrote is its likeliest, and
+    one of its five likeliest."""
+
+    top_1: float
+    top_5: float
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Rows of all sequences. states: [rows, channels]. wanted: [rows, heads], the token that each head is about;
+    is_known: [rows, heads], whether the sequence has it."""
+
+    states: Tensor
+    wanted: Tensor
+    is_known: Tensor
+
+    @staticmethod
+    def of(rows: Sequence[Rows], heads: int) -> Samples:
+        """Head i of a row at one place is about the token i + 2 places on."""
+        wanted, is_known = [], []
+        for each in rows:
+            places = torch.arange(len(each.states))[:, None] + 2 + torch.arange(heads)
+            is_known.append(places < len(each.tokens))
+            wanted.append(each.tokens[places.clamp_max(len(each.tokens) - 1)])
+        return Samples(torch.cat([each.states for each in rows]), torch.cat(wanted), torch.cat(is_known))
+
+    @property
+    def batches(self) -> int:
+        """In an epoch."""
+        return -(-len(self.states) // _BATCH)
+
+    def known(self, chosen: Tensor, head: int) -> tuple[Tensor, Tensor]:
+        """States and tokens of those chosen rows of which a head's token is known."""
+        chosen = chosen[self.is_known[chosen, head]]
+        return self.states[chosen], self.wanted[chosen, head]
+
+
+def fit(
+    heads: MedusaHeads,
+    matrix: Tensor,
+    samples: Samples,
+    apart: Samples,
+    epochs: int,
+    seed: int,
+    advance: Callable[[int], None],
+) -> tuple[float, ...]:
+    """Train the heads; losses on what was kept apart, before it and after each epoch. The heads are those of the least.
+
+    matrix: [vocabulary, channels], which stays as it is. advance: told of each batch.
+    """
+    optimizer = torch.optim.AdamW(heads.parameters(), lr=_RATE, betas=(0.9, 0.95), weight_decay=0.01)
+    steps = epochs * samples.batches
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: _rate_at(step / steps))
+    order = torch.Generator().manual_seed(seed)
+    losses, best = [_loss_apart(heads, matrix, apart)], _copied(heads)
+    for _ in range(epochs):
+        for chosen in torch.randperm(len(samples.states), generator=order).split(_BATCH):
+            optimizer.zero_grad()
+            for head in range(heads.heads):
+                _loss(heads, matrix, samples, chosen, head).backward()
+            optimizer.step()
+            schedule.step()
+            advance(1)
+        losses.append(_loss_apart(heads, matrix, apart))
+        if losses[-1] == min(losses):
+            best = _copied(heads)
+        elif min(losses[-_PATIENCE:]) > min(losses):
+            break
+    heads.load_state_dict(best)
+    return tuple(losses)
+
+
+@torch.no_grad()
+def acceptance(heads: MedusaHeads, matrix: Tensor, apart: Samples, head: int) -> HeadAcceptance:
+    """Of one head."""
+    hits = []
+    for chosen in torch.arange(len(apart.states)).split(_BATCH):
+        states, wanted = apart.known(chosen, head)
+        hits.append((heads(states, head) @ matrix.T).topk(5).indices == wanted[:, None])
+    found = torch.cat(hits).float()
+    return HeadAcceptance(float(found[:, 0].mean()), float(found.sum(-1).mean()))
+
+
+def _rate_at(done: float) -> float:
+    """Up at first, then down along a cosine. done: the share of all steps."""
+    return min(1.0, done / _WARM_UP + _WARM_UP) * 0.5 * (1 + math.cos(math.pi * done))
+
+
+def _loss(heads: MedusaHeads, matrix: Tensor, samples: Samples, chosen: Tensor, head: int) -> Tensor:
+    states, wanted = samples.known(chosen, head)
+    return functional.cross_entropy(heads(states, head) @ matrix.T, wanted)
+
+
+@torch.no_grad()
+def _loss_apart(heads: MedusaHeads, matrix: Tensor, apart: Samples) -> float:
+    """The mean over all heads."""
+    parts = torch.arange(len(apart.states)).split(_BATCH)
+    each = [float(_loss(heads, matrix, apart, part, head)) for head in range(heads.heads) for part in parts]
+    return sum(each) / len(each)
+
+
+def _copied(heads: MedusaHeads) -> dict[str, Tensor]:
+    return {name: value.clone() for name, value in heads.state_dict().items()}

@@ -1,0 +1,118 @@
+"""Train Medusa heads for an engine: on what its own model writes, and on its own hidden states.
+
+Prompts are cut from a text and continued by the engine. The model then reads all of it once more, for its hidden
+states. Where the loss on sequences that were kept apart does not fall any more, training stops, and the best heads are
+kept. On what bard-6m writes greedily, 20,000 tokens and 6 epochs give 0.57, 0.49 and 0.43 by head; heads that learn
+the model's whole distribution for a token, instead of the token, are no better and take longer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from llmc.build_stages import Progress, Stages
+from llmc.engine_format import read_engine
+from llmc.engine_format.path_argument import path_argument
+from llmc.errors import OptionError
+from llmc.program import Limits
+from llmc.runtime.engine import Engine
+from llmc.runtime.loading import load
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.threads import thread_count
+from llmc.training.engine_states import StateReader, output_matrix
+from llmc.training.fit_heads import HeadAcceptance, Samples, acceptance, fit
+from llmc.training.heads_file import check_place, write_heads
+from llmc.training.medusa_heads import MedusaHeads
+
+_PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 104
+_KEPT_APART = 0.1
+
+
+@dataclass(frozen=True)
+class TrainedHeads:
+    """path: of the heads. tokens: that they were trained on. epochs: until the loss on what was kept apart fell no
+    more. losses: there, before training and after each epoch. heads: the first one first."""
+
+    path: Path
+    tokens: int
+    epochs: int
+    losses: tuple[float, ...]
+    heads: tuple[HeadAcceptance, ...]
+    seconds: dict[str, float]
+
+
+def train_medusa(
+    engine: str | Path,
+    text: str | Path,
+    output: str | Path,
+    *,
+    heads: int = 3,
+    layers: int = 1,
+    tokens: int = 20_000,
+    temperature: float = 0.0,
+    epochs: int = 8,
+    seed: int = 0,
+    threads: int | None = None,
+    progress: Progress | None = None,
+) -> TrainedHeads:
+    """Train heads for the model of a CPU engine and write them, with a config.json beside them.
+
+    engine: its directory. text: a UTF-8 file that prompts are cut from. output: a .safetensors file, for
+    `llmc build --speculative`. heads: how many tokens after the next one are drafted. layers: of each head. tokens:
+    that the engine writes to train on, at this temperature. epochs: at the most. The same arguments give the same
+    heads on one machine.
+    Raises LlmcError.
+    """
+    place, source, file = path_argument("output", output), path_argument("text", text), path_argument("engine", engine)
+    for name, value in (("heads", heads), ("layers", layers), ("tokens", tokens), ("epochs", epochs)):
+        if type(value) is not int or value < 1:
+            raise OptionError(f"{name} cannot be {value!r:.80}", at=name, fix="give a whole number from 1 on")
+    check_place(place)
+    stages = Stages(progress)
+    directory = read_engine(file, check_weights=False)
+    reader = StateReader(directory, thread_count(threads))
+    with load(file, threads=threads) as opened, stages("write"):
+        sequences = _written(opened, directory.program.limits, _text_of(source), tokens, temperature, seed)
+    with stages("read", len(sequences)):
+        rows = []
+        for sequence in sequences:
+            rows.append(reader.read(sequence))
+            stages.advance(1)
+        reader.close()
+    matrix = output_matrix(rows)
+    count = max(1, round(_KEPT_APART * len(rows)))
+    apart, rest = Samples.of(rows[:count], heads), Samples.of(rows[count:], heads)
+    trained = MedusaHeads(matrix.shape[1], heads, layers, torch.Generator().manual_seed(seed))
+    with stages("train", epochs * rest.batches):
+        losses = fit(trained, matrix, rest, apart, epochs, seed, stages.advance)
+    hits = tuple(acceptance(trained, matrix, apart, head) for head in range(heads))
+    write_heads(place, trained, directory.manifest.model, matrix.shape)
+    return TrainedHeads(place, len(rest.states), len(losses) - 1, losses, hits, stages.seconds)
+
+
+def _text_of(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"the text cannot be read: {error}", at=path, fix="give a UTF-8 text file") from None
+
+
+def _written(engine: Engine, limits: Limits, text: str, tokens: int, temperature: float, seed: int) -> list[list[int]]:
+    """Sequences of so many tokens in all, each a prompt and what the engine wrote."""
+    ids = engine.tokenize(text)
+    prompt = min(_PROMPT_TOKENS, limits.max_model_len // 4)
+    written = min(_WRITTEN_TOKENS, limits.max_model_len - prompt)
+    count = -(-tokens // (prompt + written))
+    if len(ids) < 2 * prompt:
+        raise OptionError(
+            f"the text has {len(ids)} tokens, and a prompt takes {prompt}", at="--text", fix="give a longer text"
+        )
+    order = torch.randperm(len(ids) - prompt, generator=torch.Generator().manual_seed(seed))
+    starts = [int(order[i % len(order)]) for i in range(count)]
+    params = [SamplingParams(max_tokens=written, temperature=temperature, seed=seed + i) for i in range(count)]
+    completions = engine.generate([ids[start : start + prompt] for start in starts], params)
+    found = [ids[s : s + prompt] + list(c.token_ids) for s, c in zip(starts, completions, strict=True)]
+    return [sequence for sequence in found if len(sequence) > prompt]
