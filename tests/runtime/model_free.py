@@ -145,6 +145,9 @@ class Checksums:
         found = [float(self.rows[row, 0]) for row in rows]
         return [no_logits() if math.isnan(token) else int(token) for token in found]
 
+    def guesses(self, first: int, count: int) -> list[int]:
+        return [int(token) for token in self.rows[first : first + count, 0]]
+
 
 class Run:
     """A scheduler with a pool and a pretended cache, stepped and checked.

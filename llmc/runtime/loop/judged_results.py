@@ -23,6 +23,9 @@ class StepResults(LogitRows, Protocol):
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Each sampler's token for its row, or why there is none. `rows` ascend."""
 
+    def guesses(self, first: int, count: int) -> Sequence[int]:
+        """What probably comes after these rows, as far as that costs little: for drafts, not for answers."""
+
 
 def with_judgement(plan: StepPlan, results: StepResults) -> StepResults:
     """The results, or those in which rows before judged drafts have the tokens that these are judged to."""
@@ -48,6 +51,10 @@ class _JudgedResults:
     def logits(self, first: int, count: int) -> npt.NDArray[np.float32]:
         """As they are."""
         return self.results.logits(first, count)
+
+    def guesses(self, first: int, count: int) -> Sequence[int]:
+        """As they are."""
+        return self.results.guesses(first, count)
 
     def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
         """Judged, and the others chosen as ever."""

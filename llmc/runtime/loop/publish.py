@@ -132,6 +132,11 @@ class _HostResults:
             return choose_largest(samplers, self.all_logits, rows)
         return choose(samplers, [self.all_logits[row] for row in rows], self.draw)
 
+    def guesses(self, first: int, count: int) -> Sequence[int]:
+        """The likeliest."""
+        found: list[int] = self.logits(first, count).argmax(1).tolist()
+        return found
+
 
 @dataclass(frozen=True)
 class _DeviceResults:
@@ -163,4 +168,9 @@ class _DeviceResults:
             chosen = choose([samplers[index] for index in left], logits, drawing_of(self.executor))
             for index, token in zip(left, chosen, strict=True):
                 found[index] = token
+        return found
+
+    def guesses(self, first: int, count: int) -> Sequence[int]:
+        """What the device chose, with each row's own noise."""
+        found: list[int] = self.chosen.tokens[first : first + count].tolist()
         return found

@@ -7,8 +7,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 from llmc.runtime.executors.executor import Executor, SideArray, SideOutputExecutor
+from llmc.runtime.loop.judged_results import StepResults
 from llmc.runtime.requests.request import Request
 from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 
 
 class ComputedChunk(NamedTuple):
@@ -16,7 +18,7 @@ class ComputedChunk(NamedTuple):
 
     token_row, logit_row: which row of the step's tokens and of its logit rows is the first of it; the `logit_rows`
     rows are of its last tokens. own: which of its tokens are the request's own, in order: all that are no drafts, and
-    the drafts that came true and were followed by another token.
+    the drafts that came true and were followed by another token. draft: those, the last of its tokens.
     """
 
     request: Request
@@ -26,6 +28,7 @@ class ComputedChunk(NamedTuple):
     logit_row: int
     logit_rows: int
     own: Sequence[int]
+    draft: Draft = NO_DRAFT
 
     @property
     def last_logit_row(self) -> int | None:
@@ -36,11 +39,17 @@ class ComputedChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """plan: as it was computed. sides: the side outputs that it left. executor: holds them until the next step."""
+    """plan: as it was computed. sides: the side outputs that it left. executor: holds them until the next step. results:
+    of the step."""
 
     plan: StepPlan
     sides: tuple[str, ...]
     executor: Executor
+    results: StepResults
+
+    def guesses(self, first: int, count: int) -> Sequence[int]:
+        """What probably comes after so many rows of logits: what was chosen for each, true or not."""
+        return self.results.guesses(first, count)
 
     def side_output(self, name: str) -> SideArray:
         """One that the drafter asked for: [T or L, columns], overwritten by the next step. Rows beyond the step's own
@@ -54,10 +63,13 @@ class ComputedStep:
             yield ComputedChunk(request, len(request.tokens) - 2, 1, row, row, 1, (0,))
         token_row = logit_row = len(self.plan.decodes)
         for chunk in self.plan.chunks:
-            first = chunk.tokens - len(chunk.draft)
+            draft = chunk.draft
+            first = chunk.tokens - len(draft)
             # The last token has been drawn only now.
-            path = chunk.draft.path(chunk.request.tokens[chunk.start + first : -1])
+            path = draft.path(chunk.request.tokens[chunk.start + first : -1])
             own = [*range(first), *(first + node for node in path)]
-            yield ComputedChunk(chunk.request, chunk.start, chunk.tokens, token_row, logit_row, chunk.logit_rows, own)
+            yield ComputedChunk(
+                chunk.request, chunk.start, chunk.tokens, token_row, logit_row, chunk.logit_rows, own, draft
+            )
             token_row += chunk.tokens
             logit_row += chunk.logit_rows

@@ -11,14 +11,14 @@ from typing import TYPE_CHECKING, Any
 from llmc.errors import OptionError
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, take_acceptance
 from llmc.runtime.speculation.config_values import OPTION, number, read_values, text
+from llmc.runtime.speculation.draft import MOST_NODES
 
 if TYPE_CHECKING:
     from llmc.runtime.speculation.drafter import Drafter
 
 MOST_DRAFTS = 1024
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
-METHODS = ("draft_model", "eagle3", "medusa", "mtp", "ngram", "suffix")
-PLANNED_METHODS = ("lookahead",)
+METHODS = ("draft_model", "eagle3", "lookahead", "medusa", "mtp", "ngram", "suffix")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +45,17 @@ class Eagle3Config(MethodConfig):
 @dataclass(frozen=True, kw_only=True)
 class MedusaConfig(MethodConfig):
     """num_speculative_tokens: drafts a step at the most; default 8."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LookaheadConfig(MethodConfig):
+    """window: columns of tokens that may stand further on; default 5. ngram: tokens of an n-gram; default 3. guesses:
+    n-grams that are verified in a step; default 5. num_speculative_tokens: drafts a step at the most, by default
+    (window + guesses) · (ngram - 1), which must not be more than 63."""
+
+    window: int = number(1, MOST_NODES)
+    ngram: int = number(2, 16)
+    guesses: int = number(1, MOST_NODES)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +87,9 @@ class SuffixConfig(MethodConfig):
     suffix_decoding_min_token_prob: float = number(0, 1)
 
 
-SpeculativeConfig = DraftModelConfig | Eagle3Config | MedusaConfig | MtpConfig | NgramConfig | SuffixConfig
+SpeculativeConfig = (
+    DraftModelConfig | Eagle3Config | LookaheadConfig | MedusaConfig | MtpConfig | NgramConfig | SuffixConfig
+)
 
 
 def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeConfig:
@@ -92,6 +105,8 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
         return read_values(DraftModelConfig, values, method)
     if method == "eagle3":
         return read_values(Eagle3Config, values, method)
+    if method == "lookahead":
+        return _lookahead(values)
     if method == "mtp":
         return read_values(MtpConfig, values, method)
     if method == "medusa":
@@ -126,14 +141,31 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
     raise _unknown_method(method)
 
 
-def new_drafter(config: MedusaConfig | NgramConfig | SuffixConfig) -> Drafter:
+def _lookahead(values: Mapping[str, Any]) -> LookaheadConfig:
+    given = {"window": 5, "ngram": 3, "guesses": 5, **values}
+    config = read_values(LookaheadConfig, {"num_speculative_tokens": 1, **given}, "lookahead")
+    drafts = (config.window + config.guesses) * (config.ngram - 1)
+    if drafts > MOST_NODES:
+        raise OptionError(
+            f"window {config.window} and guesses {config.guesses} of ngram {config.ngram} make {drafts} drafts a step, "
+            f"more than {MOST_NODES}",
+            at=OPTION,
+            fix="give a smaller window, fewer guesses or a smaller ngram",
+        )
+    return replace(config, num_speculative_tokens=min(drafts, values.get("num_speculative_tokens", drafts)))
+
+
+def new_drafter(config: LookaheadConfig | MedusaConfig | NgramConfig | SuffixConfig) -> Drafter:
     """One that knows nothing yet."""
     # Not before: options are parsed before there is a reason to import the runtime.
     from llmc.runtime.speculation.earlier_answers import EarlierAnswers
+    from llmc.runtime.speculation.lookahead import LookaheadDrafter
     from llmc.runtime.speculation.medusa import MedusaDrafter
     from llmc.runtime.speculation.ngram import NgramDrafter
     from llmc.runtime.speculation.suffix import SuffixDrafter
 
+    if isinstance(config, LookaheadConfig):
+        return LookaheadDrafter(config.window, config.ngram, config.guesses)
     if isinstance(config, MedusaConfig):
         return MedusaDrafter(trees=False)
     if isinstance(config, NgramConfig):
@@ -159,7 +191,5 @@ def _unknown_method(method: object) -> OptionError:
     fix = f"give one of {', '.join(METHODS)}: {EXAMPLE}"
     if method is None:
         return OptionError("no method is given", at=OPTION, fix=fix)
-    if method in PLANNED_METHODS:
-        return OptionError(f"the method {method!r} is not there yet", at=OPTION, fix=fix)
     near = difflib.get_close_matches(str(method), METHODS, n=1)
     return OptionError(f"unknown method {method!r:.80}", at=OPTION, fix=f"did you mean {near[0]!r}?" if near else fix)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from llmc.runtime.speculation.acceptance import Acceptance, Probabilities
+if TYPE_CHECKING:
+    from llmc.runtime.speculation.acceptance import Acceptance, Probabilities
 
 # Of a tree: with the request's last token they have 64 rows, as many as a mask reaches back.
 MOST_NODES = 63

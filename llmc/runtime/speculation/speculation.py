@@ -8,6 +8,7 @@ from dataclasses import replace
 
 from llmc.runtime.engine_stats import SpeculationStats
 from llmc.runtime.executors.executor import Executor
+from llmc.runtime.loop.judged_results import StepResults
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.scheduling.step_plan import StepPlan
@@ -92,14 +93,16 @@ class Speculation:
         has_prompts = any(chunk.tokens > 1 and not chunk.draft for chunk in plan.chunks)
         return self._drafter.sides(self._most > 0, has_prompts)
 
-    def observe(self, plan: StepPlan, seconds: float, executor: Executor | None = None) -> None:
+    def observe(
+        self, plan: StepPlan, seconds: float, executor: Executor | None = None, results: StepResults | None = None
+    ) -> None:
         """The plan's step took the executor so long, and its requests have got their tokens.
 
-        executor: for what the step left beside its logits.
+        executor: for what the step left beside its logits. results: of the step.
         """
-        if executor is not None:
+        if executor is not None and results is not None:
             begin = time.perf_counter()
-            self._drafter.observe(ComputedStep(plan, self.sides(plan), executor))
+            self._drafter.observe(ComputedStep(plan, self.sides(plan), executor, results))
             self._seconds += time.perf_counter() - begin
         is_decoding = True
         tokens = len(plan.decodes)

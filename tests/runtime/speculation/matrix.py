@@ -103,6 +103,7 @@ DRAFTERS: dict[str, Opening] = {
         engines.built("bard-6m", form),
         {"method": "suffix", "num_speculative_tokens": 4},
     ),
+    "lookahead": lambda engines, form: (engines.built("bard-6m", form), {"method": "lookahead"}),
     "draft_model": lambda engines, form: (
         engines.built("bard-6m", form),
         {

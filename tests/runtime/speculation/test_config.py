@@ -10,7 +10,6 @@ import pytest
 
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config import (
-    PLANNED_METHODS,
     NgramConfig,
     SpeculativeConfig,
     SuffixConfig,
@@ -80,14 +79,14 @@ def test_each_method_has_its_drafter() -> None:
         ("ngram", "'ngram' is no JSON", "give"),
         ("[4]", r"\[4\] is no JSON object", "give"),
         ("4", "4 is no JSON object", "give"),
-        ({}, "no method is given", "give one of draft_model, eagle3, medusa, mtp, ngram, suffix"),
-        ({"method": None}, "no method is given", "give one of draft_model, eagle3, medusa, mtp, ngram, suffix"),
+        ({}, "no method is given", "give one of draft_model, eagle3, lookahead, medusa, mtp, ngram, suffix"),
+        ({"method": None}, "no method is given", "give one of draft_model, eagle3, lookahead, medusa, mtp, ngram, suffix"),
         ({"method": "ngrams"}, "unknown method 'ngrams'", "did you mean 'ngram'?"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]", ""),
         (
             {"method": "oracle"},
             "unknown method 'oracle'",
-            "give one of draft_model, eagle3, medusa, mtp, ngram, suffix",
+            "give one of draft_model, eagle3, lookahead, medusa, mtp, ngram, suffix",
         ),
         ({"method": "ngram"}, "'ngram' needs num_speculative_tokens", 'add "num_speculative_tokens"'),
         ({**NGRAM, "prompt_lookup_mx": 3}, "no key 'prompt_lookup_mx'", "did you mean 'prompt_lookup_max'?"),
@@ -121,9 +120,3 @@ def test_what_cannot_be_is_refused_with_what_was_seen(given: Any, problem: str, 
     assert re.search(problem, caught.value.problem)
     assert fix in str(caught.value.fix)
     assert caught.value.at == "--speculative-config"
-
-
-@pytest.mark.parametrize("method", PLANNED_METHODS)
-def test_a_method_that_is_not_there_yet_is_said_to_be_planned(method: str) -> None:
-    with pytest.raises(OptionError, match=f"the method '{method}' is not there yet"):
-        parse_speculative_config({"method": method, "model": "draft", "num_speculative_tokens": 4})

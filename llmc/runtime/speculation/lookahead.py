@@ -1,0 +1,153 @@
+"""Lookahead decoding (Fu et al. 2024, "Break the sequential dependency of LLM inference using lookahead decoding").
+
+Drafts without any draft: beside guesses to be verified, a request's step has a window of tokens that may stand further
+on, and what the model says after them makes n-grams. Those that begin with the request's last token are its guesses.
+
+The window has `ngram` - 1 levels of `window` columns. Column c of level l is a token at the position c + l + 1 after
+the last one; it sees the first level up to its column, and its column up to its level:
+
+    last ── a0 ── a1 ── a2         level 0
+             │     │     │
+             b0    b1    b2        level 1;   what comes after b1 makes the n-gram a1 b1 …
+
+which is a tree, as the guesses are: a token of the window that comes true counts as a guess does. After the step the
+levels move up by one, what came out is the last one, and the columns move on by the tokens that the request has got.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.speculation.computed_step import ComputedChunk, ComputedStep
+from llmc.runtime.speculation.draft import NO_DRAFT, Draft
+from llmc.runtime.speculation.drafter import Drafter
+
+
+@dataclass(slots=True)
+class _Window:
+    """levels: [ngram - 1][columns]. read: up to which of the request's tokens its n-grams are in the pool."""
+
+    levels: list[list[int]]
+    pool: NgramPool
+    read: int = 0
+
+    def path(self, column: int) -> list[int]:
+        """The tokens that lead to a column's last level, and that itself."""
+        first, *others = self.levels
+        return [*first[: column + 1], *(level[column] for level in others)]
+
+
+class LookaheadDrafter(Drafter):
+    """window: columns. ngram: tokens of an n-gram, at least 2. guesses: n-grams to be verified in a step."""
+
+    def __init__(self, window: int, ngram: int, guesses: int) -> None:
+        self._columns, self._levels, self._guesses = window, ngram - 1, guesses
+        self._windows: dict[Request, _Window] = {}
+
+    def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
+        """Guesses, and of the window as many columns as there is room for."""
+        return [
+            self._draft(request, count) if count else NO_DRAFT for request, count in zip(requests, most, strict=True)
+        ]
+
+    def observe(self, step: ComputedStep) -> None:
+        """What came after the windows' last levels."""
+        for chunk in step.chunks():
+            window = self._windows.get(chunk.request)
+            if window is not None and chunk.draft:
+                self._advance(window, chunk, step)
+
+    def forget(self, request: SampledRequest) -> None:
+        """Nothing is learnt from one request for another."""
+        self._windows.pop(request, None)
+
+    def _draft(self, request: SampledRequest, most: int) -> Draft:
+        window = self._windows.get(request)
+        if window is None:
+            window = self._windows[request] = self._new_window(request)
+        tokens = request.tokens
+        for end in range(max(window.read, self._levels) + 1, len(tokens) + 1):
+            window.pool.add(tokens[end - self._levels - 1 : end])
+        window.read = len(tokens)
+        tree = _Tree()
+        # A window that never fits would leave nothing to guess.
+        room = most // 2 if most < self._levels * (self._columns + self._guesses) else self._levels * self._guesses
+        for guess in window.pool.after(tokens[-1]):
+            if len(tree.tokens) + len(guess) > room:
+                break
+            tree.add(guess)
+        for column in range(min(self._columns, (most - len(tree.tokens)) // self._levels)):
+            tree.add(window.path(column))
+        return tree.draft()
+
+    def _new_window(self, request: SampledRequest) -> _Window:
+        """With tokens of the prompt, for want of better ones."""
+        tokens, columns = request.tokens, range(self._columns)
+        levels = [[tokens[-1 - (level + each) % len(tokens)] for each in columns] for level in range(self._levels)]
+        return _Window(levels, NgramPool(self._guesses))
+
+    def _advance(self, window: _Window, chunk: ComputedChunk, step: ComputedStep) -> None:
+        first = chunk.logit_row + chunk.logit_rows - len(chunk.draft)
+        after = step.guesses(first, len(chunk.draft))
+        out: list[int] = []
+        for column in range(self._columns):
+            path = window.path(column)
+            nodes = chunk.draft.path(path)
+            if len(nodes) < len(path):
+                break  # There was no room for it, or a grammar forbids it.
+            out.append(after[nodes[-1]])
+            window.pool.add([*(level[column] for level in window.levels), out[-1]])
+        moved = len(chunk.own) - 1
+        # Columns that were in no step stay as they were.
+        last = [*out, *window.levels[-1][len(out) :]]
+        window.levels = [
+            [*level[moved:], *level[: min(moved, len(level))]][: self._columns] for level in (*window.levels[1:], last)
+        ]
+
+
+class NgramPool:
+    """N-grams by their first token, `most` for each: the ones that were seen last."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._rest: dict[int, OrderedDict[tuple[int, ...], None]] = {}
+
+    def add(self, ngram: Sequence[int]) -> None:
+        """Remember it, and let the oldest with the same first token go if there are too many."""
+        known = self._rest.setdefault(ngram[0], OrderedDict())
+        rest = tuple(ngram[1:])
+        known.pop(rest, None)
+        known[rest] = None
+        if len(known) > self._most:
+            known.popitem(last=False)
+
+    def after(self, token: int) -> list[tuple[int, ...]]:
+        """What followed the token in each, the one that was seen last first."""
+        return list(reversed(self._rest.get(token, ())))
+
+
+class _Tree:
+    """A draft that grows path by path; no token has two children with the same token."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self._parents: list[int | None] = []
+        self._children: dict[tuple[int | None, int], int] = {}
+
+    def add(self, path: Sequence[int]) -> None:
+        """Tokens that may follow the request's last one, one after the other."""
+        node: int | None = None
+        for token in path:
+            child = self._children.get((node, token))
+            if child is None:
+                child = self._children[node, token] = len(self.tokens)
+                self.tokens.append(token)
+                self._parents.append(node)
+            node = child
+
+    def draft(self) -> Draft:
+        """What has grown."""
+        return Draft(self.tokens, self._parents) if self.tokens else NO_DRAFT
