@@ -19,12 +19,13 @@ from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
 from llmc.program.program_json import program_from_json, program_to_json
 from tests.codegen.test_engine import MIXED_STEPS
-from tests.codegen.tiny_models import gemma2, gpt2, llama
-from tests.codegen.triton.device_harness import interpret_steps
+from tests.codegen.tiny_models import VOCABULARY, gemma2, gpt2, llama
+from tests.codegen.triton.device_harness import interpret_steps, interpreter
 from tests.end_to_end.logits import assert_close, torch_logits
 from tests.gpu_target import gpu_target
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 from tests.tolerances import GPU_STEPS
+from tests.tree_steps import TABLE, check_trees
 
 Model = Callable[[torch.dtype], tuple[ModelGraph, MemorySource]]
 
@@ -67,6 +68,15 @@ def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
     steps = tuple((Chunk(0, a, tuple(tokens[a:b])),) for a, b in pairwise(cuts))
     got = torch.cat([part for step in interpret_steps(lowered, captured.source, steps, tmp_path) for part in step])
     assert_close(got.numpy(), torch_logits(tiny_model(family), tokens))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_trees_have_the_logits_of_their_chains(seed: int, tmp_path: Path) -> None:
+    """Up to rounding: what is hidden is masked, not left out."""
+    graph, source = llama(torch.float32, layers=1)
+    lowered = lower_device(graph, H100, BuildOptions())
+    executor = interpreter(lowered, source, len(TABLE), tmp_path)
+    check_trees(executor, lowered.program.limits.block_size, VOCABULARY, 4, seed, tolerance=1e-4)
 
 
 def test_the_program_survives_json() -> None:
