@@ -10,6 +10,7 @@ import pytest
 
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config import (
+    METHODS,
     NgramConfig,
     SpeculativeConfig,
     SuffixConfig,
@@ -79,14 +80,14 @@ def test_each_method_has_its_drafter() -> None:
         ("ngram", "'ngram' is no JSON", "give"),
         ("[4]", r"\[4\] is no JSON object", "give"),
         ("4", "4 is no JSON object", "give"),
-        ({}, "no method is given", "give one of draft_model, eagle3, lookahead, medusa, mtp, ngram, suffix"),
-        ({"method": None}, "no method is given", "give one of draft_model, eagle3, lookahead, medusa, mtp, ngram, suffix"),
+        ({}, "no method is given", f"give one of {', '.join(METHODS)}"),
+        ({"method": None}, "no method is given", f"give one of {', '.join(METHODS)}"),
         ({"method": "ngrams"}, "unknown method 'ngrams'", "did you mean 'ngram'?"),
         ({"method": ["ngram"]}, r"unknown method \['ngram'\]", ""),
         (
             {"method": "oracle"},
             "unknown method 'oracle'",
-            "give one of draft_model, eagle3, lookahead, medusa, mtp, ngram, suffix",
+            f"give one of {', '.join(METHODS)}",
         ),
         ({"method": "ngram"}, "'ngram' needs num_speculative_tokens", 'add "num_speculative_tokens"'),
         ({**NGRAM, "prompt_lookup_mx": 3}, "no key 'prompt_lookup_mx'", "did you mean 'prompt_lookup_max'?"),
