@@ -39,8 +39,8 @@ class ComputedChunk(NamedTuple):
 
 @dataclass(frozen=True)
 class ComputedStep:
-    """plan: as it was computed. sides: the side outputs that it left. executor: holds them until the next step. results:
-    of the step."""
+    """plan: as it was computed. sides: the side outputs that it left. executor: holds them until the next step.
+    results: of the step."""
 
     plan: StepPlan
     sides: tuple[str, ...]
