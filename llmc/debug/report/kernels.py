@@ -94,9 +94,10 @@ def _code_of(
 def _hand_written(launch: Launch) -> str | None:
     """The file of the kernel library that defines the launch's function; a macro may add the element types to it."""
     for count in range(len(launch.dtypes), -1, -1):
-        name = function_name(launch.family, launch.dtypes[:count])
+        name = function_name(launch.family, launch.dtypes[:count]).removeprefix("llmc_")
+        defined = re.compile(rf"(LLMC_KERNELS?\(\w+, |\bllmc_){name}(\b|_)")
         for file in sorted(kernel_include_dir().glob("*.cpp")):
-            if re.search(rf"\b{name}(\b|_)", file.read_text(encoding="utf-8")):
+            if defined.search(file.read_text(encoding="utf-8")):
                 return file.name
     return None
 
