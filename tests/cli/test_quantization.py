@@ -19,7 +19,7 @@ DATA = MODEL.parent.parent / "data"
 def build(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Outcome]:
     path = tmp_path_factory.mktemp("quantized") / "draft.llmc"
     options = ("--quantize", "int4-gptq", "--quantize", "lm_head=w8a8", "--kv-cache", "int8")
-    calibration = ("--calibration", DATA / "calibration.txt", "--calibration-sequences", "8")
+    calibration = ("--calibration", DATA / "calibration.txt", "--calibration-sequences", "3")
     return path, llmc("build", MODEL, "-o", path, *options, *calibration)
 
 
@@ -43,7 +43,7 @@ def test_inspect_shows_them_again(build: tuple[Path, Outcome]) -> None:
 
 def test_verify_compares_perplexities(build: tuple[Path, Outcome], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
-    text.write_text((DATA / "heldout.txt").read_text()[:6000])
+    text.write_text((DATA / "heldout.txt").read_text()[:2500])
     arguments = ("verify", build[0], "--against", MODEL, "--perplexity", text)
     measured, page = tmp_path / "perplexity.json", tmp_path / "page.html"
     outcome = llmc(*arguments, "--max-ratio", "1.15", "--json", measured)

@@ -14,6 +14,7 @@ import pytest
 import llmc
 from llmc.errors import EngineFormatError
 from tests.cache_beside import cache_beside
+from tests.tiny_models import tiny_checkpoint
 
 MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
 
@@ -40,13 +41,15 @@ def test_an_engine_rebuilt_while_the_old_one_is_open(tmp_path: Path) -> None:
     """The dynamic loader knows libraries by their paths; the new engine must not run the old one's code."""
     path = tmp_path / "engine.llmc"
     tokens = [5, 9, 2, 7]
-    with llmc.compile(MODEL, output=path, dtype="float32") as old:
+    small = tiny_checkpoint("llama", tmp_path / "small", num_hidden_layers=1)
+    large = tiny_checkpoint("llama", tmp_path / "large")
+    with llmc.compile(small, output=path) as old:
         before = old.logits(tokens)
-        with llmc.compile(MODEL.parent / "bard-6m", output=path, dtype="float32") as new:
+        with llmc.compile(large, output=path) as new:
             assert new.info.parameters > old.info.parameters
             renewed = new.logits(tokens)
         assert (old.logits(tokens) == before).all()
-    with llmc.compile(MODEL.parent / "bard-6m", output=tmp_path / "elsewhere.llmc", dtype="float32") as alone:
+    with llmc.compile(large, output=tmp_path / "elsewhere.llmc") as alone:
         assert (alone.logits(tokens) == renewed).all()
 
 

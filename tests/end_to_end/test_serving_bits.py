@@ -24,7 +24,7 @@ from llmc.runtime.engine import Engine
 from llmc.runtime.requests.completion import Completion
 from tests.tiny_models import tiny_checkpoint
 
-MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-6m"
+MODEL = Path(__file__).parent.parent.parent / "examples/models/bard-draft"
 
 
 @dataclass(frozen=True)

@@ -26,7 +26,6 @@ from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from llmc.passes.runner import run_pipeline
 from llmc.settings import read_settings
-from tests.end_to_end.test_engine_bytes import digests
 from tests.family_captures import FamilyCaptures
 from tests.tiny_models import tiny_checkpoint
 
@@ -118,39 +117,41 @@ def test_a_damaged_or_outdated_entry_is_not_found(
         assert find_capture(name) is None
 
 
-# Builds, and says which entry it used, whether transformers was needed, and the entries of other dtypes and configs.
-BUILD = """
+# Captures, and says which entry it used, and those of other dtypes and configs, whether transformers was needed, and
+# what was captured.
+CAPTURE = """
 import json, sys
 from pathlib import Path
-import llmc
+import llmc.ops
+from llmc.graph.capture import capture
 from llmc.graph.capture_cache import capture_entry
+from llmc.graph.render import render
 from llmc.options import BuildOptions
-model, output, changed = map(Path, sys.argv[1:])
+model, changed = map(Path, sys.argv[1:])
 places = [(model, "auto"), (model, "bfloat16"), (changed, "auto")]
 entries = [capture_entry(place, BuildOptions(dtype=dtype)) for place, dtype in places]
-llmc.build(model, output, target="reference")
-print(json.dumps([entries, "transformers" in sys.modules]))
+text = render(capture(model, BuildOptions()).graph)
+print(json.dumps([entries, "transformers" in sys.modules, text]))
 """
 
 
-def test_the_second_process_finds_the_capture_and_writes_the_same_engine(tmp_path: Path) -> None:
+def test_the_second_process_finds_the_capture(tmp_path: Path) -> None:
     model = tiny_checkpoint("llama", tmp_path / "model")
     changed = shutil.copytree(model, tmp_path / "changed")
     config = (changed / "config.json").read_text(encoding="utf-8").replace('"rms_norm_eps": 1e-06', '"rms_norm_eps": 1')
     (changed / "config.json").write_text(config, encoding="utf-8")
 
-    def build(name: str) -> list[Any]:
-        command = [sys.executable, "-c", BUILD, str(model), str(tmp_path / name), str(changed)]
+    def captured() -> list[Any]:
+        command = [sys.executable, "-c", CAPTURE, str(model), str(changed)]
         environment = {**os.environ, "LLMC_CACHE_DIR": str(tmp_path / "cache")}
         printed = subprocess.run(command, check=True, capture_output=True, env=environment, text=True).stdout
         found: list[Any] = json.loads(printed)
         return found
 
-    entries, imported = build("cold.llmc")
+    entries, imported, text = captured()
     assert imported and len(set(entries)) == 3
     assert [file.name for file in (tmp_path / "cache" / "captures").iterdir()] == entries[:1]
-    assert build("warm.llmc") == [entries, False]
-    assert digests(tmp_path / "cold.llmc") == digests(tmp_path / "warm.llmc")
+    assert captured() == [entries, False, text]
 
 
 def test_the_name_is_the_directorys(captured_family: FamilyCaptures) -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 from torch import nn
@@ -17,7 +19,7 @@ from llmc.passes.pipeline import default, fusion
 from llmc.passes.runner import run_pipeline
 from tests.passes.pass_checks import rewrites
 from tests.plain_modules import eager_decoder, sdpa_decoder
-from tests.tiny_models import tiny_model, tiny_tokens
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
 from tests.tolerances import PASSES
 
 # Largest |Δlogit| over the logits' standard deviation in fp32.
@@ -35,22 +37,22 @@ MODELS = ["llama", "gpt_neox", "gemma2", "gpt2", "phi3", "cohere", "qwen3", "pla
     "name",
     [m if m in ("llama", "gemma2", "gpt2", "plain eager") else pytest.param(m, marks=pytest.mark.slow) for m in MODELS],
 )
-def test_at_some_rewrites(name: str) -> None:
-    captured = capture(_one_layer(name), BuildOptions())
+def test_at_some_rewrites(name: str, tmp_path: Path) -> None:
+    captured = _one_layer(name, tmp_path)
     total = _rewrites(captured)
     _check(captured, range(3, total, max(total // 6, 1)))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_at_every_rewrite(name: str) -> None:
-    captured = capture(_one_layer(name), BuildOptions())
+def test_at_every_rewrite(name: str, tmp_path: Path) -> None:
+    captured = _one_layer(name, tmp_path)
     _check(captured, range(_rewrites(captured) + 1))
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_every_pass_passes_its_own_check(name: str) -> None:
-    captured = capture(_one_layer(name), BuildOptions())
+def test_every_pass_passes_its_own_check(name: str, tmp_path: Path) -> None:
+    captured = _one_layer(name, tmp_path)
     checker = PassChecker(captured.graph, captured.source)
     result = run_pipeline(captured.graph, default(), BuildOptions(), checker)
     assert set(checker.differences) == {record.name for record in result.records if record.rewrites}
@@ -69,9 +71,9 @@ NO_MERGE = ("gpt2", "gpt_neox", "phi3", "plain SDPA", "plain eager")
         *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n not in ("gemma2", "plain eager")),
     ],
 )
-def test_without_any_one_pass(name: str) -> None:
+def test_without_any_one_pass(name: str, tmp_path: Path) -> None:
     """Every pass that does something in a model is left out in turn: the same logits, or an error that names it."""
-    captured = capture(_one_layer(name), BuildOptions())
+    captured = _one_layer(name, tmp_path)
     wanted = run_tokens(captured.graph, captured.source, TOKENS)
     records = run_pipeline(captured.graph, default(), BuildOptions()).records
     refused = set()
@@ -89,11 +91,11 @@ def test_without_any_one_pass(name: str) -> None:
     assert len(refused) < len(records)
 
 
-def _one_layer(name: str) -> nn.Module:
+def _one_layer(name: str, directory: Path) -> Captured:
     if name in PLAIN:
-        return PLAIN[name]()
-    model: nn.Module = tiny_model(name, **({"n_layer": 1} if name == "gpt2" else {"num_hidden_layers": 1}))
-    return model
+        return capture(PLAIN[name](), BuildOptions())
+    layers: dict[str, Any] = {"n_layer": 1} if name == "gpt2" else {"num_hidden_layers": 1}
+    return capture(tiny_checkpoint(name, directory, **layers), BuildOptions())
 
 
 def _check(captured: Captured, numbers: range) -> None:

@@ -41,7 +41,7 @@ def bard() -> Captured:
 
 
 def _quantized(bard: Captured, quantize: str) -> PipelineResult:
-    calibration = {"calibration": str(_EXAMPLES / "data" / "calibration.txt"), "calibration_sequences": 8}
+    calibration = {"calibration": str(_EXAMPLES / "data" / "calibration.txt"), "calibration_sequences": 4}
     options = parse_options({"quantize": quantize, **calibration})
     data = ModelData(bard.source, _MODEL / "tokenizer.json")
     return run_pipeline(bard.graph, quantization(), options, data=data)
