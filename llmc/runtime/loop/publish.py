@@ -82,11 +82,12 @@ def publish(
     if drafted:
         results = with_judgement(plan, results)
     tokens = _give(batch, rows, results)
-    _follow_drafts(drafted, results)
-    # Before anybody may let go of the blocks, or find them again.
-    move_paths(drafted, scheduler.block_size, move_slots)
-    for path in drafted:
-        scheduler.advance(path.chunk, len(path.request.tokens) - path.chunk.start - 1)
+    if drafted:
+        _follow_drafts(drafted, results)
+        # Before anybody may let go of the blocks, or find them again.
+        move_paths(drafted, scheduler.block_size, move_slots)
+        for path in drafted:
+            scheduler.advance(path.chunk, len(path.request.tokens) - path.chunk.start - 1)
     for request, row in zip(batch, rows, strict=True):
         if request.finished or row >= decodes:
             scheduler.settle(request)

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from llmc import Engine, SamplingParams, load
+from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.loop import step_loop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.speculation.speculation import Speculation
@@ -88,3 +89,20 @@ def test_steps_are_fewer(draft_engine: Path, speculating: Any) -> None:
     counts = speculation.stats
     assert counts.accepted_tokens == counts.draft_tokens >= 15
     assert counts.accepted_at[0] == counts.drafts
+
+
+@pytest.mark.parametrize("drafter", [Guesses, Trees])
+def test_drafts_that_a_grammar_forbids_are_cut(draft_engine: Path, speculating: Any, drafter: type[Guesses]) -> None:
+    """Of five random tokens a step hardly any may follow; what may is read as ever."""
+    params = SamplingParams(max_tokens=40, temperature=0.0, grammar=Grammar(GrammarKind.REGEX, "[a-c]{60}"))
+    with load(draft_engine) as engine:
+        expected = engine.generate(PROMPTS[0], params)[0].choices[0].token_ids
+    speculation = Speculation(lambda: drafter(lambda tokens: 5, 4096, 0.0, least=5), 5, Open)
+    with speculating(draft_engine, speculation) as engine:
+        assert engine.generate(PROMPTS[0], params)[0].choices[0].token_ids == expected
+        assert speculation.stats.draft_tokens < len(expected)
+        ids = tuple(engine.tokenize(PROMPTS[0]))
+    right = Speculation(lambda: drafter(partial(truth, {ids: {expected}}), 4096, 1.0, least=5), 5, Open)
+    with speculating(draft_engine, right) as engine:
+        assert engine.generate(PROMPTS[0], params)[0].choices[0].token_ids == expected
+    assert right.stats.accepted_tokens > 0.5 * len(expected)
