@@ -6,7 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO := examples/out/bard-6m.llmc
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
-# Tests run in so many processes, each file's tests in one of them, for what they share.
+# Tests run in so many processes, each file's tests in one of them, for what they share. In the order of their names: the
+# files with the fewest tests are among the slowest, and one of them would be left at the end.
 TEST_WORKERS ?= 2
 
 .PHONY: install demo test test-slow test-minimums test-extras mutants lock lint format docs bench clean
@@ -24,7 +25,7 @@ demo: $(STAMP)
 	$(BIN)/llmc run $(DEMO) --prompt "KING RICHARD:" --max-tokens 90 --temperature 0.7 --top-k 20 --seed 5
 
 test: $(STAMP)
-	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile
+	$(BIN)/python -m pytest -n $(TEST_WORKERS) --dist loadfile --no-loadscope-reorder
 
 test-slow: $(STAMP)
 	$(BIN)/python -m pytest -m slow --timeout 3600

@@ -78,3 +78,12 @@ def test_columns_that_do_not_fall_into_groups_are_refused() -> None:
 def test_gated_weights_need_an_even_number_of_rows() -> None:
     with pytest.raises(LoweringError, match="3 rows: an odd number"):
         pack_codes(torch.zeros(3, 16, dtype=torch.int8), torch.ones(3, 1), None, "int8", Layout.GATED_CODE_PANELS)
+
+
+def test_panels_are_packed_alike_however_many_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    weight = quantized(200, 64, "int4", group=32, symmetric=False)
+    arguments = (weight.codes, weight.scales, weight.zeros, "int4", Layout.CODE_PANELS)
+    at_once = pack_codes(*arguments)
+    for count in (1, 2, 3):
+        monkeypatch.setattr("llmc.codegen.cpp.pack_codes._PANELS_AT_A_TIME", count)
+        assert torch.equal(pack_codes(*arguments), at_once)
