@@ -11,7 +11,7 @@ from llmc.runtime.executors.executor import Executor
 from llmc.runtime.loop.judged_results import StepResults
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
-from llmc.runtime.scheduling.step_plan import StepPlan
+from llmc.runtime.scheduling.step_plan import Chunk, StepPlan
 from llmc.runtime.speculation.acceptance import Acceptance
 from llmc.runtime.speculation.acceptance_config import AcceptanceMethod
 from llmc.runtime.speculation.computed_step import ComputedStep
@@ -90,8 +90,7 @@ class Speculation:
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
         """The side outputs that the step which was scheduled last is to leave."""
-        has_prompts = any(chunk.tokens > 1 and not chunk.draft for chunk in plan.chunks)
-        return self._drafter.sides(self._most > 0, has_prompts)
+        return self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
 
     def observe(
         self, plan: StepPlan, seconds: float, executor: Executor | None = None, results: StepResults | None = None
@@ -144,3 +143,11 @@ def _allowed(request: SampledRequest, draft: Draft) -> Draft:
     if not draft or not request.sampler.has_mask:
         return draft
     return draft.without(lambda path: request.sampler.count_acceptable(path) < len(path))
+
+
+def _is_of_prompt(chunk: Chunk) -> bool:
+    """Whether it computes what a request has read, not written, or what it has to read again."""
+    request = chunk.request
+    if chunk.draft:
+        return False
+    return chunk.tokens > 1 or (isinstance(request, SampledRequest) and chunk.start < request.prompt_tokens)

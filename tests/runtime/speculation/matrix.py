@@ -65,11 +65,12 @@ class Engines:
     directory: Path
     _answers: dict[tuple[Path, int], list[object]] = field(default_factory=dict)
 
-    def built(self, model: str, form: str) -> Path:
-        """The engine of a model in one of FORMATS."""
-        path = self.directory / f"{model}-{form}.llmc"
+    def built(self, model: str, form: str, draft: str | None = None) -> Path:
+        """The engine of a model in one of FORMATS. draft: the checkpoint of what drafts inside it."""
+        path = self.directory / f"{model}-{draft}-{form}.llmc"
         if not path.exists():
-            build(MODELS / model, path, max_model_len=256, **FORMATS[form])
+            speculative = None if draft is None else MODELS / draft
+            build(MODELS / model, path, max_model_len=256, speculative=speculative, **FORMATS[form])
         return path
 
     def answers(self, path: Path, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[object]:
@@ -111,5 +112,9 @@ DRAFTERS: dict[str, Opening] = {
             "model": str(engines.built("bard-draft", form)),
             "num_speculative_tokens": 4,
         },
+    ),
+    "eagle3": lambda engines, form: (
+        engines.built("bard-6m", form, draft="bard-eagle3"),
+        {"method": "eagle3", "num_speculative_tokens": 4},
     ),
 }

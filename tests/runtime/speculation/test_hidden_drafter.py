@@ -151,6 +151,8 @@ def test_drafts_are_those_of_the_oracle(built: Built, proposals: list[tuple[list
         engine.generate(prompts, GREEDY)
         check(built, proposals, 18)
     with opened(built, prefix_cache=False, max_step_tokens=7) as engine:
+        engine.generate(tiny_tokens(15), GREEDY)
+        check(built, proposals, 6)
         engine.generate(prompts[1:], GREEDY)
         check(built, proposals, 12)
 
