@@ -21,6 +21,9 @@ _FIRST_ACCEPTANCE, _FIRST_DRAFTS = 0.7, 2
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 4096
 _TRIAL_STEPS = 4
+# As long as there are none, steps between two looks whether drafts pay, which takes longer than the rest of a step's
+# bookkeeping.
+_LOOK_EVERY = 8
 
 
 class Gate:
@@ -35,10 +38,15 @@ class Gate:
         # By how many drafts: how deep they were, in trees less than they are.
         self._depths: dict[int, int] = {}
         self._best = 0
+        self._asked: tuple[int, int] | None = None
         self._pause, self._paused, self._trial = _FIRST_PAUSE, 0, 0
 
     def drafts(self, requests: int, room: int) -> int:
         """How many drafts a request are best in a step of so many requests and at most `room` tokens; once a step."""
+        if self._asked == (requests, room) and not self._best and self._paused % _LOOK_EVERY:
+            self._paused += 1
+            return 0
+        self._asked = requests, room
         if self._prior is not None and not self._steps.knows(requests):
             return 0  # What drafts cost shows beside that.
         best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
@@ -76,7 +84,8 @@ class Gate:
 
     def note_drafting(self, requests: int, drafts: int, seconds: float) -> None:
         """What the drafter took for so many drafts of each of so many requests."""
-        self._drafting.note(requests, seconds / drafts)
+        usual = self._draft_seconds(requests) if self._draft_prior is not None else 0.0
+        self._drafting.note(requests, min(seconds / drafts, 4 * usual) if usual else seconds / drafts)
 
     def seconds(self, requests: int, drafts: int) -> float | None:
         """Of a step with so many drafts of each request, and of making them; None before the first step."""

@@ -40,7 +40,7 @@ class Speculation:
         self._most = 0
         # Of the next step's drafts.
         self._seconds = 0.0
-        self._proposed = self._asked = 0
+        self._proposed = self._asked = self._asked_before = 0
         self._drafts = self._draft_tokens = 0
         self._accepted_at = [0] * most
 
@@ -115,8 +115,10 @@ class Speculation:
                 self._count(chunk.draft, max(0, len(request.tokens) - chunk.start - 2))
         if is_decoding:
             self._gate.note_step(tokens, seconds)
-        if self._proposed:
+        if self._proposed and self._asked <= self._asked_before:
             self._gate.note_drafting(self._asked, self._proposed, self._seconds)
+        # Who drafts for a request anew may have to read much, once.
+        self._asked_before = self._asked if self._proposed else 0
         self._seconds, self._proposed = 0.0, 0
 
     def forget(self, request: Request) -> None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import bisect
 from collections.abc import Callable
 
-# Of an average, what the last value weighs.
-_NEW_TIME = 0.2
+# Of an average, what the last value weighs if it is more, and if it is less: what disturbs a step
+# makes it longer.
+_LONGER, _SHORTER = 0.2, 0.4
 # Steps after which times are measured anew: of a size that seemed slow once, perhaps by chance, there are no others.
 _REMEMBERED_STEPS = 1024
 # Sizes of which one is at most so many times the other.
@@ -33,12 +34,15 @@ class StepTimes:
             self._sizes.clear()
             self._measured.clear()
         known = self._measured.get(size)
+        # One that was held up counts as twice the usual at most.
+        usual = known if self._prior is None else self.seconds(size)
+        seconds = seconds if usual is None else min(seconds, 2 * usual)
         if known is None:
             bisect.insort(self._sizes, size)
             self._measured[size] = seconds
         else:
-            # One that was held up counts as twice the usual at most.
-            self._measured[size] += _NEW_TIME * (min(seconds, 2 * known) - known)
+            weight = _LONGER if seconds > known else _SHORTER
+            self._measured[size] += weight * (seconds - known)
 
     def knows(self, size: int) -> bool:
         """Whether a size like that was measured."""
@@ -46,9 +50,19 @@ class StepTimes:
         return index < len(self._sizes) and self._sizes[index] <= size * _ALIKE
 
     def seconds(self, size: int) -> float | None:
-        """Of a step of that size; None before the first one."""
+        """Of a step of that size; None before the first one.
+
+        Not more than of a larger one: where the larger one took less, the smaller one was held up.
+        """
+        if not self._sizes:
+            return None
+        found = self._own_seconds(size)
+        larger = self._sizes[bisect.bisect_right(self._sizes, size) :]
+        return min(found, *(self._measured[each] for each in larger)) if larger else found
+
+    def _own_seconds(self, size: int) -> float:
         known = self._measured.get(size)
-        if known is not None or not self._sizes:
+        if known is not None:
             return known
         index = bisect.bisect_right(self._sizes, size)
         nearest = self._sizes[max(0, index - 1)]

@@ -113,6 +113,14 @@ def test_a_prediction_that_was_wrong_is_found_out() -> None:
     assert settled(Gate(4, prior=lambda tokens: 1.0), 32, memory_bound, 0.8)[-1] == 0
 
 
+def test_random_drafts_end_though_the_step_without_was_held_up() -> None:
+    """It is not measured again as long as there are drafts; but it cannot take longer than one with drafts."""
+    gate = Gate(4, prior=lambda tokens: 10.0 + tokens)
+    gate.note_step(1, 9.0)
+    counts = settled(gate, 1, memory_bound, 0.0, 200)
+    assert 0 in counts[:32] and sum(counts[64:]) <= 8
+
+
 def test_what_the_drafter_takes_counts() -> None:
     """A draft that takes longer than a step never pays, however right it is; one that takes a tenth does."""
     for seconds, pays in ((1.1, False), (0.1, True)):
