@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from llmc.errors import OptionError
-from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, take_acceptance
+from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod, take_acceptance
 from llmc.runtime.speculation.config_values import OPTION, number, read_values, text
 from llmc.runtime.speculation.draft import MOST_NODES
 
@@ -97,7 +97,14 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
     values = {str(key): value for key, value in _object(given).items() if value is not None}
     method = values.pop("method", None)
     acceptance = take_acceptance(values)
-    return replace(_of_method(method, values), acceptance=acceptance)
+    config = _of_method(method, values)
+    if isinstance(config, LookaheadConfig | MedusaConfig) and acceptance.method is not AcceptanceMethod.INVARIANT:
+        raise OptionError(
+            f"the method {method!r} drafts trees, and rejection_sample_method {acceptance.method.value!r} is of chains",
+            at=OPTION,
+            fix="leave rejection_sample_method out, or draft chains: with a draft model, n-grams or suffixes",
+        )
+    return replace(config, acceptance=acceptance)
 
 
 def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:

@@ -113,6 +113,12 @@ def test_each_method_has_its_drafter() -> None:
             "a number from 0 to 1",
         ),
         ({**NGRAM, "draft_sample_method": "probabilistic"}, "draft_sample_method cannot be chosen", "leave it out"),
+        (
+            {"method": "medusa", "rejection_sample_method": "typical"},
+            "'medusa' drafts trees, .*'typical' is of",
+            "leave",
+        ),
+        ({"method": "lookahead", "rejection_sample_method": "rejection"}, "'lookahead' drafts trees", "leave"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_was_seen(given: Any, problem: str, fix: str) -> None:
