@@ -13,7 +13,7 @@ from torch.nn import functional
 from llmc.training.engine_states import Rows
 from llmc.training.medusa_heads import MedusaHeads
 
-_BATCH = 512
+_BATCH = 256
 # Epochs without a lower loss before training stops.
 _PATIENCE = 2
 _RATE, _WARM_UP = 2e-3, 0.05

@@ -174,7 +174,7 @@ def new_drafter(config: LookaheadConfig | MedusaConfig | NgramConfig | SuffixCon
     if isinstance(config, LookaheadConfig):
         return LookaheadDrafter(config.window, config.ngram, config.guesses)
     if isinstance(config, MedusaConfig):
-        return MedusaDrafter(trees=False)
+        return MedusaDrafter(trees=True)
     if isinstance(config, NgramConfig):
         return NgramDrafter(config.prompt_lookup_min, config.prompt_lookup_max)
     depth = config.suffix_decoding_max_tree_depth

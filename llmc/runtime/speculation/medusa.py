@@ -78,13 +78,10 @@ class MedusaDrafter(Drafter):
         if not self._trees:
             return Draft(said.ids[:most, 0].tolist())
         likely = np.minimum(said.probabilities * (self._true / self._expected), 1.0)
-        return best_tree(
-            [
-                [Candidate(*each) for each in zip(ids, probabilities, strict=True)]
-                for ids, probabilities in zip(said.ids.tolist(), likely.tolist(), strict=True)
-            ],
-            most,
-        )
+        order = np.argsort(-likely, axis=1, kind="stable")
+        ids, likely = (np.take_along_axis(each, order, 1) for each in (said.ids, likely))
+        by_depth = zip(ids.tolist(), likely.tolist(), strict=True)
+        return best_tree([[Candidate(*each) for each in zip(*head, strict=True)] for head in by_depth], most)
 
     def _learn(self, said: _HeadRows, tokens: Sequence[int]) -> None:
         """What has come of candidates: of those whose predecessors came true, too, mostly, as drafts have to."""

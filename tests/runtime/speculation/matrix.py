@@ -12,6 +12,7 @@ from llmc import Engine, SamplingParams, load
 from llmc.compiler import build
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.requests.completion import Completion
+from llmc.training.train_medusa import train_medusa
 
 MODELS = Path(__file__).parents[3] / "examples/models"
 PROMPTS = ("KING RICHARD:", "The", "My lord, my lord, my lord, my lord, I", "First Citizen:\nBefore we proceed")
@@ -73,6 +74,17 @@ class Engines:
             build(MODELS / model, path, max_model_len=256, speculative=speculative, **FORMATS[form])
         return path
 
+    def with_heads(self, model: str, form: str) -> Path:
+        """The same with Medusa heads that were trained on a little of what it writes."""
+        path = self.directory / f"{model}-{form}-medusa.llmc"
+        heads = self.directory / f"{model}-heads" / "heads.safetensors"
+        if not heads.exists():
+            text = MODELS.parent / "data/calibration.txt"
+            train_medusa(self.built(model, QUICK), text, heads, tokens=5000, epochs=5, threads=1)
+        if not path.exists():
+            build(MODELS / model, path, max_model_len=256, speculative=heads, **FORMATS[form])
+        return path
+
     def answers(self, path: Path, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[object]:
         """Without drafts, one by one."""
         key = path, len(prompts)
@@ -105,6 +117,10 @@ DRAFTERS: dict[str, Opening] = {
         {"method": "suffix", "num_speculative_tokens": 4},
     ),
     "lookahead": lambda engines, form: (engines.built("bard-6m", form), {"method": "lookahead"}),
+    "medusa": lambda engines, form: (
+        engines.with_heads("bard-6m", form),
+        {"method": "medusa", "num_speculative_tokens": 6},
+    ),
     "draft_model": lambda engines, form: (
         engines.built("bard-6m", form),
         {

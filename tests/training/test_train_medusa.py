@@ -1,0 +1,126 @@
+"""Training heads: what an engine shows of itself, that every head and layer learns, and files that builds take."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+import llmc
+from llmc.engine_format import read_engine
+from llmc.errors import OptionError
+from llmc.graph.drafts.medusa import read_medusa
+from llmc.training.engine_states import StateReader, output_matrix
+from llmc.training.fit_heads import Samples, acceptance, fit
+from llmc.training.medusa_heads import MedusaHeads
+from llmc.training.train_medusa import TrainedHeads
+from tests.conftest import DRAFT
+
+TEXT = DRAFT.parent.parent / "data" / "calibration.txt"
+FEW: dict[str, Any] = {"heads": 2, "tokens": 5000, "epochs": 8, "threads": 1}
+
+
+@pytest.fixture(scope="module")
+def trained(draft_engine: Path, tmp_path_factory: pytest.TempPathFactory) -> TrainedHeads:
+    return llmc.train_medusa(draft_engine, TEXT, tmp_path_factory.mktemp("heads") / "heads.safetensors", **FEW)
+
+
+def test_an_engine_shows_hidden_states_and_its_output_matrix(draft_engine: Path) -> None:
+    """The matrix that follows from states and logits is the checkpoint's, which is tied to the embeddings."""
+    reader = StateReader(read_engine(draft_engine), 1)
+    generator = torch.Generator().manual_seed(1)
+    rows = [reader.read(torch.randint(3, 4096, (100,), generator=generator).tolist()) for _ in range(8)]
+    reader.close()
+    assert rows[0].states.shape == (99, 128) and rows[0].logits.shape == (99, 4096)
+    matrix = load_file(DRAFT / "model.safetensors")["model.embed_tokens.weight"].float()
+    assert (output_matrix(rows) - matrix).norm() / matrix.norm() < 1e-3
+
+
+def test_heads_learn_what_the_engine_writes(trained: TrainedHeads) -> None:
+    assert trained.losses[-1] < trained.losses[0] - 2
+    assert all(head.top_5 > head.top_1 > 0.1 for head in trained.heads)
+    assert trained.tokens > 4000 and 1 <= trained.epochs <= 8
+
+
+def test_what_is_written_is_the_published_format(trained: TrainedHeads) -> None:
+    checkpoint = read_medusa(trained.path.parent)
+    assert [len(head.blocks) for head in checkpoint.heads] == [1, 1]
+    assert sorted(checkpoint.entries) == [f"{h}.0.linear.{kind}" for h in range(2) for kind in ("bias", "weight")]
+    config = json.loads((trained.path.parent / "config.json").read_text())
+    assert (config["medusa_num_heads"], config["medusa_num_layers"], config["hidden_size"]) == (2, 1, 128)
+
+
+def test_the_same_seed_gives_the_same_heads(trained: TrainedHeads, draft_engine: Path, tmp_path: Path) -> None:
+    again = llmc.train_medusa(draft_engine, TEXT, tmp_path / "heads.safetensors", **FEW)
+    assert again.path.read_bytes() == trained.path.read_bytes()
+
+
+def test_first_head_untrained() -> None:
+    """A fault of others: every head, the first one too, gets gradients, and comes to say what it is about."""
+    heads, matrix, samples = _problem(heads=3, layers=1)
+    before = {name: value.clone() for name, value in heads.tensors().items()}
+    fit(heads, matrix, samples, samples, 40, 0, lambda done: None)
+    for name, value in heads.tensors().items():
+        assert not torch.equal(value, before[name]), name
+    assert all(acceptance(heads, matrix, samples, head).top_1 > 0.9 for head in range(3))
+
+
+def test_shared_resblock() -> None:
+    """A fault of others: the layers of a head are blocks of their own, and stay different."""
+    heads, matrix, samples = _problem(heads=1, layers=2)
+    fit(heads, matrix, samples, samples, 10, 0, lambda done: None)
+    tensors = heads.tensors()
+    assert not torch.allclose(tensors["0.0.linear.weight"], tensors["0.1.linear.weight"], atol=1e-3)
+
+
+def test_training_stops_where_the_loss_falls_no_more() -> None:
+    heads, matrix, samples = _problem(heads=1, layers=1)
+    apart = Samples(torch.randn(64, 16), torch.randint(0, 12, (64, 1)), torch.ones(64, 1, dtype=torch.bool))
+    losses = fit(heads, matrix, samples, apart, 60, 0, lambda done: None)
+    assert len(losses) < 60, "noise is kept apart, which cannot be learnt"
+
+
+@pytest.mark.parametrize(
+    ("values", "problem"),
+    [
+        ({"heads": 0}, "heads cannot be 0"),
+        ({"tokens": 1.5}, "tokens cannot be 1.5"),
+        ({"text": "nowhere.txt"}, "the text cannot be read"),
+        ({"output": "heads.bin"}, "heads.bin is no .safetensors file"),
+    ],
+)
+def test_what_cannot_be_is_refused(draft_engine: Path, tmp_path: Path, values: dict[str, object], problem: str) -> None:
+    given = {"text": str(TEXT), "output": str(tmp_path / "heads.safetensors"), **values}
+    if values.get("output"):
+        given["output"] = str(tmp_path / str(values["output"]))
+    with pytest.raises(OptionError, match=problem) as caught:
+        llmc.train_medusa(draft_engine, **given)  # type: ignore[arg-type]
+    assert caught.value.fix
+
+
+def test_the_configuration_of_a_model_is_not_overwritten(draft_engine: Path, tmp_path: Path) -> None:
+    (tmp_path / "config.json").write_text('{"model_type": "llama"}')
+    with pytest.raises(OptionError, match="of something else stands beside it"):
+        llmc.train_medusa(draft_engine, TEXT, tmp_path / "heads.safetensors")
+
+
+def test_a_text_that_is_too_short(draft_engine: Path, tmp_path: Path) -> None:
+    text = tmp_path / "short.txt"
+    text.write_text("My lord")
+    with pytest.raises(OptionError, match=r"the text has \d+ tokens, and a prompt takes 24"):
+        llmc.train_medusa(draft_engine, text, tmp_path / "heads.safetensors")
+
+
+def _problem(heads: int, layers: int) -> tuple[MedusaHeads, torch.Tensor, Samples]:
+    """States of twelve kinds; the token that head i is about follows from the kind."""
+    generator = torch.Generator().manual_seed(0)
+    centres, matrix = torch.randn(12, 16, generator=generator), torch.randn(12, 16, generator=generator)
+    kinds = torch.randint(0, 12, (3000,), generator=generator)
+    states = centres[kinds] + 0.05 * torch.randn(3000, 16, generator=generator)
+    wanted = (kinds[:, None] + 1 + torch.arange(heads)) % 12
+    samples = Samples(states, wanted, torch.ones(3000, heads, dtype=torch.bool))
+    return MedusaHeads(16, heads, layers, torch.Generator().manual_seed(1)), matrix, samples
