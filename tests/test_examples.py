@@ -21,6 +21,7 @@ SHOWS = {
         "found:    the user tanh_1",
         "logits: Tensor = self.head(y + torch.tanh(normalized))",
     ],
+    "train_medusa_heads.py": ["head 2: top-1 0.", "the same answers, to the last token", "tokens a step with drafts"],
     "compile_for_a_gpu.py": [
         "decode, batch 1, context 256 on h100, predicted and not measured: ",
         "5 of 5 RMSNorms fused",
@@ -33,8 +34,9 @@ SHOWS = {
 }
 
 
-# Compiles a whole engine for a GPU; tests/end_to_end/test_gpu_engine.py holds the same of a smaller one.
-SLOW = ("compile_for_a_gpu.py",)
+# One compiles a whole engine for a GPU, one trains heads and builds two engines. The same of smaller ones is held by
+# tests/end_to_end/test_gpu_engine.py and tests/training.
+SLOW = ("compile_for_a_gpu.py", "train_medusa_heads.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SHOWS])
