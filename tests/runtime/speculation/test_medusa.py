@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from llmc import load
-from llmc.errors import OptionError
+from llmc.errors import OptionError, RequestError
 from llmc.program.step_outputs import DRAFT_IDS, DRAFT_LOGPROBS
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.loop.step import Ints, Step
@@ -28,7 +28,7 @@ SIDES = (DRAFT_IDS, DRAFT_LOGPROBS)
 
 @dataclass(frozen=True)
 class Left:
-    """An executor after a step that left these candidates: by row, [heads, candidates] and how likely they are."""
+    """An executor and results of a step that left these candidates: by row, [heads, candidates]. likely: they are."""
 
     ids: Sequence[Sequence[Sequence[int]]]
     likely: Sequence[Sequence[float]]
@@ -45,6 +45,15 @@ class Left:
     def close(self) -> None:
         raise NotImplementedError
 
+    def logits(self, first: int, count: int) -> Logits:
+        raise NotImplementedError
+
+    def tokens(self, samplers: Sequence[Sampler], rows: Sequence[int]) -> Sequence[int | RequestError]:
+        raise NotImplementedError
+
+    def guesses(self, first: int, count: int) -> Sequence[int]:
+        raise NotImplementedError
+
     def side_output(self, name: str) -> SideArray:
         if name == DRAFT_IDS:
             return np.asarray(self.ids, np.int32)
@@ -57,7 +66,7 @@ def request(*tokens: int) -> Generation:
 
 
 def observe(drafter: MedusaDrafter, chunks: list[Chunk], left: Left) -> None:
-    drafter.observe(ComputedStep(StepPlan([], chunks, {}, [], []), SIDES, left))
+    drafter.observe(ComputedStep(StepPlan([], chunks, {}, [], []), SIDES, left, left))
 
 
 def test_the_row_of_the_last_token_that_came_true_is_asked() -> None:
