@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
+from typing import Any
 
 import pytest
 
@@ -48,6 +49,14 @@ def test_prefixes_are_shared_and_ends_are_not() -> None:
 
 def record(sent: float, pieces: list[float], tokens: int, cached: int | None = None) -> RequestRecord:
     return RequestRecord(sent, 10, pieces, tokens, cached, pieces[-1])
+
+
+@pytest.mark.parametrize("good", [{"concurrency": 1}, {"rate": 0.01}, {"burstiness": 0.01}])
+def test_the_least_that_arrivals_may_be(good: dict[str, Any]) -> None:
+    Arrival(**good)
+    for name in good:
+        with pytest.raises(OptionError, match="cannot be 0"):
+            Arrival(**{name: 0})
 
 
 def test_the_summary() -> None:

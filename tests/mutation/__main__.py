@@ -106,36 +106,54 @@ def environment(copy: Path) -> dict[str, str]:
     return {**os.environ, "PYTHONPATH": str(copy), "LLMC_CACHE_DIR": str(cache), "PYTHONDONTWRITEBYTECODE": "1"}
 
 
-def killer(copy: Path, stages: Iterable[list[Path]], seconds: int) -> str:
-    """The first test that fails in the copy, or that it took too long; empty if all pass."""
+def killer(copy: Path, stages: Iterable[list[Path]], seconds: int, without: Iterable[str] = ()) -> str:
+    """The first test that fails in the copy, or that it took too long; empty if all pass. without: tests left out."""
     for files in stages:
         if not files:
             continue
-        command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(seconds)]
-        command += [str(path.relative_to(ROOT)) for path in files]
-        try:
-            done = subprocess.run(
-                command, cwd=copy, env=environment(copy), capture_output=True, text=True, timeout=3 * seconds
-            )
-        except subprocess.TimeoutExpired:
-            return "out of time"
-        if done.returncode not in (0, 5):
-            found = re.search(r"^(?:FAILED|ERROR) (\S+)", done.stdout, re.MULTILINE)
-            return found[1] if found else f"exit code {done.returncode}"
+        named = [str(path.relative_to(ROOT)) for path in files]
+        failed = failure(copy, [*named, *(f"--deselect={test}" for test in without)], seconds)
+        if failed:
+            return failed
     return ""
 
 
+def failure(copy: Path, arguments: list[str], seconds: int) -> str:
+    """The first test that fails in the copy, of those that pytest is asked for."""
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", "--timeout", str(seconds)]
+    try:
+        done = subprocess.run(
+            [*command, *arguments],
+            cwd=copy,
+            env=environment(copy),
+            capture_output=True,
+            text=True,
+            timeout=3 * seconds,
+        )
+    except subprocess.TimeoutExpired:
+        return "out of time"
+    if done.returncode in (0, 5):
+        return ""
+    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    return found[1] if found else f"exit code {done.returncode}"
+
+
 def tried(file: Path, mutant: Mutant, key: str, copy: Path, seconds: int) -> Trial:
-    """Put the mutant into the copy, run the tests, take it out again."""
+    """Put the mutant into the copy, run the tests, take it out again. A test that fails without it, too, kills none."""
     source = (ROOT / file).read_text(encoding="utf-8")
     changed = mutant.applied(source)
     first = own_tests(file, ROOT)
     rest = [path for path in room_tests(file, ROOT) if path not in first]
-    (copy / file).write_text(changed, encoding="utf-8")
-    try:
-        killed_by = killer(copy, (first, rest), seconds)
-    finally:
-        (copy / file).write_text(source, encoding="utf-8")
+    broken: list[str] = []
+    while True:
+        (copy / file).write_text(changed, encoding="utf-8")
+        try:
+            killed_by = killer(copy, (first, rest), seconds, broken)
+        finally:
+            (copy / file).write_text(source, encoding="utf-8")
+        if "::" not in killed_by or not failure(copy, [killed_by], seconds):
+            break
+        broken.append(killed_by)
     diff = difflib.unified_diff(source.splitlines(), changed.splitlines(), lineterm="", n=0)
     return Trial(key, str(file), mutant.line, mutant.kind, "\n".join(list(diff)[3:]), killed_by)
 

@@ -98,6 +98,13 @@ def test_a_bomb_does_not_keep_other_grammars_waiting(speaking: Engine) -> None:
             compiler.compile(Grammar(GrammarKind.CHOICE, '["perhaps"]'))
 
 
+def test_one_worker_and_no_more_is_started_before_the_first_grammar(speaking: Engine) -> None:
+    compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=600.0)
+    compiler.prepare()
+    assert len(compiler._idle) == 1
+    compiler.close()
+
+
 def test_many_bombs_at_once_are_all_refused(speaking: Engine) -> None:
     compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=1.0)
     compiler.compile(Grammar(GrammarKind.CHOICE, '["first"]'))
