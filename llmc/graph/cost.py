@@ -1,6 +1,6 @@
 """What a node costs: bytes from weights, bytes moved in all, and floating-point operations, in the symbols of a step.
 
-T: tokens. L: logit rows. R: requests. C: cached positions read, summed over requests. A: query-key pairs scored,
+T: tokens. L: logit rows. R: requests. C: cached rows read, summed over requests. A: query-key pairs scored,
 summed over requests; one query a request (a decode step) makes A = C. A sliding window caps both at `window` a
 request or a query, which is exact when all contexts are on the same side of it.
 
@@ -139,11 +139,11 @@ def _cache_bytes(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) ->
     if not any(name in arguments for name in _CACHES):
         return _ZERO
     k_cache, v_cache = (arguments[name].meta["val"] for name in _CACHES)
-    position = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
+    row = sum(c.shape[1] * c.shape[3] * c.dtype.itemsize for c in (k_cache, v_cache))
     if "slot_mapping" in arguments:
-        return position * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
+        return row * _dimension(arguments["slot_mapping"].meta["val"].shape[0], symbols)
     window = arguments["window"]
-    return position * (C if window is None else sympy.Min(C, window * R))
+    return row * (C if window is None else sympy.Min(C, window * R))
 
 
 def _flops(node: fx.Node, symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:

@@ -1,7 +1,7 @@
 """llmc::kv_write — put the keys and values of this step's tokens into their slots of the paged cache.
 
 A cache is [blocks, kv_heads, block_size, head_dim], so that one head's keys of one block lie together. Slot s is
-position s mod block_size of block s // block_size. With a cache_format the cache holds codes: see cache_codes.py.
+row s mod block_size of block s // block_size. With a cache_format the cache holds codes: see cache_codes.py.
 """
 
 from __future__ import annotations

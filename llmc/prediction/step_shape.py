@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class StepShape:
-    """The numbers of one step: tokens, logit rows, requests, cached positions read and query-key pairs scored."""
+    """The numbers of one step: tokens, logit rows, requests, cached rows read and query-key pairs scored."""
 
     tokens: int
     logit_rows: int

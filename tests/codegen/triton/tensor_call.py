@@ -135,7 +135,8 @@ class TensorCall:
         tensor = self._arguments[name]
         if tensor is None:
             return None
-        dtype = torch.float32 if tensor.is_floating_point() else torch.int32
+        # Wider integers are masks.
+        dtype = torch.float32 if tensor.is_floating_point() else tensor.dtype
         return self._put(Operand("input", name), tensor.to(dtype).contiguous())
 
     def weight(self, name: str, layout: Layout) -> Operand:

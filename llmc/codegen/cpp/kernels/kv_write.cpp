@@ -5,7 +5,7 @@
 #include "cached_rows.h"
 #include "rope.h"
 
-// Caches are [blocks, kv_heads, block_size, dim], contiguous; slot s is position s % block_size of block
+// Caches are [blocks, kv_heads, block_size, dim], contiguous; slot s is row s % block_size of block
 // s / block_size. With cos == null nothing is rotated and q, q_out are not used (llmc::kv_write); otherwise
 // llmc::rope_kv_write, where q_out may be q.
 typedef struct {
@@ -28,7 +28,7 @@ void copy_row(const T* x, int64_t channels, U* y) {
   llmc::for_vectors(channels, [&](int64_t c, auto lanes) { llmc::store(y + c, llmc::load(x + c, lanes), lanes); });
 }
 
-// One head's channels at one position: those of x, rotated if there is a rotation.
+// One head's channels in one row: those of x, rotated if there is a rotation.
 template <class T, class K>
 void write_row(const llmc::CacheOf<K>& cache, const llmc::Rotation* rotation, const T* x, K* to) {
   if (rotation != nullptr)
@@ -85,8 +85,8 @@ void write_row(const llmc::CacheOfCodes<Format>& cache, const llmc::Rotation* ro
 }
 
 template <class K>
-auto slot(const llmc::Cache<K>& cache, void* data, int64_t head, int64_t position) {
-  const auto row = cache.row(static_cast<uint8_t*>(data) + head * cache.head_bytes(), position);
+auto slot(const llmc::Cache<K>& cache, void* data, int64_t head, int64_t in_block) {
+  const auto row = cache.row(static_cast<uint8_t*>(data) + head * cache.head_bytes(), in_block);
   if constexpr (llmc::kHoldsCodes<K>)
     return row;
   else
@@ -107,13 +107,13 @@ void kv_write(LlmcPool* pool, const LlmcKvWrite& a) {
       llmc::rotate(rotation, a.head_dim, llmc::row_of<const T>(a.q, token) + c, llmc::row_of<T>(a.q_out, token) + c);
     }
     const int64_t block = a.slot_mapping[token] / a.block_size;
-    const int64_t position = a.slot_mapping[token] % a.block_size;
+    const int64_t in_block = a.slot_mapping[token] % a.block_size;
     for (int64_t head = 0; head < a.kv_heads; head++) {
       const int64_t of_block = block * a.kv_heads + head;
       const T* k = llmc::row_of<const T>(a.k, token) + head * a.head_dim;
       const T* v = llmc::row_of<const T>(a.v, token) + head * a.value_dim;
-      write_row(keys, rotates ? &rotation : nullptr, k, slot<K>(keys, a.k_cache, of_block, position));
-      write_row(values, nullptr, v, slot<K>(values, a.v_cache, of_block, position));
+      write_row(keys, rotates ? &rotation : nullptr, k, slot<K>(keys, a.k_cache, of_block, in_block));
+      write_row(values, nullptr, v, slot<K>(values, a.v_cache, of_block, in_block));
     }
   });
 }
