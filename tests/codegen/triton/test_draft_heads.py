@@ -82,7 +82,7 @@ def test_one_product_reads_the_output_matrix(lowered: tuple[DeviceLowered, Model
 @pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"quantize": "w4a8", "kv_cache": "int8"}])
 def test_engines_with_heads_compile_for_a_gpu(tmp_path: Path, options: dict[str, str]) -> None:
-    model = tiny_checkpoint("llama", tmp_path / "model", hidden_size=128)
+    model = tiny_checkpoint("llama", tmp_path / "model", hidden_size=128, intermediate_size=256)
     medusa_1(tmp_path / "heads.safetensors", 128)
     limits = {"max_model_len": 64, "max_batch_tokens": 2, "max_sequences": 2, "max_logit_rows": 2}
     heads = tmp_path / "heads.safetensors"
