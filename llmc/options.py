@@ -17,6 +17,8 @@ from llmc.formats.schemes import Quantization, parse_quantization
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # What else a dtype may be called, here and on the command line.
 DtypeSpelling = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "float", "half", "f32", "f16"]
+# Of `speculative`, in the place of a directory: layers in the model's own one.
+OWN_LAYERS = "mtp"
 _SPELLINGS = {
     "fp32": "float32",
     "f32": "float32",

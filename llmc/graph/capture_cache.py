@@ -30,7 +30,7 @@ from llmc.graph.capture_text import captured_graph, captured_text
 from llmc.graph.checkpoint import SafetensorsSource, read_json
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantization_config import is_quantized
-from llmc.options import BuildOptions
+from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
@@ -56,6 +56,7 @@ def capture_entry(directory: Path, options: BuildOptions) -> str | None:
         "model": {name: _text(directory / name) for name in _CONFIG_FILES},
         "tensors": [(name, source.entry(name).dtype, source.entry(name).shape) for name in source.names()],
         "dtype": options.dtype,
+        "own_layers": options.speculative == OWN_LAYERS,
         "llmc": source_digest(OWN_ROOMS),
         "torch": [torch.__version__, torch.version.git_version, str(torch.get_default_dtype())],
         "python": sys.version,

@@ -13,6 +13,7 @@ from llmc.graph import hf_hooks
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
 from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.drafts.mtp import mtp_tensors
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
 from llmc.graph.hf_config import (
     check_directory,
@@ -32,7 +33,7 @@ from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.text_half import left_out, text_config, text_names
 from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
-from llmc.options import BuildOptions
+from llmc.options import OWN_LAYERS, BuildOptions
 
 HFCapture = tuple[ModelGraph, WeightSource, tuple[str, ...]]
 
@@ -82,7 +83,8 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
         config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.
     with valid_values(config.model_type, file):
         model = skeleton(loaded.model_class, config, dtype)
-    recipes, unread = stored_recipes(model, source, text_half=whole is not None)
+    drafting = mtp_tensors(source) if options.speculative == OWN_LAYERS else frozenset()
+    recipes, unread = stored_recipes(model, source, text_half=whole is not None, read_elsewhere=drafting)
     with valid_values(config.model_type, file):
         make_parameters_fake(model)
         generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from torch import Tensor
@@ -16,12 +16,17 @@ from llmc.graph.weights import Recipe, Stored
 
 
 def stored_recipes(
-    model: Any, source: SafetensorsSource | QuantizedSource, *, text_half: bool = False
+    model: Any,
+    source: SafetensorsSource | QuantizedSource,
+    *,
+    text_half: bool = False,
+    read_elsewhere: Collection[str] = (),
 ) -> tuple[dict[str, Recipe], tuple[str, ...]]:
     """A Stored recipe for every parameter and saved buffer, by its name in the model; tied ones get equal recipes. And
     what a build should say of tensors that nothing reads.
 
-    text_half: of a multimodal checkpoint, whose other halves are passed over.
+    text_half: of a multimodal checkpoint, whose other halves are passed over. read_elsewhere: tensors that are no part
+    of the model, but used.
     Raises CheckpointError that names tensors which the checkpoint lacks, or whose shape or type does not fit, and for a
     checkpoint most of which nothing reads.
     """
@@ -48,7 +53,7 @@ def stored_recipes(
         tensor = tensors[group[0]]
         source.check(found[key], tuple(tensor.shape), floating=tensor.is_floating_point())
         recipes.update((name, Stored(found[key], tensor.dtype)) for name in group)
-    unread = _unread(model, available, tensors.keys(), set(found.values()))
+    unread = _unread(model, available, tensors.keys(), {*found.values(), *read_elsewhere})
     if len(unread) > len(found):
         raise CheckpointError(
             f"the model reads {len(found)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",

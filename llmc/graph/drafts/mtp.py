@@ -28,6 +28,7 @@ from llmc.graph.drafts.draft_checkpoint import (
 from llmc.graph.drafts.draft_decoder import decoder_of
 from llmc.graph.drafts.draft_modules import MtpDraft
 from llmc.graph.hf_config import load_config
+from llmc.graph.weights import WeightSource
 
 # What layers have that no engine computes yet, by a part of their tensors' names.
 _NOT_YET = {"mlp.experts.": "a mixture of experts", "self_attn.kv_a_proj": "multi-head latent attention"}
@@ -138,7 +139,13 @@ def has_mtp(source: SafetensorsSource) -> bool:
     return any(name.startswith("mtp.") for name in source.names()) or bool(_projections(source))
 
 
-def _projections(source: SafetensorsSource) -> list[str]:
+def mtp_tensors(source: WeightSource) -> frozenset[str]:
+    """The names of all tensors of such layers."""
+    prefixes = ("mtp.", *(f"model.layers.{number}." for number in _projections(source)))
+    return frozenset(name for name in source.names() if name.startswith(prefixes))
+
+
+def _projections(source: WeightSource) -> list[str]:
     """The numbers of the layers with an eh_proj."""
     parts = (name.split(".") for name in source.names() if name.endswith(".eh_proj.weight"))
     return [each[2] for each in parts if len(each) == 5 and each[:2] == ["model", "layers"] and each[2].isdigit()]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from llmc.graph.drafts.eagle3 import Eagle3Checkpoint
 from llmc.graph.drafts.open_draft import open_draft
 from llmc.graph.model_graph import ModelInfo
 from llmc.options import BuildOptions, parse_options
-from llmc.passes.pipeline import canonical, speculative
+from llmc.passes.pipeline import canonical, default, essential, speculative
 from llmc.passes.runner import run_pipeline
 from llmc.program import Limits
 from tests import draft_checkpoints as drafts
@@ -159,6 +160,32 @@ def test_mtp_of_another_model_is_refused(tmp_path: Path) -> None:
 def test_a_model_in_memory_has_no_layers_of_its_own(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="the model is a LlamaForCausalLM"):
         capture(tiny_model("llama"), BuildOptions(speculative="mtp"))
+
+
+@pytest.mark.parametrize("add", [drafts.add_qwen_mtp, drafts.add_deepseek_mtp])
+def test_layers_that_draft_are_not_called_unused(add: Callable[[Path], Path], tmp_path: Path) -> None:
+    target = add(model(tmp_path))
+    assert not capture(target, BuildOptions(speculative="mtp")).notes
+    (note,) = capture(target, BuildOptions()).notes
+    assert "tensors of the checkpoint are not used" in note
+
+
+@pytest.mark.parametrize("made", [drafts.eagle3, drafts.speculators])
+def test_the_passes_of_a_draft_can_be_cut_anywhere(made: Callable[..., Path], tmp_path: Path) -> None:
+    """Each cut is legal, and finished it is an engine's graph."""
+    draft = made(tmp_path / "draft", eagle_aux_hidden_state_layer_ids=[0, 1, 2])
+    captured = capture(model(tmp_path), BuildOptions(speculative=str(draft)))
+    attached = run_pipeline(captured.graph, (*canonical(), *speculative()), BuildOptions()).graph.draft
+    assert attached is not None
+    whole = run_pipeline(attached.graph, default(), BuildOptions())
+    count = sum(len(record.rewrites) for record in whole.records)
+    assert count > 30 and whole.graph.stage.value == "optimized"
+    for cut in range(0, count, 9):
+        found = run_pipeline(
+            attached.graph, default(), BuildOptions(stop_after=cut, finish_cut=True), essential=essential()
+        )
+        assert found.was_cut and found.graph.stage.value in ("serving", "optimized")
+        assert found.graph.sides()["hidden"].meta["val"].shape[1] == drafts.WIDTH
 
 
 def test_tokens_of_a_draft_are_the_models() -> None:
