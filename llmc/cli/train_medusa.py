@@ -22,9 +22,9 @@ def train_medusa(
     output: Annotated[Path, typer.Option("--output", "-o", help=".safetensors file to write")],
     heads: Annotated[int, typer.Option(help="tokens after the next one that are drafted")] = 3,
     layers: Annotated[int, typer.Option(help="of each head")] = 1,
-    tokens: Annotated[int, typer.Option(help="that the engine writes to train on")] = 20_000,
+    tokens: Annotated[int, typer.Option(help="that the engine writes to train on")] = 50_000,
     temperature: Annotated[float, typer.Option(help="at which it writes them")] = 0.0,
-    epochs: Annotated[int, typer.Option(help="at the most")] = 8,
+    epochs: Annotated[int, typer.Option(help="at the most")] = 5,
     seed: Annotated[int, typer.Option(help="the same one gives the same heads")] = 0,
     threads: Annotated[int | None, typer.Option(help="default: physical cores")] = None,
 ) -> None:

@@ -2,8 +2,8 @@
 
 Prompts are cut from a text and continued by the engine. The model then reads all of it once more, for its hidden
 states. Where the loss on sequences that were kept apart does not fall any more, training stops, and the best heads are
-kept. On what bard-6m writes greedily, 20,000 tokens and 6 epochs give 0.57, 0.49 and 0.43 by head; heads that learn
-the model's whole distribution for a token, instead of the token, are no better and take longer.
+kept. On what bard-6m writes greedily, heads that learn the tokens are right in 0.58, 0.49 and 0.44 of cases, heads that
+learn the model's whole distribution for each in 0.45, 0.36 and 0.29 after as many epochs.
 """
 
 from __future__ import annotations
@@ -27,7 +27,8 @@ from llmc.training.fit_heads import HeadAcceptance, Samples, acceptance, fit
 from llmc.training.heads_file import check_place, write_heads
 from llmc.training.medusa_heads import MedusaHeads
 
-_PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 104
+# Short ones: what a small model writes greedily begins to go round in circles, which teaches nothing.
+_PROMPT_TOKENS, _WRITTEN_TOKENS = 24, 72
 _KEPT_APART = 0.1
 
 
@@ -51,9 +52,9 @@ def train_medusa(
     *,
     heads: int = 3,
     layers: int = 1,
-    tokens: int = 20_000,
+    tokens: int = 50_000,
     temperature: float = 0.0,
-    epochs: int = 8,
+    epochs: int = 5,
     seed: int = 0,
     threads: int | None = None,
     progress: Progress | None = None,
