@@ -93,6 +93,8 @@ def test_calibration_may_be_a_path() -> None:
         ("int4,w8a8", "two schemes for everything", "lm_head=w8a8"),
         ("auto", "no budget of bits", "auto:4.5"),
         ("auto:3", "no budget of bits", "4.125"),
+        ("auto:4", "no budget of bits", "4.125"),
+        ("auto:16.1", "no budget of bits", "auto:4.5"),
         ("int4-gptq:damp=2", "'2' is no number from 0.0 to 1.0", "0.5"),
         ("lm_head=int9", "unknown quantization scheme 'int9'", "known"),
     ],
@@ -103,3 +105,9 @@ def test_errors_say_what_is_known(spelled: str, problem: str, fix: str) -> None:
     assert problem in caught.value.problem
     assert caught.value.fix is not None
     assert fix in caught.value.fix
+
+
+def test_budgets_are_above_4_bits_and_up_to_16() -> None:
+    for text, bits in (("auto:4.01", 4.01), ("auto:16", 16.0)):
+        budget = parse_quantization([text]).budget
+        assert budget is not None and budget.bits == bits

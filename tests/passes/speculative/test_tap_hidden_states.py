@@ -22,6 +22,7 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
 from llmc.passes.speculative.tap_hidden_states import tap_hidden_states
 from tests import draft_checkpoints as drafts
+from tests.family_captures import FamilyCaptures
 from tests.plain_modules import sdpa_decoder
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model, tiny_tokens
 
@@ -43,9 +44,8 @@ def hidden(graph: ModelGraph, source: WeightSource) -> Tensor:
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_states_are_those_of_transformers(family: str) -> None:
-    model = tiny_model(family)
-    captured = capture(model, BuildOptions())
+def test_states_are_those_of_transformers(family: str, captured_family: FamilyCaptures) -> None:
+    model, captured = captured_family(family).model, captured_family(family).captured
     graph = tapped(captured.graph, (*canonical(), tap_hidden_states((0, 1))))
     with torch.no_grad():
         states = model(torch.tensor([IDS]), output_hidden_states=True, use_cache=False).hidden_states
