@@ -125,12 +125,6 @@ def _build(
     pipeline = default() if passes is None else _checked(passes)
     kind = kind_of(target)
     kind.check(options)
-    if options.tensor_parallel_size > 1:
-        raise OptionError(
-            f"no engine can be built for {options.tensor_parallel_size} ranks yet",
-            at="tensor_parallel_size",
-            fix="look at how the model is cut: llmc passes MODEL --tensor-parallel-size N",
-        )
     options, notes = without_half(model, target, kind, options)
     with given_tokenizer(tokenizer) as tokenizer_files:
 
@@ -164,12 +158,13 @@ def _write_engine(
             engine = builder.lower(result.graph)
         program = builder.compile(writer, stages)
         writer.write_text(PROGRAM_NAME, program_to_json(program))
-        with stages("weights", sum(slot.nbytes for slot in program.weights)):
-            makers = [
-                (slot, partial(packed, slot, recipe, captured.source, finite, kind))
-                for slot, recipe in zip(program.weights, engine.recipes, strict=True)
-            ]
-            writer.write_weights(makers, progress=stages.advance)
+        with stages("weights", program.ranks * sum(slot.nbytes for slot in program.weights)):
+            for rank in range(program.ranks):
+                makers = [
+                    (slot, partial(packed, slot, recipe, captured.source, finite, kind, rank))
+                    for slot, recipe in zip(program.weights, engine.recipes, strict=True)
+                ]
+                writer.write_weights(makers, rank=rank, progress=stages.advance)
         with stages("report"):
             for file in captured.tokenizer_files:
                 writer.copy_file(f"tokenizer/{file.name}", file)
@@ -268,12 +263,12 @@ def run_passes(
 
 
 def packed(
-    slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights, kind: TargetKind
+    slot: WeightSlot, recipe: SlotRecipe, source: WeightSource, finite: FiniteWeights, kind: TargetKind, rank: int = 0
 ) -> Tensor:
-    """One weight in kernel layout; the checkpoint's tensors are read now and dropped after."""
+    """One weight of a rank in kernel layout; the checkpoint's tensors are read now and dropped after."""
 
     def value(part: Recipe) -> Tensor:
-        return finite.look(stored_names(part), evaluate(part, source))
+        return finite.look(stored_names(part), evaluate(part, source, rank))
 
     if isinstance(recipe, CodesRecipe):
         zeros = None if recipe.zeros is None else value(recipe.zeros)

@@ -60,6 +60,10 @@ class EngineFormatError(LlmcError):
     """An engine directory that is incomplete, corrupt, or of another format version."""
 
 
+class RankError(LlmcError):
+    """A process of an engine of several ranks that does not come up, or was lost."""
+
+
 class RequestError(LlmcError):
     """A request that the engine cannot serve: prompt too long, token id out of range, bad sampling parameter."""
 

@@ -38,6 +38,9 @@ class KernelCall:
     others: tuple[tuple[KernelCall, ...], ...] = ()
 
 
+_llmc = torch.ops.llmc
+
+
 class Backend(Protocol):
     """The kernels of one target. An object may serve one lowering only: it may remember what it was asked for."""
 
@@ -77,21 +80,29 @@ class Backend(Protocol):
         """The launch of a generated loop. pointers: operands of its parameters."""
 
 
-# Ops of lowered graphs that no backend has a kernel for, and why. Every other op has one in each (tests/ops), but for
-# the parts of products, which products' kernels compute.
-_OF_RANKS = "it belongs to a model that is cut for several ranks, which run in llmc.graph.execute only so far"
-WITHOUT_KERNEL: Mapping[OpOverload, str] = MappingProxyType(
+# Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
+# but for the parts of products, which products' kernels compute.
+_COLLECTIVES = (_llmc.all_reduce.default, _llmc.all_gather.default, _llmc.rank_rows.default)
+_OF_RANKS = "it belongs to a model that is cut for several ranks, which run on CPUs so far"
+WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
-        each.default: _OF_RANKS
-        for each in (torch.ops.llmc.all_reduce, torch.ops.llmc.all_gather, torch.ops.llmc.rank_rows)
+        "cpp": MappingProxyType({}),
+        "triton": MappingProxyType(
+            {
+                _llmc.all_reduce.default: _OF_RANKS,
+                _llmc.all_gather.default: _OF_RANKS,
+                _llmc.rank_rows.default: _OF_RANKS,
+            }
+        ),
     }
 )
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"
 
 
-def no_kernel(node: fx.Node, target: str) -> Refusal:
-    """That a target has no kernel for what a node calls, with the reason where there is a known one."""
-    reason = WITHOUT_KERNEL.get(node.target) if isinstance(node.target, OpOverload) else None
+def no_kernel(node: fx.Node, target: str, kind: str) -> Refusal:
+    """That a target has no kernel for what a node calls, with the reason where there is a known one. kind: a key of
+    WITHOUT_KERNEL."""
+    reason = WITHOUT_KERNEL[kind].get(node.target) if isinstance(node.target, OpOverload) else None
     if part_of(node) is not None:
         reason = _WITHIN_A_PRODUCT
     return Refusal(f"no kernel for {target} computes {node.target}" + (f": {reason}" if reason else ""), node)

@@ -86,6 +86,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         alternatives=builder.planned_alternatives(),
         side_outputs=builder.side_outputs(),
         hidden_width=hidden_width(graph),
+        ranks=graph.ranks,
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

@@ -16,6 +16,7 @@ from torch import Tensor
 from llmc.build_stages import Stages
 from llmc.codegen.weight_slots import SlotRecipe
 from llmc.engine_format.writer import EngineWriter
+from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
@@ -84,3 +85,13 @@ def kind_of(target: Target) -> TargetKind:
     module, name = _KINDS[type(target)]
     kind: TargetKind = getattr(importlib.import_module(module), name)(target)
     return kind
+
+
+def refuse_ranks(options: BuildOptions, target: str) -> None:
+    """Of a kind whose engines run in one process. Raises OptionError for more."""
+    if options.tensor_parallel_size > 1:
+        raise OptionError(
+            f"engines for {target} run on one rank so far, not on {options.tensor_parallel_size}",
+            at=f"tensor_parallel_size={options.tensor_parallel_size}",
+            fix="build for a CPU, or look at how the model would be cut: llmc passes MODEL --tensor-parallel-size N",
+        )

@@ -15,7 +15,7 @@ from llmc.codegen.origin import unsupported
 from llmc.codegen.views import View, Views
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.weights import Derived, Recipe, Stored
+from llmc.graph.weights import Derived, PerRank, Recipe, Stored
 from llmc.program import Layout, WeightSlot, code_rows_layout
 
 _llmc = torch.ops.llmc
@@ -124,6 +124,8 @@ def recipe_key(recipe: Any) -> Hashable:
         return recipe
     if isinstance(recipe, Derived):
         return (recipe.target.name(), recipe_key(recipe.args), recipe_key(recipe.kwargs))
+    if isinstance(recipe, PerRank):
+        return ("ranks", recipe_key(recipe.recipes))
     if isinstance(recipe, tuple | list):
         return tuple(map(recipe_key, recipe))
     return recipe if isinstance(recipe, int | float | str | bool | torch.dtype | None) else id(recipe)

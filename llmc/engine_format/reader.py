@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from llmc.engine_format.engine_files import WEIGHTS, EngineFiles
@@ -218,10 +218,17 @@ def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) ->
                 )
 
 
-def find_weights(files: EngineFiles, program: Program) -> tuple[StoredTensor, ...]:
-    """Where each weight of the program lies; missing or unfitting ones raise EngineFormatError."""
+def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
+    """The same engine with the weights of a rank."""
+    return replace(engine, tensors=find_weights(engine.files, engine.program, rank))
+
+
+def find_weights(files: EngineFiles, program: Program, rank: int = 0) -> tuple[StoredTensor, ...]:
+    """Where each weight of the program lies, of a rank; missing or unfitting ones raise EngineFormatError."""
     stored: dict[str, StoredTensor] = {}
     for name in files.below("weights"):
+        if not name.startswith(f"{WEIGHTS}rank{rank}-"):
+            continue
         stored.update(read_header(files.mapped(name), files.path / name))
     for slot in program.weights:
         if slot.name not in stored:

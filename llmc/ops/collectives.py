@@ -31,23 +31,23 @@ def all_reduce(x: Tensor, ranks: int) -> Tensor:
     raise _alone("all_reduce")
 
 
-def _join(xs: list[Tensor], ends: list[int]) -> Tensor:
-    starts = [0, *ends[:-1]]
-    return torch.cat([x[..., : end - start] for x, start, end in zip(xs, starts, ends, strict=True)], dim=-1)
+def _join(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:
+    bounds = [0, *ends.tolist()]
+    return torch.cat([x[..., : end - start] for x, start, end in zip(xs, bounds, bounds[1:], strict=False)], dim=-1)
 
 
 @op(
-    fake=lambda a: a.x.new_empty((*a.x.shape[:-1], a.ends[-1])),
+    fake=lambda a: a.x.new_empty((*a.x.shape[:-1], a.channels)),
     stages=FROM_CAPTURED,
     flops=per_element(0),
     rows=("x",),
     across=_join,
 )
-def all_gather(x: Tensor, ends: list[int]) -> Tensor:
+def all_gather(x: Tensor, ends: Tensor, channels: int) -> Tensor:
     """All ranks' channels one after the other, on every rank.
 
-    x: [..., channels]; ends: where each rank's end in the result [..., ends[-1]]; what a rank has beyond its own is
-    padding and left out.
+    x: [..., width]; ends: [ranks], int32, where each rank's end in the result [..., channels]; what a rank has beyond
+    its own is padding and left out.
     """
     raise _alone("all_gather")
 

@@ -22,6 +22,12 @@ class LlmcStep(Structure):
     )
 
 
+class LlmcRanks(Structure):
+    """One of several processes that run an engine together."""
+
+    _fields_ = (("rank", c_int32), ("ranks", c_int32), ("memory", c_void_p), ("round", c_int64))
+
+
 class LlmcBindings(Structure):
     """The memory that an engine is opened with."""
 
@@ -30,6 +36,7 @@ class LlmcBindings(Structure):
         ("caches", POINTER(c_void_p)),
         ("arena", c_void_p),
         ("threads", c_int32),
+        ("ranks", POINTER(LlmcRanks)),
     )
 
 
@@ -42,7 +49,7 @@ class LlmcChooseRows(Structure):
     )
 
 
-ENGINE_STRUCTS: tuple[type[Structure], ...] = (LlmcStep, LlmcBindings, LlmcChooseRows)
+ENGINE_STRUCTS: tuple[type[Structure], ...] = (LlmcStep, LlmcRanks, LlmcBindings, LlmcChooseRows)
 
 
 def structs_text() -> str:

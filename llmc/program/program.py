@@ -340,6 +340,7 @@ class Program:
     """Everything that an executor needs beside the weights' data.
 
     hidden_width: columns of the step input `hidden` (HIDDEN), of drafts; 0 for a program that reads none.
+    ranks: processes that run the program together, each with its own weights and caches.
     """
 
     limits: Limits
@@ -354,6 +355,7 @@ class Program:
     alternatives: tuple[Alternative, ...] = ()
     side_outputs: tuple[SideOutput, ...] = ()
     hidden_width: int = 0
+    ranks: int = 1
 
     def cache_names(self) -> dict[str, CacheSlot]:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""

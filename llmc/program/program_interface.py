@@ -20,6 +20,8 @@ def memory_text(program: Program) -> str:
         f"limits {' '.join(f'{name}={value}' for name, value in asdict(program.limits).items())}",
         f"vocabulary {program.vocab_size}",
     ]
+    if program.ranks > 1:
+        lines.append(f"ranks {program.ranks}")
     if program.hidden_width:
         lines.append(f"hidden states {program.hidden_width}")
     for index, w in enumerate(program.weights):

@@ -41,8 +41,8 @@ def block_count(
 
 
 def bytes_per_block(program: Program) -> int:
-    """Of keys and values of all layers."""
-    return sum(cache.bytes_per_block(program.limits.block_size) for cache in program.caches)
+    """Of keys and values of all layers, on all ranks."""
+    return program.ranks * sum(cache.bytes_per_block(program.limits.block_size) for cache in program.caches)
 
 
 def wanted_blocks(program: Program, kv_cache_bytes: int | None) -> tuple[int, int]:

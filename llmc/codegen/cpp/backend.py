@@ -33,7 +33,7 @@ class CppBackend:
 
     def refusal(self, node: fx.Node) -> Refusal | None:
         kernel = KERNELS.get(node.target)
-        return no_kernel(node, self._target.name) if kernel is None else kernel.refusal(node, self._target)
+        return no_kernel(node, self._target.name, "cpp") if kernel is None else kernel.refusal(node, self._target)
 
     def norm_before(self, product: fx.Node) -> None:
         """No kernel norms on the way."""

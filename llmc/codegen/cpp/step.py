@@ -73,6 +73,7 @@ def _engine(program: Program) -> str:
   void* const* caches;
   char* arena;
   LlmcPool* pool;
+  LlmcRanks* ranks;
   int64_t* times;
 }};
 
@@ -93,6 +94,8 @@ static int64_t scratch_bytes() {{
 
 int32_t llmc_engine_abi(void) {{ return LLMC_ENGINE_ABI; }}
 
+int64_t llmc_engine_ranks_bytes(int32_t ranks) {{ return llmc_ranks_bytes(ranks); }}
+
 const char* llmc_engine_interface(void) {{
   return
 {literal(interface_text(program))};
@@ -106,7 +109,8 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {{
     free(engine);
     return nullptr;
   }}
-  *engine = {{bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, nullptr}};
+  *engine = {{bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, bindings->ranks,
+             nullptr}};
   return engine;
 }}
 
@@ -221,6 +225,8 @@ class _LaunchPrinter:
         if operand.space == "weight":
             index, name = self._weights[operand.name], operand.name
             return f"({pointer(self._weight_dtypes[name], written=False)})w[{index} /* {name} */]"
+        if operand.space == "engine":
+            return f"engine->{operand.name}"
         if operand.space == "cache":
             return f"engine->caches[{self._caches[operand.name]}]"
         return f"step->{_INPUTS.get(operand.name, operand.name)}"

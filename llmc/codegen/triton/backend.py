@@ -54,7 +54,7 @@ class TritonBackend:
     def refusal(self, node: fx.Node) -> Refusal | None:
         template = KERNELS.get(node.target)
         if template is None:
-            return no_kernel(node, self._target.name)
+            return no_kernel(node, self._target.name, "triton")
         return template.supports(node, self._target)
 
     def norm_before(self, product: fx.Node) -> fx.Node | Refusal | None:

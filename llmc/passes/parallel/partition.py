@@ -185,21 +185,24 @@ class _Cut:
         node.replace_all_uses_with(taken, delete_user_cb=lambda user: user is not taken)
 
     def _gathered(self, operand: fx.Node, reader: fx.Node) -> fx.Node:
-        ends = [stop for _, stop in self._split(operand, self._axis(operand)).spans]
         for user in operand.users:
             if user.target is _llmc.all_gather.default:
                 return user
+        stops = [stop for _, stop in self._split(operand, self._axis(operand)).spans]
+        ends = self._constant(f"{operand.name}_ends", [torch.tensor(stops, dtype=torch.int32)])
         with self.graph.graph.inserting_before(reader):
-            return self.graph.graph.call_function(_llmc.all_gather.default, (operand, ends))
+            return self.graph.graph.call_function(_llmc.all_gather.default, (operand, ends, stops[-1]))
 
     def _constant(self, name: str, values: list[Tensor]) -> fx.Node:
+        """A weight with these values by rank, or a single one for all."""
         graph = self.graph.graph
         first = next(node for node in graph.nodes if node.op != "placeholder")
         with graph.inserting_before(first):
             node = graph.placeholder(name)
         with fake_mode(graph):
             node.meta["val"] = torch.empty(values[0].shape, dtype=values[0].dtype)
-        self.graph.weights[node.name] = PerRank(tuple(map(Constant, values)))
+        own = tuple(map(Constant, values))
+        self.graph.weights[node.name] = own[0] if len(own) == 1 else PerRank(own)
         return node
 
     def _reshape(self, node: fx.Node) -> None:

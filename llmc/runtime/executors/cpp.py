@@ -14,7 +14,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import EngineFormatError
 from llmc.program import CHOICE_INPUTS, SideOutput, StepOutput
-from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcStep
+from llmc.program.engine_structs import LlmcBindings, LlmcChooseRows, LlmcRanks, LlmcStep
 from llmc.program.program_interface import check_interface, interface_text
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
@@ -28,6 +28,10 @@ ENGINE_ABI = 3
 
 def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
     """The executor for an engine's library, which may be one that cannot choose tokens."""
+    if engine.program.ranks > 1:
+        from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
+
+        return RankedCppExecutor(engine, blocks, threads, check)
     can_choose = hasattr(open_library(engine), "llmc_engine_choose")
     return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads, check)
 
@@ -36,7 +40,7 @@ class CppExecutor:
     """The library with its weights (mapped from their files), KV cache of `blocks` blocks, arena and threads.
 
     check: of the weights, under way; no step's results leave before it has ended. also: what else steps leave in the
-    arena, for `side_output`.
+    arena, for `side_output`. ranks: its place among others.
     """
 
     def __init__(
@@ -46,6 +50,7 @@ class CppExecutor:
         threads: int,
         check: WeightCheck | None = None,
         also: Sequence[SideOutput] = (),
+        ranks: LlmcRanks | None = None,
     ) -> None:
         program = engine.program
         limits = program.limits
@@ -65,7 +70,9 @@ class CppExecutor:
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
         self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
-        bindings = LlmcBindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads)
+        self._ranks = ranks
+        place = None if ranks is None else ctypes.pointer(ranks)
+        bindings = LlmcBindings(self._weight_pointers, self._cache_pointers, _address(self._arena), threads, place)
         self._engine: int | None = self._library.llmc_engine_open(ctypes.byref(bindings))
         if self._engine is None:
             raise EngineFormatError(
@@ -150,8 +157,15 @@ class CppExecutor:
 class ChoosingCppExecutor(CppExecutor):
     """Chooses tokens with the engine's threads too, many times faster than numpy would."""
 
-    def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
-        super().__init__(engine, blocks, threads, check)
+    def __init__(
+        self,
+        engine: EngineDirectory,
+        blocks: int,
+        threads: int,
+        check: WeightCheck | None = None,
+        ranks: LlmcRanks | None = None,
+    ) -> None:
+        super().__init__(engine, blocks, threads, check, ranks=ranks)
         rows = engine.program.limits.max_logit_rows
         self._tokens, self._scores = np.zeros(rows, np.int32), np.zeros(rows, np.float32)
         self._covered = np.ones(rows, np.bool_)

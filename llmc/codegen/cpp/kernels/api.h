@@ -126,6 +126,16 @@ typedef struct {
   const float* hidden;           // [T, hidden_width] of a draft, else null
 } LlmcStep;
 
+// One of several processes that run an engine together; null for one alone. memory: llmc_engine_ranks_bytes(ranks) bytes that
+// all of them share, zero at first. round: how many exchanges there were, 0 at first.
+typedef struct {
+  int32_t rank, ranks;
+  void* memory;
+  int64_t round;
+} LlmcRanks;
+int64_t llmc_ranks_bytes(int32_t ranks);
+
+
 // Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte
 // aligned, of the size that program.json gives for the engine's limits.
 typedef struct {
@@ -133,10 +143,13 @@ typedef struct {
   void* const* caches;
   void* arena;
   int32_t threads;
+  LlmcRanks* ranks;
 } LlmcBindings;
 
 typedef struct LlmcEngine LlmcEngine;
 int32_t llmc_engine_abi(void);
+// Of LlmcRanks.memory.
+int64_t llmc_engine_ranks_bytes(int32_t ranks);
 // What the engine takes for granted of the memory in its bindings and steps, as llmc/program/program_interface.py says it.
 const char* llmc_engine_interface(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);

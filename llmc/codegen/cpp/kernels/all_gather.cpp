@@ -1,0 +1,37 @@
+// llmc::all_gather: y = all ranks' channels of x one after the other, without their padding.
+#include "ranks.h"
+#include "row.h"
+
+// ends: where each rank's channels end in y, which has `channels`; of x each rank has `width`.
+typedef struct {
+  int64_t tokens, width, channels;
+  const int32_t* ends;
+  LlmcRows x, y;
+  void* ranks;  // LlmcRanks
+} LlmcAllGather;
+
+namespace {
+
+template <class T>
+void all_gather(LlmcPool* pool, const LlmcAllGather& a) {
+  LlmcRanks& all = *static_cast<LlmcRanks*>(a.ranks);
+  auto put = [&](int64_t first, int64_t rows) {
+    T* place = llmc::rank_place<T>(all, all.rank);
+    for (int64_t row = 0; row < rows; row++)
+      std::memcpy(place + row * a.width, llmc::row_of<const T>(a.x, first + row), sizeof(T) * a.width);
+  };
+  auto take = [&](int64_t first, int64_t rows) {
+    llmc::for_rows(pool, rows, a.width * all.ranks, [&](int64_t row) {
+      T* y = llmc::row_of<T>(a.y, first + row);
+      for (int32_t rank = 0; rank < all.ranks; rank++) {
+        const int32_t start = rank == 0 ? 0 : a.ends[rank - 1];
+        std::memcpy(y + start, llmc::rank_place<const T>(all, rank) + row * a.width, sizeof(T) * (a.ends[rank] - start));
+      }
+    });
+  };
+  llmc::in_rounds<T>(all, a.tokens, a.width, put, take);
+}
+
+}  // namespace
+
+LLMC_KERNELS(LlmcAllGather, all_gather, all_gather)

@@ -1,0 +1,1 @@
+"""Engines of several ranks: one process each, which run every step together."""

@@ -1,0 +1,91 @@
+"""What the first rank tells the others: JSON over a socket, and the arrays of steps through memory that all share."""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import socket
+import struct
+from typing import Any
+
+import numpy as np
+
+from llmc.runtime.loop.step import STEP_ARRAYS, Step
+
+_LENGTH = struct.Struct("<I")
+_ALIGNMENT = 64
+
+
+class Channel:
+    """One end of a connection; messages come as they were sent, or not at all."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+
+    def send(self, message: object) -> None:
+        """Raises OSError where nobody is at the other end."""
+        text = json.dumps(message).encode()
+        self.socket.sendall(_LENGTH.pack(len(text)) + text)
+
+    def receive(self) -> Any:
+        """The next message; None where the other end is closed. Raises OSError, TimeoutError among them."""
+        head = self._read(_LENGTH.size)
+        text = None if head is None else self._read(_LENGTH.unpack(head)[0])
+        return None if text is None else json.loads(text)
+
+    def close(self) -> None:
+        """The other end receives None."""
+        self.socket.close()
+
+    def _read(self, count: int) -> bytes | None:
+        data = bytearray()
+        while len(data) < count:
+            part = self.socket.recv(count - len(data))
+            if not part:
+                return None
+            data += part
+        return bytes(data)
+
+
+class SharedMemory:
+    """Memory without a name, so that nothing is left of it when the last process that has it ends."""
+
+    def __init__(self, descriptor: int, nbytes: int) -> None:
+        self.descriptor = descriptor
+        self._mapped = mmap.mmap(descriptor, nbytes)
+        self.bytes = np.frombuffer(self._mapped, np.uint8)
+
+    @staticmethod
+    def create(nbytes: int) -> SharedMemory:
+        """Zeros, for this process and for those that are given the descriptor."""
+        descriptor = os.memfd_create("llmc-ranks", os.MFD_CLOEXEC)
+        os.truncate(descriptor, nbytes)
+        return SharedMemory(descriptor, nbytes)
+
+    def close(self) -> None:
+        """The descriptor; the memory goes with this object."""
+        os.close(self.descriptor)
+
+
+def put_step(step: Step, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Any]:
+    """Write a step's arrays into memory that has room for them; the message that says where they are."""
+    places: dict[str, Any] = {}
+    start = 0
+    for name, array in step.arrays():
+        data = np.ascontiguousarray(array)
+        memory[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
+        places[name] = [start, data.dtype.str, list(data.shape)]
+        start += -(-data.nbytes // _ALIGNMENT) * _ALIGNMENT
+    return {"do": "step", "arrays": places, "sides": list(step.sides)}
+
+
+def taken_step(message: dict[str, Any], memory: np.ndarray[Any, np.dtype[np.uint8]]) -> Step:
+    """The step of a message, with arrays of its own."""
+    arrays: dict[str, Any] = {}
+    for name in STEP_ARRAYS:
+        if name in message["arrays"]:
+            start, dtype, shape = message["arrays"][name]
+            count = int(np.prod(shape)) * np.dtype(dtype).itemsize
+            arrays[name] = memory[start : start + count].view(dtype).reshape(shape).copy()
+    return Step(**arrays, sides=tuple(message["sides"]))
