@@ -21,7 +21,7 @@ SHOWS = {
         "found:    the user tanh_1",
         "logits: Tensor = self.head(y + torch.tanh(normalized))",
     ],
-    "train_medusa_heads.py": ["head 2: top-1 0.", "the same answers, to the last token", "tokens a step with drafts"],
+    "train_medusa_heads.py": ["head 2: top-1 0.", "the same answers, to the last token", "drafts came true"],
     "compile_for_a_gpu.py": [
         "decode, batch 1, context 256 on h100, predicted and not measured: ",
         "5 of 5 RMSNorms fused",
