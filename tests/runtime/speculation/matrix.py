@@ -13,6 +13,7 @@ from llmc.compiler import build
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind
 from llmc.runtime.requests.completion import Completion
 from llmc.training.train_medusa import train_medusa
+from tests.runtime.speculation.fitted_mtp import fit_mtp
 
 MODELS = Path(__file__).parents[3] / "examples/models"
 PROMPTS = ("KING RICHARD:", "The", "My lord, my lord, my lord, my lord, I", "First Citizen:\nBefore we proceed")
@@ -71,7 +72,7 @@ class Engines:
         path = self.directory / f"{model}-{draft}-{form}.llmc"
         if not path.exists():
             speculative = None if draft is None else MODELS / draft
-            build(MODELS / model, path, max_model_len=256, speculative=speculative, **FORMATS[form])
+            build(MODELS / model, path, **_LIMITS, speculative=speculative, **FORMATS[form])
         return path
 
     def with_heads(self, model: str, form: str) -> Path:
@@ -82,7 +83,17 @@ class Engines:
             text = MODELS.parent / "data/calibration.txt"
             train_medusa(self.built(model, QUICK), text, heads, tokens=5000, epochs=5, threads=1)
         if not path.exists():
-            build(MODELS / model, path, max_model_len=256, speculative=heads, **FORMATS[form])
+            build(MODELS / model, path, **_LIMITS, speculative=heads, **FORMATS[form])
+        return path
+
+    def with_mtp(self, model: str, form: str) -> Path:
+        """The same with a layer of its own that drafts."""
+        path = self.directory / f"{model}-{form}-mtp.llmc"
+        checkpoint = self.directory / f"{model}-mtp"
+        if not checkpoint.exists():
+            fit_mtp(MODELS / model, MODELS.parent / "data/calibration.txt", checkpoint)
+        if not path.exists():
+            build(checkpoint, path, **_LIMITS, speculative="mtp", **FORMATS[form])
         return path
 
     def answers(self, path: Path, prompts: Sequence[str], params: Sequence[SamplingParams]) -> list[object]:
@@ -102,6 +113,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bf16, int8 cache": {"dtype": "bfloat16", "kv_cache": "int8"},
     "w4a8, int8 cache": {"dtype": "bfloat16", "quantize": "w4a8", "kv_cache": "int8"},
 }
+# With room for the trees of all neighbours in a step.
+_LIMITS: dict[str, Any] = {"max_model_len": 256, "max_logit_rows": 384}
 # The one that every `make test` runs.
 QUICK = "bf16"
 
@@ -132,5 +145,9 @@ DRAFTERS: dict[str, Opening] = {
     "eagle3": lambda engines, form: (
         engines.built("bard-6m", form, draft="bard-eagle3"),
         {"method": "eagle3", "num_speculative_tokens": 4},
+    ),
+    "mtp": lambda engines, form: (
+        engines.with_mtp("bard-6m", form),
+        {"method": "mtp", "num_speculative_tokens": 4},
     ),
 }
