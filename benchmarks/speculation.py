@@ -1,21 +1,24 @@
 """What speculation brings on this CPU: the Llama-3.2-1B shape with a drafter of known acceptance, and the shipped pair.
 
-    python -m benchmarks.speculation --engine llama-1b-w4a8.llmc --json results.json
+    python -m benchmarks.speculation --engine llama-1b-w4a8.llmc --llama-cpp-python PYTHON --json results.json
     python -m benchmarks.speculation --pair --json results.json --plot docs/speculation.png
 
 The first runs random weights, whose answers nobody can draft: the drafter knows them, and spoils each token with a
 probability that is given. The engine runs without speculation, with drafts of which 0.7 come true, with random ones,
-and with speculation that never drafts, in turn. The second runs bard-6m with bard-draft for real, at several batch
-sizes, greedy and drawn.
+and with speculation that never drafts, in turn; and llama.cpp, if its environment is given, with as many drafts that
+come true as often, which take it no time. The second runs bard-6m with bard-draft for real, at several batch sizes,
+greedy and drawn.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,14 +26,16 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from benchmarks.llama_1b import machine
+from benchmarks.contestants.protocol import ContestantProcess
+from benchmarks.llama_1b import gguf_file, machine
 from benchmarks.measure import Sample, alternate
 from benchmarks.random_checkpoint import write_checkpoint
-from benchmarks.speculating import ACCEPTANCE, DRAFTS, Speculating
+from benchmarks.speculating import ACCEPTANCE, CONTEXT, DRAFTS, Speculating
 from benchmarks.speculation_pair import measure_pair, pair_tables, plot_pair
 from llmc.runtime.threads import thread_count
 
 PLAIN = "without speculation"
+PEER, PEER_KNOWING = "llama.cpp", f"llama.cpp, {ACCEPTANCE:.0%} of drafts right"
 KNOWING, RANDOM, CLOSED = f"{ACCEPTANCE:.0%} of drafts right", "random drafts", "never drafts"
 # Of the time without speculation, by batch size, what each has to stay below.
 GOALS: Mapping[int, Mapping[str, float]] = {
@@ -63,6 +68,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--pair", action="store_true", help="measure the shipped pair instead")
     parser.add_argument("--engine", type=Path, help="of the 1B shape; default: one in w4a8 is built")
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for what is built")
+    parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
+    parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="Q4_0", help="of llama.cpp's weights")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 32])
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=thread_count(None))
@@ -76,7 +83,9 @@ def measure_shape(arguments: argparse.Namespace, record: dict[str, Any], console
     """Every batch size, and what came of it, put into the record."""
     record |= {"acceptance": ACCEPTANCE, "drafts": DRAFTS, "batches": {}}
     engine = arguments.engine or build_shape(arguments.directory)
-    with Speculating(engine, arguments.threads) as speculating:
+    with ExitStack() as stack:
+        peer = start_llama_cpp(arguments, stack)
+        speculating = stack.enter_context(Speculating(engine, arguments.threads))
         for batch in arguments.batches:
             prepared = speculating.prepared(batch)
             runs: dict[str, Callable[[], float]] = {
@@ -87,11 +96,26 @@ def measure_shape(arguments: argparse.Namespace, record: dict[str, Any], console
             }
             if batch > 1:
                 runs = {name: runs[name] for name in (PLAIN, KNOWING)}
+            elif peer is not None:
+                runs[PEER] = partial(peer.decode, 1, CONTEXT, prepared.steps)
+                runs[PEER_KNOWING] = partial(peer.speculate, CONTEXT, prepared.steps, DRAFTS, ACCEPTANCE)
             samples = alternate(runs, arguments.rounds)
             found = {"seconds_a_token": {name: list(sample.seconds) for name, sample in samples.items()}}
             record["batches"][str(batch)] = found | prepared.figures()
             console.print(shape_table(batch, samples))
             console.print(prepared.figures(), highlight=False)
+
+
+def start_llama_cpp(arguments: argparse.Namespace, stack: ExitStack) -> ContestantProcess | None:
+    """The peer over the same shape, stopped between its turns; None where its environment is not given."""
+    if arguments.llama_cpp_python is None:
+        return None
+    model = write_checkpoint("llama-3.2-1b", arguments.directory / "llama-3.2-1b")
+    gguf = gguf_file(arguments.llama_cpp_python, arguments.gguf_type, model, arguments.directory)
+    options = [str(gguf), "--threads", str(arguments.threads)]
+    module, environment = "benchmarks.contestants.llama_cpp", dict(os.environ)
+    peer = ContestantProcess("llama.cpp", arguments.llama_cpp_python, module, options, environment)
+    return stack.enter_context(peer)
 
 
 def shape_table(batch: int, samples: Mapping[str, Sample]) -> Table:

@@ -43,6 +43,23 @@ class LlamaCpp:
         llama_cpp.llama_free(state)
         return seconds / steps
 
+    def speculate(self, context: int, steps: int, drafts: int, acceptance: float) -> float:
+        state = self._context(1, context + steps + 2 * drafts + 8)
+        ids = self._tokens(context)
+        self._decode(state, [(position, 0, token) for position, token in enumerate(ids)], last_only=True)
+        written = 0
+        start = time.perf_counter()
+        while written < steps:
+            place = context + written
+            entries = [(place + index, 0, token) for index, token in enumerate(self._tokens(1 + drafts))]
+            self._decode(state, entries, last_only=False)
+            right = next((i for i in range(drafts) if self._random.random() >= acceptance), drafts)
+            written += 1 + right
+            llama_cpp.llama_memory_seq_rm(llama_cpp.llama_get_memory(state), 0, context + written, -1)
+        seconds = time.perf_counter() - start
+        llama_cpp.llama_free(state)
+        return seconds / written
+
     def _context(self, sequences: int, length: int) -> ctypes.c_void_p:
         parameters = llama_cpp.llama_context_default_params()
         parameters.n_ctx = length

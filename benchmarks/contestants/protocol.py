@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryFile
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from benchmarks.turns import end, stop, turn
 
@@ -28,6 +28,16 @@ class Contestant(Protocol):
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         """Mean time of a decode step of `batch` sequences that start with `context` tokens each."""
+        ...
+
+
+@runtime_checkable
+class Speculator(Protocol):
+    """What verifies drafts. Times in seconds."""
+
+    def speculate(self, context: int, steps: int, drafts: int, acceptance: float) -> float:
+        """Mean time of a token of one sequence that starts with `context` tokens, if each of so many drafts a step is
+        right with that probability; making them takes no time."""
         ...
 
 
@@ -53,6 +63,9 @@ def serve(contestant: Contestant) -> None:
         request = json.loads(line)
         if request["measure"] == "prefill":
             seconds = contestant.prefill(request["tokens"])
+        elif request["measure"] == "speculate":
+            assert isinstance(contestant, Speculator)
+            seconds = contestant.speculate(*(request[n] for n in ("context", "steps", "drafts", "acceptance")))
         else:
             seconds = contestant.decode(request["batch"], request["context"], request["steps"])
         print(json.dumps({"seconds": seconds}), flush=True)
@@ -92,6 +105,10 @@ class ContestantProcess:
 
     def decode(self, batch: int, context: int, steps: int) -> float:
         return self._ask({"measure": "decode", "batch": batch, "context": context, "steps": steps})
+
+    def speculate(self, context: int, steps: int, drafts: int, acceptance: float) -> float:
+        values = {"context": context, "steps": steps, "drafts": drafts, "acceptance": acceptance}
+        return self._ask({"measure": "speculate", **values})
 
     def generate(self, batches: Sequence[Sequence[tuple[Sequence[int], int]]]) -> float:
         return self._ask({"batches": batches})
