@@ -134,7 +134,7 @@ def test_only_the_interface_is_visible(tmp_path: Path) -> None:
     library = compile_engine(lower(gemma2()[0], host_target(), BuildOptions()), host_target(), tmp_path)
     listed = subprocess.run(["nm", "-D", "--defined-only", library], capture_output=True, text=True, check=True).stdout
     names = {line.split()[-1] for line in listed.splitlines()}
-    functions = ("abi", "interface", "open", "step", "choose", "close", "time_launches")
+    functions = ("abi", "interface", "open", "step", "choose", "close", "time_launches", "ranks_bytes")
     assert names == {f"llmc_engine_{name}" for name in functions}
 
 

@@ -157,7 +157,7 @@ HALF, INT = torch.float16, torch.int32
             "q is torch.float16, k is torch.bfloat16",
         ),
         (linear, (meta(2, 8), meta(4, 8, dtype=torch.float32), None), "storing it as that would lose digits"),
-        (lm_head, (meta(2, 2, 8), meta(4, 8), None), r"x has shape \[2, 2, 8\]"),
+        (lm_head, (meta(2, 2, 2, 8), meta(4, 8), None), r"x has shape \[2, 2, 2, 8\]"),
         (
             fused_linear,
             (meta(2, 8), meta(4, 8), None, meta(2, 4, dtype=HALF), "silu", 1.0),

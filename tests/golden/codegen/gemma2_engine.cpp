@@ -25,11 +25,17 @@ static_assert(sizeof(LlmcStep) == 104 &&
               offsetof(LlmcStep, logits) == 80 &&
               offsetof(LlmcStep, sides) == 88 &&
               offsetof(LlmcStep, hidden) == 96);
-static_assert(sizeof(LlmcBindings) == 32 &&
+static_assert(sizeof(LlmcRanks) == 24 &&
+              offsetof(LlmcRanks, rank) == 0 &&
+              offsetof(LlmcRanks, ranks) == 4 &&
+              offsetof(LlmcRanks, memory) == 8 &&
+              offsetof(LlmcRanks, round) == 16);
+static_assert(sizeof(LlmcBindings) == 40 &&
               offsetof(LlmcBindings, weights) == 0 &&
               offsetof(LlmcBindings, caches) == 8 &&
               offsetof(LlmcBindings, arena) == 16 &&
-              offsetof(LlmcBindings, threads) == 24);
+              offsetof(LlmcBindings, threads) == 24 &&
+              offsetof(LlmcBindings, ranks) == 32);
 static_assert(sizeof(LlmcChooseRows) == 88 &&
               offsetof(LlmcChooseRows, rows) == 0 &&
               offsetof(LlmcChooseRows, vocabulary) == 8 &&
@@ -179,6 +185,7 @@ struct LlmcEngine {
   void* const* caches;
   char* arena;
   LlmcPool* pool;
+  LlmcRanks* ranks;
   int64_t* times;
 };
 
@@ -201,6 +208,8 @@ static int64_t scratch_bytes() {
 
 int32_t llmc_engine_abi(void) { return LLMC_ENGINE_ABI; }
 
+int64_t llmc_engine_ranks_bytes(int32_t ranks) { return llmc_ranks_bytes(ranks); }
+
 const char* llmc_engine_interface(void) {
   return
       "limits max_batch_tokens=512 max_sequences=64 max_logit_rows=64 max_model_len=64 block_size=16\n"
@@ -215,7 +224,8 @@ const char* llmc_engine_interface(void) {
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
       "LlmcStep 104 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96\n"
-      "LlmcBindings 32 weights=0 caches=8 arena=16 threads=24\n"
+      "LlmcRanks 24 rank=0 ranks=4 memory=8 round=16\n"
+      "LlmcBindings 40 weights=0 caches=8 arena=16 threads=24 ranks=32\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";
 }
 
@@ -227,7 +237,8 @@ LlmcEngine* llmc_engine_open(const LlmcBindings* bindings) {
     free(engine);
     return nullptr;
   }
-  *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, nullptr};
+  *engine = {bindings->weights, bindings->caches, static_cast<char*>(bindings->arena), pool, bindings->ranks,
+             nullptr};
   return engine;
 }
 
