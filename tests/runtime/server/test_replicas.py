@@ -97,7 +97,7 @@ def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
 
 def test_streams_of_a_killed_replica_end_with_an_error(engine_directory: Path, tmp_path: Path) -> None:
     """Each has more to say than Unix sockets hold, so that none ends before."""
-    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "n": 2, "stream": True, "logprobs": 20}
+    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "n": 6, "stream": True, "logprobs": 20}
     flags = ("--data-parallel-size", "2", "--uds", str(tmp_path / "socket"))
     with serving(engine_directory, *flags) as live, live.client() as client, ExitStack() as stack:
         streams = []
