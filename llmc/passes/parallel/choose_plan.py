@@ -137,7 +137,7 @@ def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, l
             seconds += links.gather(nbytes(operand, TOKENS))
     if any(each in cut for each in role.squares):
         seconds += links.reduce(4 * TOKENS)
-    if any(each in cut for each in role.takes) and role.node.meta["val"].dim() != 2:
+    if any(each in cut for each in role.barred):
         return math.inf
     if any(each in cut for each in role.sums):
         seconds += links.reduce(nbytes(role.node, TOKENS))

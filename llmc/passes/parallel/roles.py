@@ -17,7 +17,7 @@ class Role:
     """shares: classes of which the node does a part on each rank. sums: those over which it sums, so that ranks have
     parts of a sum. gathers: operands that it needs whole, and by which class they would be cut. takes: those of its
     result that it makes whole, and then takes a part of. squares: those of `shares` of which it needs the sum of all
-    squares."""
+    squares. barred: those whose parts it could neither gather nor take, since these are no channels of rows."""
 
     node: fx.Node
     shares: list[AxesClass] = field(default_factory=list)
@@ -25,6 +25,7 @@ class Role:
     gathers: list[tuple[fx.Node, AxesClass]] = field(default_factory=list)
     takes: list[AxesClass] = field(default_factory=list)
     squares: list[AxesClass] = field(default_factory=list)
+    barred: list[AxesClass] = field(default_factory=list)
 
     def classes(self) -> list[AxesClass]:
         """All of them, once each."""
@@ -53,6 +54,8 @@ def _role(node: fx.Node, placements: Placements) -> Role:
                 role.gathers.append((operand, each))
                 kept.discard(each)
     role.takes.extend(each for each in results if each not in kept & seen)
+    moved = [*role.gathers, *((node, each) for each in role.takes)]
+    role.barred.extend(each for value, each in moved if not _is_channels(value, each, placements))
     role.squares.extend(each for each in role.shares if _has_squares(node, each, placements))
     return role
 
@@ -78,6 +81,10 @@ def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Plac
         axis.whole and place[0] is operand and placements.find(*place) is each
         for axis, place in rule_axes(node, record.axes)
     )
+
+
+def _is_channels(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
+    return node.meta["val"].dim() == 2 and placements.find(node, 1) is each
 
 
 def _has_squares(node: fx.Node, each: AxesClass, placements: Placements) -> bool:

@@ -19,7 +19,7 @@ from torch import Tensor, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.op_record import Part
+from llmc.graph.op_record import Part, record_of
 from llmc.graph.product_parts import part_of, stored_rows
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Derived
@@ -124,11 +124,12 @@ def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece
 
 def _sliced(graph: ModelGraph, tensor: fx.Node, start: int, end: int) -> fx.Node:
     """Rows of a weight, stored as it is."""
-    if part_of(tensor) is not Part.STORAGE:
+    record = record_of(tensor)
+    if record is None or record.part is not Part.STORAGE:
         return _slice(graph, tensor, start, end)
     rows = {id(node): _slice(graph, node, start, end) for node in stored_rows(tensor).values()}
     args = tuple(rows.get(id(a), a) if isinstance(a, fx.Node) else a for a in call_arguments(tensor).values())
-    return graph.graph.call_function(tensor.target, args)  # type: ignore[arg-type]
+    return graph.graph.call_function(record.overload, args)
 
 
 def _slice(graph: ModelGraph, weight: fx.Node, start: int, end: int) -> fx.Node:

@@ -105,7 +105,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
             raise RankError(
                 f"{self._lost or 'a rank has ended'}: the engine cannot go on without it",
                 at="the engine's ranks",
-                fix="open the engine again; `llmc serve` does that by itself",
+                fix="look at why that process ended, then open the engine again",
             )
 
     def _lost_flag(self) -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 
 from llmc.compiler import build
@@ -48,7 +49,7 @@ def path(request: pytest.FixtureRequest, checkpoint: Path, tmp_path_factory: pyt
 
 def children() -> set[int]:
     """Processes that this one has started."""
-    return {int(pid) for task in Path("/proc/self/task").iterdir() for pid in (task / "children").read_text().split()}
+    return {child.pid for child in psutil.Process().children()}
 
 
 def test_logits_and_greedy_tokens_are_those_of_one_rank(alone: Engine, path: Path) -> None:

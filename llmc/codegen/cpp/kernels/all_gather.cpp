@@ -15,17 +15,19 @@ namespace {
 template <class T>
 void all_gather(LlmcPool* pool, const LlmcAllGather& a) {
   LlmcRanks& all = *static_cast<LlmcRanks*>(a.ranks);
-  auto put = [&](int64_t first, int64_t rows) {
+  auto put = [&](int64_t first, int64_t rows, int64_t column, int64_t columns) {
     T* place = llmc::rank_place<T>(all, all.rank);
     for (int64_t row = 0; row < rows; row++)
-      std::memcpy(place + row * a.width, llmc::row_of<const T>(a.x, first + row), sizeof(T) * a.width);
+      std::memcpy(place + row * columns, llmc::row_of<const T>(a.x, first + row) + column, sizeof(T) * columns);
   };
-  auto take = [&](int64_t first, int64_t rows) {
-    llmc::for_rows(pool, rows, a.width * all.ranks, [&](int64_t row) {
-      T* y = llmc::row_of<T>(a.y, first + row);
+  auto take = [&](int64_t first, int64_t rows, int64_t column, int64_t columns) {
+    llmc::for_rows(pool, rows, columns * all.ranks, [&](int64_t row) {
+      T* y = llmc::row_of<T>(a.y, first + row) + column;
       for (int32_t rank = 0; rank < all.ranks; rank++) {
-        const int32_t start = rank == 0 ? 0 : a.ends[rank - 1];
-        std::memcpy(y + start, llmc::rank_place<const T>(all, rank) + row * a.width, sizeof(T) * (a.ends[rank] - start));
+        const int64_t start = rank == 0 ? 0 : a.ends[rank - 1], left = a.ends[rank] - start - column;
+        const int64_t own = left < columns ? left : columns;
+        if (own > 0)
+          std::memcpy(y + start, llmc::rank_place<const T>(all, rank) + row * columns, sizeof(T) * own);
       }
     });
   };

@@ -62,18 +62,21 @@ inline bool meet(LlmcRanks& all) {
   return true;
 }
 
-// put(first, rows) and take(first, rows) for pieces of at most kRankPlace bytes; `work` elements of T in a row.
+// put and take(first row, rows, first column, columns) for pieces of at most kRankPlace bytes.
 template <class T, class Put, class Take>
 inline void in_rounds(LlmcRanks& all, int64_t rows, int64_t width, const Put& put, const Take& take) {
-  const int64_t most = kRankPlace / (width * static_cast<int64_t>(sizeof(T)));
-  for (int64_t first = 0; first < rows; first += most) {
-    const int64_t count = rows - first < most ? rows - first : most;
-    if (is_lost(all)) return;
-    put(first, count);
-    if (!meet(all)) return;
-    take(first, count);
-    all.round++;
-  }
+  constexpr int64_t kMost = kRankPlace / static_cast<int64_t>(sizeof(T));
+  const int64_t columns = width < kMost ? width : kMost, most = kMost / columns;
+  for (int64_t row = 0; row < rows; row += most)
+    for (int64_t column = 0; column < width; column += columns) {
+      const int64_t height = rows - row < most ? rows - row : most;
+      const int64_t part = width - column < columns ? width - column : columns;
+      if (is_lost(all)) return;
+      put(row, height, column, part);
+      if (!meet(all)) return;
+      take(row, height, column, part);
+      all.round++;
+    }
 }
 
 }  // namespace llmc
