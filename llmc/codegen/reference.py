@@ -61,6 +61,7 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         ),
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
         hidden_width=hidden_width(graph),
+        ranks=graph.ranks,
     )
     text = serialize_graph(graph, memory=memory_text(program))
     return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))

@@ -11,7 +11,6 @@ from torch import Tensor
 from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
 from llmc.codegen.reference import ReferenceEngine, lower_reference
-from llmc.codegen.target_kind import refuse_ranks
 from llmc.engine_format.reader import GRAPH_NAME
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import LoweringError
@@ -29,8 +28,7 @@ class ReferenceKind:
     computes_half: bool = False
 
     def check(self, options: BuildOptions) -> None:
-        """The eager ops take every dtype and scheme. Raises OptionError for several ranks."""
-        refuse_ranks(options, self.target.name)
+        """The eager ops take every dtype and scheme."""
 
     @contextmanager
     def builder(self, options: BuildOptions) -> Iterator[ReferenceBuilder]:

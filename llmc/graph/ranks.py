@@ -5,7 +5,7 @@ An op runs on each rank's operands in turn; a collective sees those of all, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,6 +34,14 @@ def weight_value(recipe: Recipe, source: WeightSource, ranks: int) -> Tensor | O
     return OnRanks(tuple(evaluate(recipe, source, rank) for rank in range(ranks)))
 
 
+def on_ranks(tensors: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor | OnRanks]:
+    """What names stand for on all ranks, given what they stand for on each."""
+    first, *others = tensors
+    if not others:
+        return dict(first)
+    return {name: OnRanks(tuple(each[name] for each in tensors)) for name in first}
+
+
 def first_rank(value: Any) -> Any:
     """What a value is on the first rank."""
     return value.values[0] if isinstance(value, OnRanks) else value
@@ -52,7 +60,8 @@ def call(target: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     (count,) = ranks
     record = RECORDS.get(target)
     if record is not None and record.across is not None:
-        return record.across([_of(args[0], rank) for rank in range(count)], *args[1:], **kwargs)
+        shared, named = _of(args[1:], 0), {name: _of(value, 0) for name, value in kwargs.items()}
+        return record.across([_of(args[0], rank) for rank in range(count)], *shared, **named)
     results = tuple(
         target(*_of(args, rank), **{name: _of(value, rank) for name, value in kwargs.items()}) for rank in range(count)
     )

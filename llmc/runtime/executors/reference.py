@@ -3,7 +3,8 @@
 A library's matrix product sums up a row in another order when it has another number of rows, or when the row is at
 another place among them. So the graph runs on tiles of TILE rows, always: a token's place in its tile is its position
 modulo TILE, the rows that no token of the step takes are left over, and no row sees another but through the cache. Its
-bits then depend on nothing but the tokens before it.
+bits then depend on nothing but the tokens before it. All ranks of a partitioned graph run here, op by op
+(llmc/graph/ranks.py).
 """
 
 from __future__ import annotations
@@ -12,15 +13,17 @@ from collections.abc import Mapping
 
 import numpy as np
 import torch
+from torch import Tensor
 
 import llmc.ops  # noqa: F401  (registers the ops that the graph calls)
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import GRAPH_NAME
+from llmc.engine_format.reader import GRAPH_NAME, of_rank
 from llmc.errors import EngineFormatError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.graph.interpreter import GraphInterpreter
+from llmc.graph.ranks import on_ranks
 from llmc.graph.serialize import deserialize_graph, read_memory_text, read_weight_table
-from llmc.program import RowCount
+from llmc.program import Program, RowCount
 from llmc.program.program_interface import check_interface, memory_text
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.reference_tiles import tiles_of
@@ -30,7 +33,7 @@ from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
 
 
 class ReferenceExecutor:
-    """The graph of graph.json with its weights and a KV cache of `blocks` blocks."""
+    """The graph of graph.json with its weights and a KV cache of `blocks` blocks, on each rank its own."""
 
     def __init__(self, engine: EngineDirectory, blocks: int) -> None:
         program = engine.program
@@ -38,16 +41,14 @@ class ReferenceExecutor:
         text = engine.files.text(GRAPH_NAME)
         graph = deserialize_graph(text, path)
         check_interface(memory_text(program), read_memory_text(text), path)
-        self._tensors = graph_weights(engine, read_weight_table(text, path))
-        size = program.limits.block_size
-        # One block more, for what the rows without a token write.
-        self._spare_slot = blocks * size
-        for i, cache in enumerate(program.caches):
-            for part, width in zip("kv", cache.widths(), strict=True):
-                shape = (blocks + 1, cache.kv_heads, size, width)
-                self._tensors[f"kv_cache_{i}_{part}"] = torch.zeros(shape, dtype=TORCH_DTYPES[cache.dtype])
-        caches = [self._tensors[f"kv_cache_{name.replace('.', '_')}"] for name in program.cache_names()]
-        self._slots = slot_views(program, [cache.view(torch.uint8) for cache in caches])
+        table = read_weight_table(text, path)
+        self._ranks = [
+            graph_weights(of_rank(engine, rank), table) | _caches(program, blocks) for rank in range(program.ranks)
+        ]
+        # One block more than there are, for what the rows without a token write.
+        self._spare_slot = blocks * program.limits.block_size
+        self._tensors = on_ranks(self._ranks)
+        self._slots = [slot_views(program, _cache_bytes(program, tensors)) for tensors in self._ranks]
         self._interpreter = GraphInterpreter(graph)
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         self._step_inputs = [n.name for n in graph.find_nodes(op="placeholder") if n.name not in self._tensors]
@@ -82,14 +83,34 @@ class ReferenceExecutor:
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values."""
-        for name, tensor in self._tensors.items():
-            if name.startswith("kv_cache_"):
-                tensor[list(copies)] = tensor[list(copies.values())]
+        for tensors in self._ranks:
+            for name, tensor in tensors.items():
+                if name.startswith("kv_cache_"):
+                    tensor[list(copies)] = tensor[list(copies.values())]
 
     def move_slots(self, sources: Ints, destinations: Ints) -> None:
         """Copy rows of every layer's keys and values."""
-        move_slots(self._slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
+        for slots in self._slots:
+            move_slots(slots, torch.from_numpy(sources).long(), torch.from_numpy(destinations).long())
 
     def close(self) -> None:
         """Drop the weights and the cache."""
         self._tensors.clear()
+        self._ranks.clear()
+
+
+def _caches(program: Program, blocks: int) -> dict[str, Tensor]:
+    """Of one rank, by placeholder, all zero, with one block more."""
+    size = program.limits.block_size
+    return {
+        f"kv_cache_{layer}_{part}": torch.zeros(
+            (blocks + 1, cache.kv_heads, size, width), dtype=TORCH_DTYPES[cache.dtype]
+        )
+        for layer, cache in enumerate(program.caches)
+        for part, width in zip("kv", cache.widths(), strict=True)
+    }
+
+
+def _cache_bytes(program: Program, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    names = (f"kv_cache_{name.replace('.', '_')}" for name in program.cache_names())
+    return [tensors[name].view(torch.uint8) for name in names]

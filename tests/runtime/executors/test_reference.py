@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 
 import llmc
@@ -53,3 +54,17 @@ def test_a_token_stands_where_its_position_puts_it() -> None:
         assert (tile.step.context_lens == tile.step.positions[rows] + 1).all()
     found = np.concatenate([tile.step.input_ids[tile.step.slot_mapping != 999] for tile in tiles])
     assert found.tolist() == step.input_ids.tolist()
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_ranks_in_one_process(ranks: int) -> None:
+    """Also where blocks are copied, on every rank, and rows moved."""
+    module, prompts = sdpa_decoder(), [[1, 2, 3, 4, 5], [7, 8], [3] * 20]
+    found = []
+    for count in (1, ranks):
+        with llmc.compile(module, target="reference", max_batch_tokens=48, tensor_parallel_size=count) as engine:
+            sampling = llmc.SamplingParams(max_tokens=6, temperature=0.8, seed=3, n=2)
+            found.append((engine.generate(prompts, sampling), engine.logits(prompts[0])))
+    (alone, expected), (together, logits) = found
+    assert [c.token_ids for each in together for c in each.choices] == [c.token_ids for e in alone for c in e.choices]
+    np.testing.assert_allclose(logits, expected, rtol=0, atol=1e-5)
