@@ -35,7 +35,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.step_inputs import hidden_width
 from llmc.options import BuildOptions
-from llmc.program import CacheSlot, Program
+from llmc.program import CacheSlot, Program, RankLayout
 
 _WRITE_AN_OP = "write it with operations that `llmc passes` and the documentation list, or build with target reference"
 
@@ -86,7 +86,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         alternatives=builder.planned_alternatives(),
         side_outputs=builder.side_outputs(),
         hidden_width=hidden_width(graph),
-        ranks=graph.ranks,
+        layout=RankLayout(tensor=graph.ranks),
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

@@ -22,7 +22,7 @@ from llmc.graph.serialize import WeightOf, serialize_graph
 from llmc.graph.step_inputs import hidden_width, is_of_logit_rows
 from llmc.graph.weights import Recipe
 from llmc.options import BuildOptions
-from llmc.program import Affine, CacheSlot, Layout, Program, RowCount, SideOutput, WeightSlot
+from llmc.program import Affine, CacheSlot, Layout, Program, RankLayout, RowCount, SideOutput, WeightSlot
 from llmc.program.program_interface import memory_text
 
 
@@ -61,7 +61,7 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         ),
         side_outputs=tuple(_side_output(graph, name, node) for name, node in graph.sides().items()),
         hidden_width=hidden_width(graph),
-        ranks=graph.ranks,
+        layout=RankLayout(tensor=graph.ranks),
     )
     text = serialize_graph(graph, memory=memory_text(program))
     return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))

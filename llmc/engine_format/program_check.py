@@ -15,6 +15,7 @@ from llmc.files.typed_json import REBUILD
 from llmc.program import ITEMSIZES, Affine, Buffer, CacheSlot, Program, RowCount
 
 _MOST_COUNT = 2**31 - 1
+_MOST_RANKS = 1 << 16
 # What a process can address.
 _MOST_BYTES = 1 << 47
 
@@ -32,6 +33,11 @@ def _problems(program: Program) -> Iterator[str]:
             yield f"{name} is {value}"
     if not 0 <= program.hidden_width <= _MOST_COUNT:
         yield f"hidden_width is {program.hidden_width}"
+    layout = program.layout
+    if not (1 <= layout.tensor <= _MOST_RANKS and 0 <= program.stage < layout.pipeline <= _MOST_RANKS):
+        yield f"stage {program.stage} of {layout.pipeline} has {layout.tensor} ranks"
+    if not 0 <= program.hands_over <= _MOST_COUNT:
+        yield f"hands_over is {program.hands_over}"
     for slot in program.weights:
         if slot.dtype not in ITEMSIZES:
             yield f"weight {slot.name!r} has the dtype {slot.dtype!r}"

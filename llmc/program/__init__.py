@@ -22,6 +22,7 @@ from llmc.program.program import (
     WeightSlot,
     code_rows_layout,
 )
+from llmc.program.rank_layout import RankLayout
 from llmc.program.step_outputs import (
     CANDIDATES,
     CHOICE_INPUTS,
@@ -57,6 +58,7 @@ __all__ = [
     "Limits",
     "Origin",
     "Program",
+    "RankLayout",
     "RowCount",
     "RowRange",
     "SideOutput",

@@ -14,6 +14,7 @@ from llmc.errors import EngineFormatError
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.program.launch_arguments import Argument, Count
+from llmc.program.rank_layout import RankLayout
 from llmc.program.step_outputs import StepOutput, is_for
 
 # Bytes of an element of each dtype, by what safetensors calls it.
@@ -339,8 +340,10 @@ class SideOutput:
 class Program:
     """Everything that an executor needs beside the weights' data.
 
-    hidden_width: columns of the step input `hidden` (HIDDEN), of drafts; 0 for a program that reads none.
-    ranks: processes that run the program together, each with its own weights and caches.
+    hidden_width: columns of the step input `hidden` (HIDDEN), of drafts and of stages that follow another; 0 for a
+    program that reads none. layout: of the engine's ranks; those of one stage run the program together, each with its
+    own weights and caches. stage: which one it is. hands_over: columns of the rows in fp32, one for each token, that a
+    step gives for the next stage in the place of logits; 0 where it gives logits.
     """
 
     limits: Limits
@@ -355,7 +358,14 @@ class Program:
     alternatives: tuple[Alternative, ...] = ()
     side_outputs: tuple[SideOutput, ...] = ()
     hidden_width: int = 0
-    ranks: int = 1
+    layout: RankLayout = field(default=RankLayout())
+    stage: int = 0
+    hands_over: int = 0
+
+    @property
+    def ranks(self) -> int:
+        """Processes that run the program together."""
+        return self.layout.tensor
 
     def cache_names(self) -> dict[str, CacheSlot]:
         """What operands call the keys and the values of each layer, in the order in which engines are given them."""

@@ -20,10 +20,12 @@ def memory_text(program: Program) -> str:
         f"limits {' '.join(f'{name}={value}' for name, value in asdict(program.limits).items())}",
         f"vocabulary {program.vocab_size}",
     ]
-    if program.ranks > 1:
-        lines.append(f"ranks {program.ranks}")
+    if program.layout.tensor > 1:
+        lines.append(f"ranks {program.layout.tensor}")
     if program.hidden_width:
         lines.append(f"hidden states {program.hidden_width}")
+    if program.layout.pipeline > 1:
+        lines.append(f"stage {program.stage} of {program.layout.pipeline} hands over {program.hands_over}")
     for index, w in enumerate(program.weights):
         lines.append(f"weight {index} {w.name} {w.dtype} {list(w.shape)} {w.layout.value} {w.nbytes}")
     for index, c in enumerate(program.caches):
