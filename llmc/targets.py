@@ -6,11 +6,28 @@ import ctypes
 import difflib
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Literal
 
 from llmc.errors import TargetError
+from llmc.links import (
+    GLOO,
+    INFINIBAND_HDR,
+    INFINIBAND_NDR,
+    NVLINK_3,
+    NVLINK_4,
+    NVLINK_5,
+    PCIE_4,
+    SHARED_MEMORY,
+    XGMI_MI300,
+    Links,
+)
+
+# Of processes on one machine's cores, and of machines.
+_OF_CPUS = Links(SHARED_MEMORY, GLOO, size=64)
 
 
 @dataclass(frozen=True)
@@ -24,6 +41,7 @@ class CpuTarget:
     summary: str
     # No GPU's kernels.
     compiled: tuple[GpuTarget, ...] = ()
+    links: Links = _OF_CPUS
 
     def has(self, feature: str) -> bool:
         """Whether kernels may use the feature."""
@@ -39,6 +57,7 @@ class ReferenceTarget:
     machine: None = None
     features: frozenset[str] = frozenset()
     compiled: tuple[GpuTarget, ...] = ()
+    links: Links = _OF_CPUS
 
 
 @dataclass(frozen=True)
@@ -48,8 +67,9 @@ class GpuTarget:
     backend, arch, warp_size: what Triton's compiler asks for; arch is a compute capability (90) or a gfx name.
     memory_bytes, shared_memory_per_block: bytes. bandwidth: bytes a second. Rates: FLOP a second of matrix
     instructions that accumulate in fp32 (fp32_rate: of plain fp32 arithmetic); fp8_rate is None without fp8 units.
-    has_tma: whether tensor descriptors become bulk copies. members: of a target that stands for several GPUs, which
-    promises no more than each of them has.
+    has_tma: whether tensor descriptors become bulk copies. links: of several such GPUs. launch: seconds that a launch
+    adds between two others of a CUDA graph. members: of a target that stands for several GPUs, which promises no more
+    than each of them has.
     """
 
     name: str
@@ -66,6 +86,8 @@ class GpuTarget:
     shared_memory_per_block: int
     has_tma: bool
     summary: str
+    links: Links
+    launch: float = 2e-6
     members: tuple[GpuTarget, ...] = ()
     # Of the processor beside the GPU nothing is asked.
     machine: None = None
@@ -133,6 +155,16 @@ CPU_TARGETS: tuple[CpuTarget, ...] = (
 REFERENCE = ReferenceTarget("reference", "no compiler: runs the graph in torch, slowly; needs torch at run time")
 
 
+# By compute capability; other GPUs have no NVLink.
+_HGX: Mapping[int, Links] = MappingProxyType(
+    {
+        80: Links(NVLINK_3, INFINIBAND_HDR, size=8),
+        90: Links(NVLINK_4, INFINIBAND_NDR, size=8),
+        100: Links(NVLINK_5, INFINIBAND_NDR, size=8),
+    }
+)
+
+
 def _nvidia(
     name: str,
     arch: int,
@@ -145,9 +177,10 @@ def _nvidia(
     summary: str,
 ) -> GpuTarget:
     shared_kib = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227}[arch]
+    links = _HGX.get(arch, Links(PCIE_4, INFINIBAND_HDR, size=8))
     memory, shared = memory_gb * 10**9, shared_kib * 1024
     rates = (bf16_rate, bf16_rate, fp8_rate, fp32_rate)
-    return GpuTarget(name, "cuda", arch, 32, sm_count, memory, bandwidth, *rates, shared, arch >= 90, summary)
+    return GpuTarget(name, "cuda", arch, 32, sm_count, memory, bandwidth, *rates, shared, arch >= 90, summary, links)
 
 
 GPU_TARGETS: tuple[GpuTarget, ...] = (
@@ -174,6 +207,7 @@ GPU_TARGETS: tuple[GpuTarget, ...] = (
         64 * 1024,
         False,
         "AMD MI300X (gfx942), 192 GB at 5.3 TB/s; compiled offline, not run on one yet",
+        Links(XGMI_MI300, INFINIBAND_NDR, size=8),
     ),
 )
 

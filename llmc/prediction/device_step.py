@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from llmc.prediction.cost_expression import evaluate_expression
-from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH, launch_seconds
+from llmc.prediction.launch_seconds import launch_seconds
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Program, StepOutput
 from llmc.program.launch_grid import evaluate_grid
@@ -64,7 +64,7 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
             continue  # Its node's work is done by one of the launches that follow.
         count += 1
         for each in carried:
-            start = SECONDS_PER_LAUNCH if each is not launch else 0.0
+            start = target.launch if each is not launch else 0.0
             seconds[launch.kernel] += launch_seconds(each, step, target, program.limits) - start
             moved[launch.kernel] += evaluate_expression(each.bytes_moved, values)
             flops += evaluate_expression(each.flops, values)

@@ -7,9 +7,6 @@ from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, RowCount
 from llmc.targets import GpuTarget
 
-# What a launch adds between two others of a CUDA graph.
-SECONDS_PER_LAUNCH = 2e-6
-
 
 def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: Limits) -> float:
     """Seconds of one launch, its start included.
@@ -20,9 +17,9 @@ def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: L
     transfer = evaluate_expression(launch.bytes_moved, values) / target.bandwidth
     roofline = max(transfer, evaluate_expression(launch.flops, values) / target.bf16_rate)
     if launch.seconds is None:
-        return roofline + SECONDS_PER_LAUNCH
+        return roofline + target.launch
     is_logits = launch.only is not None and launch.only.rows is RowCount.LOGIT_ROWS
     largest = limits.max_logit_rows if is_logits else limits.max_batch_tokens
     most = largest if launch.only is None or launch.only.last is None else min(launch.only.last, largest)
     rows = step.logit_rows if is_logits else step.tokens
-    return max(roofline, launch.seconds * min(1.0, rows / most)) + SECONDS_PER_LAUNCH
+    return max(roofline, launch.seconds * min(1.0, rows / most)) + target.launch

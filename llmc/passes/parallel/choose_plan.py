@@ -25,13 +25,13 @@ from llmc.graph.op_record import A, C, L, R, T, record_of
 from llmc.passes.parallel.propagate_placements import AxesClass, Placements
 from llmc.passes.parallel.roles import Role, is_weight, nbytes, roles
 from llmc.passes.parallel.split import Split, split_class
+from llmc.targets import gpu_target
 
 # What a choice is made for: a decoding request, whose step reads all weights. More tokens make both sides dearer.
 TOKENS = 1
 _CONTEXT = 1024
-# Bytes and operations a second of one rank, and of what joins them: one H100 with its NVLink. Only their ratios count.
-_BANDWIDTH, _RATE = 3.35e12, 989e12
-_LINK_BANDWIDTH = 450e9
+# What is cut does not depend on what it is built for: all ranks of all targets have the same parts. Only ratios count.
+_GPU = gpu_target("h100")
 _BEGINNING = 1e-3
 
 
@@ -56,7 +56,7 @@ def choose_plan(graph: ModelGraph, placements: Placements, ranks: int) -> Plan:
     }
     found = [(role, _alone(role)) for role in roles(graph, placements)]
     whole = sum(alone for _, alone in found)
-    links = _Links(ranks, _BEGINNING * whole)
+    links = _Collectives(ranks, _BEGINNING * whole)
     tables = [
         _table(graph, role, [each for each in role.classes() if each in splits], alone, links) for role, alone in found
     ]
@@ -89,22 +89,25 @@ class _Table:
 
 
 @dataclass(frozen=True)
-class _Links:
-    """Between so many ranks; beginning: seconds until a collective moves anything."""
+class _Collectives:
+    """Between so many ranks; beginning: seconds until one moves anything."""
 
     ranks: int
     beginning: float
 
     def reduce(self, nbytes: int) -> float:
         """Seconds to add up values of so many bytes."""
-        return self.beginning + 2 * nbytes * (self.ranks - 1) / self.ranks / _LINK_BANDWIDTH
+        return self.beginning + 2 * self._moved(nbytes)
 
     def gather(self, nbytes: int) -> float:
         """Seconds until every rank has so many bytes, of which each had a part."""
-        return self.beginning + nbytes * (self.ranks - 1) / self.ranks / _LINK_BANDWIDTH
+        return self.beginning + self._moved(nbytes)
+
+    def _moved(self, nbytes: int) -> float:
+        return nbytes * (self.ranks - 1) / self.ranks / _GPU.links.of(self.ranks).bandwidth
 
 
-def _table(graph: ModelGraph, role: Role, classes: Sequence[AxesClass], alone: float, links: _Links) -> _Table:
+def _table(graph: ModelGraph, role: Role, classes: Sequence[AxesClass], alone: float, links: _Collectives) -> _Table:
     seconds: dict[tuple[bool, ...], float] = {}
     for cut in itertools.product((False, True), repeat=len(classes)):
         chosen = {each for each, is_cut in zip(classes, cut, strict=True) if is_cut}
@@ -121,10 +124,10 @@ def _alone(role: Role) -> float:
     if record is not None and record.table is not None:
         # Few rows are read, but all of them lie in memory.
         moved += nbytes(call_arguments(role.node)[record.table], TOKENS)
-    return max(moved / _BANDWIDTH, float(cost.flops.subs(at)) / _RATE)
+    return max(moved / _GPU.bandwidth, float(cost.flops.subs(at)) / _GPU.bf16_rate)
 
 
-def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, links: _Links) -> float:
+def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, links: _Collectives) -> float:
     """Of a node on one rank, with the collectives that it needs; infinite where it cannot be done."""
     shared = {*role.shares, *role.sums} & cut
     if len(shared) > 1:

@@ -38,6 +38,7 @@ from llmc.passes.parallel.roles import Role, is_weight, roles
 from llmc.passes.parallel.split import Split
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import same_value
 
 aten, _llmc = torch.ops.aten, torch.ops.llmc
 # Their second argument is the shape of the result.
@@ -52,7 +53,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     placements = Placements(graph)
     plan = choose_plan(graph, placements, ranks)
     found = roles(graph, placements)
-    members = {each: [role for role in found if each in role.classes()] for each, _ in plan.splits}
+    members: dict[AxesClass, list[Role]] = {each: [] for each, _ in plan.splits}
+    for role in found:
+        for each in role.classes():
+            if each in members:
+                members[each].append(role)
     for refusal in _left_whole(graph, placements, members, ranks):
         log.refuse(refusal)
     if not plan.splits:
@@ -62,8 +67,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             fix="build with tensor_parallel_size=1",
         )
     graph.ranks = ranks
+    values = FakeValues(fake_mode(graph.graph))
     for each, split in plan.splits:
-        cut = _Cut(graph, placements, each, split)
+        cut = _Cut(graph, placements, values, each, split)
         log.step(cut.summary(), *(role.node for role in members[each] if role.node.op != "output"))
         cut.apply(members[each])
 
@@ -90,6 +96,7 @@ class _Cut:
 
     graph: ModelGraph
     placements: Placements
+    values: FakeValues
     axes: AxesClass
     split: Split
 
@@ -116,7 +123,7 @@ class _Cut:
         for node, _ in self.axes.members:
             if node.target in _NAME_SIZES:
                 self._reshape(node)
-        self._refresh()
+        self._refresh({node for node, _ in self.axes.members})
 
     def _cut_weight(self, node: fx.Node, axis: int) -> None:
         split = self._split(node, axis)
@@ -220,10 +227,14 @@ class _Cut:
     def _split(self, node: fx.Node, axis: int) -> Split:
         return self.split.of(self.placements.scale(node, axis))
 
-    def _refresh(self) -> None:
-        """Fake values of all that reads what has another shape now."""
-        graph = self.graph.graph
-        values = FakeValues(fake_mode(graph))
-        for node in graph.nodes:
-            if node.op == "call_function":
-                node.meta["val"] = values.of(node)
+    def _refresh(self, changed: set[fx.Node]) -> None:
+        """Fake values of what was changed or is new, and of all that reads what has another shape now: a model of many
+        layers has many classes, each of which touches little of the graph."""
+        for node in self.graph.graph.nodes:
+            if node.op != "call_function":
+                continue
+            known = node.meta.get("val")
+            if known is None or node in changed or any(operand in changed for operand in node.all_input_nodes):
+                node.meta["val"] = self.values.of(node)
+                if known is None or not same_value(known, node.meta["val"]):
+                    changed.add(node)

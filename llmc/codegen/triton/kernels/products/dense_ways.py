@@ -14,7 +14,6 @@ import triton
 from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings
 from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
-from llmc.prediction.launch_seconds import SECONDS_PER_LAUNCH
 from llmc.targets import GpuTarget
 
 MOST_GEMV_ROWS = 4
@@ -83,7 +82,7 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         rate = _rate(product, target) * tiling.efficiency / target.sm_count
         arithmetic = triton.cdiv(programs, target.sm_count) * padded / tiling.splits / rate
     memory = moved / (target.bandwidth * busy * _BANDWIDTH_SHARE[tiling.way])
-    return float(max(memory, arithmetic) + (launches - 1) * SECONDS_PER_LAUNCH)
+    return float(max(memory, arithmetic) + (launches - 1) * target.launch)
 
 
 def needs_finish(product: Product, tiling: Tiling) -> bool:
