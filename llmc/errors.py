@@ -28,6 +28,10 @@ class BuildWarning(UserWarning):
     """What a build did that its user may not expect, or found in the model; the engine is built all the same."""
 
 
+class LoadWarning(UserWarning):
+    """What an engine can do only in part as its user asks; it is loaded all the same."""
+
+
 class OptionError(LlmcError):
     """A build or run option that does not exist, or whose value is out of range."""
 

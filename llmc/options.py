@@ -42,7 +42,9 @@ class BuildOptions(BaseModel):
     a text is split at commas. calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
-    max_batch_tokens, max_sequences, max_logit_rows: limits of one step. block_size: positions in a KV block.
+    max_batch_tokens, max_sequences, max_logit_rows: limits of one step. None logit rows are one for each sequence, but
+    at least 64, and with `speculative` or on a CPU nine, for eight drafts of each; in no case more than tokens.
+    block_size: positions in a KV block.
     speculative: what drafts tokens for the model, built into its engine: a .safetensors file of Medusa heads or its
     directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
     tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
@@ -65,7 +67,7 @@ class BuildOptions(BaseModel):
     max_model_len: int | None = Field(default=None, ge=1)
     max_batch_tokens: int = Field(default=512, ge=1, le=65536)
     max_sequences: int = Field(default=64, ge=1, le=4096)
-    max_logit_rows: int = Field(default=64, ge=1, le=65536)
+    max_logit_rows: int | None = Field(default=None, ge=1, le=65536)
     block_size: Literal[8, 16, 32, 64, 128] = 16
     speculative: str | None = None
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -125,7 +127,7 @@ class BuildKeywords(TypedDict, total=False):
     max_model_len: int | None
     max_batch_tokens: int
     max_sequences: int
-    max_logit_rows: int
+    max_logit_rows: int | None
     block_size: int
     speculative: str | PathLike[str] | None
     tensor_parallel_size: int

@@ -11,10 +11,10 @@ from typing import Annotated, NoReturn
 import typer
 from rich.console import Console
 
-from llmc.cli.build_warnings import show_build_warnings_plainly
 from llmc.cli.help_text import WIDTH, GroupHelp, VerbHelp
 from llmc.cli.missing_package import missing_package
 from llmc.cli.option_group import expand_groups
+from llmc.cli.shown_warnings import show_warnings_plainly
 from llmc.errors import LlmcError
 
 USER_ERROR = 2
@@ -88,7 +88,7 @@ def run_process() -> NoReturn:
 
 def main() -> None:
     """Run the command line. LlmcError: exit code 2 and one clean message; its traceback with LLMC_DEBUG=1."""
-    show_build_warnings_plainly()
+    show_warnings_plainly()
     try:
         command_line(asked_verb())(standalone_mode=True)
     except (LlmcError, ModuleNotFoundError) as error:

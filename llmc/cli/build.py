@@ -15,10 +15,10 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from llmc.cli.build_warnings import show_warning
 from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.quantization import mean_bits, quantization_table
+from llmc.cli.shown_warnings import show_warning
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes, in_seconds
@@ -51,7 +51,9 @@ def build(
     max_sequences: Annotated[
         int | None, typer.Option(help=f"requests a step, {_DEFAULTS.max_sequences} unless given")
     ] = None,
-    max_logit_rows: Annotated[int, typer.Option(help="rows of logits a step")] = _DEFAULTS.max_logit_rows,
+    max_logit_rows: Annotated[
+        int | None, typer.Option(help="rows of logits a step; with drafts a request takes several")
+    ] = None,
     block_size: Annotated[int, typer.Option(help="positions in a KV block")] = _DEFAULTS.block_size,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,
     finish_cut: Annotated[

@@ -52,6 +52,10 @@ class Backend(Protocol):
     def has_panels(self) -> bool:
         """Whether matrix products read weights in panels; an embedding then shares a product's panels."""
 
+    @property
+    def has_free_rows(self) -> bool:
+        """Whether rows of logits that no step asks for take no memory: it is mapped when it is written."""
+
     def refusal(self, node: fx.Node) -> Refusal | None:
         """Why no kernel can compute the node, or None."""
 

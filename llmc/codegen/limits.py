@@ -9,10 +9,17 @@ from llmc.program import Limits
 
 # For a model that states no limit of its own (a plain module without a position table).
 DEFAULT_MODEL_LEN = 4096
+# Rows of logits that a step has room for unless the options say so: one for each sequence, also of few.
+_LEAST_ROWS = 64
+# And for so many drafts of each, where drafts are to be expected or room for them costs nothing.
+_DRAFTS = 8
 
 
-def engine_limits(info: ModelInfo, options: BuildOptions) -> Limits:
-    """What the static buffers are made for. Raises OptionError for sequences longer than the model's positions."""
+def engine_limits(info: ModelInfo, options: BuildOptions, *, rows_are_free: bool) -> Limits:
+    """What the static buffers are made for. rows_are_free: whether rows of logits that no step asks for take no memory.
+
+    Raises OptionError for sequences longer than the model's positions.
+    """
     longest = info.max_positions if options.max_model_len is None else options.max_model_len
     if longest is None:
         longest = DEFAULT_MODEL_LEN
@@ -25,7 +32,14 @@ def engine_limits(info: ModelInfo, options: BuildOptions) -> Limits:
     return Limits(
         max_batch_tokens=options.max_batch_tokens,
         max_sequences=options.max_sequences,
-        max_logit_rows=min(options.max_logit_rows, options.max_batch_tokens),
+        max_logit_rows=min(_logit_rows(options, rows_are_free), options.max_batch_tokens),
         max_model_len=longest,
         block_size=options.block_size,
     )
+
+
+def _logit_rows(options: BuildOptions, rows_are_free: bool) -> int:
+    if options.max_logit_rows is not None:
+        return options.max_logit_rows
+    has_drafts = rows_are_free or options.speculative is not None
+    return max(_LEAST_ROWS, options.max_sequences * (1 + _DRAFTS if has_drafts else 1))

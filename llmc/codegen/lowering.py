@@ -67,7 +67,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     stand_ins = find_stand_ins(graph, sides)
     edges.add_edges_from((stand_in, product) for product, stand_in in stand_ins.items())
     units = _units(edges, groups)
-    limits = engine_limits(graph.info, options)
+    limits = engine_limits(graph.info, options, rows_are_free=backend.has_free_rows)
     builder = LaunchBuilder(graph, backend, claims, views, copies, units, output, sides, stand_ins, limits)
     for unit in units:
         builder.emit(unit)

@@ -47,7 +47,7 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         nbytes = value.dtype.itemsize * int(value.numel())
         slots.append(WeightSlot(node.name, DTYPE_NAMES[value.dtype], shape, Layout.ROWS, nbytes))
     program = Program(
-        limits=engine_limits(graph.info, options),
+        limits=engine_limits(graph.info, options, rows_are_free=True),
         vocab_size=graph.info.vocab_size,
         arena=Affine(),
         unplanned_arena=Affine(),

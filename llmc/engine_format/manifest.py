@@ -15,7 +15,7 @@ from llmc.program import Limits
 from llmc.targets import Target
 
 FORMAT = "llmc-engine"
-FORMAT_VERSION = 4
+FORMAT_VERSION = 5
 MANIFEST_NAME = "manifest.json"
 _MOST_BYTES = 64 << 20
 

@@ -16,6 +16,7 @@ T = TypeVar("T")
 
 _SCALARS = {int: "a whole number", float: "a number", str: "a string", bool: "true or false"}
 REBUILD = "the file is damaged or was edited: rebuild the engine with `llmc build`"
+_ANOTHER_WROTE_IT = "another llmc has written the file, or it was edited: rebuild the engine with `llmc build`"
 
 
 def to_json(value: Any) -> Any:
@@ -45,7 +46,7 @@ def from_json(kind: type[T], value: Any, at: str) -> T:
     try:
         decoded: T = _decoder(wanted)(value)
     except _MismatchError as error:
-        raise EngineFormatError(error.problem, at=at + "".join(reversed(error.path)), fix=REBUILD) from None
+        raise EngineFormatError(error.problem, at=at + "".join(reversed(error.path)), fix=_ANOTHER_WROTE_IT) from None
     return decoded
 
 

@@ -68,9 +68,9 @@ def load(
     _check_limit("max_step_tokens", max_step_tokens, limits.max_batch_tokens, "max_batch_tokens")
     _check_limit("max_sequences", max_sequences, limits.max_sequences, "max_sequences")
     limits = replace(limits, max_sequences=max_sequences or limits.max_sequences)
-    asked = (
-        None if drafts is None else plan_speculation(drafts, directory, max_step_tokens, check_weights=check_weights)
-    )
+    asked = None
+    if drafts is not None:
+        asked = plan_speculation(drafts, directory, limits, max_step_tokens, check_weights=check_weights)
     second = None if asked is None or asked.second is None else asked.second.program
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, second)

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.engine_format import FORMAT_VERSION
 from tests.cli.command import MODEL, assert_user_error, llmc
 
 
@@ -128,7 +129,7 @@ BROKEN_ENGINES: dict[str, tuple[Callable[[Path], object], str]] = {
     "weights corrupt": (lambda e: corrupt(next((e / "weights").iterdir())), "safetensors"),
     "another format": (
         lambda e: (e / "manifest.json").write_text(
-            (e / "manifest.json").read_text().replace('"format_version": 4', '"format_version": 99')
+            (e / "manifest.json").read_text().replace(f'"format_version": {FORMAT_VERSION}', '"format_version": 99')
         ),
         "99",
     ),

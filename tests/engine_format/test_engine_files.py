@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.engine_format import engine_files, read_engine
+from llmc.engine_format import FORMAT_VERSION, engine_files, read_engine
 from llmc.errors import EngineFormatError, LlmcError
 from llmc.files.regular_file import read_regular
 from llmc.runtime.loading import load
@@ -111,7 +111,7 @@ def test_a_tokenizer_that_is_no_text_is_named(engine: Path) -> None:
 
 def test_engines_of_the_format_before_are_rebuilt(engine: Path) -> None:
     manifest = engine / "manifest.json"
-    manifest.write_text(manifest.read_text().replace('"format_version": 4', '"format_version": 3'))
-    with pytest.raises(LlmcError, match="written in format 3, this llmc reads format 4") as caught:
+    manifest.write_text(manifest.read_text().replace(f'"format_version": {FORMAT_VERSION}', '"format_version": 3'))
+    with pytest.raises(LlmcError, match=f"written in format 3, this llmc reads format {FORMAT_VERSION}") as caught:
         load(engine)
     assert caught.value.fix == f"rebuild it: llmc build MODEL -o {engine}"

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from llmc.engine_format import TargetRecord, read_engine
+from llmc.engine_format import FORMAT_VERSION, TargetRecord, read_engine
 from llmc.engine_format.manifest import Manifest, content_digest, manifest_text, read_manifest
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import EngineFormatError, LlmcError, TargetError
@@ -85,8 +85,10 @@ def test_binary_manifest(engine: Path) -> None:
 
 
 def test_other_format_version(engine: Path) -> None:
-    edit(engine, lambda content: content.update(format_version=7))
-    error = refuse(engine, "written in format 7, this llmc reads format 4", "manifest.json")
+    edit(engine, lambda content: content.update(format_version=FORMAT_VERSION - 1))
+    error = refuse(
+        engine, f"written in format {FORMAT_VERSION - 1}, this llmc reads format {FORMAT_VERSION}", "manifest.json"
+    )
     assert error.fix is not None and "rebuild" in error.fix
 
 

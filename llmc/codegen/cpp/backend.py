@@ -27,6 +27,7 @@ class CppBackend:
 
     float_dtypes: frozenset[torch.dtype] = frozenset(DTYPES)
     has_panels = True
+    has_free_rows = True
 
     def __init__(self, target: CpuTarget) -> None:
         self._target = target

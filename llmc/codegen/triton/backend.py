@@ -45,6 +45,7 @@ class TritonBackend:
 
     float_dtypes: frozenset[torch.dtype] = frozenset({torch.float32, torch.bfloat16, torch.float16})
     has_panels = False
+    has_free_rows = False
 
     def __init__(self, target: GpuTarget) -> None:
         self._target = target

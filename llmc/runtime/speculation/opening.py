@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
 from llmc.engine_format import EngineDirectory
-from llmc.errors import OptionError
+from llmc.errors import LoadWarning, OptionError
 from llmc.prediction.step_prior import step_prior
 from llmc.program import Limits, Program
 from llmc.program.step_outputs import DRAFT_IDS
@@ -75,11 +76,21 @@ def new_acceptance(config: AcceptanceConfig) -> Acceptance | None:
 
 
 def plan_speculation(
-    config: SpeculativeConfig, first: EngineDirectory, max_step_tokens: int | None, *, check_weights: bool
+    config: SpeculativeConfig,
+    first: EngineDirectory,
+    limits: Limits,
+    max_step_tokens: int | None,
+    *,
+    check_weights: bool,
 ) -> SpeculationPlan:
-    """For the engine that is about to be opened. Raises OptionError for what does not fit it, EngineFormatError for a
-    draft model that is no whole engine."""
-    _check_room(config.num_speculative_tokens, first.program.limits, max_step_tokens)
+    """For the engine that is about to be opened. limits: the engine's, or lower ones that were asked for.
+
+    Warns where many requests get fewer drafts than each may have. Raises OptionError for what does not fit the engine,
+    EngineFormatError for a draft model that is no whole engine.
+    """
+    tokens = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens)
+    _check_room(config.num_speculative_tokens, tokens, limits)
+    _warn_of_few_rows(config.num_speculative_tokens, tokens, limits)
     if isinstance(config, DraftModelConfig):
         return SpeculationPlan(config, first, start_second(Path(config.model), first, check_weights=check_weights))
     if isinstance(config, Eagle3Config | MtpConfig):
@@ -104,12 +115,24 @@ def _check_heads(engine: EngineDirectory) -> None:
         )
 
 
-def _check_room(most: int, limits: Limits, max_step_tokens: int | None) -> None:
-    room = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens, limits.max_logit_rows) - 1
+def _check_room(most: int, tokens: int, limits: Limits) -> None:
+    room = min(tokens, limits.max_logit_rows) - 1
     if most > room:
         larger = "rebuild the engine with larger max_batch_tokens and max_logit_rows"
         raise OptionError(
             f"num_speculative_tokens is {most}, and a step has room for {room} beside the token before them",
             at=OPTION,
             fix=f"give {room} at most, or {larger}" if room else larger,
+        )
+
+
+def _warn_of_few_rows(most: int, tokens: int, limits: Limits) -> None:
+    rows, wanted = limits.max_logit_rows, min(limits.max_sequences * (1 + most), tokens)
+    if rows < wanted:
+        warnings.warn(
+            f"the engine has {rows} rows of logits a step, and {limits.max_sequences} requests with {most} drafts each "
+            f"want {wanted}: where there are more than {rows // (1 + most)}, each gets fewer drafts; to change "
+            f"that, rebuild it with --max-logit-rows {wanted}",
+            LoadWarning,
+            stacklevel=4,
         )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import pytest
 
 from llmc import LLM, load
 from llmc.cli.serve import config_values
-from llmc.errors import OptionError
+from llmc.errors import LoadWarning, OptionError
 from llmc.runtime.server.options import ServeOptions
 from llmc.runtime.server.replicas.worker import read_options
 from tests.cli.command import MODEL, assert_user_error, llmc
@@ -53,6 +54,17 @@ def test_more_drafts_than_a_step_has_room_for_are_refused(path: Path) -> None:
     with pytest.raises(OptionError, match="is 3, and a step has room for 0") as caught:
         load(path, speculation=NGRAM, max_step_tokens=1)
     assert caught.value.fix is not None and caught.value.fix.startswith("rebuild")
+
+
+def test_too_few_rows_of_logits_for_all_drafts_are_told(path: Path) -> None:
+    """Four sequences with three drafts want sixteen rows; one has room in the six that there are."""
+    with pytest.warns(LoadWarning, match=r"has 6 rows .* 3 drafts each want 16") as told:
+        load(path, speculation=NGRAM).close()
+    assert "--max-logit-rows 16" in str(told[0].message)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", LoadWarning)
+        load(path, speculation=NGRAM, max_step_tokens=6).close()
+        load(path, speculation=NGRAM, max_sequences=1).close()
 
 
 def test_llm_takes_it_for_a_directory(path: Path) -> None:

@@ -1,4 +1,4 @@
-"""What a build warns of, as the command line shows it: one line on standard error."""
+"""What builds and loads warn of, as the command line shows it: one line on standard error."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import TextIO
 from rich.console import Console
 from rich.text import Text
 
-from llmc.errors import BuildWarning
+from llmc.errors import BuildWarning, LoadWarning
 
 
 def show_warning(problem: str) -> None:
@@ -17,8 +17,9 @@ def show_warning(problem: str) -> None:
     console.print(Text.assemble(("warning: ", "bold yellow"), problem))
 
 
-def show_build_warnings_plainly() -> None:
-    """Have Python show them so, too, where a verb builds a model on its way; other warnings stay as they are."""
+def show_warnings_plainly() -> None:
+    """Have Python show them so, too, where a verb builds a model or loads an engine on its way; other warnings stay as
+    they are."""
     usual = warnings.showwarning
 
     def show(
@@ -29,7 +30,7 @@ def show_build_warnings_plainly() -> None:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        if issubclass(category, BuildWarning):
+        if issubclass(category, BuildWarning | LoadWarning):
             show_warning(str(message))
         else:
             usual(message, category, filename, lineno, file, line)
