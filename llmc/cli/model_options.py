@@ -43,6 +43,9 @@ class ModelOptions:
         ),
     ] = None
     tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
+    pipeline_parallel_size: Annotated[int, Option(help="stages of layers, each on ranks of its own")] = (
+        _DEFAULTS.pipeline_parallel_size
+    )
     disable_pass: Annotated[list[str] | None, Option(help="skip a pass by name (repeatable)")] = None
     allow_fallback: Annotated[list[str] | None, Option(help="a contract that may be missed (repeatable)")] = None
     passes_from: Annotated[
@@ -61,6 +64,7 @@ class ModelOptions:
             "calibration_length": self.calibration_length,
             "speculative": self.speculative,
             "tensor_parallel_size": self.tensor_parallel_size,
+            "pipeline_parallel_size": self.pipeline_parallel_size,
             "disable_passes": tuple(self.disable_pass or ()),
             "allow_fallback": tuple(self.allow_fallback or ()),
         }

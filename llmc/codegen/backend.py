@@ -87,15 +87,17 @@ class Backend(Protocol):
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
 _COLLECTIVES = (_llmc.all_reduce.default, _llmc.all_gather.default, _llmc.rank_rows.default)
+_OF_STAGES = "it stands between two stages of a model, of which each is compiled by itself"
 _OF_RANKS = "it belongs to a model that is cut for several ranks, which run on CPUs so far"
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
-        "cpp": MappingProxyType({}),
+        "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
         "triton": MappingProxyType(
             {
                 _llmc.all_reduce.default: _OF_RANKS,
                 _llmc.all_gather.default: _OF_RANKS,
                 _llmc.rank_rows.default: _OF_RANKS,
+                _llmc.hand_over.default: _OF_STAGES,
             }
         ),
     }

@@ -89,9 +89,10 @@ def kind_of(target: Target) -> TargetKind:
 
 def refuse_ranks(options: BuildOptions, target: str) -> None:
     """Of a kind whose engines run in one process. Raises OptionError for more."""
-    if options.tensor_parallel_size > 1:
-        raise OptionError(
-            f"engines for {target} run on one rank so far, not on {options.tensor_parallel_size}",
-            at=f"tensor_parallel_size={options.tensor_parallel_size}",
-            fix="build for a CPU, or look at how the model would be cut: llmc passes MODEL --tensor-parallel-size N",
-        )
+    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
+        if (ranks := getattr(options, name)) > 1:
+            raise OptionError(
+                f"engines for {target} run on one rank so far, not on {ranks}",
+                at=f"{name}={ranks}",
+                fix=f"build for a CPU, or look at how it would be cut: llmc passes MODEL --{name.replace('_', '-')} N",
+            )

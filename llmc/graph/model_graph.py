@@ -72,6 +72,8 @@ class ModelGraph:
     logit_rows, and for each entry i of `caches` kv_cache_{i}_k and kv_cache_{i}_v.
     ranks: how many processes run the graph at once, each with its own weights and caches, talking in collectives;
     shapes are those of one of them.
+    pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
+    which of them the graph is; None for all in one.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
@@ -88,6 +90,8 @@ class ModelGraph:
     medusa: MedusaCheckpoint | None = None
     draft: AttachedDraft | None = None
     ranks: int = 1
+    pipeline_stages: int = 1
+    pipeline_stage: int | None = None
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""

@@ -1,4 +1,4 @@
-"""What the ranks of a partitioned model tell each other: llmc::all_reduce and llmc::all_gather.
+"""What the ranks of a partitioned model tell each other: llmc::all_reduce, llmc::all_gather and llmc::hand_over.
 
 Each rank runs the same graph on its own part of the weights; `across` is what all of them get.
 """
@@ -29,6 +29,15 @@ def _sum(xs: list[Tensor], ranks: int) -> Tensor:
 def all_reduce(x: Tensor, ranks: int) -> Tensor:
     """The sum of all ranks' x, in fp32 in the order of ranks, rounded once, on every rank. x: [..., channels]."""
     raise _alone("all_reduce")
+
+
+@op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(0))
+def hand_over(x: Tensor, stage: int) -> Tensor:
+    """x: from here on `stage` computes with it, which runs on other ranks than what made it. x: [tokens, ...].
+
+    Rows are not said to be each other's alone: the next stage gets those of all tokens.
+    """
+    return x.clone()
 
 
 def _join(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:

@@ -27,7 +27,12 @@ _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
     ("Speculative", "What drafting tokens needs, as `--speculative` asks.", speculative),
     ("Quantization", "Codes in the place of weights and activations, as `--quantize` asks.", quantization),
-    ("Parallel", "A part of the weights for each rank, as `--tensor-parallel-size` asks.", parallel),
+    (
+        "Parallel",
+        "A part of the weights or of the layers for each rank, as `--tensor-parallel-size` and "
+        "`--pipeline-parallel-size` ask.",
+        parallel,
+    ),
     ("Serving", "From one whole sequence to a step of many requests.", serving),
     ("Draft heads", "Heads that draft beside the logits, as `--speculative` asks.", draft_heads),
     ("Fusion", "Fewer trips to memory.", fusion),

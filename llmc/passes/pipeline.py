@@ -33,6 +33,7 @@ from llmc.passes.fusion.fuse_linear_residual import fuse_linear_residual
 from llmc.passes.fusion.fuse_rope_kv_write import fuse_rope_kv_write
 from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.fusion.separate_qkv import separate_qkv
+from llmc.passes.parallel.cut_stages import cut_stages
 from llmc.passes.parallel.partition import partition
 from llmc.passes.parallel.separate_products import separate_products
 from llmc.passes.quantization.check_quantizable import check_quantizable
@@ -114,8 +115,9 @@ def quantization() -> tuple[Pass, ...]:
 
 
 def parallel() -> tuple[Pass, ...]:
-    """A part of the weights for each rank, as the option `tensor_parallel_size` asks; nothing without it."""
-    return (separate_products, partition)
+    """A part of the weights or of the layers for each rank, as the options `tensor_parallel_size` and
+    `pipeline_parallel_size` ask; nothing without them."""
+    return (separate_products, partition, cut_stages)
 
 
 def serving() -> tuple[Pass, ...]:

@@ -115,16 +115,22 @@ def _table(graph: ModelGraph, role: Role, classes: Sequence[AxesClass], alone: f
     return _Table(tuple(classes), seconds)
 
 
+def node_seconds(node: fx.Node, more_bytes: int = 0) -> float:
+    """What a node takes of such a step on one rank, if it moves so many more bytes."""
+    cost = node_cost(node)
+    at = {T: TOKENS, L: TOKENS, R: TOKENS, C: TOKENS * _CONTEXT, A: TOKENS * _CONTEXT}
+    return max(
+        (float(cost.bytes_moved.subs(at)) + more_bytes) / _GPU.bandwidth, float(cost.flops.subs(at)) / _GPU.bf16_rate
+    )
+
+
 def _alone(role: Role) -> float:
     if role.node.op == "output":
         return 0.0
-    cost, record = node_cost(role.node), record_of(role.node)
-    at = {T: TOKENS, L: TOKENS, R: TOKENS, C: TOKENS * _CONTEXT, A: TOKENS * _CONTEXT}
-    moved = float(cost.bytes_moved.subs(at))
-    if record is not None and record.table is not None:
-        # Few rows are read, but all of them lie in memory.
-        moved += nbytes(call_arguments(role.node)[record.table], TOKENS)
-    return max(moved / _GPU.bandwidth, float(cost.flops.subs(at)) / _GPU.bf16_rate)
+    record = record_of(role.node)
+    # Few rows of a table are read, but all of them lie in memory.
+    table = None if record is None or record.table is None else call_arguments(role.node)[record.table]
+    return node_seconds(role.node, 0 if table is None else nbytes(table, TOKENS))
 
 
 def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, links: _Collectives) -> float:

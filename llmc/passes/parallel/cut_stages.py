@@ -1,0 +1,184 @@
+"""Cut a model into stages that run one after the other, each on ranks of its own.
+
+    y = f(x)  ->  y = f(hand_over(x, 1))           where stage 1 begins
+A cut is a place in the order of the graph. What is computed before and read behind it crosses: rows of hidden states.
+What follows from step inputs alone, such as the angles of rotations, is computed again in each stage instead. Of all
+places, those where the fewest bytes cross come into question (in the residual stream, as a rule), and of these the cuts
+are taken for which the stage that takes longest takes the least time, by the cost model. Each cut is one rewrite.
+Must have: the option pipeline_parallel_size; a layer that attends for each stage.
+Numerics: exact; hand_over changes nothing.
+Source: Huang et al. 2019, "GPipe"; Narayanan et al. 2021, "Efficient Large-Scale Language Model Training".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+
+import torch
+from torch import Tensor, fx
+from torch.fx.experimental.symbolic_shapes import statically_known_true
+
+from llmc.errors import PassError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.propagate import token_count
+from llmc.options import BuildOptions
+from llmc.passes.parallel.choose_plan import node_seconds
+from llmc.passes.parallel.roles import nbytes
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+
+_llmc = torch.ops.llmc
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    """Cut in the order of the graph."""
+    stages = options.pipeline_parallel_size
+    if stages == 1 or graph.pipeline_stages > 1:
+        return
+    order = [node for node in graph.graph.nodes if node.op == "call_function"]
+    places = _places(graph, order)
+    cuts = _choose(order, places, stages)
+    if cuts is None:
+        most = _most_stages(order, places)
+        layers = sum(map(_attends, order))
+        raise PassError(
+            f"the model cannot be cut into {stages} stages: {layers} of its layers attend, and each stage needs one",
+            at=f"pipeline_parallel_size={stages}",
+            fix=f"the most that it can be cut into is pipeline_parallel_size={most}",
+        )
+    ends = [place.end for place in cuts]
+    shares = _shares(order, [0, *ends, len(order)])
+    latest: dict[fx.Node, fx.Node] = {}
+    for number, place in enumerate(cuts, 1):
+        names = ", ".join(node.name for node in place.crossing)
+        log.step(
+            f"begin stage {number} behind {names}: {place.nbytes} bytes a token cross; {shares[number]:.0%} of the "
+            f"step's time follow up to the next, {shares[number - 1]:.0%} come before",
+            *place.crossing,
+        )
+        _cut(graph, order, place, number, latest)
+
+
+cut_stages = GraphPass("cut_stages", run, Numerics.EXACT)
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Between two nodes of the graph's order: behind so many. crossing: what is computed before and read after."""
+
+    end: int
+    crossing: tuple[fx.Node, ...]
+
+    @property
+    def nbytes(self) -> int:
+        """Of a token."""
+        return sum(nbytes(node, 1) for node in self.crossing)
+
+
+def _places(graph: ModelGraph, order: Sequence[fx.Node]) -> list[_Place]:
+    """Where all that crosses has a row of numbers for each token."""
+    index = {node: i for i, node in enumerate(order)}
+    again = _computed_again(graph)
+    last = {
+        node: max((index.get(user, len(order)) for user in node.users), default=-1)
+        for node in order
+        if node not in again
+    }
+    found, living = [], dict[fx.Node, None]()
+    for end, node in enumerate(order, 1):
+        if node in last:
+            living[node] = None
+        living = {each: None for each in living if last[each] >= end}
+        if living and all(_has_token_rows(graph, each) for each in living):
+            found.append(_Place(end, tuple(living)))
+    return found
+
+
+def _has_token_rows(graph: ModelGraph, node: fx.Node) -> bool:
+    value = node.meta["val"]
+    if not isinstance(value, Tensor) or not value.dtype.is_floating_point or value.dim() < 2:
+        return False
+    first, *others = value.shape
+    return statically_known_true(first == token_count(graph)) and all(isinstance(size, int) for size in others)
+
+
+def _choose(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -> list[_Place] | None:
+    """The cuts, of the cheapest places with which there are enough; None if there are not."""
+    for most in sorted({place.nbytes for place in places}):
+        few = [place for place in places if place.nbytes <= most]
+        if _most_stages(order, few) >= stages:
+            return _balanced(order, few, stages)
+    return None
+
+
+def _most_stages(order: Sequence[fx.Node], places: Sequence[_Place]) -> int:
+    """With a layer that attends in each."""
+    layers = list(accumulate(map(_attends, order), initial=0))
+    stages, reached = 1, 0
+    for place in places:
+        if reached < layers[place.end] < layers[-1]:
+            stages, reached = stages + 1, layers[place.end]
+    return stages
+
+
+def _balanced(order: Sequence[fx.Node], places: Sequence[_Place], stages: int) -> list[_Place]:
+    """Cuts for which the longest stage is shortest; of several such, the first ones."""
+    seconds = list(accumulate((node_seconds(node) for node in order), initial=0.0))
+    layers = list(accumulate(map(_attends, order), initial=0))
+    ends = [0, *(place.end for place in places), len(order)]
+    # By the cut that a stage ends with: the longest stage up to there, and the cut before.
+    best: list[dict[int, tuple[float, int]]] = [{0: (0.0, 0)}]
+    for stage in range(1, stages + 1):
+        found: dict[int, tuple[float, int]] = {}
+        for end in range(1, len(ends)) if stage < stages else (len(ends) - 1,):
+            options = [
+                (max(longest, seconds[ends[end]] - seconds[ends[start]]), start)
+                for start, (longest, _) in best[-1].items()
+                if start < end and layers[ends[start]] < layers[ends[end]]
+            ]
+            if options:
+                found[end] = min(options)
+        best.append(found)
+    chosen, end = list[_Place](), len(ends) - 1
+    for found in reversed(best[2:]):
+        end = found[end][1]
+        chosen.append(places[end - 1])
+    return chosen[::-1]
+
+
+def _shares(order: Sequence[fx.Node], ends: Sequence[int]) -> list[float]:
+    """Of a step's time, by stage."""
+    seconds = list(accumulate((node_seconds(node) for node in order), initial=0.0))
+    parts = [seconds[end] - seconds[start] for start, end in pairwise(ends)]
+    return [part / seconds[-1] if seconds[-1] else 0.0 for part in parts]
+
+
+def _cut(
+    graph: ModelGraph, order: Sequence[fx.Node], place: _Place, number: int, latest: dict[fx.Node, fx.Node]
+) -> None:
+    """latest: what stands for a value behind the cut before; from now on, behind this one."""
+    behind = {*order[place.end :], graph.graph.output_node()}
+    with graph.graph.inserting_before(order[place.end]):
+        for node in place.crossing:
+            before = latest.get(node, node)
+            handed = graph.graph.call_function(_llmc.hand_over.default, (before, number))
+            before.replace_all_uses_with(handed, delete_user_cb=behind.__contains__)
+            latest[node] = handed
+    graph.pipeline_stages = number + 1
+
+
+def _attends(node: fx.Node) -> bool:
+    return node.target is _llmc.attention.default
+
+
+def _computed_again(graph: ModelGraph) -> set[fx.Node]:
+    """What follows from step inputs and vectors alone: cheaper to compute in each stage than to hand over."""
+    known = {*graph.inputs(), *(node for node in graph.weight_nodes() if node.meta["val"].dim() < 2)}
+    again = set[fx.Node]()
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and known.issuperset(node.all_input_nodes):
+            known.add(node)
+            again.add(node)
+    return again
