@@ -35,6 +35,8 @@ class Settings:
     (LLMC_DEBUG=1): tracebacks for errors. threads (LLMC_THREADS): of the CPU engine; None is one per available
     processor. dump (LLMC_DUMP): where the graph after every pass is written as text; None for nowhere. api_key
     (LLMC_API_KEY): of `llmc serve` and of the clients that llmc has for it. capture_cache (LLMC_CAPTURE_CACHE).
+    rank_start_seconds (LLMC_RANK_START_SECONDS): until every rank of an engine has come up. rank_stall_seconds
+    (LLMC_RANK_STALL_SECONDS): that one may keep the others waiting within a step.
     """
 
     cache_dir: Path
@@ -44,6 +46,8 @@ class Settings:
     api_key: str | None = field(default=None, repr=False)
     capture_cache: CaptureCache = CaptureCache.CLEAN
     cache_bytes: int | None = None
+    rank_start_seconds: float = 120.0
+    rank_stall_seconds: float = 30.0
 
 
 @cache
@@ -61,6 +65,8 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         "LLMC_CAPTURE_CACHE",
         "LLMC_DEBUG",
         "LLMC_DUMP",
+        "LLMC_RANK_STALL_SECONDS",
+        "LLMC_RANK_START_SECONDS",
         "LLMC_THREADS",
     }
     for name in environ:
@@ -89,7 +95,20 @@ def read_settings(environ: Mapping[str, str]) -> Settings:
         environ.get("LLMC_API_KEY") or None,
         CaptureCache(environ.get("LLMC_CAPTURE_CACHE") or CaptureCache.CLEAN.value),
         _cache_bytes(environ.get("LLMC_CACHE_SIZE", "")),
+        _seconds(environ, "LLMC_RANK_START_SECONDS", Settings.rank_start_seconds),
+        _seconds(environ, "LLMC_RANK_STALL_SECONDS", Settings.rank_stall_seconds),
     )
+
+
+def _seconds(environ: Mapping[str, str], name: str, default: float) -> float:
+    text = environ.get(name, "")
+    if not text:
+        return default
+    if re.fullmatch(r"[0-9]{1,6}(\.[0-9]{1,6})?", text, re.ASCII) is None or not float(text):
+        raise OptionError(
+            f"{name} cannot be {text!r}", at=f"{name}={text}", fix=f"give seconds, or unset it for {default:g}"
+        )
+    return float(text)
 
 
 def _cache_dir(environ: Mapping[str, str]) -> Path:

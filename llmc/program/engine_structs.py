@@ -5,7 +5,7 @@ What their fields mean stands in codegen/cpp/kernels/api.h.
 
 from __future__ import annotations
 
-from ctypes import POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
+from ctypes import CFUNCTYPE, POINTER, Structure, c_int32, c_int64, c_void_p, sizeof
 
 from llmc.program.step_outputs import CHOICE_INPUTS, HIDDEN
 
@@ -22,10 +22,19 @@ class LlmcStep(Structure):
     )
 
 
+Exchange = CFUNCTYPE(c_int32, c_void_p, c_int64, c_int64)
+
+
 class LlmcRanks(Structure):
     """One of several processes that run an engine together."""
 
-    _fields_ = (("rank", c_int32), ("ranks", c_int32), ("memory", c_void_p), ("round", c_int64))
+    _fields_ = (
+        ("rank", c_int32),
+        ("ranks", c_int32),
+        ("memory", c_void_p),
+        ("round", c_int64),
+        ("exchange", Exchange),
+    )
 
 
 class LlmcBindings(Structure):

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.reader import read_engine, start_engine
 from llmc.errors import OptionError
+from llmc.runtime.ranks.launch import work_for_first_rank
 from llmc.runtime.speculation.acceptance_config import check_reproducible
 from llmc.runtime.speculation.config import SpeculativeConfig, parse_speculative_config
 
@@ -47,11 +48,12 @@ def load(
     output_cache_bytes: keep the answers to requests without chance (greedy, seeded, beam search). speculation: what
     drafts tokens that may come next, in a dict or JSON, as vLLM's --speculative-config. check_weights: compare the
     weights' hashes, beside the start: if they are corrupt, EngineFormatError is raised before the first
-    token or logit leaves. owned: a temporary directory to delete when the engine is closed. Raises
-    EngineFormatError, TargetError, OptionError.
+    token or logit leaves. owned: a temporary directory to delete when the engine is closed. In a process that torchrun
+    started as a rank but the first, this ends with it. Raises EngineFormatError, TargetError, OptionError, RankError.
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place, check = path_argument("path", path), None
+    work_for_first_rank(place, threads)
     if check_weights:
         directory, check = start_engine(place)
     else:
@@ -74,8 +76,7 @@ def load(
     second = None if asked is None or asked.second is None else asked.second.program
     count, is_temporary = thread_count(threads), owned is not None
     opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, second)
-    can_run = not isinstance(opened, AbsentExecutor)
-    started = asked.start(blocks, count, executor) if asked is not None and can_run else None
+    started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
     loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started)
     return Engine(
         directory, opened, loop, owned, prefix_cache=prefix_cache, output_cache_bytes=output_cache_bytes, check=check

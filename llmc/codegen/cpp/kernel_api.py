@@ -32,6 +32,7 @@ _SCALARS: dict[str, Any] = {
     "void": None,
     "const char*": ctypes.c_char_p,
     "LlmcReadRow": ctypes.c_void_p,
+    "LlmcExchange": ctypes.c_void_p,
 }
 # Fields that are one of an enum's names, and what those start with.
 _ENUMERATED = {"activation": "LLMC_", "format": "LLMC_", "x_format": "LLMC_X_", "scale_type": "LLMC_SCALES_"}

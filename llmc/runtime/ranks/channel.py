@@ -23,16 +23,28 @@ class Channel:
     def __init__(self, connection: socket.socket) -> None:
         self.socket = connection
 
-    def send(self, message: object) -> None:
-        """Raises OSError where nobody is at the other end."""
+    def send(self, message: object, data: memoryview | bytes = b"") -> None:
+        """data: what goes with it, for `receive_into`. Raises OSError where nobody is at the other end."""
         text = json.dumps(message).encode()
         self.socket.sendall(_LENGTH.pack(len(text)) + text)
+        if data:
+            self.socket.sendall(data)
 
     def receive(self) -> Any:
         """The next message; None where the other end is closed. Raises OSError, TimeoutError among them."""
         head = self._read(_LENGTH.size)
         text = None if head is None else self._read(_LENGTH.unpack(head)[0])
         return None if text is None else json.loads(text)
+
+    def receive_into(self, memory: memoryview) -> bool:
+        """What was sent with the last message, as long as the memory is; False where the other end is closed."""
+        done = 0
+        while done < len(memory):
+            count = self.socket.recv_into(memory[done:])
+            if not count:
+                return False
+            done += count
+        return True
 
     def close(self) -> None:
         """The other end receives None."""
@@ -69,15 +81,19 @@ class SharedMemory:
 
 
 def put_step(step: Step, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Any]:
-    """Write a step's arrays into memory that has room for them; the message that says where they are."""
+    """Write a step's arrays into memory that has room for them; the message that says where they are.
+
+    They are its first `nbytes` bytes.
+    """
     places: dict[str, Any] = {}
-    start = 0
+    start = end = 0
     for name, array in step.arrays():
         data = np.ascontiguousarray(array)
         memory[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
         places[name] = [start, data.dtype.str, list(data.shape)]
+        end = start + data.nbytes
         start += -(-data.nbytes // _ALIGNMENT) * _ALIGNMENT
-    return {"do": "step", "arrays": places, "sides": list(step.sides)}
+    return {"do": "step", "arrays": places, "nbytes": end, "sides": list(step.sides)}
 
 
 def taken_step(message: dict[str, Any], memory: np.ndarray[Any, np.dtype[np.uint8]]) -> Step:

@@ -6,52 +6,86 @@ import os
 import signal
 import socket
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
+from llmc.engine_format import EngineDirectory
 from llmc.engine_format.reader import of_rank, read_engine
 from llmc.errors import LlmcError
 from llmc.processes.lifeline import end_with
+from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.ranks.channel import Channel, SharedMemory, taken_step
-from llmc.runtime.ranks.ranked_executor import rank_in
+from llmc.runtime.ranks.greeting import Greeting
+from llmc.runtime.ranks.rank_plan import RankPlan
 
 
 def main(arguments: list[str]) -> None:
-    """As ranked_executor starts it: the engine, then numbers."""
+    """As local_ranks starts it: the engine, then numbers."""
     path = Path(arguments[0])
-    rank, descriptor, nbytes, exchange_bytes, blocks, threads, connection, lifeline = map(int, arguments[1:])
+    descriptor, nbytes, connection, lifeline = map(int, arguments[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first rank.
     end_with(lifeline)
     channel, memory = Channel(socket.socket(fileno=connection)), SharedMemory(descriptor, nbytes)
     try:
         # What the files are is checked by the first rank.
-        engine = of_rank(read_engine(path, check_weights=False), rank)
-        _take_cores(rank, engine.program.ranks)
-        executor = CppExecutor(engine, blocks, threads, ranks=rank_in(memory, rank, engine.program.ranks))
+        engine = read_engine(path, check_weights=False)
+        channel.send(Greeting.of(engine).message())
+        plan = await_plan(channel)
+        if plan is None:
+            return
+        take_cores(plan.rank, plan.ranks)
+        executor = open_rank(engine, plan, plan.threads, plan.place(memory))
     except LlmcError as error:
         channel.send({"problem": f"could not open the engine: {error.problem}"})
         return
     channel.send({})
-    serve(executor, channel, memory.bytes[exchange_bytes:])
+    serve_steps(executor, channel, memory, plan)
 
 
-def serve(executor: CppExecutor, channel: Channel, memory: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> None:
-    """Do what is told until the other end is closed."""
+def await_plan(channel: Channel) -> RankPlan | None:
+    """What the first rank wants of this one; None where it has ended."""
+    message = channel.receive()
+    return None if message is None else RankPlan(**message)
+
+
+def open_rank(engine: EngineDirectory, plan: RankPlan, threads: int, place: LlmcRanks) -> CppExecutor:
+    """With the rank's weights. Raises LlmcError."""
+    return CppExecutor(of_rank(engine, plan.rank), plan.blocks, threads, ranks=place)
+
+
+def serve_steps(
+    executor: CppExecutor,
+    channel: Channel,
+    memory: SharedMemory,
+    plan: RankPlan,
+    fetch: Callable[[memoryview], bool] = lambda memory: True,
+) -> bool:
+    """Do what is told until the other end is closed; False where a step was broken off because a rank is lost.
+
+    fetch: brings a step's arrays into the memory, where it does not share it; False if nobody is there to send them.
+    """
+    arrays, flag = memory.bytes[plan.exchange_bytes :], memory.bytes[:4].view(np.uint32)
     while (message := channel.receive()) is not None:
         if message["do"] == "step":
-            executor.step(taken_step(message, memory))
+            if not fetch(arrays[: message["nbytes"]].data):
+                return True
+            executor.step(taken_step(message, arrays))
+            if flag[0]:
+                return False
         elif message["do"] == "copy_blocks":
             executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))
         else:
             executor.move_slots(*(np.array(message[name], np.int32) for name in ("from", "to")))
+    return True
 
 
-def _take_cores(rank: int, ranks: int) -> None:
-    """An equal part of this process's, so that ranks do not displace each other."""
+def take_cores(index: int, count: int) -> None:
+    """An equal part of this process's, so that the ranks of a machine do not displace each other."""
     cores = sorted(os.sched_getaffinity(0))
-    own = cores[rank * len(cores) // ranks : (rank + 1) * len(cores) // ranks]
+    own = cores[index * len(cores) // count : (index + 1) * len(cores) // count]
     if own:
         os.sched_setaffinity(0, own)
 

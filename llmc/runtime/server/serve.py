@@ -21,6 +21,7 @@ from llmc.errors import OptionError
 from llmc.runtime.async_engine import AsyncEngine
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
+from llmc.runtime.ranks.launch import work_for_first_rank
 from llmc.runtime.server.app import HttpLimits, create_app
 from llmc.runtime.server.header_limit import limited_headers
 from llmc.runtime.server.host_check import hosts_of
@@ -46,6 +47,7 @@ def serve(options: ServeOptions, listening: Callable[[str], None]) -> bool:
     listening: told the address once requests are answered.
     Raises OptionError for an address that cannot be listened on, and what `load` raises.
     """
+    work_for_first_rank(options.engine, options.threads)  # Before it would listen: only the first serves.
     with listen(options) as listener:
         registry = CollectorRegistry()
         model = open_model(options, registry)

@@ -25,11 +25,12 @@ static_assert(sizeof(LlmcStep) == 104 &&
               offsetof(LlmcStep, logits) == 80 &&
               offsetof(LlmcStep, sides) == 88 &&
               offsetof(LlmcStep, hidden) == 96);
-static_assert(sizeof(LlmcRanks) == 24 &&
+static_assert(sizeof(LlmcRanks) == 32 &&
               offsetof(LlmcRanks, rank) == 0 &&
               offsetof(LlmcRanks, ranks) == 4 &&
               offsetof(LlmcRanks, memory) == 8 &&
-              offsetof(LlmcRanks, round) == 16);
+              offsetof(LlmcRanks, round) == 16 &&
+              offsetof(LlmcRanks, exchange) == 24);
 static_assert(sizeof(LlmcBindings) == 40 &&
               offsetof(LlmcBindings, weights) == 0 &&
               offsetof(LlmcBindings, caches) == 8 &&
@@ -224,7 +225,7 @@ const char* llmc_engine_interface(void) {
       "arena 0 + 896 T + 192 L\n"
       "launches 13\n"
       "LlmcStep 104 tokens=0 requests=4 logit_rows=8 max_blocks=12 input_ids=16 positions=24 slot_mapping=32 query_starts=40 context_lens=48 block_tables=56 logit_row_ids=64 tree_masks=72 logits=80 sides=88 hidden=96\n"
-      "LlmcRanks 24 rank=0 ranks=4 memory=8 round=16\n"
+      "LlmcRanks 32 rank=0 ranks=4 memory=8 round=16 exchange=24\n"
       "LlmcBindings 40 weights=0 caches=8 arena=16 threads=24 ranks=32\n"
       "LlmcChooseRows 88 rows=0 vocabulary=8 logits=16 temperature=24 top_k=32 top_p=40 min_p=48 seeds=56 counters=64 tokens=72 scores=80\n";
 }

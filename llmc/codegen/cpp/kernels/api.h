@@ -127,14 +127,17 @@ typedef struct {
 } LlmcStep;
 
 // One of several processes that run an engine together; null for one alone. memory: llmc_engine_ranks_bytes(ranks) bytes that
-// all of them share, zero at first. round: how many exchanges there were, 0 at first.
+// all of them share, zero at first. round: how many exchanges there were, 0 at first. exchange: null, or of ranks that do not
+// share it: LlmcExchange puts the bytes of this one's place into the same of all others, and theirs into this memory;
+// the place of rank r begins r strides after the first. 0 if a rank was lost.
+typedef int32_t (*LlmcExchange)(void* first, int64_t stride, int64_t bytes);
 typedef struct {
   int32_t rank, ranks;
   void* memory;
   int64_t round;
+  LlmcExchange exchange;
 } LlmcRanks;
 int64_t llmc_ranks_bytes(int32_t ranks);
-
 
 // Pointers stay valid until close. weights: in the order of program.json; caches: k0, v0, k1, v1, …; arena: 64-byte
 // aligned, of the size that program.json gives for the engine's limits.

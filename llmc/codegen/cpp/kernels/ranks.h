@@ -3,6 +3,8 @@
 // A collective goes in rounds: each rank puts a part of its values into its own place, waits until all have, and reads
 // all places. Places are double, so that a rank that is a round ahead writes into the other one; none can be two ahead.
 // Who waits spins for some microseconds and then sleeps (a futex), and wakes by itself to see whether a rank was lost.
+//
+// Ranks of several machines have such a memory each, and `exchange` brings the places of all others into it.
 #pragma once
 #include <linux/futex.h>
 #include <sys/syscall.h>
@@ -51,8 +53,9 @@ inline bool wait_for_rank(const LlmcRanks& all, int32_t rank, uint32_t round) {
   }
 }
 
-// What this rank has put into its place may be read, and so may all others'. False if a rank was lost.
-inline bool meet(LlmcRanks& all) {
+// What this rank has put into its place (bytes) may be read, and so may all others'. False if a rank was lost.
+inline bool meet(LlmcRanks& all, int64_t bytes) {
+  if (all.exchange != nullptr) return all.exchange(rank_place<char>(all, 0), 2 * kRankPlace, bytes) != 0;
   const uint32_t round = static_cast<uint32_t>(all.round + 1);
   std::atomic<uint32_t>* own = rank_word(all, 1 + all.rank);
   own->store(round, std::memory_order_release);
@@ -73,7 +76,7 @@ inline void in_rounds(LlmcRanks& all, int64_t rows, int64_t width, const Put& pu
       const int64_t part = width - column < columns ? width - column : columns;
       if (is_lost(all)) return;
       put(row, height, column, part);
-      if (!meet(all)) return;
+      if (!meet(all, height * part * static_cast<int64_t>(sizeof(T)))) return;
       take(row, height, column, part);
       all.round++;
     }

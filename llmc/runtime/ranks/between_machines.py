@@ -1,0 +1,181 @@
+"""Ranks that torchrun has started, on one machine or several: how the first finds all others, and they it.
+
+They meet in torch's store, where the first says at which port it listens. What it tells them goes over TCP, with the
+arrays of each step, and collectives go over gloo (gloo_exchange.py).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from datetime import timedelta
+
+import numpy as np
+import torch.distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
+
+from llmc.engine_format import EngineDirectory
+from llmc.errors import RankError
+from llmc.runtime.ranks.channel import Channel, SharedMemory
+from llmc.runtime.ranks.gloo_exchange import GlooExchange, own_address
+from llmc.runtime.ranks.greeting import Greeting
+from llmc.runtime.ranks.launch import Launch
+from llmc.runtime.ranks.rank_plan import RankPlan, step_bytes
+from llmc.runtime.ranks.team import Member, Team, await_message, end
+from llmc.runtime.ranks.worker import open_rank, serve_steps, take_cores
+from llmc.settings import settings
+
+_GREETING_SECONDS = 10.0
+
+
+def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch) -> Team:
+    """All but this one, the first, whose plan is given. Raises RankError for those that do not come or do not fit."""
+    launch.check(plan.ranks)
+    memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
+    members: list[Member] = []
+    try:
+        with meeting(launch) as store:
+            _await_all(store, launch, Greeting.of(engine), members)
+            for member in members:
+                member.channel.send(replace(plan, rank=member.rank).message())
+            exchange = GlooExchange(store, launch, settings().rank_stall_seconds, lambda _: mark_lost(memory))
+        for member in members:
+            await_message(member, settings().rank_start_seconds)
+        place = plan.place(memory)
+        place.exchange = exchange.function
+        take_cores(launch.local_rank, launch.local_ranks)
+        return Team(members, memory, plan.exchange_bytes, place)
+    except BaseException:
+        end(members)
+        memory.close()
+        raise
+
+
+def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
+    """Be a rank but the first, until that one closes its engine. Raises RankError."""
+    launch.check(engine.program.ranks)
+    with meeting(launch) as store:
+        channel = _connect(store, launch, engine)
+        message = channel.receive()
+        if message is None:
+            raise RankError(
+                "the first rank has ended before all ranks had come up", at="rank 0", fix="see what it says"
+            )
+        plan = RankPlan(**message)
+        memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
+        why = ["the first rank is lost"]
+
+        def failed(reason: str) -> None:
+            why[:] = [reason]
+            mark_lost(memory)
+
+        exchange = GlooExchange(store, launch, settings().rank_stall_seconds, failed)
+    place = plan.place(memory)
+    place.exchange = exchange.function
+    take_cores(launch.local_rank, launch.local_ranks)
+    executor = open_rank(engine, plan, max(1, threads // launch.local_ranks), place)
+    channel.send({})
+    if not serve_steps(executor, channel, memory, plan, channel.receive_into):
+        channel.send({"gave_up": why[0]})
+        raise RankError(f"rank {launch.rank} has lost the others: {why[0]}", at="the engine's ranks", fix=_SEE_FIRST)
+
+
+@contextmanager
+def meeting(launch: Launch) -> Iterator[Store]:
+    """The store in which all ranks meet. What goes wrong with it, or with gloo, is a RankError."""
+    wait = timedelta(seconds=settings().rank_start_seconds)
+    try:
+        store, _, _ = next(rendezvous("env://", launch.rank, launch.ranks, timeout=wait))
+        yield PrefixStore("llmc", store)
+    except (torch.distributed.DistError, OSError, RuntimeError) as error:
+        text = " ".join(str(error).split())
+        in_use = "EADDRINUSE" in text or "address already in use" in text
+        raise RankError(
+            f"port {launch.port} is in use" if in_use else f"rank {launch.rank} could not meet the others: {text:.300}",
+            at=f"{launch.address}:{launch.port}",
+            fix="give torchrun another --master-port"
+            if in_use
+            else "look whether all ranks run and reach that address",
+        ) from None
+
+
+def mark_lost(memory: SharedMemory) -> None:
+    """Let this process's step leave its collectives."""
+    memory.bytes[:4].view(np.uint32)[0] = 1
+
+
+_SEE_FIRST = "look at what the first rank says"
+
+
+def _await_all(store: Store, launch: Launch, own: Greeting, members: list[Member]) -> None:
+    """Listen until every rank has come; each is added to the members."""
+    seconds = settings().rank_start_seconds
+    deadline = time.monotonic() + seconds
+    secret = secrets.token_hex(16)
+    address = own_address(launch)
+    kind = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, 0), family=kind) as listener:
+        store.set("first", json.dumps([address, listener.getsockname()[1], secret]))
+        while len(members) < launch.ranks - 1:
+            listener.settimeout(max(0.01, deadline - time.monotonic()))
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                missing = sorted(set(range(1, launch.ranks)) - {member.rank for member in members})
+                raise RankError(
+                    f"rank {', '.join(map(str, missing))} of {launch.ranks} did not come up within {seconds:g} seconds",
+                    at=f"{launch.address}:{launch.port}",
+                    fix="look at what torchrun says on the other machines; where starting takes longer, set "
+                    "LLMC_RANK_START_SECONDS",
+                ) from None
+            member = _greeted(Channel(connection), secret, own)
+            if member is not None:
+                members.append(member)
+
+
+def _greeted(channel: Channel, secret: str, own: Greeting) -> Member | None:
+    """The rank that has connected; None for somebody else. Raises RankError if it has another engine, and tells it."""
+    channel.socket.settimeout(_GREETING_SECONDS)
+    keep_alive(channel.socket)
+    try:
+        message = channel.receive()
+        if not isinstance(message, dict) or message.get("secret") != secret:
+            channel.close()
+            return None
+    except (OSError, ValueError):
+        channel.close()
+        return None
+    name = f"rank {message['rank']} (process {message['process']} on {message['host']})"
+    try:
+        own.check(message, name)
+    except RankError:
+        channel.close()
+        raise
+    channel.socket.settimeout(None)
+    return Member(message["rank"], name, channel, shares_memory=False)
+
+
+def _connect(store: Store, launch: Launch, engine: EngineDirectory) -> Channel:
+    address, port, secret = json.loads(store.get("first"))
+    connection = socket.create_connection((address, port), settings().rank_start_seconds)
+    connection.settimeout(None)
+    keep_alive(connection)
+    channel = Channel(connection)
+    who = {"rank": launch.rank, "process": os.getpid(), "host": socket.gethostname(), "secret": secret}
+    channel.send({**Greeting.of(engine).message(), **who})
+    return channel
+
+
+def keep_alive(connection: socket.socket) -> None:
+    """Send at once, and notice within half a minute that the other machine is gone."""
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 4)):
+        connection.setsockopt(socket.IPPROTO_TCP, option, value)

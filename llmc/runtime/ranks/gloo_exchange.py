@@ -1,0 +1,67 @@
+"""Collectives of ranks that share no memory: gloo brings the places of all others into this one's."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import socket
+from collections.abc import Callable
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.distributed.distributed_c10d import PrefixStore, Store
+
+from llmc.program.engine_structs import Exchange
+from llmc.runtime.ranks.launch import Launch
+
+# Not the functions of torch.distributed, which have one group for the whole process; stubs lack its methods.
+_Gloo: Any = torch.distributed.ProcessGroupGloo
+
+
+class GlooExchange:
+    """What a step calls for each piece of a collective. Each rank gets what every rank has put into its place, and adds
+    it up in the order of ranks as where they share memory: the same bits.
+
+    failed: told why ranks have lost each other; the step goes on to its end with what is there, and is of no use.
+    """
+
+    def __init__(self, store: Store, launch: Launch, seconds: float, failed: Callable[[str], None]) -> None:
+        self.function = Exchange(self._exchange)
+        self._failed = failed
+        options = _Gloo._Options()
+        options._timeout = timedelta(seconds=seconds)
+        options._devices = [_device(launch)]
+        self._group = _Gloo(PrefixStore("gloo", store), launch.rank, launch.ranks, options)
+        self._rank, self._ranks = launch.rank, launch.ranks
+
+    def _exchange(self, first: int, stride: int, nbytes: int) -> int:
+        try:
+            places = [_bytes(first + rank * stride, nbytes) for rank in range(self._ranks)]
+            self._group.allgather([places], [places[self._rank]]).wait()
+        except Exception as error:  # It cannot go through the library that has called.
+            self._failed(" ".join(str(error).split()))
+            return 0
+        return 1
+
+
+def own_address(launch: Launch) -> str:
+    """This machine's in the network that leads to the first rank's."""
+    kind, _, _, _, address = socket.getaddrinfo(launch.address, launch.port, type=socket.SOCK_DGRAM)[0]
+    with socket.socket(kind, socket.SOCK_DGRAM) as probe:
+        probe.connect(address)  # Sends nothing.
+        own: str = probe.getsockname()[0]
+    return own
+
+
+def _device(launch: Launch) -> Any:
+    """By default gloo takes the address that the machine's name has, which others often cannot reach."""
+    interface = os.environ.get("GLOO_SOCKET_IFNAME")
+    if interface:
+        return _Gloo.create_device(interface=interface)
+    return _Gloo.create_device(hostname=own_address(launch))
+
+
+def _bytes(address: int, count: int) -> torch.Tensor:
+    return torch.frombuffer((ctypes.c_uint8 * count).from_address(address), dtype=torch.uint8)

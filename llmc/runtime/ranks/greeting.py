@@ -1,0 +1,49 @@
+"""What a rank says first: which llmc it is, and which engine it has. All ranks must have the same."""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.manifest import manifest_text
+from llmc.errors import RankError
+from llmc.version import VERSION
+
+
+@dataclass(frozen=True)
+class Greeting:
+    """version: of llmc. engine: SHA-256 of the manifest, so of the program, the library and all weights. path: where
+    the rank has it."""
+
+    version: str
+    engine: str
+    path: str
+
+    @staticmethod
+    def of(engine: EngineDirectory) -> Greeting:
+        """This process's."""
+        digest = hashlib.sha256(manifest_text(engine.manifest).encode()).hexdigest()
+        return Greeting(VERSION, digest, str(engine.path))
+
+    def message(self) -> dict[str, Any]:
+        """To be sent."""
+        return asdict(self)
+
+    def check(self, theirs: object, rank: str) -> None:
+        """Raise RankError if another rank runs another llmc or engine. theirs: its message; rank: how it is called."""
+        if not isinstance(theirs, dict) or not all(isinstance(theirs.get(key), str) for key in asdict(self)):
+            raise RankError(f"{rank} does not speak as a rank of llmc {VERSION}: {theirs!r:.80}", at=rank, fix=_SAME)
+        if theirs["version"] != self.version:
+            raise RankError(f"{rank} runs llmc {theirs['version']}, the first rank {self.version}", at=rank, fix=_SAME)
+        if theirs["engine"] != self.engine:
+            raise RankError(
+                f"{rank} has another engine than the first rank: manifest {theirs['engine'][:12]} at "
+                f"{theirs['path']}, here {self.engine[:12]} at {self.path}",
+                at=rank,
+                fix="give all ranks the same engine directory, or copies of it",
+            )
+
+
+_SAME = "install the same llmc for all ranks"

@@ -1,0 +1,83 @@
+"""What torchrun says to the processes that it starts: which rank each is, and where all of them meet."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from llmc.errors import RankError
+
+_BY_LLMC = "unset RANK and WORLD_SIZE to have llmc start the ranks of this machine by itself"
+
+
+@dataclass(frozen=True)
+class Launch:
+    """local_rank of local_ranks: on its machine. address, port: of the first rank's machine."""
+
+    rank: int
+    ranks: int
+    local_rank: int
+    local_ranks: int
+    address: str
+    port: int
+
+    def check(self, ranks: int) -> None:
+        """Raise RankError unless the engine has as many ranks as there are processes."""
+        if ranks != self.ranks:
+            raise RankError(
+                f"the engine was built for {ranks} ranks, and {self.ranks} processes were started",
+                at=f"WORLD_SIZE={self.ranks}",
+                fix=f"have torchrun start {ranks}, nodes times processes a node, or {_BY_LLMC}",
+            )
+
+
+def work_for_first_rank(path: Path, threads: int | None) -> None:
+    """In a process that torchrun started as another rank of the engine than the first: be that rank until the first
+    closes the engine, and end this process. Comes back at once in all others. Raises LlmcError."""
+    launch = launched(os.environ)
+    if launch is None or launch.rank == 0:
+        return
+    # These take long to import.
+    from llmc.engine_format.reader import read_engine
+    from llmc.runtime.threads import thread_count
+
+    engine = read_engine(path)
+    if engine.program.ranks > 1:
+        from llmc.runtime.ranks.between_machines import join_ranks
+
+        join_ranks(engine, launch, thread_count(threads))
+        raise SystemExit(0)
+
+
+def launched(environ: Mapping[str, str]) -> Launch | None:
+    """Which of several processes this is; None for one that was started alone. Raises RankError for what cannot be."""
+    if "RANK" not in environ or environ.get("WORLD_SIZE", "1") == "1":
+        return None
+    rank, ranks = _number(environ, "RANK"), _number(environ, "WORLD_SIZE")
+    if rank >= ranks:
+        raise RankError(f"there is no rank {rank} of {ranks}", at=f"RANK={rank}, WORLD_SIZE={ranks}", fix=_BY_LLMC)
+    if not environ.get("MASTER_ADDR"):
+        raise RankError(
+            f"rank {rank} of {ranks} does not know where the first one is",
+            at="MASTER_ADDR",
+            fix=f"start all of them with torchrun, or {_BY_LLMC}",
+        )
+    return Launch(
+        rank,
+        ranks,
+        _number(environ, "LOCAL_RANK", 0),
+        _number(environ, "LOCAL_WORLD_SIZE", 1),
+        environ["MASTER_ADDR"],
+        _number(environ, "MASTER_PORT"),
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int | None = None) -> int:
+    text = environ.get(name, "")
+    if not text and default is not None:
+        return default
+    if not (text.isascii() and text.isdigit() and len(text) < 10):
+        raise RankError(f"{name} is no number: {text!r}", at=name, fix=f"start with torchrun, or {_BY_LLMC}")
+    return int(text)

@@ -1,0 +1,212 @@
+"""The other ranks as the first sees them: it tells them what to do, and notices when one is lost or stands still."""
+
+from __future__ import annotations
+
+import selectors
+import subprocess
+import threading
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from llmc.errors import RankError
+from llmc.processes.lifeline import Lifeline
+from llmc.program.engine_structs import LlmcRanks
+from llmc.runtime.loop.step import Step
+from llmc.runtime.ranks.channel import Channel, SharedMemory, put_step
+from llmc.settings import settings
+
+_TICK_SECONDS = 0.25
+_END_SECONDS = 5.0
+# How long one waits for a rank to be seen ending after the collectives broke off.
+_BLAME_SECONDS = 2.0
+# Words of the memory's lines (codegen/cpp/kernels/ranks.h).
+_LINE_WORDS = 16
+
+
+@dataclass
+class Member:
+    """Another rank. name: what errors call it. process, lifeline: of one that this process has started. shares_memory:
+    steps need not be sent to it."""
+
+    rank: int
+    name: str
+    channel: Channel
+    process: subprocess.Popen[bytes] | None = None
+    lifeline: Lifeline | None = None
+    shares_memory: bool = True
+
+    def end_in_words(self) -> str:
+        """How it ended, as far as this process can know."""
+        if self.process is None:
+            return "has closed its connection"
+        with suppress(subprocess.TimeoutExpired):
+            self.process.wait(1.0)
+        code = self.process.returncode
+        if code is None:
+            return "has stopped answering"
+        return f"was killed by signal {-code}" if code < 0 else f"has ended with code {code}"
+
+
+class Team:
+    """Every rank but the first, all of them ready. It is watched from now on.
+
+    place: of the first rank in its library's collectives. memory: theirs, exchange_bytes of it, and behind it room for
+    a step's arrays. Once a rank is lost the memory's first word says so, at which all that share it leave their
+    collectives. lost: that rank; None also where ranks have lost each other without any that ended.
+    """
+
+    def __init__(self, members: Sequence[Member], memory: SharedMemory, exchange_bytes: int, place: LlmcRanks) -> None:
+        self.place = place
+        self.lost: Member | None = None
+        self._reason = "a rank has stopped answering"
+        self._members = members
+        self._memory = memory
+        self._steps = memory.bytes[exchange_bytes:]
+        # The flag and each rank's progress, one a line.
+        self._words = memory.bytes.view(np.uint32)[: (2 + len(members)) * _LINE_WORDS : _LINE_WORDS]
+        self._closing, self._found = threading.Event(), threading.Event()
+        threading.Thread(target=self._watch, name="llmc-ranks", daemon=True).start()
+
+    def tell(self, message: object) -> None:
+        """All of them. Raises RankError if one was lost."""
+        self.check()
+        for member in self._members:
+            with suppress(OSError):  # The watcher says which rank was lost.
+                member.channel.send(message)
+
+    def tell_step(self, step: Step) -> None:
+        """All of them, who copy its arrays before they begin. Raises RankError as `tell`."""
+        self.check()
+        message = put_step(step, self._steps)
+        data = self._steps[: message["nbytes"]].data
+        for member in self._members:
+            with suppress(OSError):
+                member.channel.send(message, b"" if member.shares_memory else data)
+
+    def check(self) -> None:
+        """Raise RankError that names a lost rank."""
+        if self._words[0]:
+            self._found.wait(_BLAME_SECONDS + 2 * _TICK_SECONDS + 1.0)
+            raise RankError(
+                f"{self._reason}: the engine cannot go on without it",
+                at="the engine's ranks",
+                fix="look at why that happened, then open the engine again",
+            )
+
+    def fail(self) -> None:
+        """A collective of the first rank was broken off: who is to blame is found out now."""
+        self._words[0] = 1
+
+    def close(self) -> None:
+        """End them all; none that this process started is left when this comes back."""
+        self._closing.set()
+        self._words[0] = 1
+        end(self._members)
+        self._memory.close()
+
+    def _watch(self) -> None:
+        """Until a rank is lost or the engine is closed.
+
+        Time is counted in turns of this loop, so that a process that was stopped as a whole suspects nobody after it.
+        """
+        patience, blame = _ticks(settings().rank_stall_seconds), _ticks(_BLAME_SECONDS)
+        waited = failed = 0
+        before = self._progress()
+        silent = list(self._members)
+        with selectors.DefaultSelector() as selector:
+            for member in self._members:
+                selector.register(member.channel.socket, selectors.EVENT_READ, member)
+            while not self._closing.is_set():
+                for key, _ in selector.select(_TICK_SECONDS):
+                    if self._closing.is_set():
+                        return
+                    if not _gave_up(key.data):
+                        return self._note(key.data, key.data.end_in_words())
+                    selector.unregister(key.fileobj)
+                    silent.remove(key.data)
+                    self.fail()
+                failed += bool(self._words[0])
+                if failed > blame:
+                    return self._note(silent[0] if silent else None, "has stopped answering")
+                now = self._progress()
+                waited = waited + 1 if now == before and self._awaited(now) is not None else 0
+                before = now
+                if waited >= patience:
+                    return self._note(
+                        self._awaited(now), f"has kept the others waiting for {_TICK_SECONDS * waited:g} s"
+                    )
+
+    def _progress(self) -> list[int]:
+        """Rounds of each rank, by its own word; those that do not share the memory stand still."""
+        progress: list[int] = self._words[1:].tolist()
+        return progress
+
+    def _awaited(self, progress: list[int]) -> Member | None:
+        """The rank for which the first one waits in a collective."""
+
+        def behind(member: Member) -> int:
+            return (progress[0] - progress[member.rank]) % 2**32
+
+        late = [each for each in self._members if each.shares_memory and 0 < behind(each) < 2**31]
+        return max(late, key=behind, default=None)
+
+    def _note(self, member: Member | None, how: str) -> None:
+        if member is not None:
+            self._reason = f"{member.name} {how}"
+            if member.process is not None:
+                member.process.kill()  # One that stands still would not end by itself.
+        self.lost = member
+        self._words[0] = 1
+        self._found.set()
+
+
+def _ticks(seconds: float) -> int:
+    return max(1, round(seconds / _TICK_SECONDS))
+
+
+def _gave_up(member: Member) -> bool:
+    """Whether a rank that can be heard says that it has lost the others, instead of having ended."""
+    try:
+        return member.channel.receive() is not None
+    except OSError:
+        return False
+
+
+def end(members: Sequence[Member]) -> None:
+    """End processes, politely and then not, and let connections go."""
+    for member in members:
+        member.channel.close()
+        if member.lifeline is not None:
+            member.lifeline.close()
+    for member in members:
+        if member.process is not None:
+            try:
+                member.process.wait(_END_SECONDS)
+            except subprocess.TimeoutExpired:
+                member.process.kill()
+                member.process.wait()
+
+
+def await_message(member: Member, seconds: float) -> Any:
+    """What a rank says that comes up. Raises RankError that names it."""
+    member.channel.socket.settimeout(seconds)
+    try:
+        message = member.channel.receive()
+        problem = f"{member.end_in_words()} before it was ready" if message is None else message.get("problem")
+    except TimeoutError:
+        problem = f"did not come up within {seconds:g} seconds"
+    except OSError:
+        problem = f"{member.end_in_words()} before it was ready"
+    if problem is not None:
+        raise RankError(
+            f"{member.name} {problem}",
+            at="the engine's ranks",
+            fix="look at the machine's memory and at what else runs there, then open the engine again; where starting "
+            "takes longer, set LLMC_RANK_START_SECONDS",
+        )
+    member.channel.socket.settimeout(None)
+    return message
