@@ -11,6 +11,7 @@ from pathlib import Path
 from llmc import engine_format
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
 from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.dtype_names import torch_name
 from llmc.graph.model_graph import ModelInfo
 from llmc.graph.pass_record import PassRecord
@@ -30,7 +31,8 @@ class BuildReport:
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
     decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
     without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
-    for a CPU. program: what a step runs. quantized: what was done to each weight. kv_bytes: of the KV cache, a token.
+    for a CPU. program: what a step runs. quantized: what was done to each weight. sparse: what
+    became of each with zeros. kv_bytes: of the KV cache, a token.
     warnings: what its user may not expect, a line each.
     """
 
@@ -48,6 +50,7 @@ class BuildReport:
     program: Program
     seconds: dict[str, float]
     quantized: tuple[QuantizedWeight, ...]
+    sparse: tuple[SparseWeight, ...]
     kv_bytes: int
     warnings: tuple[str, ...] = ()
 
@@ -83,6 +86,7 @@ def build_report(
         program=program,
         seconds=seconds,
         quantized=result.graph.quantized,
+        sparse=result.graph.sparse,
         kv_bytes=manifest.memory["kv_per_token"],
         warnings=warnings,
     )

@@ -6,7 +6,7 @@ import json
 import tempfile
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 from typing import Unpack
@@ -17,6 +17,7 @@ from torch.export import ExportedProgram
 
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.build_stages import Progress, Stages
+from llmc.codegen.expand_sparse import expand_sparse
 from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
@@ -39,6 +40,7 @@ from llmc.engine_format.reader import (
     PROGRAM_NAME,
     QUANTIZATION_NAME,
     REPORT_NAME,
+    SPARSITY_NAME,
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
@@ -47,7 +49,7 @@ from llmc.graph.capture import Captured, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
-from llmc.graph.model_graph import AttachedDraft
+from llmc.graph.model_graph import AttachedDraft, ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.stored_dtype import stored_dtype
 from llmc.graph.weights import Recipe, WeightSource, evaluate, stored_names
@@ -155,7 +157,9 @@ def _write_engine(
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
         with stages("lower"):
+            result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
             engine = builder.lower(result.graph)
+        write_weight_records(result.graph, writer)
         program = builder.compile(writer, stages)
         writer.write_text(PROGRAM_NAME, program_to_json(program))
         with stages("weights", program.ranks * sum(slot.nbytes for slot in program.weights)):
@@ -256,10 +260,15 @@ def run_passes(
     writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
     if options.strict:
         check_complete(coverage)
-    if result.graph.quantized:
-        weights = [asdict(weight) for weight in result.graph.quantized]
-        writer.write_text(QUANTIZATION_NAME, json.dumps(weights, indent=1, ensure_ascii=False) + "\n")
     return result
+
+
+def write_weight_records(graph: ModelGraph, writer: EngineWriter) -> None:
+    """What became of weights that have codes, and of those that have zeros."""
+    for name, records in ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse)):
+        if records:
+            text = json.dumps([asdict(record) for record in records], indent=1, ensure_ascii=False)
+            writer.write_text(name, text + "\n")
 
 
 def packed(

@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from llmc.errors import OptionError
 from llmc.formats.cache_format import parse_cache_format
 from llmc.formats.schemes import Quantization, parse_quantization
+from llmc.formats.sparsity import Sparsity, parse_sparsity
 
 Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 # What else a dtype may be called, here and on the command line.
@@ -39,7 +40,8 @@ class BuildOptions(BaseModel):
     is built as bfloat16. bf16, fp16, half, fp32, float and torch's own dtypes are taken too.
     kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/formats/cache_format.py).
     quantize: schemes of weights and activations (formats/schemes.py); one for all, then PATTERN=SCHEME for some;
-    a text is split at commas. calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
+    a text is split at commas. sparsity: which elements of weights become zero (formats/sparsity.py), in the same form.
+    calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
     max_batch_tokens, max_sequences, max_logit_rows: limits of one step. None logit rows are one for each sequence, but
@@ -62,6 +64,7 @@ class BuildOptions(BaseModel):
     kv_dtype: Dtype = "auto"
     kv_cache: str = "auto"
     quantize: tuple[str, ...] = ()
+    sparsity: tuple[str, ...] = ()
     calibration: str | None = None
     calibration_sequences: int = Field(default=32, ge=1, le=65536)
     calibration_length: int = Field(default=256, ge=16, le=65536)
@@ -87,7 +90,7 @@ class BuildOptions(BaseModel):
         name = str(value).removeprefix("torch.").lower()
         return _SPELLINGS.get(name, name)
 
-    @field_validator("quantize", mode="before")
+    @field_validator("quantize", "sparsity", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -96,6 +99,12 @@ class BuildOptions(BaseModel):
     @classmethod
     def _parses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         parse_quantization(value)
+        return value
+
+    @field_validator("sparsity")
+    @classmethod
+    def _is_sparsity(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_sparsity(value)
         return value
 
     @field_validator("calibration", "speculative", mode="before")
@@ -115,6 +124,11 @@ class BuildOptions(BaseModel):
         """What `quantize` says."""
         return parse_quantization(self.quantize)
 
+    @property
+    def zeros(self) -> Sparsity:
+        """What `sparsity` says."""
+        return parse_sparsity(self.sparsity)
+
 
 class BuildKeywords(TypedDict, total=False):
     """The fields of BuildOptions as keywords, for type checkers and editors, in the forms in which they are taken."""
@@ -123,6 +137,7 @@ class BuildKeywords(TypedDict, total=False):
     kv_dtype: DtypeSpelling
     kv_cache: str
     quantize: str | Sequence[str]
+    sparsity: str | Sequence[str]
     calibration: str | PathLike[str] | None
     calibration_sequences: int
     calibration_length: int

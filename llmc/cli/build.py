@@ -19,6 +19,7 @@ from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.shown_warnings import show_warning
+from llmc.cli.sparsity import sparsity_table
 from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes, in_seconds
@@ -102,6 +103,8 @@ def _print_report(report: BuildReport, unnamed: Path | None) -> None:
     console.print(kernels_table(report))
     if report.quantized:
         console.print(quantization_table(report.quantized))
+    if report.sparse:
+        console.print(sparsity_table(report.sparse))
     console.print(summary_table(report))
     for warning in report.warnings:
         show_warning(warning)

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from llmc.cli.quantization import quantization_table
+from llmc.cli.sparsity import sparsity_table
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes
 
@@ -23,6 +24,7 @@ def inspect(
     launches: Annotated[bool, typer.Option("--launches", help="every launch with where it comes from")] = False,
     weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
     quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
+    sparsity: Annotated[bool, typer.Option("--sparsity", help="zeros, bits and error of each sparse weight")] = False,
     context: Annotated[
         int | None,
         typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
@@ -48,6 +50,8 @@ def inspect(
         console.print(weight_list(directory))
     if quantization:
         print_quantization(console, directory)
+    if sparsity:
+        print_sparsity(console, directory)
 
 
 def print_quantization(console: Console, directory: EngineDirectory) -> None:
@@ -56,6 +60,14 @@ def print_quantization(console: Console, directory: EngineDirectory) -> None:
 
     found = read_quantization(directory.files)
     console.print(quantization_table(found) if found else "no weight is quantized")
+
+
+def print_sparsity(console: Console, directory: EngineDirectory) -> None:
+    """What the build's report says of each weight with zeros."""
+    from llmc.engine_format.reader import read_sparsity
+
+    found = read_sparsity(directory.files)
+    console.print(sparsity_table(found) if found else "no weight is sparse")
 
 
 def overview(directory: EngineDirectory) -> FittingTable:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
@@ -42,6 +42,9 @@ class ReferenceKind:
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+
+    def dense_reason(self, storage: fx.Node) -> None:
+        """The eager ops read masks."""
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""

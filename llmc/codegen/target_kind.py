@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from llmc.build_stages import Stages
 from llmc.codegen.weight_slots import SlotRecipe
@@ -66,6 +66,9 @@ class TargetKind(Protocol):
 
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Codes with their scales and zeros in one slot, where the kind stores them so."""
+
+    def dense_reason(self, storage: fx.Node) -> str | None:
+        """Why a sparse weight is stored with its zeros all the same; None where what is left is read faster."""
 
     def fitting_sequences(self, program: Program) -> int | None:
         """How many sequences of full length the target holds beside the engine; None where its memory is not known."""

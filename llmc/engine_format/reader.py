@@ -15,6 +15,7 @@ from llmc.errors import EngineFormatError, TargetError
 from llmc.files.atomic_directory import TEMPORARY_SUFFIX
 from llmc.files.typed_json import REBUILD, from_json
 from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
 from llmc.program.program_json import program_from_json
 from llmc.targets import CpuTarget, is_gpu_target, missing_features
@@ -28,6 +29,7 @@ LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
 GRAPH_NAME = "graph.json"
 # What quantization did to each weight; absent from an engine without.
 QUANTIZATION_NAME = "report/quantization.json"
+SPARSITY_NAME = "report/sparsity.json"
 # The page of `llmc report`, and the text of `llmc explain`; an engine that a build did not write may have none.
 REPORT_NAME = "report/report.html"
 EXPLANATION_NAME = "report/explain.txt"
@@ -141,6 +143,13 @@ def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
     if QUANTIZATION_NAME not in files:
         return ()
     return from_json(tuple[QuantizedWeight, ...], files.json(QUANTIZATION_NAME), str(files.path / QUANTIZATION_NAME))
+
+
+def read_sparsity(files: EngineFiles) -> tuple[SparseWeight, ...]:
+    """What became of each weight with zeros; nothing for an engine without. Raises EngineFormatError."""
+    if SPARSITY_NAME not in files:
+        return ()
+    return from_json(tuple[SparseWeight, ...], files.json(SPARSITY_NAME), str(files.path / SPARSITY_NAME))
 
 
 def check_directory(path: Path) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from fnmatch import fnmatchcase
 from typing import Literal
 
 from llmc.errors import OptionError
 from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
+from llmc.formats.module_rules import matches_module, split_rule
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 
@@ -176,7 +176,7 @@ class Rule:
 
     def matches(self, module: str) -> bool:
         """Whether the rule is for a module, such as `model.layers.0.mlp.down_proj`."""
-        return fnmatchcase(module, self.pattern) or fnmatchcase(module, f"*.{self.pattern}")
+        return matches_module(self.pattern, module)
 
 
 @dataclass(frozen=True)
@@ -229,7 +229,7 @@ def parse_quantization(items: Iterable[str]) -> Quantization:
     rules: list[Rule] = []
     seen: str | None = None
     for item in items:
-        pattern, scheme = _split_rule(item)
+        pattern, scheme = split_rule(item)
         if pattern is not None:
             rules.append(Rule(pattern, parse_scheme(scheme)))
             continue
@@ -245,12 +245,6 @@ def parse_quantization(items: Iterable[str]) -> Quantization:
         else:
             default = parse_scheme(item)
     return Quantization(default, budget, tuple(rules))
-
-
-def _split_rule(item: str) -> tuple[str | None, str]:
-    """(pattern, scheme): an equals sign before the first colon makes a rule, later ones belong to options."""
-    head, equals, rest = item.partition("=")
-    return (head, rest) if equals and ":" not in head else (None, item)
 
 
 def _parse_budget(text: str) -> Budget:

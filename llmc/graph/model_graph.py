@@ -10,6 +10,7 @@ from torch import fx
 
 from llmc.formats.cache_format import CacheFormat
 from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
 
@@ -75,6 +76,7 @@ class ModelGraph:
     pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
     which of them the graph is; None for all in one.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
+    quantized, sparse: what became of each weight that has codes, or zeros.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
     """
@@ -85,6 +87,7 @@ class ModelGraph:
     info: ModelInfo
     caches: tuple[CacheSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
+    sparse: tuple[SparseWeight, ...] = ()
     side_outputs: tuple[str, ...] = ()
     speculative: DraftCheckpoint | None = None
     medusa: MedusaCheckpoint | None = None

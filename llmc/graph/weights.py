@@ -33,9 +33,11 @@ class Stored:
 
 @dataclass(frozen=True, eq=False)
 class Constant:
-    """A small tensor computed at capture or by constant folding, such as RoPE frequencies."""
+    """A tensor computed at capture, by constant folding or by a pass. made_of: the checkpoint tensors that it stands
+    for, as far as anybody wants to know."""
 
     value: Tensor
+    made_of: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -79,11 +81,11 @@ def is_per_rank(recipe: Recipe) -> bool:
 
 
 def stored_names(recipe: Recipe) -> tuple[str, ...]:
-    """The checkpoint tensors that a recipe reads, in order, for reports and comments."""
+    """The checkpoint tensors that a recipe reads or stands for, in order, for reports and comments."""
     if isinstance(recipe, Stored):
         return (recipe.name,)
     if isinstance(recipe, Constant):
-        return ()
+        return recipe.made_of
     if isinstance(recipe, PerRank):
         return tuple(dict.fromkeys(name for each in recipe.recipes for name in stored_names(each)))
     return tuple(name for a in (*recipe.args, *dict(recipe.kwargs).values()) for name in _argument_names(a))

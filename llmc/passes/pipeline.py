@@ -46,6 +46,9 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.serving.cast_kv_cache import cast_kv_cache
 from llmc.passes.serving.page_kv_cache import page_kv_cache
 from llmc.passes.serving.select_logit_rows import select_logit_rows
+from llmc.passes.sparsity.read_sparse import read_sparse
+from llmc.passes.sparsity.sparsify import sparsify
+from llmc.passes.sparsity.store_sparse import store_sparse
 from llmc.passes.speculative.attach_draft import attach_draft
 from llmc.passes.speculative.insert_medusa_heads import insert_medusa_heads
 from llmc.passes.speculative.tap_hidden_states import tap_for_draft
@@ -110,8 +113,9 @@ def speculative() -> tuple[Pass, ...]:
 
 
 def quantization() -> tuple[Pass, ...]:
-    """Codes in the place of weights and activations, as the option `quantize` asks; nothing without it."""
-    return (read_codes, check_quantizable, scale_channels, quantize_weights)
+    """Zeros and codes in the place of weights and activations, as the options `sparsity` and `quantize` ask; nothing
+    without them."""
+    return (read_codes, read_sparse, check_quantizable, scale_channels, sparsify, quantize_weights)
 
 
 def parallel() -> tuple[Pass, ...]:
@@ -140,5 +144,6 @@ def fusion() -> tuple[Pass, ...]:
         fuse_linear_residual,
         fuse_add_norm,
         fuse_rope_kv_write,
+        store_sparse,
         multiply_unrounded,
     )

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from llmc.build_stages import Stages
 from llmc.codegen.cpp.backend import CppBackend
@@ -57,6 +57,10 @@ class CppKind:
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """In panels, with scales and zeros beside them."""
         return pack_codes(codes, scales, zeros, format, layout)
+
+    def dense_reason(self, storage: fx.Node) -> str | None:
+        """Where no instruction puts elements into their places."""
+        return f"kernels for {self.target.name} do not read masks yet"
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from torch import Tensor
+from torch import Tensor, fx
 
 from llmc.build_stages import Stages
 from llmc.codegen.plain_rows import plain_rows
@@ -61,6 +61,10 @@ class TritonKind:
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """Never asked for: codes, scales and zeros are weights of their own."""
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+
+    def dense_reason(self, storage: fx.Node) -> str | None:
+        """GPU kernels read dense weights and codes."""
+        return f"no kernel for {self.target.name} reads masks"
 
     def fitting_sequences(self, program: Program) -> int | None:
         """In the memory of the data sheet."""

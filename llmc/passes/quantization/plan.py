@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import torch
 from torch import fx
 
 from llmc.errors import OptionError
+from llmc.formats.module_rules import matches_module
 from llmc.formats.schemes import BLOCK, Quantization, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
@@ -53,7 +54,8 @@ def plan(graph: ModelGraph, quantization: Quantization) -> tuple[Planned, ...]:
     Raises OptionError for a rule that names no module, and for columns that a group does not divide.
     """
     planned = tuple(_planned(graph, nodes, quantization) for nodes in readers_of_weights(graph))
-    _check_rules([p.module for p in planned] + [w.module for w in graph.quantized], quantization)
+    modules = [p.module for p in planned] + [w.module for w in graph.quantized]
+    check_patterns((rule.pattern for rule in quantization.rules), modules, "quantize")
     for each in planned:
         if each.scheme is not None:
             check_columns(graph, each, each.scheme)
@@ -70,6 +72,13 @@ def readers_of_weights(graph: ModelGraph) -> tuple[tuple[fx.Node, ...], ...]:
                 recipe = graph.weights[weight.name]
                 readers.setdefault(recipe if isinstance(recipe, Stored) else weight, []).append(node)
     return tuple(map(tuple, readers.values()))
+
+
+def module_names(graph: ModelGraph, readers: Sequence[fx.Node]) -> tuple[str, str]:
+    """What the weight of these readers is called: lm_head where one of them is that, and by the checkpoint alone."""
+    weight = call_arguments(readers[0])["weight"].name
+    stored = next(iter(stored_names(graph.weights[weight])), weight).removesuffix(".weight")
+    return HEAD if any(node.target is _llmc.lm_head.default for node in readers) else stored, stored
 
 
 def tensor_name(graph: ModelGraph, planned: Planned) -> str:
@@ -108,9 +117,8 @@ def check_columns(graph: ModelGraph, planned: Planned, scheme: Scheme) -> None:
 def _planned(graph: ModelGraph, nodes: Sequence[fx.Node], quantization: Quantization) -> Planned:
     weights = tuple(dict.fromkeys(call_arguments(node)["weight"] for node in nodes))
     is_head = any(node.target is _llmc.lm_head.default for node in nodes)
-    stored = next(iter(stored_names(graph.weights[weights[0].name])), weights[0].name)
-    module = HEAD if is_head else stored.removesuffix(".weight")
-    rule = quantization.rule_for(module) or quantization.rule_for(stored.removesuffix(".weight"))
+    module, stored = module_names(graph, nodes)
+    rule = quantization.rule_for(module) or quantization.rule_for(stored)
     if rule is not None:
         scheme = rule.scheme
     elif all(node.target is _EMBEDDING for node in nodes) or quantization.default is None:
@@ -120,13 +128,14 @@ def _planned(graph: ModelGraph, nodes: Sequence[fx.Node], quantization: Quantiza
     return Planned(module, weights, tuple(nodes), scheme, rule is not None)
 
 
-def _check_rules(modules: Sequence[str], quantization: Quantization) -> None:
-    for rule in quantization.rules:
-        if not any(rule.matches(module) for module in modules):
+def check_patterns(patterns: Iterable[str], modules: Sequence[str], option: str) -> None:
+    """Raise OptionError for the first pattern of an option's rules that no module's name matches."""
+    for pattern in patterns:
+        if not any(matches_module(pattern, module) for module in modules):
             last = sorted({module.rpartition(".")[2] for module in modules})
-            near = difflib.get_close_matches(rule.pattern, [*last, *modules], n=1)
+            near = difflib.get_close_matches(pattern, [*last, *modules], n=1)
             raise OptionError(
-                f"no weight is called {rule.pattern!r}",
-                at=f"quantize={rule.pattern}=…",
+                f"no weight is called {pattern!r}",
+                at=f"{option}={pattern}=…",
                 fix=(f"did you mean {near[0]}? " if near else "") + f"names end in {', '.join(last)}",
             )

@@ -1,0 +1,117 @@
+"""Sparse weights: the elements that are not zero, behind 64-bit masks that say where they are.
+
+A weight [out, in] is stored as masks [out, ⌈in / 64⌉], int64, bit i of word w for column 64·w + i, and values [count]:
+the elements whose bit is set, row after row. So rows stand one after the other, and what is stored takes
+`bits · (1 - zeros) + 1` bits a weight. There may be more values than bits, as where ranks have different counts: what
+is left over is read by nobody. Codes of int8, symmetric, are stored likewise, with their scales beside them.
+
+An element is zero if all its bits are: -0.0 is stored.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from llmc.graph.op_record import OpCall, Part
+from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, op, per_element
+from llmc.ops.weight_codes import weight_values
+
+MASK_BITS = 64
+_INTEGERS = {1: torch.int8, 2: torch.int16, 4: torch.int32}
+
+
+def _fits(call: OpCall) -> str | None:
+    """A word of mask for each 64 columns."""
+    masks, columns = call.shape("masks"), call.arguments["columns"]
+    if len(masks) == 2 and masks[1] == -(-columns // MASK_BITS):
+        return None
+    return f"masks {masks} are no words of {MASK_BITS} bits for {columns} columns"
+
+
+@op(
+    fake=lambda a: a.values.new_empty((a.masks.shape[0], a.columns), dtype=a.dtype),
+    stages=FROM_CAPTURED,
+    flops=per_element(0),
+    rows=("values", "masks"),
+    check=_fits,
+    part=Part.STORAGE,
+)
+def sparse_bitmask(values: Tensor, masks: Tensor, columns: int, dtype: torch.dtype) -> Tensor:
+    """The weight [out, columns] of values [count] behind masks [out, ⌈columns / 64⌉], in dtype."""
+    return expanded(values, masks, columns).to(dtype)
+
+
+@op(
+    fake=lambda a: a.values.new_empty((a.masks.shape[0], a.columns), dtype=a.dtype),
+    stages=FROM_CAPTURED,
+    flops=per_element(0),
+    rows=("values", "masks", "scales"),
+    check=_fits,
+    part=Part.STORAGE,
+)
+def sparse_codes(
+    values: Tensor, masks: Tensor, scales: Tensor, columns: int, format: str, dtype: torch.dtype
+) -> Tensor:
+    """The weight [out, columns] that symmetric codes stand for (weight_codes.py), in dtype. values: [count], the codes
+    that are not zero; scales: [out, groups]."""
+    return weight_values(expanded(values, masks, columns), scales, None, format).to(dtype)
+
+
+def expanded(values: Tensor, masks: Tensor, columns: int) -> Tensor:
+    """The elements [out, columns] that masks say, with zeros between them."""
+    kept = mask_bits(masks, columns)
+    return values.new_zeros(kept.shape).masked_scatter(kept, values)
+
+
+def mask_bits(masks: Tensor, columns: int) -> Tensor:
+    """[out, columns], bool: which bits of masks [out, words] are set."""
+    of_bytes = masks.contiguous().view(torch.uint8)[:, :, None] >> torch.arange(8, dtype=torch.uint8)
+    bits: Tensor = (of_bytes & 1).flatten(1)[:, :columns]
+    return bits.bool()
+
+
+def mask_words(kept: Tensor) -> Tensor:
+    """Masks [out, ⌈in / 64⌉] of which elements [out, in] are kept."""
+    padded = torch.nn.functional.pad(kept.to(torch.uint8), (0, -kept.shape[1] % MASK_BITS))
+    bits = padded.unflatten(1, (-1, 8)) << torch.arange(8, dtype=torch.uint8)
+    words: Tensor = bits.sum(-1, dtype=torch.uint8).view(torch.int64)
+    return words
+
+
+def is_stored(weight: Tensor) -> Tensor:
+    """Which elements have a bit that is set, bool."""
+    return weight.contiguous().view(_INTEGERS[weight.dtype.itemsize]) != 0
+
+
+@op(
+    fake=lambda a: a.weight.new_empty((a.weight.shape[0], -(-a.weight.shape[1] // MASK_BITS)), dtype=torch.int64),
+    stages=IN_NO_GRAPH,
+    flops=per_element(1),
+)
+def sparse_masks(weight: Tensor) -> Tensor:
+    """The masks of a dense weight [out, in], or of codes: as a recipe, made while weights stream into an engine."""
+    return mask_words(is_stored(weight))
+
+
+@op(fake=lambda a: a.weight.new_empty(a.count), stages=IN_NO_GRAPH, flops=per_element(1))
+def sparse_values(weight: Tensor, count: int) -> Tensor:
+    """The elements of a dense weight [out, in] that are not zero, in order, filled up to `count` with zeros.
+
+    Raises ValueError if there are more.
+    """
+    found = weight[is_stored(weight)]
+    if len(found) > count:
+        raise ValueError(f"{len(found)} elements are not zero, where {count} were counted")
+    return torch.nn.functional.pad(found, (0, count - len(found)))
+
+
+@op(
+    fake=lambda a: torch.empty_like(a.weight),
+    stages=IN_NO_GRAPH,
+    flops=per_element(1),
+)
+def pruned(weight: Tensor, masks: Tensor) -> Tensor:
+    """A weight [out, in] with zeros where masks [out, ⌈in / 64⌉] have no bit: a recipe that keeps the checkpoint's
+    tensor and one bit for each element."""
+    return torch.where(mask_bits(masks, weight.shape[1]), weight, torch.zeros((), dtype=weight.dtype))

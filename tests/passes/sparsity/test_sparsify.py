@@ -1,0 +1,161 @@
+"""Zeros where the option asks for them, taken out of what is stored, and every graph on the way computes the same."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+import torch
+
+from llmc.codegen.expand_sparse import expand_sparse
+from llmc.errors import CheckpointError, LlmcError, OptionError
+from llmc.formats.sparsity import parse_sparse_scheme
+from llmc.graph.capture import Captured
+from llmc.graph.memory_source import MemorySource
+from llmc.graph.render import op_name
+from llmc.graph.weights import evaluate
+from llmc.passes.sparsity.choose_zeros import kept_elements
+from llmc.passes.sparsity.sparsify import sparsify
+from tests.passes.quantization.quantizing import captured_llama, logits, quantized
+from tests.passes.sparsity.sparse_graphs import sparse, sparse_canonical
+
+DOWN = "model_layers_0_mlp_down_proj_weight"
+
+
+@pytest.mark.parametrize("ratio", [0.5, 0.7, 0.33])
+def test_magnitude_keeps_the_largest_of_the_matrix(ratio: float) -> None:
+    found = sparse_canonical(f"magnitude:{ratio}").graph
+    before, after = (evaluate(g.weights[DOWN], captured_llama().source) for g in (captured_llama().graph, found))
+    kept = after != 0
+    assert int((~kept).sum()) == round(ratio * before.numel())
+    assert torch.equal(after[kept], before[kept])
+    assert before[kept].abs().min() >= before[~kept].abs().max()
+    record = next(each for each in found.sparse if each.module == "model.layers.0.mlp.down_proj")
+    error = float((after - before).square().sum().sqrt() / before.square().sum().sqrt())
+    assert record.zeros == pytest.approx(ratio, abs=1e-3) and record.error == pytest.approx(error, rel=1e-4)
+
+
+@pytest.mark.parametrize(("text", "kept", "of"), [("magnitude:2:4", 2, 4), ("magnitude:4:8", 4, 8)])
+def test_a_pattern_holds_in_each_run_of_columns(text: str, kept: int, of: int) -> None:
+    graph = sparse_canonical(text).graph
+    runs = evaluate(graph.weights[DOWN], captured_llama().source).unflatten(1, (-1, of))
+    assert ((runs != 0).sum(-1) == kept).all()
+
+
+def test_equal_elements_are_kept_from_the_first_on() -> None:
+    scheme = parse_sparse_scheme("magnitude:0.5")
+    assert scheme is not None
+    kept = kept_elements(torch.ones(2, 6), scheme, by_row=False)
+    assert kept.tolist() == [[True] * 6, [False] * 6]
+    by_row = kept_elements(torch.ones(2, 6), scheme, by_row=True)
+    assert by_row.tolist() == [[True] * 3 + [False] * 3] * 2
+
+
+@pytest.mark.parametrize(
+    ("quantize", "stored"), [("", "sparse_bitmask"), ("int8", "sparse_codes"), ("w8a8", "sparse_codes")]
+)
+def test_what_is_stored_computes_what_the_zeros_do(quantize: str, stored: str) -> None:
+    """Merged products are stored as one; the output projection stays dense."""
+    zeros, found = sparse_canonical("magnitude:0.5", quantize), sparse("magnitude:0.5", quantize)
+    torch.testing.assert_close(logits(found.graph), logits(zeros.graph), rtol=1e-4, atol=2e-4)
+    ops = Counter(op_name(n.target) for n in found.graph.graph.nodes if n.op == "call_function")
+    assert ops[f"llmc.{stored}"] == 8
+    assert all(each.bits is not None and each.reason is None for each in found.graph.sparse)
+    expanded = expand_sparse(found.graph, lambda storage: "as a test")
+    assert torch.equal(logits(expanded), logits(found.graph))
+    assert {each.reason for each in expanded.sparse} == {"as a test"}
+    assert {op_name(n.target) for n in expanded.graph.nodes} & {"llmc.sparse_bitmask", "llmc.sparse_codes"} == set()
+
+
+def test_bits_are_those_of_what_is_stored() -> None:
+    found = sparse("magnitude:0.7").graph
+    stored = [n for n in found.graph.nodes if op_name(n.target) == "llmc.sparse_bitmask"]
+    nbytes = sum(part.meta["val"].numel() * part.meta["val"].dtype.itemsize for n in stored for part in n.args[:2])
+    elements = sum(n.meta["val"].numel() for n in stored)
+    mean = sum(each.bits * each.rows * each.columns for each in found.sparse if each.bits) / elements
+    assert mean == pytest.approx(8 * nbytes / elements, rel=1e-3) == pytest.approx(32 * 0.3 + 1, rel=1e-2)
+
+
+def test_rules_choose_weights_and_the_head_needs_one() -> None:
+    found = {each.module: each.zeros for each in sparse("magnitude:0.5,o_proj=none,lm_head=magnitude:2:4").graph.sparse}
+    assert found["lm_head"] == 0.5 and not [name for name in found if name.endswith("o_proj")]
+    plain = sparse_canonical("magnitude:0.5")
+    assert "lm_head" not in {each.module for each in plain.graph.sparse}
+    assert any("decides on every token" in r.reason for record in plain.records for r in record.refusals)
+
+
+@pytest.mark.parametrize(
+    ("sparsity", "quantize", "reason"),
+    [
+        ("magnitude:0.02", "", "bits a weight behind masks"),
+        ("magnitude:0.5", "int4:g32", "its codes are int4"),
+        ("magnitude:0.5", "int8:asym", "int8 with zero points"),
+    ],
+)
+def test_what_stays_dense_says_why(sparsity: str, quantize: str, reason: str) -> None:
+    result = sparse(sparsity, quantize)
+    (record,) = (record for record in result.records if record.name == "store_sparse")
+    assert not record.rewrites and all(reason in refusal.reason for refusal in record.refusals)
+    assert all(each.reason is not None and reason in each.reason for each in result.graph.sparse)
+
+
+def test_each_weight_is_one_numbered_rewrite_and_twice_is_once() -> None:
+    result = quantized("", passes=(sparsify,), sparsity="magnitude:0.5")
+    assert [r.number for r in result.records[0].rewrites] == list(range(1, 15))
+    assert result.records[0].rewrites[0].description == "model.layers.0.self_attn.q_proj to magnitude:0.5"
+    again = quantized("", passes=(sparsify,), sparsity="magnitude:0.5", captured=_with(result.graph))
+    assert not again.records[0].rewrites
+
+
+def test_a_cut_between_two_weights_leaves_a_graph_that_runs() -> None:
+    cut = sparse_canonical("magnitude:0.5", stop_after=5)
+    assert cut.was_cut and len(cut.graph.sparse) == 5
+    assert logits(cut.graph).isfinite().all()
+
+
+@pytest.mark.parametrize("noted", [False, True])
+def test_a_checkpoints_zeros_are_found(noted: bool) -> None:
+    given = captured_llama()
+    tensors = {name: given.source.load(name).clone() for name in given.source.names()}
+    name = "model.layers.1.mlp.up_proj.weight"
+    tensors[name][:, ::2] = 0.0
+    if not noted:  # a few zeros are no reason
+        tensors[name][:, ::2] = 1e-3
+        tensors[name][0] = 0.0
+    result = quantized("", captured=Captured(given.graph, MemorySource(tensors)))
+    assert [each.tensor for each in result.graph.sparse] == ([name] if noted else [])
+    assert not noted or result.graph.sparse[0].zeros == 0.5
+
+
+def test_a_weight_of_zeros_is_refused_by_name() -> None:
+    given = captured_llama()
+    tensors = {name: given.source.load(name).clone() for name in given.source.names()}
+    tensors["model.layers.1.mlp.up_proj.weight"].zero_()
+    captured = Captured(given.graph, MemorySource(tensors))
+    with pytest.raises(CheckpointError, match=r"model\.layers\.1\.mlp\.up_proj\.weight \[.*holds nothing but zeros"):
+        quantized("", captured=captured, sparsity="magnitude:0.5")
+    plain = quantized("", captured=captured)
+    assert any("holds nothing but zeros" in r.reason for record in plain.records for r in record.refusals)
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("magnitude:1.5", "no ratio of zeros between 0 and 1"),
+        ("magnitude:0", "no ratio of zeros between 0 and 1"),
+        ("magnitude", "no ratio of zeros between 0 and 1"),
+        ("magnitude:3:4", "3:4 is no pattern"),
+        ("magnitud:0.5", "unknown way to choose zeros 'magnitud'"),
+        ("magnitude:0.5,wanda:0.5", "two schemes for everything"),
+        ("dwn_proj=magnitude:0.5", "no weight is called 'dwn_proj'"),
+    ],
+)
+def test_what_cannot_be_is_an_error_with_a_fix(text: str, problem: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        sparse_canonical(text)
+    assert problem in str(raised.value)
+    assert isinstance(raised.value, LlmcError) and raised.value.fix
+
+
+def _with(graph: object) -> Captured:
+    return Captured(graph, captured_llama().source)  # type: ignore[arg-type]
