@@ -9,7 +9,7 @@ import torch
 from torch import SymInt, Tensor, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._ops import OpOverload
-from torch._subclasses.fake_tensor import FakeTensorMode, disable_fake_tensor_cache
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode, disable_fake_tensor_cache
 from torch.fx.node import map_arg
 
 from llmc.errors import PassError
@@ -20,14 +20,17 @@ _MAKES_SYMBOLS = (torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shap
 
 
 class FakeValues:
-    """Fake values in one mode; calls of an op on inputs of the same shapes, strides and dtypes share one.
+    """Fake values of a graph and its copies; calls of an op on inputs of the same shapes, strides and dtypes
+    share one.
 
-    Layers repeat the same calls, and a fake tensor with a symbolic size takes a millisecond to make: the passes over
-    the shipped 6-layer model take half the time for it.
+    Layers repeat the same calls, and so do passes that run over a graph again, as when a wrong one is searched for; a
+    fake tensor with a symbolic size takes a millisecond to make. The passes over the shipped 6-layer model take half
+    the time for it.
     """
 
-    def __init__(self, mode: FakeTensorMode) -> None:
-        self._mode = mode
+    def __init__(self) -> None:
+        # That of the first call's graph.
+        self._mode: FakeTensorMode | None = None
         self._known: dict[Hashable, Any] = {}
         # By identity, with the tensor so that it lives on and the identity stays its own.
         self._described: dict[int, tuple[Tensor, Hashable]] = {}
@@ -35,6 +38,8 @@ class FakeValues:
     def of(self, node: fx.Node) -> Any:
         """What a call_function node returns; arguments and errors as `fake_value`."""
         target = node.target
+        if self._mode is None:
+            self._mode = fake_mode(node.graph)
         if not isinstance(target, OpOverload) or any(tag in target.tags for tag in _MAKES_SYMBOLS):
             return fake_value(node, self._mode)
         key = (target, self._key(node.args), self._key(node.kwargs))
@@ -84,6 +89,15 @@ def fake_value(node: fx.Node, mode: FakeTensorMode) -> Any:
             at=node.name,
             fix="a pass that gives a node other inputs keeps their shapes and dtypes, or makes a new node",
         ) from error
+
+
+def fake_mode(graph: fx.Graph) -> FakeTensorMode:
+    """The mode that the graph's fake values belong to."""
+    for node in graph.nodes:
+        value = node.meta.get("val")
+        if isinstance(value, FakeTensor):
+            return value.fake_mode
+    raise PassError("the graph has no fake values", at=str(graph))
 
 
 def describe(value: Any) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -11,6 +11,7 @@ from torch import fx
 from llmc.formats.cache_format import CacheFormat
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
+from llmc.graph.fake_value import FakeValues
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Recipe
 
@@ -79,6 +80,7 @@ class ModelGraph:
     quantized, sparse: what became of each weight that has codes, or zeros.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
+    fakes: makes fake values, and remembers them for all copies.
     """
 
     graph: fx.Graph
@@ -95,6 +97,7 @@ class ModelGraph:
     ranks: int = 1
     pipeline_stages: int = 1
     pipeline_stage: int | None = None
+    fakes: FakeValues = field(default_factory=FakeValues, repr=False, compare=False)
 
     def inputs(self) -> tuple[fx.Node, ...]:
         """The step inputs, in placeholder order."""

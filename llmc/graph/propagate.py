@@ -8,10 +8,11 @@ import torch
 from torch import SymInt, fx
 from torch._dispatch.python import enable_python_dispatcher
 from torch._dynamo.source import ConstantSource
-from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv
 
 from llmc.errors import PassError
+from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
 
 # The example size behind a new symbol; larger than 1, which shape logic treats as broadcast.
@@ -35,15 +36,6 @@ def propagate(graph: fx.Graph) -> None:
                 node.meta["val"] = node.target(*args, **kwargs)
             except (RuntimeError, TypeError, ValueError, IndexError) as error:
                 raise PassError(f"{node.name} does not fit its inputs: {error}", at=node.format_node()) from error
-
-
-def fake_mode(graph: fx.Graph) -> FakeTensorMode:
-    """The mode that the graph's fake values belong to."""
-    for node in graph.nodes:
-        value = node.meta.get("val")
-        if isinstance(value, FakeTensor):
-            return value.fake_mode
-    raise PassError("the graph has no fake values", at=str(graph))
 
 
 def symbolic_input(graph: ModelGraph, name: str, dims: tuple[str | int, ...], dtype: torch.dtype) -> FakeTensor:

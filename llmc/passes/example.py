@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.fx.experimental.symbolic_shapes import DimDynamic, ShapeEnv, StatelessSymbolicContext
 from torch.fx.proxy import GraphAppendingTracer
 
+from llmc.graph.fake_value import FakeValues
 from llmc.graph.model_graph import CacheSpec, ModelGraph, ModelInfo
 from llmc.graph.stage import Stage
 from llmc.graph.weights import Stored
@@ -38,10 +39,10 @@ class Example:
 
     def graph(self, stage: Stage = Stage.CAPTURED) -> ModelGraph:
         """The graph; its nodes have fake values."""
-        nodes = RecordedGraph()
+        nodes = RecordedGraph(FakeValues())
         tracer = GraphAppendingTracer(nodes)
         placeholders = {name: nodes.placeholder(name) for name, value in self.values.items() if _is_tensor(value)}
-        fakes = _FakeValues()
+        fakes = _Inputs()
         for name, node in placeholders.items():
             node.meta["val"] = fakes.of(self.values[name])
         nodes.record("example", None)
@@ -51,14 +52,15 @@ class Example:
         nodes.output(tuple(m.node if isinstance(m, fx.Proxy) else m for m in several))
         recipes = {placeholders[name].name: Stored(name, torch.float32) for name in sorted(self.weights & set(given))}
         info = ModelInfo("example", "example", 1, None, torch.float32)
-        return ModelGraph(nodes, stage, dict(recipes), info, () if self.cache is None else (self.cache,))
+        caches = () if self.cache is None else (self.cache,)
+        return ModelGraph(nodes, stage, dict(recipes), info, caches, fakes=nodes.fakes)
 
 
 def _is_tensor(value: Any) -> bool:
     return isinstance(value, Tensor) or (isinstance(value, tuple) and all(isinstance(d, int | str) for d in value))
 
 
-class _FakeValues:
+class _Inputs:
     """Fake tensors that share one count of tokens."""
 
     def __init__(self) -> None:

@@ -10,7 +10,6 @@ from torch._ops import OpOverload
 
 from llmc.graph.fake_value import FakeValues
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.propagate import fake_mode
 from llmc.graph.weights import Recipe
 
 
@@ -18,17 +17,17 @@ class RecordedGraph(fx.Graph):
     """The graph that passes change. `record` names the rewrite under way; nodes made before the first are as copied.
 
     made: the names of the nodes that each rewrite created. fresh: calls whose fake value their op made, by what decides
-    it (arguments, keywords, value), until ShapeCheck takes note of them.
+    it (arguments, keywords, value), until ShapeCheck takes note of them. fakes: of the graph's calls.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, fakes: FakeValues) -> None:
         super().__init__()
+        self.fakes = fakes
         self.made: dict[str, list[str]] = {}
         self.fresh: dict[fx.Node, tuple[Any, Any, Any]] = {}
         self._rewrite: str | None = None
         self._source: str | None = None
         self._prefix = ""
-        self._values: FakeValues | None = None
 
     def record(self, rewrite: str, source: str | None, prefix: str = "") -> None:
         """Nodes created from now on belong to this rewrite and stand for this stack trace.
@@ -59,20 +58,14 @@ class RecordedGraph(fx.Graph):
             if self._source is not None:
                 node.meta["stack_trace"] = self._source
             if op == "call_function":
-                value = node.meta["val"] = self.fake_values().of(node)
+                value = node.meta["val"] = self.fakes.of(node)
                 self.fresh[node] = node.args, node.kwargs, value
         return node
-
-    def fake_values(self) -> FakeValues:
-        """What the graph's ops make of fake inputs, remembered."""
-        if self._values is None:
-            self._values = FakeValues(fake_mode(self))
-        return self._values
 
 
 def recorded_copy(graph: ModelGraph) -> tuple[ModelGraph, RecordedGraph]:
     """A copy of a model graph for passes to change, and its fx graph."""
-    nodes = RecordedGraph()
+    nodes = RecordedGraph(graph.fakes)
     mapping: dict[fx.Node, fx.Node] = {}
     nodes.output(nodes.graph_copy(graph.graph, mapping))
     return replace(graph, graph=nodes, weights=dict(graph.weights)), nodes

@@ -52,7 +52,7 @@ class ShapeCheck:
                 self._check(node)
 
     def _check(self, node: fx.Node) -> None:
-        kept, made = node.meta.get("val"), self._graph.fake_values().of(node)
+        kept, made = node.meta.get("val"), self._graph.fakes.of(node)
         if made is not kept and not same_value(kept, made):
             shown = ", ".join(describe(each.meta.get("val")) for each in node.all_input_nodes)
             raise PassError(

@@ -12,6 +12,10 @@ from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
 from llmc.errors import PassError
 from llmc.graph.fake_value import FakeValues
+from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.passes.runner import run_pipeline
+from tests.graph_builder import llama
 
 aten = torch.ops.aten
 
@@ -22,7 +26,7 @@ class Calls:
     def __init__(self) -> None:
         self.graph = fx.Graph()
         self.mode = FakeTensorMode(shape_env=ShapeEnv())
-        self.values = FakeValues(self.mode)
+        self.values = FakeValues()
 
     def input(self, *shape: int, dtype: torch.dtype = torch.float32) -> fx.Node:
         node = self.graph.placeholder("x")
@@ -39,6 +43,14 @@ def test_equal_calls_share_a_value() -> None:
     first = calls.value(aten.mul.Tensor, calls.input(3, 4), calls.input(4))
     assert calls.value(aten.mul.Tensor, calls.input(3, 4), calls.input(4)) is first
     assert tuple(first.shape) == (3, 4)
+
+
+def test_copies_of_a_model_share_values() -> None:
+    """Passes that run over it again ask no op anew."""
+    graph, _ = llama(layers=1)
+    first, second = (run_pipeline(graph, default(), BuildOptions()).graph for _ in range(2))
+    values = [[n.meta["val"] for n in each.graph.nodes if n.op == "call_function"] for each in (first, second)]
+    assert len(values[0]) > 10 and all(a is b for a, b in zip(*values, strict=True))
 
 
 def test_other_shapes_strides_dtypes_and_types_of_constants_do_not() -> None:

@@ -11,10 +11,10 @@ import torch
 from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
+from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import Part
 from llmc.graph.product_parts import part_of, stored_rows
-from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refused
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived

@@ -25,9 +25,8 @@ from torch import Tensor, fx
 
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.fake_value import FakeValues
+from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived, PerRank
 from llmc.options import BuildOptions
@@ -67,9 +66,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             fix="build with tensor_parallel_size=1",
         )
     graph.ranks = ranks
-    values = FakeValues(fake_mode(graph.graph))
     for each, split in plan.splits:
-        cut = _Cut(graph, placements, values, each, split)
+        cut = _Cut(graph, placements, each, split)
         log.step(cut.summary(), *(role.node for role in members[each] if role.node.op != "output"))
         cut.apply(members[each])
 
@@ -96,7 +94,6 @@ class _Cut:
 
     graph: ModelGraph
     placements: Placements
-    values: FakeValues
     axes: AxesClass
     split: Split
 
@@ -235,6 +232,6 @@ class _Cut:
                 continue
             known = node.meta.get("val")
             if known is None or node in changed or any(operand in changed for operand in node.all_input_nodes):
-                node.meta["val"] = self.values.of(node)
+                node.meta["val"] = self.graph.fakes.of(node)
                 if known is None or not same_value(known, node.meta["val"]):
                     changed.add(node)

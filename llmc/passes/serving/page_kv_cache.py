@@ -19,9 +19,7 @@ from torch.fx.experimental.symbolic_shapes import statically_known_true
 from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.graph.fake_value import fake_value
 from llmc.graph.model_graph import CacheSpec, ModelGraph
-from llmc.graph.propagate import fake_mode
 from llmc.graph.refusal import Refusal
 from llmc.graph.render import render_type
 from llmc.graph.stage import Stage
@@ -125,13 +123,12 @@ def _declare_step_inputs(graph: ModelGraph) -> None:
 
 def _narrow_indices(graph: ModelGraph) -> None:
     """Ids and positions become int32; what is computed from them, such as a position plus an offset, follows."""
-    mode = fake_mode(graph.graph)
     narrowed = dict.fromkeys(node for node in graph.inputs() if not node.meta["val"].is_floating_point())
     for node in narrowed:
         node.meta["val"] = node.meta["val"].new_empty(node.meta["val"].shape, dtype=torch.int32)
     for node in graph.graph.nodes:
         if node.op == "call_function" and any(n in narrowed for n in node.all_input_nodes):
             before = node.meta["val"]
-            node.meta["val"] = fake_value(node, mode)
+            node.meta["val"] = graph.fakes.of(node)
             if isinstance(before, Tensor) and before.dtype != node.meta["val"].dtype:
                 narrowed[node] = None
