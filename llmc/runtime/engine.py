@@ -1,11 +1,10 @@
-"""The engine as its users see it: generate text, compute logits."""
+"""The engine as its users see it: text_generator.py makes text of it, and here are logits and what it is."""
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, Unpack, overload
+from typing import TYPE_CHECKING, overload
 
 import numpy as np
 import numpy.typing as npt
@@ -15,7 +14,6 @@ from llmc.engine_format.copy import copy_engine
 from llmc.engine_format.path_argument import path_argument
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import RequestError, UnavailableError
-from llmc.keywords import shows_keywords
 from llmc.program import Limits
 from llmc.runtime.completer import Completer
 from llmc.runtime.engine_record import explanation, predicted_step, report_file
@@ -25,16 +23,13 @@ from llmc.runtime.grammar.compiler import GrammarCompiler
 from llmc.runtime.loop.shared_loop import SharedLoop
 from llmc.runtime.loop.step_loop import StepLoop
 from llmc.runtime.output_cache import OutputCache
-from llmc.runtime.progress import Progress
-from llmc.runtime.requests.completion import Completion, Piece
 from llmc.runtime.requests.generation import Scoring
 from llmc.runtime.requests.job_builder import JobBuilder
-from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, params_of_each, sampling_defaults
-from llmc.runtime.sampling.sampling_params import SamplingParams
-from llmc.runtime.text.conversation import Conversation, ConversationPrompts, conversations
-from llmc.runtime.text.prompts import Prompt, Prompts, as_list, check_ids, check_length, token_sequences
+from llmc.runtime.text.conversation import ConversationPrompts
+from llmc.runtime.text.prompts import as_list, check_ids, check_length
 from llmc.runtime.text.prompts import token_ids as ids_of
 from llmc.runtime.text.tokenizer import Tokenizer
+from llmc.runtime.text_generator import TextGenerator
 
 if TYPE_CHECKING:
     from tempfile import TemporaryDirectory
@@ -44,7 +39,7 @@ if TYPE_CHECKING:
 Logits = npt.NDArray[np.float32]
 
 
-class Engine:
+class Engine(TextGenerator):
     """A loaded engine; made by `llmc.load` or `llmc.compile`. Close it, or use it as a context manager.
 
     For any number of threads. Requests that run together share steps, also those of different threads and streams; a
@@ -68,7 +63,6 @@ class Engine:
         self._shared = SharedLoop(loop, executor.error if isinstance(executor, AbsentExecutor) else None)
         self._owned = owned
         self._tokenizer = Tokenizer(directory.files)
-        self._conversations = ConversationPrompts(directory.files, self._tokenizer)
         self._job_builder = JobBuilder(
             directory.manifest.model, directory.program.limits, self._tokenizer, prefix_cache=prefix_cache
         )
@@ -76,9 +70,8 @@ class Engine:
             self._tokenizer.path, directory.manifest.model.vocab_size, directory.manifest.model.eos_token_ids
         )
         self._output_cache = OutputCache(output_cache_bytes) if output_cache_bytes else None
-        self._completer = Completer(
-            self._shared, self._job_builder, self._grammars, self._tokenizer, self._output_cache
-        )
+        completer = Completer(self._shared, self._job_builder, self._grammars, self._tokenizer, self._output_cache)
+        super().__init__(completer, ConversationPrompts(directory.files, self._tokenizer))
 
     @property
     def path(self) -> Path:
@@ -114,6 +107,11 @@ class Engine:
     def tokenizer(self) -> Tokenizer:
         """The engine's tokenizer, which may not exist."""
         return self._tokenizer
+
+    @property
+    def completer(self) -> Completer:
+        """Serves callers that wait for their answers."""
+        return self._completer
 
     @property
     def conversations(self) -> ConversationPrompts:
@@ -156,88 +154,6 @@ class Engine:
         ids = ids_of(token_ids, self._tokenizer)
         check_ids("token_ids", ids, self.info.vocab_size)
         return self._tokenizer.decode(ids)
-
-    @shows_keywords(SamplingKeywords, sampling_defaults())
-    def generate(
-        self,
-        prompts: Prompts,
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        progress: Progress = False,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> list[Completion]:
-        """Continue one prompt or several, all in the same steps. Returns one completion a prompt, in order.
-
-        prompts: texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids"; one, or any iterable of them.
-        params: for all prompts, or one each; default greedy. Or give its fields as keywords: max_tokens=5.
-        progress: True for a bar on standard error, or a function that is told how many prompts are done, and of how
-        many. Raises RequestError for a prompt or parameter that this engine cannot serve, before anything is computed,
-        and UnavailableError if the engine is closed meanwhile.
-        """
-        sequences = token_sequences(prompts, self._tokenizer)
-        return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress)
-
-    @shows_keywords(SamplingKeywords, sampling_defaults())
-    def stream(
-        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
-    ) -> Generator[Piece, None, None]:
-        """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
-
-        For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
-        refuses. Stopping early frees the request.
-        """
-        return self._completer.stream(ids_of(prompt, self._tokenizer), chosen_params(params, sampling))
-
-    @shows_keywords(SamplingKeywords, sampling_defaults())
-    def chat(
-        self,
-        messages: Conversation | Iterable[Conversation],
-        params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        add_generation_prompt: bool = True,
-        continue_final_message: bool = False,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        progress: Progress = False,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> list[Completion]:
-        """Answer one conversation or several: lists of {"role": ..., "content": ...}, as OpenAI has them.
-
-        tools: as OpenAI has them, for the template to tell the model. chat_template: a template's text, a Jinja file,
-        or the name of a built-in one, `plain` or `chatml`; default the model's. continue_final_message: go on with the
-        last message instead of answering it. chat_template_kwargs: other variables of the template. The rest as in
-        `generate`.
-        """
-        prompts = [
-            self._conversations.token_ids(
-                each,
-                tools=tools,
-                chat_template=chat_template,
-                add_generation_prompt=add_generation_prompt,
-                continue_final_message=continue_final_message,
-                chat_template_kwargs=chat_template_kwargs,
-            )
-            for each in conversations(messages)
-        ]
-        return self._completer.complete(prompts, params_of_each(len(prompts), params, sampling), progress)
-
-    @shows_keywords(SamplingKeywords, sampling_defaults())
-    def stream_chat(
-        self,
-        messages: Conversation,
-        params: SamplingParams | None = None,
-        *,
-        tools: Sequence[Mapping[str, Any]] | None = None,
-        chat_template: str | None = None,
-        chat_template_kwargs: Mapping[str, Any] | None = None,
-        **sampling: Unpack[SamplingKeywords],
-    ) -> Generator[Piece, None, None]:
-        """Answer one conversation piece by piece. Arguments as in `chat`."""
-        tokens = self._conversations.token_ids(
-            messages, tools=tools, chat_template=chat_template, chat_template_kwargs=chat_template_kwargs
-        )
-        return self._completer.stream(tokens, chosen_params(params, sampling))
 
     @overload
     def logits(self, tokens: Sequence[int]) -> Logits: ...
@@ -292,14 +208,6 @@ class Engine:
             self._conversations.close()
             if self._owned is not None:
                 self._owned.cleanup()
-
-    def __enter__(self) -> Engine:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def __repr__(self) -> str:
         manifest = self.manifest

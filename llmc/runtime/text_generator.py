@@ -1,0 +1,128 @@
+"""What an Engine and an LLM both do: continue prompts and answer conversations, at once or piece by piece."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Generator, Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self, Unpack
+
+from llmc.keywords import shows_keywords
+from llmc.runtime.completer import Completer
+from llmc.runtime.progress import Progress
+from llmc.runtime.requests.completion import Completion, Piece
+from llmc.runtime.sampling.sampling_keywords import SamplingKeywords, chosen_params, params_of_each, sampling_defaults
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.text.conversation import Conversation, ConversationPrompts, conversations
+from llmc.runtime.text.prompts import Prompt, Prompts, token_ids, token_sequences
+
+
+class TextGenerator(ABC):
+    """Close it, or use it as a context manager. chat_template: of conversations that name none; None is the model's."""
+
+    def __init__(
+        self, completer: Completer, conversations: ConversationPrompts, chat_template: str | None = None
+    ) -> None:
+        self._completer = completer
+        self._conversations = conversations
+        self._chat_template = chat_template
+
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def generate(
+        self,
+        prompts: Prompts,
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        progress: Progress = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[Completion]:
+        """Continue one prompt or several, all in the same steps. Returns one completion a prompt, in order.
+
+        prompts: texts, lists of token ids, or dicts with "prompt" or "prompt_token_ids"; one, or any iterable of them.
+        params: for all prompts, or one each; default greedy. Or give its fields as keywords: max_tokens=5.
+        progress: True for a bar on standard error, or a function that is told how many prompts are done, and of how
+        many. Raises RequestError for a prompt or parameter that this engine cannot serve, before anything is computed,
+        and UnavailableError if the engine is closed meanwhile.
+        """
+        sequences = token_sequences(prompts, self._completer.tokenizer)
+        return self._completer.complete(sequences, params_of_each(len(sequences), params, sampling), progress)
+
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def stream(
+        self, prompt: Prompt, params: SamplingParams | None = None, **sampling: Unpack[SamplingKeywords]
+    ) -> Generator[Piece, None, None]:
+        """Continue one prompt, piece by piece; the pieces' texts together are the completion's text.
+
+        For one choice: n, best_of and beam_width may not ask for more. Raises RequestError at once for what `generate`
+        refuses. Stopping early frees the request.
+        """
+        return self._completer.stream(token_ids(prompt, self._completer.tokenizer), chosen_params(params, sampling))
+
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def chat(
+        self,
+        messages: Conversation | Iterable[Conversation],
+        params: SamplingParams | Sequence[SamplingParams] | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        add_generation_prompt: bool = True,
+        continue_final_message: bool = False,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        progress: Progress = False,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> list[Completion]:
+        """Answer one conversation or several: lists of {"role": ..., "content": ...}, as OpenAI has them.
+
+        tools: as OpenAI has them, for the template to tell the model. chat_template: a template's text, a Jinja file,
+        or the name of a built-in one, `plain` or `chatml`; default the model's. continue_final_message: go on with the
+        last message instead of answering it. chat_template_kwargs: other variables of the template. The rest as in
+        `generate`.
+        """
+        prompts = [
+            self._conversations.token_ids(
+                each,
+                tools=tools,
+                chat_template=self._template(chat_template),
+                add_generation_prompt=add_generation_prompt,
+                continue_final_message=continue_final_message,
+                chat_template_kwargs=chat_template_kwargs,
+            )
+            for each in conversations(messages)
+        ]
+        return self._completer.complete(prompts, params_of_each(len(prompts), params, sampling), progress)
+
+    @shows_keywords(SamplingKeywords, sampling_defaults())
+    def stream_chat(
+        self,
+        messages: Conversation,
+        params: SamplingParams | None = None,
+        *,
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        chat_template: str | None = None,
+        chat_template_kwargs: Mapping[str, Any] | None = None,
+        **sampling: Unpack[SamplingKeywords],
+    ) -> Generator[Piece, None, None]:
+        """Answer one conversation piece by piece. Arguments as in `chat`."""
+        tokens = self._conversations.token_ids(
+            messages,
+            tools=tools,
+            chat_template=self._template(chat_template),
+            chat_template_kwargs=chat_template_kwargs,
+        )
+        return self._completer.stream(tokens, chosen_params(params, sampling))
+
+    @abstractmethod
+    def close(self) -> None:
+        """Free the engine."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _template(self, given: str | None) -> str | None:
+        return self._chat_template if given is None else given
