@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import AnswerPlan
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.sampling import priority_of, sampling_params
+from llmc.runtime.server.sampling import engine_request, sampling_params
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
 
@@ -42,12 +42,4 @@ def generation_request(
         skip_special_tokens=False if plan.keeps_special else None,
         seed=model.next_seed(),
     )
-    return GenerationRequest(
-        prompt_token_ids=tuple(ids),
-        params=params,
-        request_id=identity,
-        priority=priority_of(body),
-        deadline_seconds=body.deadline_seconds,
-        tenant=tenant,
-        streams=bool(body.stream),
-    )
+    return engine_request(body, ids, params, identity, tenant)

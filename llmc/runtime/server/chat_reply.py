@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
 from llmc.runtime.server.answer_plan import AnswerPlan
 from llmc.runtime.server.chat_deltas import ChatDeltas, joined_message
-from llmc.runtime.server.completion_reply import ranked, usage_json
+from llmc.runtime.server.reply import Json, Reply
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
-from llmc.runtime.server.token_logprobs import logprob_json
-
-Json = dict[str, Any]
+from llmc.runtime.server.token_logprobs import logprob_json, ranked_json
 
 
 @dataclass
@@ -31,11 +27,11 @@ class _Choice:
     begun: bool = False
 
 
-class ChatReply:
-    """Takes the engine's outputs and makes chunks of them, or one answer. plan: how outputs are read.
+class ChatReply(Reply[ChatRequest]):
+    """plan: how outputs are read. prompt: the template's text."""
 
-    prompt: the template's text. warnings: fields that were ignored, told in the answer or the first chunk.
-    """
+    kind = "chat.completion"
+    chunk_kind = "chat.completion.chunk"
 
     def __init__(
         self,
@@ -47,59 +43,37 @@ class ChatReply:
         prompt: str,
         warnings: Sequence[str],
     ) -> None:
-        self._model = model
-        self._body = body
-        self._identity = identity
-        self._created = int(time.time())
+        super().__init__(model, body, identity, warnings)
         self._echoed = (body.messages[-1].text() or "") if body.echo else ""
-        self._text = model.texts.id_text if body.return_tokens_as_token_ids else model.texts.text
-        self._notes: Json = {"warnings": list(warnings)} if warnings else {}
         if body.return_prompt_text:
             self._notes["prompt_text"] = prompt
         self._choices = [_Choice(plan.reader()) for _ in range(body.n or 1)]
         self._thinking = plan.thinking
-        self._usage = Usage(0, 0, 0)
+        self._counts = Usage(0, 0, 0)
         self._prompt_logprobs: tuple[TokenLogprobs | None, ...] | None = None
 
-    def take(self, output: RequestOutput) -> list[Json]:
-        """Note an output; returns the choices of the chunks that tell of it."""
-        self._usage = output.usage
+    def take(self, index: int, output: RequestOutput) -> list[list[Json]]:
+        """A chunk is about one choice."""
+        self._counts = output.usage
         self._prompt_logprobs = self._prompt_logprobs or output.prompt_logprobs
-        return [entry for delta in output.choices for entry in self._entries(delta)]
-
-    def chunk(self, choice: Json) -> Json:
-        """A chunk of the stream, about one choice."""
-        chunk = {**self._frame("chat.completion.chunk"), "choices": [choice], **self._notes}
-        self._notes = {}
-        options = self._body.stream_options
-        if options is not None and options.include_usage:
-            chunk["usage"] = usage_json(self._usage) if options.continuous_usage_stats else None
-        return chunk
-
-    def usage_chunk(self) -> Json:
-        """The chunk after the last choice's, with token counts."""
-        return {**self._frame("chat.completion.chunk"), "choices": [], "usage": self._usage_json()}
+        return [[entry] for delta in output.choices for entry in self._entries(delta)]
 
     def whole(self) -> Json:
-        """The whole answer, after the last output."""
-        answer = {
-            **self._frame("chat.completion"),
-            "choices": [self._whole_choice(i, choice) for i, choice in enumerate(self._choices)],
-            "usage": self._usage_json(),
-            **self._notes,
-        }
+        answer = self.framed([self._whole_choice(i, choice) for i, choice in enumerate(self._choices)])
         if self._body.prompt_logprobs is not None and self._prompt_logprobs is not None:
             found = self._prompt_logprobs
-            answer["prompt_logprobs"] = [None if e is None else ranked(self._model, e) for e in found]
+            answer["prompt_logprobs"] = [None if e is None else ranked_json(self._model.texts, e) for e in found]
         return answer
 
-    def _usage_json(self) -> Json:
-        """Token counts, with those of thinking for a model that does."""
-        usage = usage_json(self._usage)
+    def counts(self) -> Usage:
+        return self._counts
+
+    def usage(self) -> Json:
+        """With the tokens of thinking for a model that does."""
         if self._thinking is None:
-            return usage
+            return super().usage()
         thought = sum(self._thinking.tokens(c.tokens, self._model.texts.utf8) for c in self._choices)
-        return {**usage, "completion_tokens_details": {"reasoning_tokens": thought}}
+        return {**super().usage(), "completion_tokens_details": {"reasoning_tokens": thought}}
 
     def _whole_choice(self, index: int, choice: _Choice) -> Json:
         entry: Json = {
@@ -141,7 +115,3 @@ class ChatReply:
             if self._body.return_token_ids:
                 entries[-1]["token_ids"] = list(delta.token_ids)
         return entries
-
-    def _frame(self, kind: str) -> Json:
-        name = self._body.model or self._model.name
-        return {"id": self._identity, "object": kind, "created": self._created, "model": name}

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from llmc.runtime.requests.request_output import ChoiceDelta, RequestOutput, TokenLogprobs, Usage
+from llmc.runtime.server.reply import Json, Reply
 from llmc.runtime.server.schemas.completion import CompletionRequest
 from llmc.runtime.server.served_model import ServedModel
-
-Json = dict[str, Any]
+from llmc.runtime.server.token_logprobs import ranked_json
 
 
 @dataclass(frozen=True)
@@ -35,12 +33,10 @@ class _Choice:
     begun: bool = False
 
 
-class CompletionReply:
-    """Takes the engine's outputs and makes chunks of them, or one answer. prompts: those to be echoed, else None.
+class CompletionReply(Reply[CompletionRequest]):
+    """prompts: those to be echoed. drops_output: only the prompt is wanted (max_tokens 0)."""
 
-    warnings: fields that were ignored, told in the answer or the first chunk. drops_output: only the prompt is wanted
-    (max_tokens 0).
-    """
+    kind = chunk_kind = "text_completion"
 
     def __init__(
         self,
@@ -51,46 +47,23 @@ class CompletionReply:
         warnings: Sequence[str],
         drops_output: bool,
     ) -> None:
-        self._model = model
-        self._body = body
-        self._frame: Json = {
-            "id": identity,
-            "object": "text_completion",
-            "created": int(time.time()),
-            "model": body.model or model.name,
-        }
+        super().__init__(model, body, identity, warnings)
         self._prompts = prompts
-        self._warnings = list(warnings)
-        self._text = model.texts.id_text if body.return_tokens_as_token_ids else model.texts.text
         self._drops_output = drops_output
         self._per_prompt = body.n or 1
         self._choices = [_Choice() for _ in range(len(prompts) * self._per_prompt)]
         self._prompt_logprobs: list[tuple[TokenLogprobs | None, ...] | None] = [None] * len(prompts)
         self._usage: list[Usage] = [Usage(0, 0, 0)] * len(prompts)
 
-    def take(self, index: int, output: RequestOutput) -> list[Json]:
-        """Note an output of the prompt of that index; returns the choices of the chunk that tells of it."""
+    def take(self, index: int, output: RequestOutput) -> list[list[Json]]:
+        """A chunk is about all choices of a prompt."""
         self._usage[index] = output.usage
         if output.prompt_logprobs is not None:
             self._prompt_logprobs[index] = output.prompt_logprobs
-        return [self._delta(index, delta) for delta in output.choices]
-
-    def chunk(self, choices: list[Json]) -> Json:
-        """A chunk of the stream."""
-        chunk = {**self._frame, "choices": choices}
-        if self._warnings:
-            chunk["warnings"], self._warnings = self._warnings, []
-        options = self._body.stream_options
-        if options is not None and options.include_usage:
-            chunk["usage"] = self._usage_json() if options.continuous_usage_stats else None
-        return chunk
-
-    def usage_chunk(self) -> Json:
-        """The chunk after the last choice's, with token counts."""
-        return {**self._frame, "choices": [], "usage": self._usage_json()}
+        choices = [self._delta(index, delta) for delta in output.choices]
+        return [choices] if choices else []
 
     def whole(self) -> Json:
-        """The whole answer, after the last output."""
         choices = []
         for i, choice in enumerate(self._choices):
             entry = self._entry(i, choice.text, choice.logprobs, choice.finish_reason, choice.stop_reason)
@@ -100,8 +73,12 @@ class CompletionReply:
                 prompt = self._prompts[i // self._per_prompt]
                 entry |= {"token_ids": choice.tokens, "prompt_token_ids": list(prompt.ids)}
             choices.append(entry)
-        answer = {**self._frame, "choices": choices, "usage": self._usage_json()}
-        return {**answer, "warnings": self._warnings} if self._warnings else answer
+        return self.framed(choices)
+
+    def counts(self) -> Usage:
+        prompt = sum(u.prompt_tokens for u in self._usage)
+        output = 0 if self._drops_output else sum(u.completion_tokens for u in self._usage)
+        return Usage(prompt, sum(u.cached_tokens for u in self._usage), output)
 
     def _delta(self, index: int, delta: ChoiceDelta) -> Json:
         number = index * self._per_prompt + delta.index
@@ -160,32 +137,7 @@ class CompletionReply:
     def _prompt_logprobs_json(self, index: int) -> list[Json | None] | None:
         """vLLM's form: by token id, with rank and text."""
         found = self._prompt_logprobs[index]
-        return None if found is None else [None if e is None else ranked(self._model, e) for e in found]
-
-    def _usage_json(self) -> Json:
-        prompt = sum(u.prompt_tokens for u in self._usage)
-        output = 0 if self._drops_output else sum(u.completion_tokens for u in self._usage)
-        return usage_json(Usage(prompt, sum(u.cached_tokens for u in self._usage), output))
-
-
-def usage_json(usage: Usage) -> Json:
-    """Token counts as OpenAI gives them."""
-    return {
-        "prompt_tokens": usage.prompt_tokens,
-        "completion_tokens": usage.completion_tokens,
-        "total_tokens": usage.prompt_tokens + usage.completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": usage.cached_tokens},
-    }
-
-
-def ranked(model: ServedModel, entry: TokenLogprobs) -> Json:
-    """A prompt token's log-probabilities as vLLM gives them."""
-    tokens = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
-    tokens[entry.token_id] = (entry.logprob, entry.rank)
-    return {
-        str(token): {"logprob": logprob, "rank": rank, "decoded_token": model.texts.text(token)}
-        for token, (logprob, rank) in tokens.items()
-    }
+        return None if found is None else [None if e is None else ranked_json(self._model.texts, e) for e in found]
 
 
 def _joined(before: Json | None, added: Json | None) -> Json | None:

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from llmc.engine_format import EngineFiles
 from llmc.errors import EngineFormatError, RequestError
 from llmc.runtime.grammar.grammar import Grammar, GrammarKind
-from llmc.runtime.requests.generation_request import Priority
+from llmc.runtime.requests.generation_request import GenerationRequest, Priority
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.runtime.server.errors import bad_request
 from llmc.runtime.server.schemas.sampling_fields import SamplingFields
@@ -120,10 +120,21 @@ def json_schema(schema: Mapping[str, Any] | str | bool, param: str) -> Grammar:
     return Grammar(GrammarKind.JSON_SCHEMA, json.dumps(schema))
 
 
-def priority_of(fields: SamplingFields) -> Priority:
-    """vLLM's numbers (lower is earlier, 0 is usual) and OpenAI's service tier, as llmc's two classes."""
+def engine_request(
+    fields: SamplingFields, ids: Sequence[int], params: SamplingParams, identity: str, tenant: str | None
+) -> GenerationRequest:
+    """What the engine is asked. tenant: with whom the request shares cached prefixes."""
+    # vLLM's numbers (lower is earlier, 0 is usual) and OpenAI's service tier are llmc's two classes.
     urgent = fields.priority < 0 or fields.service_tier == "priority"
-    return Priority.PREMIUM if urgent else Priority.FREE
+    return GenerationRequest(
+        prompt_token_ids=tuple(ids),
+        params=params,
+        request_id=identity,
+        priority=Priority.PREMIUM if urgent else Priority.FREE,
+        deadline_seconds=fields.deadline_seconds,
+        tenant=tenant,
+        streams=bool(fields.stream),
+    )
 
 
 def _of_format(fields: SamplingFields) -> list[tuple[str, Grammar]]:

@@ -22,3 +22,13 @@ def logprob_json(texts: TokenTexts, entry: TokenLogprobs, top: int, text: Callab
         **token(entry.token_id, entry.logprob),
         "top_logprobs": [token(identity, logprob) for identity, logprob in entry.top[:top]],
     }
+
+
+def ranked_json(texts: TokenTexts, entry: TokenLogprobs) -> Json:
+    """A prompt token's log-probabilities as vLLM gives them: by token id, with rank and text."""
+    tokens = {token: (logprob, rank) for rank, (token, logprob) in enumerate(entry.top, start=1)}
+    tokens[entry.token_id] = (entry.logprob, entry.rank)
+    return {
+        str(token): {"logprob": logprob, "rank": rank, "decoded_token": texts.text(token)}
+        for token, (logprob, rank) in tokens.items()
+    }

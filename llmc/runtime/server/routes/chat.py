@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import uuid
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 from typing import Any
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
 
-from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.answer_plan import answer_plan
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.chat_generation import asked_tokens, generation_request
 from llmc.runtime.server.chat_prompt import chat_prompt, template_variables, template_warnings
 from llmc.runtime.server.chat_reply import ChatReply
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
 from llmc.runtime.server.prompt_truncation import longest_text, truncated
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
@@ -55,28 +51,6 @@ def chat_routes(model: ServedModel) -> APIRouter:
         asked = generation_request(model, body, ids, plan, identity, tenant_of(request, body.cache_salt))
         warnings = [*warnings_of(body), *template_warnings(model, body), *ignored_of(request)]
         reply = ChatReply(model, body, identity, plan, prompt=prompt, warnings=warnings)
-        if body.stream:
-            return EventStream(chunks(model, body, reply, asked))
-        return await answer(request, whole(model, reply, asked))
+        return await reply.response(request, [asked])
 
     return router
-
-
-async def chunks(
-    model: ServedModel, body: ChatRequest, reply: ChatReply, asked: GenerationRequest
-) -> AsyncGenerator[Event, None]:
-    """The chunks of a streamed answer."""
-    async with aclosing(outputs_of(model, [asked])) as outputs:
-        async for _, output in outputs:
-            for entry in reply.take(output):
-                yield reply.chunk(entry)
-    if body.stream_options is not None and body.stream_options.include_usage:
-        yield reply.usage_chunk()
-
-
-async def whole(model: ServedModel, reply: ChatReply, asked: GenerationRequest) -> Event:
-    """The answer in one piece."""
-    async with aclosing(outputs_of(model, [asked])) as outputs:
-        async for _, output in outputs:
-            reply.take(output)
-    return reply.whole()

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
 
 from fastapi import APIRouter, Request
 from starlette.responses import Response
@@ -14,9 +12,8 @@ from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.server.api_key import tenant_of
 from llmc.runtime.server.completion_reply import CompletionReply, EchoedPrompt
 from llmc.runtime.server.errors import bad_request
-from llmc.runtime.server.outputs import Event, EventStream, answer, outputs_of
 from llmc.runtime.server.prompt_truncation import longest_text, truncated
-from llmc.runtime.server.sampling import grammar_of, priority_of, sampling_params
+from llmc.runtime.server.sampling import engine_request, grammar_of, sampling_params
 from llmc.runtime.server.schemas.completion import MAX_SEQUENCES, CompletionRequest
 from llmc.runtime.server.schemas.field_notes import warnings_of
 from llmc.runtime.server.served_model import ServedModel
@@ -46,9 +43,7 @@ def completion_routes(model: ServedModel) -> APIRouter:
             requests.append(generation_request(model, body, prompts[-1], f"{identity}-{i}", tenant))
         warnings = [*warnings_of(body), *ignored_of(request)]
         reply = CompletionReply(model, body, identity, prompts, warnings, drops_output=body.max_tokens == 0)
-        if body.stream:
-            return EventStream(chunks(model, body, reply, requests))
-        return await answer(request, whole(model, reply, requests))
+        return await reply.response(request, requests)
 
     return router
 
@@ -105,33 +100,4 @@ def generation_request(
         grammar=grammar_of(body),
         seed=model.next_seed(),
     )
-    return GenerationRequest(
-        prompt_token_ids=tuple(prompt.ids),
-        params=params,
-        request_id=identity,
-        priority=priority_of(body),
-        deadline_seconds=body.deadline_seconds,
-        tenant=tenant,
-        streams=bool(body.stream),
-    )
-
-
-async def chunks(
-    model: ServedModel, body: CompletionRequest, reply: CompletionReply, requests: Sequence[GenerationRequest]
-) -> AsyncGenerator[Event, None]:
-    """The chunks of a streamed answer."""
-    async with aclosing(outputs_of(model, requests)) as outputs:
-        async for index, output in outputs:
-            choices = reply.take(index, output)
-            if choices:
-                yield reply.chunk(choices)
-    if body.stream_options is not None and body.stream_options.include_usage:
-        yield reply.usage_chunk()
-
-
-async def whole(model: ServedModel, reply: CompletionReply, requests: Sequence[GenerationRequest]) -> Event:
-    """The answer in one piece."""
-    async with aclosing(outputs_of(model, requests)) as outputs:
-        async for index, output in outputs:
-            reply.take(index, output)
-    return reply.whole()
+    return engine_request(body, prompt.ids, params, identity, tenant)

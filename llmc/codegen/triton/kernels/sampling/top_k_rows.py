@@ -8,13 +8,15 @@ microsecond each, bound the time; that of the memory is less.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
@@ -36,13 +38,17 @@ def top_k_chunks_kernel(
     logits_row_stride: int,
     chunk_values_ptr: tl.tensor,
     chunk_indices_ptr: tl.tensor,
+    chunk_sums_ptr: tl.tensor,
     VOCABULARY: tl.constexpr,
     CHUNK: tl.constexpr,
     CHUNKS: tl.constexpr,
     K: tl.constexpr,
     K_TILE: tl.constexpr,
 ) -> None:
-    """Program (c, l) leaves the K largest of chunk c of row l. Grid: (CHUNKS, L)."""
+    """Program (c, l) leaves the K largest of chunk c of row l, and the sum of its weights if chunk_sums_ptr is given.
+
+    Grid: (CHUNKS, L).
+    """
     chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
     index = chunk * CHUNK + tl.arange(0, CHUNK)
     logits = tl.load(logits_ptr + row * logits_row_stride + index, mask=index < VOCABULARY, other=float("-inf"))
@@ -51,6 +57,8 @@ def top_k_chunks_kernel(
     place = (row * CHUNKS + chunk) * K + lane
     tl.store(chunk_values_ptr + place, value_of_key(best), mask=lane < K)
     tl.store(chunk_indices_ptr + place, index_of_key(best), mask=lane < K)
+    if chunk_sums_ptr is not None:
+        tl.store(chunk_sums_ptr + row * CHUNKS + chunk, tl.sum(tl.exp(logits - tl.max(logits, 0)), 0))
 
 
 @triton.jit
@@ -68,15 +76,29 @@ def top_k_of_chunks_kernel(
 ) -> None:
     """Program l writes row l's K largest of its CHUNKS · K candidates. Grid: (L)."""
     row = tl.program_id(0).to(tl.int64)
+    _, best = best_of_chunks(chunk_values_ptr, chunk_indices_ptr, row, K, K_TILE, CHUNKS, CANDIDATE_TILE)
+    lane = tl.arange(0, K_TILE)
+    tl.store(values_ptr + row * values_row_stride + lane, value_of_key(best), mask=lane < K)
+    tl.store(indices_ptr + row * indices_row_stride + lane, index_of_key(best), mask=lane < K)
+
+
+@triton.jit
+def best_of_chunks(
+    chunk_values_ptr: tl.tensor,
+    chunk_indices_ptr: tl.tensor,
+    row: tl.tensor,
+    K: tl.constexpr,
+    K_TILE: tl.constexpr,
+    CHUNKS: tl.constexpr,
+    CANDIDATE_TILE: tl.constexpr,
+) -> tuple[tl.tensor, tl.tensor]:
+    """The logits of a row's candidates, and the keys of the K largest in descending order."""
     candidate = tl.arange(0, CANDIDATE_TILE)
     inside = candidate < CHUNKS * K
     first = row * (CHUNKS * K)
     logits = tl.load(chunk_values_ptr + first + candidate, mask=inside, other=float("-inf"))
     index = tl.load(chunk_indices_ptr + first + candidate, mask=inside, other=_LAST)
-    best = largest_keys(order_key(logits, index), K, K_TILE)
-    lane = tl.arange(0, K_TILE)
-    tl.store(values_ptr + row * values_row_stride + lane, value_of_key(best), mask=lane < K)
-    tl.store(indices_ptr + row * indices_row_stride + lane, index_of_key(best), mask=lane < K)
+    return logits, largest_keys(order_key(logits, index), K, K_TILE)
 
 
 @triton.jit
@@ -128,34 +150,35 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return None
 
 
-def _chunk(vocabulary: int) -> int:
-    return int(min(_CHUNK, triton.next_power_of_2(vocabulary)))
-
-
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
-    (vocabulary,), k = call.shape("logits"), call.plain("k")
-    chunk, k_tile, count = _chunk(vocabulary), triton.next_power_of_2(k), call.count("logits")
+    results = {**rows("values", call.result(0)), **rows("indices", call.result(1))}
+    return (chunked_launch(call, call.plain("k"), top_k_of_chunks_kernel, results),)
+
+
+def chunked_launch(call: Call, k: int, join: Any, results: dict[str, Argument], has_sums: bool = False) -> DeviceLaunch:
+    """The launch that leaves the k largest logits of chunks, then that of `join`, which makes the results of them.
+
+    has_sums: join also reads the sum of each chunk's weights, CHUNK_TILE of them at once.
+    """
+    (vocabulary,), count = call.shape("logits"), call.count("logits")
+    chunk = int(min(_CHUNK, triton.next_power_of_2(vocabulary)))
     chunks = triton.cdiv(vocabulary, chunk)
     found: dict[str, Argument] = {}
     for name, dtype in (("chunk_values", torch.float32), ("chunk_indices", torch.int32)):
         found[f"{name}_ptr"] = call.workspace(name, count, chunks * k, dtype).pointer
-    join = DeviceLaunch(
-        top_k_of_chunks_kernel,
-        {**found, **rows("values", call.result(0)), **rows("indices", call.result(1))},
-        {"K": k, "K_TILE": k_tile, "CHUNKS": chunks, "CANDIDATE_TILE": triton.next_power_of_2(chunks * k)},
-        (str(count),),
-        num_warps=8,
-    )
-    return (
-        DeviceLaunch(
-            top_k_chunks_kernel,
-            {**rows("logits", call.rows("logits")), **found},
-            {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks, "K": k, "K_TILE": k_tile},
-            (str(chunks), str(count)),
-            num_warps=4,
-            then=(join,),
-        ),
+    sums = {"chunk_sums_ptr": call.workspace("chunk_sums", count, chunks, torch.float32).pointer} if has_sums else {}
+    sizes: dict[str, Constant] = {"K": k, "K_TILE": triton.next_power_of_2(k), "CHUNKS": chunks}
+    tiles = {"CANDIDATE_TILE": triton.next_power_of_2(chunks * k)}
+    if has_sums:
+        tiles["CHUNK_TILE"] = triton.next_power_of_2(chunks)
+    return DeviceLaunch(
+        top_k_chunks_kernel,
+        {**rows("logits", call.rows("logits")), **found, "chunk_sums_ptr": None, **sums},
+        {"VOCABULARY": vocabulary, "CHUNK": chunk, **sizes},
+        (str(chunks), str(count)),
+        num_warps=4,
+        then=(DeviceLaunch(join, {**found, **sums, **results}, {**sizes, **tiles}, (str(count),), num_warps=8),),
     )
 
 

@@ -15,39 +15,9 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
-from llmc.codegen.triton.kernels.sampling.top_k_rows import index_of_key, largest_keys, order_key, value_of_key
+from llmc.codegen.triton.kernels.sampling.top_k_rows import best_of_chunks, chunked_launch, index_of_key, value_of_key
 from llmc.graph.refusal import Refusal
-from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
-
-_CHUNK = 2048
-
-_LAST = tl.constexpr(0x7FFFFFFF)
-
-
-@triton.jit
-def top_chunks_kernel(
-    logits_ptr: tl.tensor,
-    logits_row_stride: int,
-    chunk_values_ptr: tl.tensor,
-    chunk_indices_ptr: tl.tensor,
-    chunk_sums_ptr: tl.tensor,
-    VOCABULARY: tl.constexpr,
-    CHUNK: tl.constexpr,
-    CHUNKS: tl.constexpr,
-    K: tl.constexpr,
-    K_TILE: tl.constexpr,
-) -> None:
-    """Program (c, l) leaves the K largest of chunk c of row l, and the sum of its weights. Grid: (CHUNKS, rows)."""
-    chunk, row = tl.program_id(0), tl.program_id(1).to(tl.int64)
-    index = chunk * CHUNK + tl.arange(0, CHUNK)
-    logits = tl.load(logits_ptr + row * logits_row_stride + index, mask=index < VOCABULARY, other=float("-inf"))
-    best = largest_keys(order_key(logits, index), K, K_TILE)
-    lane = tl.arange(0, K_TILE)
-    place = (row * CHUNKS + chunk) * K + lane
-    tl.store(chunk_values_ptr + place, value_of_key(best), mask=lane < K)
-    tl.store(chunk_indices_ptr + place, index_of_key(best), mask=lane < K)
-    tl.store(chunk_sums_ptr + row * CHUNKS + chunk, tl.sum(tl.exp(logits - tl.max(logits, 0)), 0))
 
 
 @triton.jit
@@ -68,16 +38,11 @@ def top_tokens_kernel(
 ) -> None:
     """Program l writes row l's K likeliest tokens of its CHUNKS · K candidates. Grid: (rows)."""
     row = tl.program_id(0).to(tl.int64)
-    candidate = tl.arange(0, CANDIDATE_TILE)
-    inside = candidate < CHUNKS * K
-    first = row * (CHUNKS * K)
-    logits = tl.load(chunk_values_ptr + first + candidate, mask=inside, other=float("-inf"))
-    index = tl.load(chunk_indices_ptr + first + candidate, mask=inside, other=_LAST)
-    best = largest_keys(order_key(logits, index), K, K_TILE)
+    logits, best = best_of_chunks(chunk_values_ptr, chunk_indices_ptr, row, K, K_TILE, CHUNKS, CANDIDATE_TILE)
     largest = tl.max(logits, 0)
     chunk = tl.arange(0, CHUNK_TILE)
     # The first candidate of a chunk is its largest logit.
-    heads = tl.load(chunk_values_ptr + first + chunk * K, mask=chunk < CHUNKS, other=float("-inf"))
+    heads = tl.load(chunk_values_ptr + row * (CHUNKS * K) + chunk * K, mask=chunk < CHUNKS, other=float("-inf"))
     sums = tl.load(chunk_sums_ptr + row * CHUNKS + chunk, mask=chunk < CHUNKS, other=0.0)
     log_sum = largest + tl.log(tl.sum(sums * tl.exp(heads - largest), 0))
     lane = tl.arange(0, K_TILE)
@@ -98,44 +63,12 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
-    (vocabulary,), k, count = call.shape("logits"), call.plain("count"), call.count("logits")
-    chunk, k_tile = int(min(_CHUNK, triton.next_power_of_2(vocabulary))), triton.next_power_of_2(k)
-    chunks = triton.cdiv(vocabulary, chunk)
-    found: dict[str, Argument] = {}
-    for name, dtype, each in (
-        ("chunk_values", torch.float32, k),
-        ("chunk_indices", torch.int32, k),
-        ("chunk_sums", torch.float32, 1),
-    ):
-        found[f"{name}_ptr"] = call.workspace(name, count, chunks * each, dtype).pointer
-    join = DeviceLaunch(
-        top_tokens_kernel,
-        {
-            **found,
-            "token_map_ptr": call.vector("token_map"),
-            **rows("ids", call.result(0)),
-            **rows("logprobs", call.result(1)),
-        },
-        {
-            "K": k,
-            "K_TILE": k_tile,
-            "CHUNKS": chunks,
-            "CHUNK_TILE": triton.next_power_of_2(chunks),
-            "CANDIDATE_TILE": triton.next_power_of_2(chunks * k),
-        },
-        (str(count),),
-        num_warps=8,
-    )
-    return (
-        DeviceLaunch(
-            top_chunks_kernel,
-            {**rows("logits", call.rows("logits")), **found},
-            {"VOCABULARY": vocabulary, "CHUNK": chunk, "CHUNKS": chunks, "K": k, "K_TILE": k_tile},
-            (str(chunks), str(count)),
-            num_warps=4,
-            then=(join,),
-        ),
-    )
+    results = {
+        "token_map_ptr": call.vector("token_map"),
+        **rows("ids", call.result(0)),
+        **rows("logprobs", call.result(1)),
+    }
+    return (chunked_launch(call, call.plain("count"), top_tokens_kernel, results, has_sums=True),)
 
 
 top_tokens = KernelTemplate(torch.ops.llmc.top_tokens.default, supports, candidates)
