@@ -65,7 +65,13 @@ class EngineFormatError(LlmcError):
 
 
 class RankError(LlmcError):
-    """A process of an engine of several ranks that does not come up, or was lost."""
+    """A process of an engine of several ranks that does not come up, or was lost. rank: which, if one is to blame."""
+
+    def __init__(
+        self, problem: str, *, at: str | PathLike[str] | None = None, fix: str | None = None, rank: int | None = None
+    ) -> None:
+        super().__init__(problem, at=at, fix=fix)
+        self.rank = rank
 
 
 class RequestError(LlmcError):

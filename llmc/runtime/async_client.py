@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from llmc.errors import UnavailableError
 from llmc.runtime.engine_stats import RequestView
 from llmc.runtime.requests.generation import Generation
 from llmc.runtime.requests.generation_job import GenerationJob
 from llmc.runtime.requests.generation_request import GenerationRequest
 from llmc.runtime.requests.request import Request
 from llmc.runtime.requests.request_output import RequestTimes
-from llmc.runtime.text.output_stream import ChoiceNews, OutputStream
+from llmc.runtime.text.output_stream import ChoiceNews, News, OutputStream
 
 
 @dataclass(eq=False)
@@ -65,3 +66,19 @@ def view(client: Client, now: float) -> RequestView:
         output_tokens=sum(max(0, len(s.tokens) - client.job.prompt_tokens) for s in sequences),
         blocks=blocks,
     )
+
+
+def deliver(news: list[tuple[OutputStream, News]]) -> None:
+    """Put what each stream is told into it; in its own event loop."""
+    for stream, each in news:
+        stream.put(each)
+
+
+def unavailable() -> UnavailableError:
+    """What a request gets that comes too late."""
+    return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
+
+
+def loop_died() -> UnavailableError:
+    """What a request gets that nobody can go on with."""
+    return UnavailableError("the engine's loop has died", fix="restart the server, and read its log")

@@ -15,14 +15,15 @@ from types import TracebackType
 from typing import Unpack, cast
 from uuid import uuid4
 
-from llmc.errors import RequestError, UnavailableError
+from llmc.errors import RankError, RequestError, UnavailableError
 from llmc.keywords import shows_keywords
-from llmc.runtime.async_client import Client, choice_news, view
+from llmc.runtime.async_client import Client, choice_news, deliver, loop_died, unavailable, view
 from llmc.runtime.engine import Engine
 from llmc.runtime.engine_stats import EngineStats, RequestView, StepRecord
 from llmc.runtime.grammar.compiler import NewMask
 from llmc.runtime.loading import given_or_loaded
 from llmc.runtime.output_cache import CachedAnswer
+from llmc.runtime.rank_restarts import RankRestarts
 from llmc.runtime.requests.generation_job import SampledJob
 from llmc.runtime.requests.generation_request import GenerationRequest, Priority
 from llmc.runtime.requests.request import Request
@@ -57,6 +58,9 @@ class AsyncEngine:
         self._finished: Counter[str] = Counter()
         self._recent: deque[StepRecord] = deque(maxlen=_RECENT_STEPS)
         self._busy_since: float | None = None
+        self._restarts = RankRestarts(
+            self._loop.executor, lambda: self._commands.put(lambda: self._replace_ranks(None))
+        )
         self._failure: BaseException | None = None
         self._draining = self._stopping = self._closed = False
         self._in_flight = 0
@@ -93,7 +97,7 @@ class AsyncEngine:
         its logits are not finite, UnavailableError when the engine is draining, closed or dead.
         """
         if self._draining:
-            raise _unavailable()
+            raise unavailable()
         arrived = time.monotonic()
         if not isinstance(prompt, GenerationRequest):
             prompt = GenerationRequest(
@@ -133,7 +137,7 @@ class AsyncEngine:
         # A command that is put after the thread has looked for the last time would wait forever.
         with self._lock:
             if self._closed:
-                raise _unavailable()
+                raise unavailable()
             self._commands.put(lambda: self._add(client))
             self._in_flight += 1
         finished = False
@@ -188,6 +192,7 @@ class AsyncEngine:
             recent_steps=tuple(self._recent),
             output_cache=None if output_cache is None else output_cache.stats(),
             speculation=None if self._loop.speculation is None else self._loop.speculation.stats,
+            rank_restarts=self._restarts.counts,
         )
 
     def requests(self) -> list[RequestView]:
@@ -262,7 +267,11 @@ class AsyncEngine:
         self._busy_since = begin
         for request in self._loop.expire():
             self._publish(request, begin)
-        plan = self._loop.step()
+        try:
+            plan = self._loop.step()
+        except RankError as error:
+            self._replace_ranks(error)
+            return
         now = time.monotonic()
         touched = [*plan.decodes, *(chunk.request for chunk in plan.chunks if chunk.logit_rows)]
         for request in touched:
@@ -271,6 +280,19 @@ class AsyncEngine:
             self._finish(client, now)
         self._record(plan, begin, now)
         self._busy_since = None
+
+    def _replace_ranks(self, error: RankError | None) -> None:
+        """After one was lost: end what is in flight, and serve later requests with new ones. error: of a step."""
+        self._busy_since, lost = None, self._restarts.lost
+        if lost is None and error is not None:
+            raise error  # Of another engine, that drafts.
+        if lost is not None:
+            clients = list(self._clients.values())
+            for client in clients:
+                self._finish(client, time.monotonic(), UnavailableError(lost.problem, fix="try again"))
+            self._send()
+            self._restarts.restart(len(clients))
+            self._loop = self._engine.shared_loop.renew()
 
     def _take_commands(self, wait: bool) -> None:
         try:
@@ -319,8 +341,8 @@ class AsyncEngine:
         if news:
             self._post(client, news, now)
 
-    def _finish(self, client: Client, now: float) -> None:
-        """Take a request out of the loop and tell its client."""
+    def _finish(self, client: Client, now: float, gone: UnavailableError | None = None) -> None:
+        """Take a request out of the loop and tell its client. gone: why it cannot go on if it is not finished."""
         del self._clients[client.request.request_id]
         self._searching.discard(client)
         job = client.job
@@ -331,8 +353,7 @@ class AsyncEngine:
         client.first_token = client.first_token or now
         if job.error is not None or not job.finished:
             self._finished["error"] += 1
-            gone = UnavailableError("the engine's loop has died", fix="restart the server, and read its log")
-            self._post(client, error=job.error or gone)
+            self._post(client, error=job.error or gone or loop_died())
         elif isinstance(job, SampledJob) and client.streams:
             news = tuple(found for choice in job.choices if (found := choice_news(client, choice)) is not None)
             self._finished[news[-1].finish_reason or "stop"] += 1
@@ -371,26 +392,8 @@ class AsyncEngine:
         for event_loop, news in outbox.items():
             # A client may have closed its event loop at any moment; there is nobody to tell then.
             with suppress(RuntimeError):
-                event_loop.call_soon_threadsafe(_deliver, news)
+                event_loop.call_soon_threadsafe(deliver, news)
 
     def _record(self, plan: StepPlan, begin: float, now: float) -> None:
         self._steps += 1
-        self._recent.append(
-            StepRecord(
-                ended=now,
-                seconds=now - begin,
-                executor_seconds=self._loop.executor_seconds,
-                prompt_tokens=sum(chunk.tokens for chunk in plan.chunks if not chunk.draft),
-                decode_tokens=len(plan.decodes) + sum(chunk.tokens for chunk in plan.chunks if chunk.draft),
-                requests=len(plan.decodes) + len(plan.chunks),
-            )
-        )
-
-
-def _unavailable() -> UnavailableError:
-    return UnavailableError("the engine takes no more requests", fix="send it to another replica, or try again later")
-
-
-def _deliver(news: list[tuple[OutputStream, News]]) -> None:
-    for stream, each in news:
-        stream.put(each)
+        self._recent.append(StepRecord.of(plan, begin, now, self._loop.executor_seconds))

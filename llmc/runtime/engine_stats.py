@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from llmc.runtime.requests.generation_request import Priority
+
+if TYPE_CHECKING:
+    from llmc.runtime.scheduling.step_plan import StepPlan
 
 
 @dataclass(frozen=True)
@@ -21,6 +25,18 @@ class StepRecord:
     prompt_tokens: int
     decode_tokens: int
     requests: int
+
+    @staticmethod
+    def of(plan: StepPlan, begin: float, ended: float, executor_seconds: float) -> StepRecord:
+        """Of the step of a plan."""
+        return StepRecord(
+            ended=ended,
+            seconds=ended - begin,
+            executor_seconds=executor_seconds,
+            prompt_tokens=sum(chunk.tokens for chunk in plan.chunks if not chunk.draft),
+            decode_tokens=len(plan.decodes) + sum(chunk.tokens for chunk in plan.chunks if chunk.draft),
+            requests=len(plan.decodes) + len(plan.chunks),
+        )
 
 
 @dataclass(frozen=True)
@@ -76,7 +92,8 @@ class EngineStats:
     running, waiting: sequences (a request with n choices has n). blocks_used + blocks_cached + blocks_free =
     blocks_total; cached blocks hold a prefix that nobody uses now and are given away when needed.
     prefix_cache_queries and prefix_cache_hits: in tokens, as vLLM counts them. finished: requests by finish reason,
-    "error" among them. recent_steps: the latest steps, oldest first.
+    "error" among them. recent_steps: the latest steps, oldest first. rank_restarts: how often each rank but the first
+    was lost and started again.
     """
 
     running: int
@@ -95,3 +112,4 @@ class EngineStats:
     recent_steps: tuple[StepRecord, ...]
     output_cache: CacheStats | None = None
     speculation: SpeculationStats | None = None
+    rank_restarts: Mapping[int, int] = field(default_factory=dict)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
 
+from llmc.errors import RankError
 from llmc.program import StepOutput
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
@@ -84,6 +85,25 @@ class SideOutputExecutor(Executor, Protocol):
 
     def side_output(self, name: str) -> SideArray:
         """[T or L, *shape] of the last step, which wanted it (Step.sides); overwritten by the next step."""
+
+
+@runtime_checkable
+class ReopeningExecutor(Executor, Protocol):
+    """An executor of several processes, which can be started again when one of them is lost."""
+
+    @property
+    def ranks(self) -> int:
+        """How many there are."""
+
+    @property
+    def lost(self) -> RankError | None:
+        """What every step raises from now on; None while none is lost."""
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Have it called, by another thread, when a rank is lost; `lost` says which by then."""
+
+    def reopen(self) -> None:
+        """Start all of them anew after a loss, with empty caches; steps run again. Raises RankError."""
 
 
 @runtime_checkable

@@ -97,6 +97,11 @@ class SharedLoop:
             self._wake_all()
             return self._loop
 
+    def renew(self) -> StepLoop:
+        """For who has claimed the loop: another in its place, for an executor whose cache is lost."""
+        self._loop = self._loop.renewed()
+        return self._loop
+
     def unclaim(self) -> None:
         """The loop may be shared again. If it is not claimed, nothing happens."""
         if self._refusal is _claimed:

@@ -45,6 +45,11 @@ class StepLoop:
         self.scheduler = Scheduler(limits, self.pool, max_step_tokens, speculation=speculation)
         self.executor_seconds = 0.0
 
+    @property
+    def executor(self) -> Executor:
+        """What runs the steps."""
+        return self._executor
+
     def add(self, request: Request) -> None:
         """Queue a request."""
         self.scheduler.add(request)

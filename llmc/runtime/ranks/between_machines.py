@@ -11,7 +11,7 @@ import os
 import secrets
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
@@ -35,8 +35,9 @@ from llmc.settings import settings
 _GREETING_SECONDS = 10.0
 
 
-def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch) -> Team:
-    """All but this one, the first, whose plan is given. Raises RankError for those that do not come or do not fit."""
+def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_lost: Callable[[], None]) -> Team:
+    """All but this one, the first, whose plan is given. tell_lost: as Team has it. Raises
+    RankError for those that do not come or do not fit."""
     launch.check(plan.ranks)
     memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
     members: list[Member] = []
@@ -46,12 +47,11 @@ def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch) -> Tea
             for member in members:
                 member.channel.send(replace(plan, rank=member.rank).message())
             exchange = GlooExchange(store, launch, settings().rank_stall_seconds, lambda _: mark_lost(memory))
-        for member in members:
-            await_message(member, settings().rank_start_seconds)
+            for member in members:
+                await_message(member, settings().rank_start_seconds)
         place = plan.place(memory)
         place.exchange = exchange.function
-        take_cores(launch.local_rank, launch.local_ranks)
-        return Team(members, memory, plan.exchange_bytes, place)
+        return Team(members, memory, plan.exchange_bytes, place, tell_lost)
     except BaseException:
         end(members)
         memory.close()

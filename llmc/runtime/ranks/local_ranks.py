@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import socket
 import subprocess
+from collections.abc import Callable
 from dataclasses import replace
 
 from llmc.engine_format import EngineDirectory
@@ -18,9 +19,9 @@ from llmc.settings import settings
 WORKER = "llmc.runtime.ranks.worker"
 
 
-def start_ranks(engine: EngineDirectory, plan: RankPlan) -> Team:
-    """All but the first, whose plan is given; the others get the same. Raises RankError for one that does not come up
-    or has another engine, and leaves none behind then."""
+def start_ranks(engine: EngineDirectory, plan: RankPlan, tell_lost: Callable[[], None]) -> Team:
+    """All but the first, whose plan is given; the others get the same. tell_lost: as Team has it. Raises RankError for
+    one that does not come up or has another engine, and leaves none behind then."""
     memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
     seconds = settings().rank_start_seconds
     members: list[Member] = []
@@ -33,7 +34,7 @@ def start_ranks(engine: EngineDirectory, plan: RankPlan) -> Team:
             member.channel.send(replace(plan, rank=member.rank).message())
         for member in members:
             await_message(member, seconds)
-        return Team(members, memory, plan.exchange_bytes, plan.place(memory))
+        return Team(members, memory, plan.exchange_bytes, plan.place(memory), tell_lost)
     except BaseException:
         end(members)
         memory.close()

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import ctypes
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
+from llmc.errors import RankError
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.executors.cpp import ChoosingCppExecutor, open_library
 from llmc.runtime.executors.executor import Logits
@@ -38,6 +39,7 @@ class RankedCppExecutor(ChoosingCppExecutor):
         own = max(1, threads // (ranks if self._launch is None else self._launch.local_ranks))
         self._directory, self._plan = engine, RankPlan(0, ranks, blocks, own, int(exchange(ranks)))
         self._place = LlmcRanks()
+        self._lost_told: Callable[[], None] = lambda: None
         self._team = self._gather()
         try:
             super().__init__(engine, blocks, own, check, ranks=self._place)
@@ -62,18 +64,49 @@ class RankedCppExecutor(ChoosingCppExecutor):
         self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist()})
         super().move_slots(sources, destinations)
 
+    @property
+    def ranks(self) -> int:
+        """With the first."""
+        return self._plan.ranks
+
+    @property
+    def lost(self) -> RankError | None:
+        """What has happened, once a rank is lost."""
+        return self._team.error() if self._team.is_lost.is_set() else None
+
+    def when_lost(self, tell: Callable[[], None]) -> None:
+        """Have it called by another thread when a rank is lost."""
+        self._lost_told = tell
+        if self._team.is_lost.is_set():
+            tell()
+
+    def reopen(self) -> None:
+        """Start the other ranks anew after one was lost. Raises RankError, also where torchrun has started them."""
+        if self._launch is not None:
+            raise RankError(
+                f"{self._team.error().problem}, and torchrun has to start the ranks again",
+                at="the engine's ranks",
+                fix="give torchrun --max-restarts",
+                rank=self._team.error().rank,
+            )
+        self._team.close()
+        self._team = self._gather()
+
     def close(self) -> None:
         """End the other ranks, too."""
         self._team.close()
         super().close()
 
+    def _tell_lost(self) -> None:
+        self._lost_told()
+
     def _gather(self) -> Team:
         if self._launch is None:
-            team = start_ranks(self._directory, self._plan)
+            team = start_ranks(self._directory, self._plan, self._tell_lost)
         else:
             from llmc.runtime.ranks.between_machines import gather_ranks
 
-            team = gather_ranks(self._directory, self._plan, self._launch)
+            team = gather_ranks(self._directory, self._plan, self._launch, self._tell_lost)
         # The library keeps a pointer to the place.
         for name, *_ in LlmcRanks._fields_:
             setattr(self._place, name, getattr(team.place, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import selectors
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -54,12 +54,22 @@ class Member:
 class Team:
     """Every rank but the first, all of them ready. It is watched from now on.
 
-    place: of the first rank in its library's collectives. memory: theirs, exchange_bytes of it, and behind it room for
-    a step's arrays. Once a rank is lost the memory's first word says so, at which all that share it leave their
-    collectives. lost: that rank; None also where ranks have lost each other without any that ended.
+    tell_lost: called by a thread once a rank is lost. place: of the first rank in its library's collectives. memory:
+    theirs, exchange_bytes of it, and behind it room for a step's arrays. Once a rank is lost the memory's first word
+    says so, at which all that share it leave their collectives. lost: that rank; None also where ranks have lost each
+    other without any that ended.
     """
 
-    def __init__(self, members: Sequence[Member], memory: SharedMemory, exchange_bytes: int, place: LlmcRanks) -> None:
+    def __init__(
+        self,
+        members: Sequence[Member],
+        memory: SharedMemory,
+        exchange_bytes: int,
+        place: LlmcRanks,
+        tell_lost: Callable[[], None],
+    ) -> None:
+        self.is_lost = threading.Event()
+        self._tell_lost = tell_lost
         self.place = place
         self.lost: Member | None = None
         self._reason = "a rank has stopped answering"
@@ -68,7 +78,11 @@ class Team:
         self._steps = memory.bytes[exchange_bytes:]
         # The flag and each rank's progress, one a line.
         self._words = memory.bytes.view(np.uint32)[: (2 + len(members)) * _LINE_WORDS : _LINE_WORDS]
-        self._closing, self._found = threading.Event(), threading.Event()
+        self._closing = threading.Event()
+        # Here, because it may be closed again before the thread begins.
+        self._selector = selectors.DefaultSelector()
+        for member in members:
+            self._selector.register(member.channel.socket, selectors.EVENT_READ, member)
         threading.Thread(target=self._watch, name="llmc-ranks", daemon=True).start()
 
     def tell(self, message: object) -> None:
@@ -90,12 +104,17 @@ class Team:
     def check(self) -> None:
         """Raise RankError that names a lost rank."""
         if self._words[0]:
-            self._found.wait(_BLAME_SECONDS + 2 * _TICK_SECONDS + 1.0)
-            raise RankError(
-                f"{self._reason}: the engine cannot go on without it",
-                at="the engine's ranks",
-                fix="look at why that happened, then open the engine again",
-            )
+            self.is_lost.wait(_BLAME_SECONDS + 2 * _TICK_SECONDS + 1.0)
+            raise self.error()
+
+    def error(self) -> RankError:
+        """Which rank was lost, and how."""
+        return RankError(
+            f"{self._reason}: the engine cannot go on without it",
+            at="the engine's ranks",
+            fix="look at why that happened, then open the engine again",
+            rank=None if self.lost is None else self.lost.rank,
+        )
 
     def fail(self) -> None:
         """A collective of the first rank was broken off: who is to blame is found out now."""
@@ -117,9 +136,7 @@ class Team:
         waited = failed = 0
         before = self._progress()
         silent = list(self._members)
-        with selectors.DefaultSelector() as selector:
-            for member in self._members:
-                selector.register(member.channel.socket, selectors.EVENT_READ, member)
+        with self._selector as selector:
             while not self._closing.is_set():
                 for key, _ in selector.select(_TICK_SECONDS):
                     if self._closing.is_set():
@@ -161,7 +178,8 @@ class Team:
                 member.process.kill()  # One that stands still would not end by itself.
         self.lost = member
         self._words[0] = 1
-        self._found.set()
+        self.is_lost.set()
+        self._tell_lost()
 
 
 def _ticks(seconds: float) -> int:
@@ -199,6 +217,8 @@ def await_message(member: Member, seconds: float) -> Any:
         problem = f"{member.end_in_words()} before it was ready" if message is None else message.get("problem")
     except TimeoutError:
         problem = f"did not come up within {seconds:g} seconds"
+        if member.process is not None:
+            member.process.kill()  # It may do nothing any more, and so not end by itself.
     except OSError:
         problem = f"{member.end_in_words()} before it was ready"
     if problem is not None:

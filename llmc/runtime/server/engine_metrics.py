@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
@@ -36,6 +36,8 @@ class EngineCollector(Collector):
         for reason, count in sorted(stats.finished.items()):
             finished.add_metric([self._model, reason], count)
         yield finished
+        if stats.rank_restarts:
+            yield rank_restarts(stats.rank_restarts, self._model)
         if stats.speculation is not None:
             places = CounterMetricFamily(
                 "llmc:spec_decode_num_accepted_tokens_per_pos",
@@ -46,6 +48,16 @@ class EngineCollector(Collector):
                 places.add_metric([self._model, str(position)], count)
             yield places
             yield acceptance(stats.speculation, self._model)
+
+
+def rank_restarts(counts: Mapping[int, int], model: str) -> Metric:
+    """Of an engine of several ranks."""
+    found = CounterMetricFamily(
+        "llmc:rank_restarts", "How often a rank was lost and started again.", labels=["model_name", "rank"]
+    )
+    for rank, count in counts.items():
+        found.add_metric([model, str(rank)], count)
+    return found
 
 
 def acceptance(stats: SpeculationStats, model: str) -> Metric:

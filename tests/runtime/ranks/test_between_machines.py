@@ -1,0 +1,185 @@
+"""Ranks that torchrun starts: on this machine over gloo, and on two machines, which are network namespaces here."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from llmc.errors import RankError
+from llmc.runtime.engine import Engine
+from llmc.runtime.loading import load
+from llmc.runtime.ranks.launch import Launch, launched
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from tests.runtime.ranks.conftest import NewEngine
+from tests.tiny_models import tiny_tokens
+
+PROMPTS = [tiny_tokens(33), tiny_tokens(7)]
+MODEL = Path(__file__).parent.parent.parent.parent / "examples" / "models" / "bard-draft"
+LOAD = "import sys; from llmc.runtime.loading import load; load(sys.argv[1], threads=1)"
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+    return port
+
+
+def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
+    """What torchrun would say."""
+    numbers = {"RANK": rank, "WORLD_SIZE": ranks, "MASTER_PORT": port}
+    return {"MASTER_ADDR": "127.0.0.1", **{name: str(value) for name, value in numbers.items()}}
+
+
+@contextmanager
+def other_rank(path: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [sys.executable, "-c", LOAD, str(path)], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        yield process
+    finally:
+        process.kill()
+        process.wait()
+
+
+@pytest.fixture
+def first(monkeypatch: pytest.MonkeyPatch) -> int:
+    """Makes this process the first of two ranks; the port where they meet."""
+    port = free_port()
+    for name, value in variables(0, 2, port).items():
+        monkeypatch.setenv(name, value)
+    return port
+
+
+def test_over_gloo(alone: Engine, of_ranks: NewEngine, first: int) -> None:
+    """The tokens of one rank, and the bits of ranks that share memory; then the other one ends without an error, or is
+    named when it is killed."""
+    path = of_ranks(2)
+    sampling = SamplingParams(max_tokens=48, temperature=0.0)
+    expected = [c.token_ids for c in alone.generate(PROMPTS, sampling)]
+    with other_rank(path, variables(1, 2, first)) as other:
+        with load(path, threads=1) as engine:
+            assert [c.token_ids for c in engine.generate(PROMPTS, sampling)] == expected
+            logits = engine.logits(PROMPTS[0])
+        assert other.wait() == 0
+    with pytest.MonkeyPatch.context() as patch:
+        patch.delenv("RANK")
+        with load(path, threads=1) as engine:
+            assert np.array_equal(engine.logits(PROMPTS[0]), logits)
+
+
+def test_a_rank_that_is_killed_is_named(of_ranks: NewEngine, first: int) -> None:
+    path = of_ranks(2)
+    with other_rank(path, variables(1, 2, first)) as other, load(path, threads=1) as engine:
+        other.kill()
+        named = rf"rank 1 \(process {other.pid} on {socket.gethostname()}\) has closed its connection"
+        with pytest.raises(RankError, match=named):
+            engine.generate(PROMPTS, SamplingParams(max_tokens=90, ignore_eos=True))
+
+
+def test_another_engine_is_refused(of_ranks: NewEngine, first: int) -> None:
+    with other_rank(of_ranks(2, max_sequences=3), variables(1, 2, first)) as other:
+        with pytest.raises(RankError, match=r"rank 1 \(.*\) has another engine than the first rank: manifest"):
+            load(of_ranks(2), threads=1)
+        assert "the first rank has ended" in other.communicate()[1]
+
+
+def test_a_port_in_use(of_ranks: NewEngine, first: int) -> None:
+    with socket.create_server(("", first)), pytest.raises(RankError, match=f"port {first} is in use"):
+        load(of_ranks(2), threads=1)
+
+
+def test_as_many_processes_as_ranks(of_ranks: NewEngine, first: int) -> None:
+    with pytest.raises(RankError, match="the engine was built for 3 ranks, and 2 processes were started"):
+        load(of_ranks(3), threads=1)
+
+
+def test_what_is_launched() -> None:
+    assert launched({}) is None
+    assert launched({"RANK": "0", "WORLD_SIZE": "1"}) is None
+    local = {"LOCAL_RANK": "1", "LOCAL_WORLD_SIZE": "2"}
+    assert launched({**variables(3, 4, 29500), **local}) == Launch(3, 4, 1, 2, "127.0.0.1", 29500)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"RANK": "4"}, "there is no rank 4 of 4"),
+        ({"RANK": "-1"}, "RANK is no number: '-1'"),
+        ({"MASTER_PORT": ""}, "MASTER_PORT is no number: ''"),
+        ({"MASTER_ADDR": ""}, "rank 1 of 4 does not know where the first one is"),
+    ],
+)
+def test_what_cannot_be_launched(change: dict[str, str], message: str) -> None:
+    with pytest.raises(RankError, match=message):
+        launched({**variables(1, 4, 29500), **change})
+
+
+@contextmanager
+def two_machines() -> Iterator[list[tuple[str, str]]]:
+    """Network namespaces that a cable joins: the name and the address of each. Skips a test where none can be made."""
+    ip, tag = shutil.which("ip"), f"llmc{os.getpid()}"
+    if ip is None:
+        pytest.skip("there is no `ip` to make network namespaces with")
+    names, addresses = [f"{tag}a", f"{tag}b"], ["10.77.0.1", "10.77.0.2"]
+
+    def run(*words: str) -> None:
+        done = subprocess.run([ip, *words], capture_output=True, text=True)
+        if done.returncode:
+            pytest.skip(f"network namespaces cannot be made here: ip {' '.join(words)}: {done.stderr.strip()}")
+
+    try:
+        for name in names:
+            run("netns", "add", name)
+        run("link", "add", "cable", "netns", names[0], "type", "veth", "peer", "name", "cable", "netns", names[1])
+        for name, address in zip(names, addresses, strict=True):
+            run("-n", name, "addr", "add", f"{address}/24", "dev", "cable")
+            run("-n", name, "link", "set", "cable", "up")
+            run("-n", name, "link", "set", "lo", "up")
+        yield list(zip(names, addresses, strict=True))
+    finally:
+        for name in names:
+            subprocess.run([ip, "netns", "del", name], capture_output=True)
+
+
+@pytest.mark.slow
+def test_torchrun_on_two_machines(tmp_path: Path) -> None:
+    from llmc.compiler import build
+
+    paths = [
+        build(MODEL, tmp_path / f"{ranks}.llmc", tensor_parallel_size=ranks, dtype="float32", max_model_len=128).path
+        for ranks in (1, 2)
+    ]
+    asked = ("--prompt", "The king", "--prompt", "To be", "--max-tokens", "40", "--json")
+    alone = subprocess.run(
+        [sys.executable, "-m", "llmc", "run", str(paths[0]), *asked], capture_output=True, text=True, check=True
+    )
+    with two_machines() as machines:
+        address = machines[0][1]
+        processes = []
+        for rank, (name, _) in enumerate(machines):
+            meet = ("--nnodes=2", "--nproc-per-node=1", f"--node-rank={rank}", f"--master-addr={address}")
+            torchrun = (sys.executable, "-m", "torch.distributed.run", *meet, "--master-port=29511", "-m", "llmc")
+            command = ["ip", "netns", "exec", name, *torchrun, "run", str(paths[1]), *asked]
+            pipe = subprocess.PIPE
+            processes.append(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True))
+        said = [process.communicate(timeout=600) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], said
+    assert [_answer(line) for line in said[0][0].splitlines()] == [_answer(line) for line in alone.stdout.splitlines()]
+    assert said[1][0] == ""
+
+
+def _answer(line: str) -> tuple[str, list[int]]:
+    found = json.loads(line)
+    return found["text"], found["token_ids"]
