@@ -59,9 +59,9 @@ class Backend(Protocol):
     def refusal(self, node: fx.Node) -> Refusal | None:
         """Why no kernel can compute the node, or None."""
 
-    def norm_before(self, product: fx.Node) -> fx.Node | Refusal | None:
-        """The RMS norm that a product's kernels can compute on the way to it, or why they leave it to a launch of its
-        own; None where x comes from no norm, and for kernels that never do."""
+    def taken_in(self, node: fx.Node) -> fx.Node | Refusal | None:
+        """What comes before a node and its kernels can compute on the way, beside parts of products: a norm, a sum over
+        ranks. Or why they leave it to a launch of its own; None where there is no such thing."""
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         """Arguments of the node's kernel that may lie where a result goes, and which result."""
@@ -86,20 +86,11 @@ class Backend(Protocol):
 
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
-_COLLECTIVES = (_llmc.all_reduce.default, _llmc.all_gather.default, _llmc.rank_rows.default)
 _OF_STAGES = "it stands between two stages of a model, of which each is compiled by itself"
-_OF_RANKS = "it belongs to a model that is cut for several ranks, which run on CPUs so far"
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
         "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
-        "triton": MappingProxyType(
-            {
-                _llmc.all_reduce.default: _OF_RANKS,
-                _llmc.all_gather.default: _OF_RANKS,
-                _llmc.rank_rows.default: _OF_RANKS,
-                _llmc.hand_over.default: _OF_STAGES,
-            }
-        ),
+        "triton": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
     }
 )
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"

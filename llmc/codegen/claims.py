@@ -1,8 +1,9 @@
-"""Which nodes a product's kernel computes on the way: how its weight is stored, how x arrives.
+"""Which nodes a kernel computes on the way: of a product how its weight is stored, how x arrives.
 
 Such a node is claimed: no launch computes it, and whoever reads it reads what it reads. A part (graph/product_parts.py)
 is claimed if its values are not rounded and all its readers are products; whether there is a kernel for the product
-with its parts is the backend's to say. A norm may be claimed besides, where the backend's kernels take it in.
+with its parts is the backend's to say. More may be claimed besides, where the backend's kernels take it in: a norm by
+the product after it, a sum over ranks by the norm after it.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from llmc.graph.refusal import Refusal
 
 @dataclass(frozen=True)
 class Claims:
-    """before: of each product what it claims, in graph order. refusals: why norms have launches of their own."""
+    """before: of each node what it claims, in graph order. refusals: why what might be taken in has its own launch."""
 
     before: Mapping[fx.Node, tuple[fx.Node, ...]]
     refusals: tuple[Refusal, ...] = ()
@@ -36,7 +37,7 @@ class Claims:
 
 
 def find_claims(graph: ModelGraph, backend: Backend) -> Claims:
-    """The claims of every product of a graph."""
+    """The claims of every node of a graph."""
     wanted = {product: tuple(unrounded_parts(product).values()) for product in graph.graph.nodes}
     readers: dict[fx.Node, set[fx.Node]] = {}
     for product, parts in wanted.items():
@@ -46,11 +47,11 @@ def find_claims(graph: ModelGraph, backend: Backend) -> Claims:
     refusals: dict[Refusal, None] = {}
     for product, parts in wanted.items():
         claimed = [part for part in parts if set(part.users) == readers[part]]
-        norm = backend.norm_before(product)
-        if isinstance(norm, Refusal):
-            refusals[norm] = None
-        elif norm is not None:
-            claimed.append(norm)
+        more = backend.taken_in(product)
+        if isinstance(more, Refusal):
+            refusals[more] = None
+        elif more is not None:
+            claimed.append(more)
         if claimed:
             before[product] = tuple(sorted(claimed))
     return Claims(before, tuple(refusals))

@@ -90,12 +90,12 @@ def kind_of(target: Target) -> TargetKind:
     return kind
 
 
-def refuse_ranks(options: BuildOptions, target: str) -> None:
-    """Of a kind whose engines run in one process. Raises OptionError for more."""
-    for name in ("tensor_parallel_size", "pipeline_parallel_size"):
-        if (ranks := getattr(options, name)) > 1:
-            raise OptionError(
-                f"engines for {target} run on one rank so far, not on {ranks}",
-                at=f"{name}={ranks}",
-                fix=f"build for a CPU, or look at how it would be cut: llmc passes MODEL --{name.replace('_', '-')} N",
-            )
+def refuse_stages(options: BuildOptions, target: str) -> None:
+    """Of a kind whose engines have one stage. Raises OptionError for more."""
+    stages = options.pipeline_parallel_size
+    if stages > 1:
+        raise OptionError(
+            f"engines for {target} have one stage so far, not {stages}",
+            at=f"pipeline_parallel_size={stages}",
+            fix=f"build for a CPU, or with tensor_parallel_size={stages * options.tensor_parallel_size}",
+        )

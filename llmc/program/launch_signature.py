@@ -43,5 +43,6 @@ def operand_dtypes(program: Program) -> OperandDtypes:
     found = {("buffer", buffer.name): buffer.dtype for buffer in buffers}
     found |= {("weight", slot.name): slot.dtype for slot in program.weights}
     found |= {("cache", name): cache.dtype for name, cache in program.cache_names().items()}
+    found |= {("engine", "ranks"): "I64"}
     found |= {("input", name): dtype for name, dtype in (STEP_INPUTS | CHOICE_INPUTS).items()}
     return found | {("output", name): dtype for name, dtype in CHOICE_OUTPUTS.items()}

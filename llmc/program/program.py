@@ -275,7 +275,7 @@ class DeviceKernel:
 
     constants: the values of its tl.constexpr parameters, and None for pointers that are absent. binaries: by
     instruction set (sm_90, gfx942); none for a kernel that only alternatives use. With source LIBRARY it is a call of
-    llmc/program/library_products.py instead, which has no binaries.
+    llmc/program/library_functions.py instead, which has no binaries.
     """
 
     name: str

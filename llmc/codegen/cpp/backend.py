@@ -36,8 +36,8 @@ class CppBackend:
         kernel = KERNELS.get(node.target)
         return no_kernel(node, self._target.name, "cpp") if kernel is None else kernel.refusal(node, self._target)
 
-    def norm_before(self, product: fx.Node) -> None:
-        """No kernel norms on the way."""
+    def taken_in(self, node: fx.Node) -> None:
+        """Kernels compute parts of products on the way, nothing else."""
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         kernel = KERNELS.get(node.target)

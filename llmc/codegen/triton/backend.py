@@ -17,7 +17,7 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction
 from llmc.codegen.triton.kernel_table import KERNELS
-from llmc.codegen.triton.norm_claims import norm_before
+from llmc.codegen.triton.norm_claims import taken_in
 from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
 from llmc.errors import LoweringError
 from llmc.graph.refusal import Refusal
@@ -58,8 +58,8 @@ class TritonBackend:
             return no_kernel(node, self._target.name, "triton")
         return template.supports(node, self._target)
 
-    def norm_before(self, product: fx.Node) -> fx.Node | Refusal | None:
-        return norm_before(product)
+    def taken_in(self, node: fx.Node) -> fx.Node | Refusal | None:
+        return taken_in(node)
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         template = KERNELS.get(node.target)

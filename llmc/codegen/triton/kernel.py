@@ -43,7 +43,7 @@ class DeviceLaunch:
 
 @dataclass(frozen=True)
 class LibraryFunction:
-    """A function of llmc/program/library_products.py, called as a kernel is."""
+    """A function of llmc/program/library_functions.py, called as a kernel is."""
 
     fn: Callable[..., None]
 

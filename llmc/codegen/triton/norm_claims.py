@@ -1,9 +1,13 @@
-"""Which RMS norms products' own launches take in on GPUs, so that they may norm their rows on the way.
+"""What launches take in on GPUs beside parts of products: products the RMS norm before them, so that they may norm
+their rows on the way, and norms the sum over ranks before them, so that what the ranks have is read once.
 
     linear(rms_norm(x, norm, eps), weight, bias), gated_linear(…)       in the product's kernel, or in a launch before
     linear(round_tokens(rms_norm(x, norm, eps), …), dequantize(…), …)   where x is rounded
 Must have: the product is the norm's only reader; x has rank 2, and is no fp16 where x·norm is an operand, which could
 overflow; of weights that are codes, products that round x anyway.
+
+    rms_norm(all_reduce(x)), add_rms_norm(residual, all_reduce(x)), …   in the launch that sums
+Must have: the norm is the sum's only reader, and its rows are short enough for one program.
 
 Whether the product's kernel norms or a launch before it does is a choice of candidates (products/dense_ways.py).
 """
@@ -18,6 +22,7 @@ import torch
 from torch import fx
 
 from llmc.codegen.call import arguments_of
+from llmc.codegen.triton.kernels.ranks.reduce_ways import LONGEST_NORMED_ROW
 from llmc.graph.product_parts import unrounded_parts, x_of
 from llmc.graph.refusal import Refusal
 
@@ -29,6 +34,37 @@ _NORMED: Mapping[Any, tuple[Any, ...]] = MappingProxyType(
         _llmc.dequantize.default: (_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default),
     }
 )
+_NORMS = (
+    _llmc.rms_norm.default,
+    _llmc.add_rms_norm.default,
+    _llmc.layer_norm.default,
+    _llmc.add_layer_norm.default,
+)
+
+
+def taken_in(node: fx.Node) -> fx.Node | Refusal | None:
+    """What a node takes in, or why it leaves what is before it; None if there is nothing to take in."""
+    return _sum_before(node) if node.target in _NORMS else norm_before(node)
+
+
+def _sum_before(norm: fx.Node) -> fx.Node | Refusal | None:
+    """Of either summand."""
+    arguments = arguments_of(norm)
+    found = [_taken_sum(arguments[name]) for name in ("residual", "x") if name in arguments]
+    taken = next((each for each in found if isinstance(each, fx.Node)), None)
+    return taken or next((each for each in found if each is not None), None)
+
+
+def _taken_sum(total: fx.Node) -> fx.Node | Refusal | None:
+    if total.target is not _llmc.all_reduce.default:
+        return None
+    value: torch.Tensor = total.meta["val"]
+    if len(total.users) > 1:
+        names = ", ".join(user.name for user in total.users)
+        return Refusal(f"its result has {len(total.users)} readers: {names}", total, users=tuple(total.users))
+    if value.dim() != 2 or int(value.shape[-1]) > LONGEST_NORMED_ROW:
+        return Refusal(f"its rows are {list(value.shape[1:])}; a program norms up to {LONGEST_NORMED_ROW}", total)
+    return total
 
 
 def norm_before(product: fx.Node) -> fx.Node | Refusal | None:

@@ -23,7 +23,7 @@ from llmc.program import (
     Program,
     RowCount,
     StepOutput,
-    library_products,
+    library_functions,
 )
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.launch_grid import evaluate_grid
@@ -74,6 +74,8 @@ class LaunchBounds:
         # Nobody starts in the middle of an input: its place depends on the step's shape.
         for name in (*STEP_ARRAYS, *CHOICE_INPUTS):
             self.extents["input", name] = 1, None
+        if program.ranks > 1:
+            self.extents["engine", "ranks"] = 1 + program.ranks, None
         self.extents["output", "logits"] = self.counts["L"] * program.vocab_size, self.counts["L"]
         for name in CHOICE_OUTPUTS:
             self.extents["output", name] = self.counts["L"], self.counts["L"]
@@ -91,7 +93,7 @@ def _kernel_problems(program: Program) -> Iterator[str]:
         parameters = [parameter.name for parameter in kernel.parameters]
         if len({*parameters, *kernel.constants}) < len(parameters) + len(kernel.constants):
             yield f"kernel {kernel.name} has two parameters of one name"
-        function = library_products.FUNCTIONS.get(kernel.function)
+        function = library_functions.FUNCTIONS.get(kernel.function)
         if kernel.is_library and (function is None or parameters != list(inspect.signature(function).parameters)):
             yield f"kernel {kernel.name} is no function of llmc's library: {kernel.function}({', '.join(parameters)})"
         for arch, binary in kernel.binaries.items():

@@ -29,14 +29,16 @@ from llmc.program.launch_grid import evaluate_grid
 from llmc.runtime.device.launch_check import LaunchBounds, check_kernels, launch_problem
 
 ARENA = "arena"
+# What is said of an engine's ranks (llmc/program/rank_memory.py).
+RANKS = ("engine", "ranks")
 
 
 @dataclass(frozen=True)
 class Pointer:
     """An address: `offset` bytes into the memory that (space, name) stands for; its elements' dtype.
 
-    space: arena (of all buffers; name is empty), weight, cache (`3.k`), input (a field of Step or of CHOICE_INPUTS) or
-    output (logits, CHOICE_OUTPUTS).
+    space: arena (of all buffers; name is empty), weight, cache (`3.k`), input (a field of Step or of CHOICE_INPUTS),
+    output (logits, CHOICE_OUTPUTS) or engine (RANKS).
     """
 
     space: str
@@ -148,6 +150,7 @@ class _Memory:
         self._buffers = {buffer.name: buffer for buffer in program.buffers}
         self._weights = {slot.name: slot for slot in program.weights}
         self._caches = program.cache_names()
+        self._ranks = program.ranks
 
     def pointer(self, operand: Operand) -> Pointer:
         space, name = operand.space, operand.name
@@ -163,6 +166,8 @@ class _Memory:
             return self._at(operand, (STEP_INPUTS | CHOICE_INPUTS).get(name, "I32"))
         if space == "output":
             return self._at(operand, CHOICE_OUTPUTS.get(name, "F32"))
+        if (space, name) == RANKS and self._ranks > 1:
+            return self._at(operand, "I64")
         raise EngineFormatError(f"a launch names {operand}, which the program does not have", fix=REBUILD)
 
     def _at(self, operand: Operand, dtype: str) -> Pointer:

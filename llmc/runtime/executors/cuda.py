@@ -18,7 +18,7 @@ from torch import Tensor
 from llmc.engine_format import EngineDirectory
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_products
+from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_functions
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
 from llmc.runtime.device.device import Device, open_device
@@ -234,7 +234,7 @@ class CudaExecutor:
         """Queue one launch with its own kernel, or a library's on torch's current stream, which `stream` must be."""
         if call.kernel.is_library:
             arguments = call.named_arguments(lambda pointer: self._tensor(pointer, shape), shape.counts())
-            library_products.FUNCTIONS[call.kernel.function](**arguments)
+            library_functions.FUNCTIONS[call.kernel.function](**arguments)
         else:
             self.launch_as(self._kernels[call.kernel.name], call, grid, shape, stream)
 

@@ -23,7 +23,7 @@ from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
-from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_products
+from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_functions
 from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
@@ -136,7 +136,7 @@ class TritonInterpreterExecutor:
     def _run(self, call: PlannedCall, grid: tuple[int, int, int], counts: dict[str, int]) -> None:
         values = call.named_arguments(lambda pointer: self._tensor(pointer, counts), counts)
         if call.kernel.is_library:
-            library_products.FUNCTIONS[call.kernel.function](**values)
+            library_functions.FUNCTIONS[call.kernel.function](**values)
         else:
             self._functions[call.kernel.name][grid](**call.kernel.constants, **values)
 

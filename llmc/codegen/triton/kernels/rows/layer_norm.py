@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from llmc.codegen.triton.kernels.rows.norm_rows import add_norm, norm
+from llmc.codegen.triton.kernels.rows.norm_templates import add_norm, norm
 
 layer_norm = norm(torch.ops.llmc.layer_norm.default, centred=True)
 add_layer_norm = add_norm(torch.ops.llmc.add_layer_norm.default, centred=True)

@@ -9,19 +9,13 @@ digits.
 
 from __future__ import annotations
 
-from typing import Any
-
 import triton
 import triton.language as tl
-from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
-from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernel import DeviceLaunch, rows
 from llmc.codegen.triton.kernels.rows.row_block import row_block
-from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Operand
-from llmc.targets import GpuTarget
 
 
 @triton.jit
@@ -158,22 +152,3 @@ def norm_launch(
         (f"cdiv({call.count('x')} * {count}, {block.rows})",),
         num_warps=block.num_warps,
     )
-
-
-def norm(op: Any, *, centred: bool) -> KernelTemplate:
-    """The kernel of a norm: one launch."""
-    return KernelTemplate(op, supports, lambda call, target: (norm_launch(call, call.result(), centred=centred),))
-
-
-def add_norm(op: Any, *, centred: bool) -> KernelTemplate:
-    """The kernel of a norm of a residual sum: one launch, which writes the sum too."""
-
-    def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
-        return (norm_launch(call, call.result(), call.rows("residual"), call.result(1), centred=centred),)
-
-    return KernelTemplate(op, supports, candidates)
-
-
-def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
-    """x and residual of a float dtype that they share, of rank 2 or 3."""
-    return refuse_dtypes(node, "x", "residual") or refuse_ranks(node, x=(2, 3))

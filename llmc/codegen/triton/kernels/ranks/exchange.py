@@ -1,0 +1,82 @@
+"""How kernels of several GPUs exchange values: each program puts its own into its rank's memory, tells all ranks that
+they are there, waits until all have told it, and reads everybody's.
+
+What lies where stands in llmc/program/rank_memory.py. The number of the exchange is the same on all ranks, since they
+run the same launches; it grows when the last program of a launch ends. Programs wait for those of the same number on
+other ranks, so that all of a launch must run at once: candidates see to it that there are no more than processors.
+
+Memory order: a program's stores are before its release on the flag (a barrier of the block, then one thread's atomic),
+and its loads after the acquire of all flags. Source: the PTX memory model, causality order; Triton's own barriers for
+symmetric memory in torch.distributed are of the same kind.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def rank_memory(ranks_ptr: tl.tensor, rank: tl.tensor) -> tl.tensor:
+    """The address of a rank's memory."""
+    return tl.load(ranks_ptr + 1 + rank)
+
+
+@triton.jit
+def exchange_number(ranks_ptr: tl.tensor) -> tl.tensor:
+    """Of the exchange that this launch is. It wraps around, as comparisons do."""
+    own = rank_memory(ranks_ptr, tl.load(ranks_ptr))
+    return tl.load(own.to(tl.pointer_type(tl.int32))) + 1
+
+
+@triton.jit
+def place_of(
+    ranks_ptr: tl.tensor, rank: tl.tensor, number: tl.tensor, like_ptr: tl.tensor, AT: tl.constexpr, SIZE: tl.constexpr
+) -> tl.tensor:
+    """Where a rank has its values of an exchange, as a pointer to what like_ptr points to. AT, SIZE: bytes."""
+    address = rank_memory(ranks_ptr, rank) + AT + (number & 1).to(tl.int64) * SIZE
+    return address.to(tl.pointer_type(like_ptr.dtype.element_ty))
+
+
+@triton.jit
+def tell_ranks(
+    ranks_ptr: tl.tensor, number: tl.tensor, program: tl.tensor, FLAGS: tl.constexpr, RANKS: tl.constexpr
+) -> None:
+    """That this program's values are in their place."""
+    tl.debug_barrier()
+    rank = tl.load(ranks_ptr)
+    for other in tl.static_range(RANKS):
+        flag = rank_memory(ranks_ptr, other) + FLAGS + (program * RANKS + rank) * 4
+        tl.atomic_xchg(flag.to(tl.pointer_type(tl.int32)), number, sem="release", scope="sys")
+
+
+@triton.jit
+def await_ranks(
+    ranks_ptr: tl.tensor,
+    number: tl.tensor,
+    program: tl.tensor,
+    FLAGS: tl.constexpr,
+    LOST: tl.constexpr,
+    RANKS: tl.constexpr,
+) -> None:
+    """Until that program of all ranks has told this one, or a rank was lost; what is read then is thrown away."""
+    own = rank_memory(ranks_ptr, tl.load(ranks_ptr))
+    lost = own.to(tl.pointer_type(tl.int32)) + LOST
+    for other in tl.static_range(RANKS):
+        flag = (own + FLAGS + (program * RANKS + other) * 4).to(tl.pointer_type(tl.int32))
+        left = number - tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+        while left > 0:
+            left = number - tl.atomic_add(flag, 0, sem="acquire", scope="sys")
+            if tl.load(lost, volatile=True) != 0:
+                left = left * 0
+    tl.debug_barrier()
+
+
+@triton.jit
+def end_exchange(ranks_ptr: tl.tensor, number: tl.tensor, programs: tl.tensor) -> None:
+    """This program has read what it wanted; the last one makes way for the next exchange."""
+    words = rank_memory(ranks_ptr, tl.load(ranks_ptr)).to(tl.pointer_type(tl.int32))
+    tl.debug_barrier()
+    if tl.atomic_add(words + 1, 1, sem="acq_rel", scope="gpu") == programs - 1:
+        tl.store(words + 1, 0)
+        tl.store(words, number)

@@ -1,0 +1,176 @@
+"""The ways to launch a sum over ranks, by how many rows there are, with the residual sum and the norm that follow it.
+
+few rows   one launch, in which the ranks read each other's memory
+more       a library gathers all ranks' rows, one launch sums them: of two ranks as many bytes as any other way
+of more    the library gives each rank a part of all ranks' rows, a launch sums these, the library gathers the sums,
+ranks      and where something follows, another launch: 2 · (ranks - 1) / ranks times the bytes
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+import triton
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
+from llmc.codegen.triton.kernels.ranks.link_seconds import library_seconds, memory_seconds
+from llmc.codegen.triton.kernels.ranks.reduce_rows import reduce_rows_kernel, sum_gathered_kernel
+from llmc.program import library_collectives
+from llmc.program.launch_arguments import Argument, Count, Operand, Rows
+from llmc.program.rank_memory import FLAGS, LOST_WORD, MOST_PROGRAMS, PLACE_BYTES, places_at
+from llmc.targets import GpuTarget
+
+RANKS = Operand("engine", "ranks")
+GATHER_ROWS = LibraryFunction(library_collectives.gather_rows)
+EXCHANGE_PARTS = LibraryFunction(library_collectives.exchange_parts)
+# A norm's program holds a whole row, in so many registers that more would spill.
+LONGEST_NORMED_ROW = 16384
+_BLOCK = 4096
+_ELEMENTS_PER_WARP = 256
+
+
+@dataclass(frozen=True)
+class Following:
+    """What comes after a sum. arguments: of residual, weight, bias, sum and eps, by the kernels' names."""
+
+    arguments: Mapping[str, Argument]
+    is_normed: bool = False
+    is_centred: bool = False
+
+
+NOTHING: Mapping[str, Argument] = {
+    **rows("residual", None),
+    "weight_ptr": None,
+    "bias_ptr": None,
+    **rows("sum", None),
+    "eps": 0.0,
+}
+
+
+@dataclass(frozen=True)
+class _Sum:
+    """One to be launched: of which rows, and where it goes."""
+
+    x: Operand
+    y: Operand
+    count: Count | Rows | int
+    channels: int
+    itemsize: int
+    ranks: int
+    following: Following
+
+    @property
+    def block(self) -> int:
+        """Channels that a program has at a time."""
+        most = LONGEST_NORMED_ROW if self.following.is_normed else _BLOCK
+        return min(most, int(triton.next_power_of_2(self.channels)))
+
+    @property
+    def programs(self) -> int:
+        """Of one row."""
+        return -(-self.channels // self.block)
+
+    @property
+    def row_bytes(self) -> int:
+        """Of one rank's values."""
+        return self.channels * self.itemsize
+
+
+def reduce_launches(
+    collective: Call, into: Operand, following: Following, target: GpuTarget
+) -> tuple[DeviceLaunch, ...]:
+    """The launches of a sum over ranks by itself, or of what has claimed it. into: rows."""
+    x, dtype = collective.rows("x"), collective.dtype("x")
+    assert x is not None
+    (channels,) = collective.shape("x")
+    ranks, count = collective.plain("ranks"), collective.count("x")
+    wanted = _Sum(x, into, count, channels, dtype.itemsize, ranks, following)
+    most = most_rows(wanted.row_bytes, wanted.programs, target)
+    launches = [_by_memory(wanted, most)] if most else []
+    by_parts = ranks > 2 and channels % ranks == 0
+    return (*launches, (_by_parts if by_parts else _gathered)(collective, wanted, dtype, most + 1))
+
+
+def most_rows(row_bytes: int, programs: int, target: GpuTarget) -> int:
+    """Rows that fit into a place, and whose programs all run at once, since each waits for those of other ranks."""
+    return min(PLACE_BYTES // row_bytes, min(target.sm_count, MOST_PROGRAMS) // programs)
+
+
+def memory_constants(ranks: int) -> dict[str, Constant]:
+    """What kernels know of the ranks' memory."""
+    return {"RANKS": ranks, "FLAGS": FLAGS, "AT": places_at(ranks), "SIZE": PLACE_BYTES, "LOST": LOST_WORD}
+
+
+def _by_memory(s: _Sum, most: int) -> DeviceLaunch:
+    arguments = {"ranks_ptr": RANKS, **rows("x", s.x), **s.following.arguments, **rows("y", s.y), "rows": s.count}
+    return DeviceLaunch(
+        reduce_rows_kernel,
+        arguments,
+        {**_constants(s), **memory_constants(s.ranks)},
+        _grid(s),
+        num_warps=_warps(s),
+        max_tokens=most,
+        seconds=memory_seconds(most * s.row_bytes, s.ranks),
+    )
+
+
+def _gathered(call: Call, s: _Sum, dtype: torch.dtype, least: int) -> DeviceLaunch:
+    whole = call.workspace("gathered", s.count, s.ranks * s.channels, dtype)
+    last = _sum_gathered(s, whole.pointer, s.following)
+    moved = call.limits().max_batch_tokens * s.row_bytes
+    seconds = library_seconds((s.ranks - 1) * moved)
+    return replace(gather_launch(s.x, whole, s.count, s.channels, s.ranks, least), then=(last,), seconds=seconds)
+
+
+def _by_parts(call: Call, s: _Sum, dtype: torch.dtype, least: int) -> DeviceLaunch:
+    own_width = s.channels // s.ranks
+    parts = call.workspace("parts", s.count, s.channels, dtype)
+    own = call.workspace("own", s.count, own_width, dtype)
+    is_alone = s.following.arguments == NOTHING and s.y.stride == s.channels
+    whole = s.y if is_alone else call.workspace("whole", s.count, s.channels, dtype)
+    part = replace(s, y=own, channels=own_width, following=Following(NOTHING))
+    steps = [_sum_gathered(part, parts.pointer, part.following)]
+    steps.append(gather_launch(own, whole, s.count, own_width, s.ranks, 1))
+    if not is_alone:
+        steps.append(_sum_gathered(replace(s, ranks=1), whole.pointer, s.following))
+    moved = call.limits().max_batch_tokens * s.row_bytes
+    return DeviceLaunch(
+        EXCHANGE_PARTS,
+        {"ranks_ptr": RANKS, **rows("x", s.x), "parts_ptr": parts.pointer, "rows": s.count}
+        | {"WIDTH": s.channels, "RANKS": s.ranks},
+        {},
+        ("1",),
+        min_tokens=least,
+        then=tuple(steps),
+        seconds=2 * library_seconds(moved * (s.ranks - 1) // s.ranks),
+    )
+
+
+def gather_launch(
+    x: Operand, whole: Operand, count: Count | Rows | int, width: int, ranks: int, least: int
+) -> DeviceLaunch:
+    """The library's launch that brings all ranks' rows."""
+    arguments: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", x), "whole_ptr": whole.pointer, "rows": count}
+    return DeviceLaunch(GATHER_ROWS, arguments | {"WIDTH": width, "RANKS": ranks}, {}, ("1",), min_tokens=least)
+
+
+def _sum_gathered(s: _Sum, gathered: Operand, following: Following) -> DeviceLaunch:
+    arguments = {"gathered_ptr": gathered, **following.arguments, **rows("y", s.y), "rows": s.count}
+    constants = {**_constants(s), "RANKS": s.ranks}
+    return DeviceLaunch(sum_gathered_kernel, arguments, constants, _grid(s), num_warps=_warps(s))
+
+
+def _constants(s: _Sum) -> dict[str, Constant]:
+    kind: dict[str, Constant] = {"NORMED": s.following.is_normed, "CENTRED": s.following.is_centred}
+    return {**kind, "CHANNELS": s.channels, "BLOCK": s.block}
+
+
+def _grid(s: _Sum) -> tuple[str, ...]:
+    return str(s.count), str(s.programs)
+
+
+def _warps(s: _Sum) -> int:
+    return max(1, min(16, s.block // _ELEMENTS_PER_WARP))

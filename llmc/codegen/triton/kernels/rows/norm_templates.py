@@ -1,0 +1,57 @@
+"""Which launches compute a norm: one of its own, or those of the sum over ranks that it has claimed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import fx
+
+from llmc.codegen.call import Call
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.triton.kernels.ranks.reduce_ways import NOTHING, Following, reduce_launches
+from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
+from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
+from llmc.graph.refusal import Refusal
+from llmc.program.launch_arguments import Argument
+from llmc.targets import GpuTarget
+
+
+def norm(op: Any, *, centred: bool) -> KernelTemplate:
+    """The kernel of a norm."""
+
+    def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+        reduced = call.within("x")
+        if reduced is not None:
+            return reduce_launches(reduced, call.result(), _following(call, None, centred), target)
+        return (norm_launch(call, call.result(), centred=centred),)
+
+    return KernelTemplate(op, supports, candidates)
+
+
+def add_norm(op: Any, *, centred: bool) -> KernelTemplate:
+    """The kernel of a norm of a residual sum, which writes the sum too. Either summand may be a sum over ranks."""
+
+    def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+        for name, other in (("residual", "x"), ("x", "residual")):
+            reduced = call.within(name)
+            if reduced is not None:
+                return reduce_launches(reduced, call.result(), _following(call, other, centred), target)
+        return (norm_launch(call, call.result(), call.rows("residual"), call.result(1), centred=centred),)
+
+    return KernelTemplate(op, supports, candidates)
+
+
+def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """x and residual of a float dtype that they share, of rank 2 or 3."""
+    return refuse_dtypes(node, "x", "residual") or refuse_ranks(node, x=(2, 3))
+
+
+def _following(call: Call, residual: str | None, centred: bool) -> Following:
+    """What a norm does with a sum over ranks. residual: the argument that is added to it."""
+    arguments: dict[str, Argument] = {
+        "weight_ptr": call.vector("weight"),
+        "bias_ptr": call.vector("bias") if centred else None,
+    }
+    if residual is not None:
+        arguments |= {**rows("residual", call.rows(residual)), **rows("sum", call.result(1))}
+    return Following({**NOTHING, **arguments, "eps": call.plain("eps")}, is_normed=True, is_centred=centred)

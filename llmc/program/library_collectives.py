@@ -1,0 +1,37 @@
+"""Library collectives that stand where a kernel does: NCCL through torch.distributed on GPUs, gloo on CPUs.
+
+They only move values; kernels add them up, in the order of ranks. NCCL's own sums are rounded at each hop, in an order
+that depends on where in the message an element lies, so that a token's bits would depend on its neighbours. The group
+is torch's default one.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+
+def gather_rows(
+    ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, whole_ptr: Tensor, rows: int, WIDTH: int, RANKS: int
+) -> None:
+    """whole[r, i] = rank r's x[i], for `rows` rows of WIDTH; whole: contiguous."""
+    import torch.distributed as distributed
+
+    x = x_ptr.as_strided((rows, WIDTH), (x_row_stride, 1)).contiguous()
+    distributed.all_gather_into_tensor(whole_ptr[: RANKS * rows * WIDTH], x.view(-1))
+
+
+def exchange_parts(
+    ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, parts_ptr: Tensor, rows: int, WIDTH: int, RANKS: int
+) -> None:
+    """parts[r] = the part of rank r's x that is this rank's, for `rows` rows of WIDTH, taken together and cut into as
+    many parts as there are ranks; parts: contiguous. RANKS divides WIDTH."""
+    import torch.distributed as distributed
+
+    x = x_ptr.as_strided((rows, WIDTH), (x_row_stride, 1)).contiguous()
+    distributed.all_to_all_single(parts_ptr[: rows * WIDTH], x.view(-1))
+
+
+FUNCTIONS = {"gather_rows": gather_rows, "exchange_parts": exchange_parts}

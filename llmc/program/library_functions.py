@@ -1,0 +1,12 @@
+"""Every function of a library that a launch may name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from llmc.program import library_collectives, library_products
+
+FUNCTIONS: Mapping[str, Callable[..., None]] = MappingProxyType(
+    {**library_products.FUNCTIONS, **library_collectives.FUNCTIONS}
+)
