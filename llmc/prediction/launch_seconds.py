@@ -5,7 +5,11 @@ from __future__ import annotations
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, RowCount
+from llmc.program.launch_arguments import Operand
+from llmc.program.library_collectives import FUNCTIONS
 from llmc.targets import GpuTarget
+
+_RANKS = Operand("engine", "ranks")
 
 
 def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: Limits) -> float:
@@ -22,4 +26,15 @@ def launch_seconds(launch: Launch, step: StepShape, target: GpuTarget, limits: L
     largest = limits.max_logit_rows if is_logits else limits.max_batch_tokens
     most = largest if launch.only is None or launch.only.last is None else min(launch.only.last, largest)
     rows = step.logit_rows if is_logits else step.tokens
-    return max(roofline, launch.seconds * min(1.0, rows / most)) + target.launch
+    meeting = _meeting_seconds(launch, target)
+    return max(roofline, meeting + (launch.seconds - meeting) * min(1.0, rows / most)) + target.launch
+
+
+def _meeting_seconds(launch: Launch, target: GpuTarget) -> float:
+    """What a launch takes in which ranks meet, however few rows there are."""
+    link = target.links.within
+    if _RANKS not in launch.arguments.values() or launch.seconds is None:
+        return 0.0
+    is_library = launch.family in FUNCTIONS
+    start = min(each.start for each in link.protocols) if is_library or link.shot is None else link.shot.start
+    return min(start, launch.seconds)

@@ -185,7 +185,7 @@ class TensorCall:
     def run(self, launch: DeviceLaunch) -> None:
         """Launch on the tensors."""
         rows = self._arguments.get("rows")
-        counts = {"T": self.tokens, "L": self.tokens if rows is None else len(rows), "R": 1}
+        counts = {"T": self.tokens, "L": len(rows) if isinstance(rows, Tensor) else self.tokens, "R": 1}
         if "block_tables" in self._arguments:
             counts |= {"R": self.limits().max_sequences, "max_blocks": self._arguments["block_tables"].shape[1]}
         grid = tuple(evaluate_grid(text, counts) for text in launch.grid)

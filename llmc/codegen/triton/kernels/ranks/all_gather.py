@@ -16,15 +16,20 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.ranks.exchange import await_ranks, end_exchange, exchange_number, place_of
-from llmc.codegen.triton.kernels.ranks.link_seconds import library_seconds, memory_seconds
 from llmc.codegen.triton.kernels.ranks.reduce_rows import put_row
-from llmc.codegen.triton.kernels.ranks.reduce_ways import RANKS, gather_launch, memory_constants, most_rows
+from llmc.codegen.triton.kernels.ranks.reduce_ways import (
+    RANKS,
+    gather_launch,
+    memory_constants,
+    memory_seconds,
+    most_rows,
+)
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
 
-_BLOCK = 4096
+_BLOCK = 2048
 _ELEMENTS_PER_WARP = 256
 
 
@@ -130,19 +135,20 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     row_bytes = channels * dtype.itemsize
     to: dict[str, Argument] = {"ends_ptr": call.vector("ends"), **rows("y", call.result()), "rows": count}
     sizes = {"CHANNELS": channels, "BLOCK": block}
-    most = most_rows(row_bytes, -(-channels // block), target)
+    most = most_rows(row_bytes, -(-channels // block), ranks, target)
     launches = []
     if most:
         own: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", x), **to}
-        seconds = memory_seconds(most * row_bytes, ranks)
+        seconds = memory_seconds(most * row_bytes, ranks, target)
         constants = {**sizes, **memory_constants(ranks)}
         kernel = gather_channels_kernel
         launches.append(DeviceLaunch(kernel, own, constants, grid, warps, max_tokens=most, seconds=seconds))
     whole = call.workspace("gathered", count, ranks * channels, dtype)
     join = DeviceLaunch(join_channels_kernel, {"gathered_ptr": whole.pointer, **to}, {**sizes, "RANKS": ranks}, grid)
-    moved = (ranks - 1) * call.limits().max_batch_tokens * row_bytes
-    gather = gather_launch(x, whole, count, channels, ranks, most + 1)
-    return (*launches, replace(gather, then=(replace(join, num_warps=warps),), seconds=library_seconds(moved)))
+    moved = ranks * call.limits().max_batch_tokens * row_bytes
+    seconds = target.links.of(ranks).all_gather(moved, ranks, custom=False)
+    gather = replace(gather_launch(x, whole, count, channels, ranks), min_tokens=most + 1, seconds=seconds)
+    return (*launches, replace(gather, then=(replace(join, num_warps=warps),)))
 
 
 all_gather = KernelTemplate(torch.ops.llmc.all_gather.default, supports, candidates)

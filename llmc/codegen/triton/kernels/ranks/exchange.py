@@ -35,7 +35,8 @@ def place_of(
 ) -> tl.tensor:
     """Where a rank has its values of an exchange, as a pointer to what like_ptr points to. AT, SIZE: bytes."""
     address = rank_memory(ranks_ptr, rank) + AT + (number & 1).to(tl.int64) * SIZE
-    return address.to(tl.pointer_type(like_ptr.dtype.element_ty))
+    # Else the compiler reads one value at a time.
+    return tl.multiple_of(address.to(tl.pointer_type(like_ptr.dtype.element_ty)), 16)
 
 
 @triton.jit

@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import fx
 
 from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
@@ -18,13 +18,19 @@ _BLOCK = 256
 
 @triton.jit
 def rank_rows_kernel(
-    ids_ptr: tl.tensor, first_ptr: tl.tensor, y_ptr: tl.tensor, tokens: int, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    ids_ptr: tl.tensor,
+    first_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    y_row_stride: int,
+    tokens: int,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ) -> None:
     """BLOCK tokens a program."""
     token = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     inside = token < tokens
     own = tl.load(ids_ptr + token, mask=inside, other=0) - tl.load(first_ptr)
-    tl.store(y_ptr + token, tl.where((own >= 0) & (own < ROWS), own, ROWS), mask=inside)
+    tl.store(y_ptr + token * y_row_stride, tl.where((own >= 0) & (own < ROWS), own, ROWS), mask=inside)
 
 
 def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
@@ -35,7 +41,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     count = call.count("ids")
-    arguments = {"ids_ptr": call.vector("ids"), "first_ptr": call.vector("first"), "y_ptr": call.result().pointer}
+    arguments = {"ids_ptr": call.vector("ids"), "first_ptr": call.vector("first"), **rows("y", call.result())}
     constants = {"ROWS": call.plain("rows"), "BLOCK": _BLOCK}
     return (DeviceLaunch(rank_rows_kernel, {**arguments, "tokens": count}, constants, (f"cdiv({count}, {_BLOCK})",)),)
 

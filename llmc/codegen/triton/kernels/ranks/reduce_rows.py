@@ -40,6 +40,7 @@ def reduce_rows_kernel(
     RANKS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     FLAGS: tl.constexpr,
     LOST: tl.constexpr,
     AT: tl.constexpr,
@@ -52,7 +53,7 @@ def reduce_rows_kernel(
     await_ranks(ranks_ptr, number, program, FLAGS, LOST, RANKS)
     take_row(
         ranks_ptr, number, x_ptr, residual_ptr, residual_row_stride, weight_ptr, bias_ptr, y_ptr, y_row_stride, sum_ptr,
-        sum_row_stride, eps, NORMED, CENTRED, RANKS, CHANNELS, BLOCK, AT, SIZE,
+        sum_row_stride, eps, NORMED, CENTRED, RANKS, CHANNELS, BLOCK, AT_ONCE, AT, SIZE,
     )  # fmt: skip
     end_exchange(ranks_ptr, number, rows * tl.num_programs(1))
 
@@ -100,6 +101,7 @@ def take_row(
     RANKS: tl.constexpr,
     CHANNELS: tl.constexpr,
     BLOCK: tl.constexpr,
+    AT_ONCE: tl.constexpr,
     AT: tl.constexpr,
     SIZE: tl.constexpr,
 ) -> None:
@@ -108,10 +110,13 @@ def take_row(
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     at = (row * CHANNELS + channel)[None, :]
     inside = (channel < CHANNELS)[None, :]
-    total = tl.load(place_of(ranks_ptr, 0, number, x_ptr, AT, SIZE) + at, mask=inside, other=0.0).to(tl.float32)
-    for rank in tl.static_range(1, RANKS):
-        place = place_of(ranks_ptr, rank, number, x_ptr, AT, SIZE)
-        total += tl.load(place + at, mask=inside, other=0.0).to(tl.float32)
+    # Negative zeros, to which whatever is added stays itself.
+    total = tl.full([1, BLOCK], -0.0, dtype=tl.float32)
+    # So many loads at once as registers hold: one after the other, each would wait for the link.
+    for first in range(0, RANKS, AT_ONCE):
+        for i in tl.static_range(AT_ONCE):
+            place = place_of(ranks_ptr, tl.minimum(first + i, RANKS - 1), number, x_ptr, AT, SIZE)
+            total += tl.load(place + at, mask=inside & (first + i < RANKS), other=-0.0).to(tl.float32)
     finish_row(
         total, x_ptr, residual_ptr, residual_row_stride, weight_ptr, bias_ptr, y_ptr, y_row_stride, sum_ptr,
         sum_row_stride, eps, row, channel, inside, NORMED, CENTRED, CHANNELS,
@@ -141,10 +146,10 @@ def sum_gathered_kernel(
     row = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (channel < CHANNELS)[None, :]
-    total = tl.load(gathered_ptr + (row * CHANNELS + channel)[None, :], mask=inside, other=0.0).to(tl.float32)
-    for rank in tl.static_range(1, RANKS):
+    total = tl.full([1, BLOCK], -0.0, dtype=tl.float32)
+    for rank in range(RANKS):
         at = ((rank * rows + row) * CHANNELS + channel)[None, :]
-        total += tl.load(gathered_ptr + at, mask=inside, other=0.0).to(tl.float32)
+        total += tl.load(gathered_ptr + at, mask=inside, other=-0.0).to(tl.float32)
     finish_row(
         total, gathered_ptr, residual_ptr, residual_row_stride, weight_ptr, bias_ptr, y_ptr, y_row_stride, sum_ptr,
         sum_row_stride, eps, row, channel, inside, NORMED, CENTRED, CHANNELS,

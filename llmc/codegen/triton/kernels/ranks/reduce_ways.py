@@ -16,7 +16,6 @@ import triton
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
-from llmc.codegen.triton.kernels.ranks.link_seconds import library_seconds, memory_seconds
 from llmc.codegen.triton.kernels.ranks.reduce_rows import reduce_rows_kernel, sum_gathered_kernel
 from llmc.program import library_collectives
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
@@ -28,7 +27,8 @@ GATHER_ROWS = LibraryFunction(library_collectives.gather_rows)
 EXCHANGE_PARTS = LibraryFunction(library_collectives.exchange_parts)
 # A norm's program holds a whole row, in so many registers that more would spill.
 LONGEST_NORMED_ROW = 16384
-_BLOCK = 4096
+_BLOCK = 2048
+_RANKS_AT_ONCE = 4
 _ELEMENTS_PER_WARP = 256
 
 
@@ -88,15 +88,30 @@ def reduce_launches(
     (channels,) = collective.shape("x")
     ranks, count = collective.plain("ranks"), collective.count("x")
     wanted = _Sum(x, into, count, channels, dtype.itemsize, ranks, following)
-    most = most_rows(wanted.row_bytes, wanted.programs, target)
-    launches = [_by_memory(wanted, most)] if most else []
-    by_parts = ranks > 2 and channels % ranks == 0
-    return (*launches, (_by_parts if by_parts else _gathered)(collective, wanted, dtype, most + 1))
+    most = most_rows(wanted.row_bytes, wanted.programs, ranks, target)
+    launches = [_by_memory(wanted, most, target)] if most else []
+    moved = collective.limits().max_batch_tokens * wanted.row_bytes
+    if ranks > 2 and channels % ranks == 0:
+        # Bringing each its part takes as long as gathering does.
+        seconds = 2 * target.links.of(ranks).all_gather(moved, ranks, custom=False)
+        return *launches, replace(_by_parts(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
+    seconds = target.links.of(ranks).all_gather(ranks * moved, ranks, custom=False)
+    return *launches, replace(_gathered(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
 
 
-def most_rows(row_bytes: int, programs: int, target: GpuTarget) -> int:
-    """Rows that fit into a place, and whose programs all run at once, since each waits for those of other ranks."""
+def most_rows(row_bytes: int, programs: int, ranks: int, target: GpuTarget) -> int:
+    """Rows that fit into a place, and whose programs all run at once, since each waits for those of other ranks; none
+    where ranks cannot read each other's memory."""
+    if target.links.of(ranks).shot is None:
+        return 0
     return min(PLACE_BYTES // row_bytes, min(target.sm_count, MOST_PROGRAMS) // programs)
+
+
+def memory_seconds(nbytes: int, ranks: int, target: GpuTarget) -> float:
+    """Until every rank has read values of so many bytes of all others."""
+    link = target.links.of(ranks)
+    assert link.shot is not None
+    return link.shot.start + (ranks - 1) * nbytes / link.bandwidth
 
 
 def memory_constants(ranks: int) -> dict[str, Constant]:
@@ -104,28 +119,26 @@ def memory_constants(ranks: int) -> dict[str, Constant]:
     return {"RANKS": ranks, "FLAGS": FLAGS, "AT": places_at(ranks), "SIZE": PLACE_BYTES, "LOST": LOST_WORD}
 
 
-def _by_memory(s: _Sum, most: int) -> DeviceLaunch:
+def _by_memory(s: _Sum, most: int, target: GpuTarget) -> DeviceLaunch:
     arguments = {"ranks_ptr": RANKS, **rows("x", s.x), **s.following.arguments, **rows("y", s.y), "rows": s.count}
     return DeviceLaunch(
         reduce_rows_kernel,
         arguments,
-        {**_constants(s), **memory_constants(s.ranks)},
+        {**_constants(s), **memory_constants(s.ranks), "AT_ONCE": min(s.ranks, _RANKS_AT_ONCE)},
         _grid(s),
         num_warps=_warps(s),
         max_tokens=most,
-        seconds=memory_seconds(most * s.row_bytes, s.ranks),
+        seconds=memory_seconds(most * s.row_bytes, s.ranks, target),
     )
 
 
-def _gathered(call: Call, s: _Sum, dtype: torch.dtype, least: int) -> DeviceLaunch:
+def _gathered(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
     whole = call.workspace("gathered", s.count, s.ranks * s.channels, dtype)
     last = _sum_gathered(s, whole.pointer, s.following)
-    moved = call.limits().max_batch_tokens * s.row_bytes
-    seconds = library_seconds((s.ranks - 1) * moved)
-    return replace(gather_launch(s.x, whole, s.count, s.channels, s.ranks, least), then=(last,), seconds=seconds)
+    return replace(gather_launch(s.x, whole, s.count, s.channels, s.ranks), then=(last,))
 
 
-def _by_parts(call: Call, s: _Sum, dtype: torch.dtype, least: int) -> DeviceLaunch:
+def _by_parts(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
     own_width = s.channels // s.ranks
     parts = call.workspace("parts", s.count, s.channels, dtype)
     own = call.workspace("own", s.count, own_width, dtype)
@@ -133,28 +146,23 @@ def _by_parts(call: Call, s: _Sum, dtype: torch.dtype, least: int) -> DeviceLaun
     whole = s.y if is_alone else call.workspace("whole", s.count, s.channels, dtype)
     part = replace(s, y=own, channels=own_width, following=Following(NOTHING))
     steps = [_sum_gathered(part, parts.pointer, part.following)]
-    steps.append(gather_launch(own, whole, s.count, own_width, s.ranks, 1))
+    steps.append(gather_launch(own, whole, s.count, own_width, s.ranks))
     if not is_alone:
         steps.append(_sum_gathered(replace(s, ranks=1), whole.pointer, s.following))
-    moved = call.limits().max_batch_tokens * s.row_bytes
     return DeviceLaunch(
         EXCHANGE_PARTS,
         {"ranks_ptr": RANKS, **rows("x", s.x), "parts_ptr": parts.pointer, "rows": s.count}
         | {"WIDTH": s.channels, "RANKS": s.ranks},
         {},
         ("1",),
-        min_tokens=least,
         then=tuple(steps),
-        seconds=2 * library_seconds(moved * (s.ranks - 1) // s.ranks),
     )
 
 
-def gather_launch(
-    x: Operand, whole: Operand, count: Count | Rows | int, width: int, ranks: int, least: int
-) -> DeviceLaunch:
+def gather_launch(x: Operand, whole: Operand, count: Count | Rows | int, width: int, ranks: int) -> DeviceLaunch:
     """The library's launch that brings all ranks' rows."""
     arguments: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", x), "whole_ptr": whole.pointer, "rows": count}
-    return DeviceLaunch(GATHER_ROWS, arguments | {"WIDTH": width, "RANKS": ranks}, {}, ("1",), min_tokens=least)
+    return DeviceLaunch(GATHER_ROWS, arguments | {"WIDTH": width, "RANKS": ranks}, {}, ("1",))
 
 
 def _sum_gathered(s: _Sum, gathered: Operand, following: Following) -> DeviceLaunch:
