@@ -64,7 +64,8 @@ class Closed(Gate):
     """Never drafts."""
 
     def drafts(self, requests: int, room: int) -> int:
-        """None."""
+        """None, decided as seldom as by a gate that nothing changes for."""
+        self._left = (self._left or 16) - 1
         return 0
 
 

@@ -153,7 +153,7 @@ class Run:
     """A scheduler with a pool and a pretended cache, stepped and checked.
 
     requests: all that ever were. breaks_at: the position whose token makes NaN when that request computes it.
-    speculation: what drafts, if anything; steps seem to take a time that their number decides.
+    speculation: what drafts, if anything.
     """
 
     def __init__(
@@ -202,8 +202,7 @@ class Run:
             results = Checksums(np.array(rows, np.float32).reshape(-1, 1))
             self.inputs.advance(publish(plan, results, self.scheduler, self._move_slots))
             if self.speculation is not None:
-                # Steps of more tokens are now as fast, now slower in proportion: drafts pay, or do not.
-                self.speculation.observe(plan, 1.0 + len(step.input_ids) * (self.steps // 8 % 2))
+                self.speculation.observe(plan)
         self.check_accounts()
         self.steps += 1
         return chunks

@@ -87,7 +87,7 @@ class StepLoop:
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler, self._executor.move_slots))
         if self.speculation is not None:
-            self.speculation.observe(plan, self.executor_seconds, self._executor, results)
+            self.speculation.observe(plan, self._executor, results)
         return plan
 
     def recover(self) -> bool:

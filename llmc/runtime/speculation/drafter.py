@@ -23,7 +23,8 @@ class Drafter(Protocol):
         """For each request at most so many tokens that may follow its tokens; NO_DRAFT for none."""
 
     def observe(self, step: ComputedStep) -> None:
-        """After each step: what it computed, and what came true of it. Not of a loop without an executor."""
+        """After each step that left side outputs, or had drafts: what it computed, and what came true of it. Not of a
+        loop without an executor."""
         return None
 
     def forget(self, request: SampledRequest) -> None:

@@ -1,29 +1,32 @@
-"""How many drafts pay: from how often they come true, and from what steps and drafts cost.
+"""How many drafts pay: from how many tokens they bring, and from what steps and drafts take.
 
-With k drafts of which each comes true with probability a, a request gets E(k) = 1 + a + … + a^k tokens a step
-(Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"); with a tree of k the sum ends at
-its depth, and a is the probability that one of those at a depth comes true. For n requests that takes a step
-of n · (1 + k) tokens, and k times what the drafter takes for a draft of each. All three are measured while the engine
-runs; before that, and for sizes that were not seen, times are the cost model's, corrected by those that were.
+With k drafts a request gets the tokens that `DraftGains` expects of a step (with drafts of which each comes true with
+probability a, 1 + a + … + a^k: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"). For
+n requests that takes a step of n · (1 + k) tokens, and k times what the drafter takes for a draft of each. All are
+measured while the engine runs, the time of steps with all that belongs to them; before that, and for sizes that were
+not seen, times are the cost model's, corrected by those that were. Whether it comes out so is seen in `Balance`.
 """
 
 from __future__ import annotations
 
+from llmc.runtime.speculation.balance import Balance
+from llmc.runtime.speculation.draft import Draft
+from llmc.runtime.speculation.draft_gains import DraftGains
 from llmc.runtime.speculation.step_times import Prior, StepTimes
 
-# Of the average of drafts that came true, what the last one weighs at the least.
-_NEW_DRAFT = 0.1
 # Drafts have to be that much better than none, since times are noisy.
 _LEAST_GAIN = 1.03
-# As if so many drafts had been seen already.
-_FIRST_ACCEPTANCE, _FIRST_DRAFTS = 0.7, 2
-# Steps until a draft more than seems best is tried; doubled each time that it is not.
+# Steps without drafts that are measured before there are any, and measured anew after so many steps with some.
+_FIRST_STEPS, _DRAFTED_STEPS = 2, 1024
+# Steps until more drafts than seem best are tried; where some pay, doubled each time that more do not.
 _FIRST_PAUSE = 64
 _LONGEST_PAUSE = 4096
 _TRIAL_STEPS = 4
-# As long as there are none, steps between two looks whether drafts pay, which takes longer than the rest of a step's
-# bookkeeping.
-_LOOK_EVERY = 8
+# Looks take longer than the rest of a step's bookkeeping: as long as they all find the same, there are twice as many
+# steps from one to the next, up to so many.
+_LONGEST_LOOK = 16
+# Looked at where more than four drafts may be had: more than these are not looked at one by one.
+_COUNTS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024)
 
 
 class Gate:
@@ -32,55 +35,96 @@ class Gate:
 
     def __init__(self, most: int, prior: Prior | None = None, draft_prior: Prior | None = None) -> None:
         self.most = most
-        self._acceptance, self._seen = _FIRST_ACCEPTANCE, _FIRST_DRAFTS
         self._prior, self._draft_prior = prior, draft_prior
-        self._steps, self._drafting = StepTimes(prior), StepTimes(draft_prior)
-        # By how many drafts: how deep they were, in trees less than they are.
-        self._depths: dict[int, int] = {}
-        self._best = 0
-        self._asked: tuple[int, int] | None = None
+        self._gains, self._balance = DraftGains(), Balance()
+        # Steps without drafts by their requests, all steps by their tokens, drafting by requests.
+        self._plain, self._steps, self._drafting = StepTimes(prior), StepTimes(prior), StepTimes(draft_prior)
+        self._best = self._left = self._since_plain = 0
+        self._look = 1
+        self._requests = self._room = 0
         self._pause, self._paused, self._trial = _FIRST_PAUSE, 0, 0
 
     def drafts(self, requests: int, room: int) -> int:
         """How many drafts a request are best in a step of so many requests and at most `room` tokens; once a step."""
-        if self._asked == (requests, room) and not self._best and self._paused % _LOOK_EVERY:
-            self._paused += 1
-            return 0
-        self._asked = requests, room
-        if self._prior is not None and not self._steps.knows(requests):
+        if self._left and requests == self._requests and room == self._room:
+            self._left -= 1
+            return self._best
+        self._requests, self._room, self._left = requests, room, 0
+        if self._plain.times(requests) < _FIRST_STEPS:
             return 0  # What drafts cost shows beside that.
-        best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
         most = max(0, min(self.most, room // requests - 1))
-        for count in range(1, most + 1):
+        best = self._best_count(requests, most) if self._balance.may_draft else 0
+        if self._tries(best, most):
+            return min(most, next(count for count in (*_COUNTS, most) if count > best or count >= most))
+        self._look = min(2 * self._look, _LONGEST_LOOK) if best == self._best else 1
+        self._left = self._look - 1
+        return self._decided(best)
+
+    def _best_count(self, requests: int, most: int) -> int:
+        best, speed = 0, self._speed(requests, 0) * _LEAST_GAIN
+        for count in (*(each for each in _COUNTS if each < most), *([most] if most else [])):
             faster = self._speed(requests, count)
             if faster > speed:
                 best, speed = count, faster
-        return min(best + 1, most) if self._tries(best, most) else best
+        return best
+
+    def _decided(self, best: int) -> int:
+        if best != self._best:
+            if not best:
+                self._gains.age()
+            self._best, self._pause, self._paused = best, _FIRST_PAUSE, 0
+        return best
 
     def _tries(self, best: int, most: int) -> bool:
-        """Whether to try a draft more than seems best: it may have become better, or never have been measured."""
+        """Whether to try more drafts than seem best: they may have become better, or never have been measured."""
         if self._trial:
             self._trial -= 1
-            return True
-        if best != self._best:
-            self._best, self._pause, self._paused = best, _FIRST_PAUSE, 0
-        self._paused += best < most
-        if self._paused >= self._pause:
-            self._paused, self._pause, self._trial = 0, min(2 * self._pause, _LONGEST_PAUSE), _TRIAL_STEPS
-        return False
+            if not (self._trial or best):
+                self._gains.age()
+            return self._trial > 0
+        if best >= most or best != self._best:
+            return False
+        self._paused += self._look
+        if self._paused < self._pause or not (best or self._balance.may_try):
+            return False
+        self._paused, self._trial = 0, _TRIAL_STEPS
+        self._pause = min(2 * self._pause, _LONGEST_PAUSE) if best else _FIRST_PAUSE
+        return True
 
-    def note_drafts(self, proposed: int, accepted: int, depth: int) -> None:
-        """Of one request in one step. depth: how many of those proposed could come true."""
-        if depth < proposed or self._depths:
-            self._depths[proposed] = depth
-        for index in range(min(accepted + 1, depth)):
-            self._seen += 1
-            weight = max(_NEW_DRAFT, 1 / self._seen)
-            self._acceptance += weight * ((index < accepted) - self._acceptance)
+    @property
+    def wants_time(self) -> bool:
+        """Whether `note_plain` is to hear of a step without drafts: of one in a few, and of none that began with a
+        look."""
+        return not self._left
 
-    def note_step(self, tokens: int, seconds: float) -> None:
-        """What a step of so many tokens took, all of them of requests that decode; without the drafter's part."""
+    def note_plain(self, requests: int, seconds: float) -> None:
+        """What a step without drafts took, of so many requests that decode."""
+        self._since_plain = 0
+        self._plain.note(requests, seconds)
+        self._steps.note(requests, seconds)
+        self._balance.note(self._look, self._look)
+
+    def note_drafts(self, asked: int, draft: Draft, accepted: int) -> None:
+        """Of one request in one step that had asked for so many."""
+        self._gains.note(asked, draft, accepted)
+
+    def note_drafted(
+        self, requests: int, tokens: int, gained: int, seconds: float, drafting: float, *, has_read: bool = False
+    ) -> None:
+        """A step of so many requests with drafts, and of so many tokens, of which all requests got `gained`. seconds:
+        that it took without the drafter. drafting: that the drafter took; has_read: also for what it reads once."""
+        self._since_plain += 1
         self._steps.note(tokens, seconds)
+        plain = self.seconds(requests, 0)
+        if self._since_plain >= _DRAFTED_STEPS:
+            self._plain.forget()
+            self._since_plain = 0
+        if plain:
+            # One that was held up counts as in the average.
+            usual = min(seconds, 2 * (self._steps.seconds(tokens) or seconds))
+            own = min(drafting, (tokens / requests - 1) * self._draft_seconds(requests)) if has_read else drafting
+            self._balance.note((usual + own) / plain, gained / requests)
+            self._balance.invest((drafting - own) / plain)
 
     def note_drafting(self, requests: int, drafts: int, seconds: float) -> None:
         """What the drafter took for so many drafts of each of so many requests."""
@@ -88,20 +132,22 @@ class Gate:
         self._drafting.note(requests, min(seconds / drafts, 4 * usual) if usual else seconds / drafts)
 
     def seconds(self, requests: int, drafts: int) -> float | None:
-        """Of a step with so many drafts of each request, and of making them; None before the first step."""
-        step = self._steps.seconds(requests * (1 + drafts))
-        return step if step is None or not drafts else step + drafts * self._draft_seconds(requests)
+        """Of a step with so many drafts asked for of each request, and of making them; None before the first step."""
+        if not drafts:
+            plain, step = self._plain.seconds(requests), self._steps.seconds(requests)
+            # It takes no longer than one with drafts: it may have been held up.
+            return step if plain is None or step is None else min(plain, step)
+        made = self._gains.drafts(drafts)
+        step = self._steps.seconds(round(requests * (1 + made)))
+        return step if step is None else step + made * self._draft_seconds(requests)
 
     def _draft_seconds(self, requests: int) -> float:
         measured = self._drafting.seconds(requests)
         if measured is not None or self._draft_prior is None or self._prior is None:
             return measured or 0.0
-        step = self._steps.seconds(requests)
+        step = self.seconds(requests, 0)
         return 0.0 if step is None else self._draft_prior(requests) * step / self._prior(requests)
 
     def _speed(self, requests: int, count: int) -> float:
         """Tokens a second of one request."""
-        # As deep as the deepest where so many were never seen.
-        depth = self._depths.get(count) or min(count, max(self._depths.values(), default=count))
-        expected = sum(self._acceptance**i for i in range(depth + 1))
-        return expected / (self.seconds(requests, count) or 1.0)
+        return self._gains.tokens(count) / (self.seconds(requests, count) or 1.0)

@@ -24,7 +24,8 @@ NewGate = Callable[[int], Gate]
 
 class Speculation:
     """Asks a drafter as long as its drafts pay. most: drafts a request and step at the most. acceptance: how those are
-    judged that were drafted for requests that draw at random."""
+    judged that were drafted for requests that draw at random. clock: seconds, by which steps and drafts are measured.
+    """
 
     def __init__(
         self,
@@ -32,15 +33,19 @@ class Speculation:
         most: int,
         new_gate: NewGate = Gate,
         acceptance: Acceptance | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         self._new_drafter, self._new_gate = new_drafter, new_gate
+        self._clock = clock
         self._acceptance = acceptance
         self._drafter = new_drafter()
         self._gate = new_gate(most)
         self._most = 0
-        # Of the next step's drafts.
-        self._seconds = 0.0
-        self._proposed = self._asked = self._asked_before = 0
+        # Of the next step: when it began, and its drafts.
+        self._begin = self._drafting = 0.0
+        self._asked: dict[Request, int] = {}
+        self._sides: tuple[str, ...] = ()
+        self._proposed = self._asked_before = 0
         self._drafts = self._draft_tokens = 0
         self._accepted_at = [0] * most
 
@@ -62,11 +67,17 @@ class Speculation:
 
     def renewed(self) -> Speculation:
         """The same for a loop without requests; nothing is known of what the old one's wrote."""
-        return Speculation(self._new_drafter, self._gate.most, self._new_gate, self._acceptance)
+        return Speculation(self._new_drafter, self._gate.most, self._new_gate, self._acceptance, self._clock)
 
     def pays(self, requests: int, room: int) -> bool:
-        """Whether so many requests should get drafts in the next step, which has room for so many tokens."""
-        self._most = self._gate.drafts(requests, room) if requests else self._most
+        """Whether so many requests should get drafts in the next step, which begins now and has room for so many
+        tokens."""
+        if requests:
+            self._most = self._gate.drafts(requests, room)
+        if not self._most:
+            self._asked_before = 0
+        if self._most or self._gate.wants_time:
+            self._begin = self._clock()
         return self._most > 0
 
     def most(self, requests: Sequence[SampledRequest], room: int) -> list[int]:
@@ -80,46 +91,61 @@ class Speculation:
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """Drafts for each request, at most so many; it has blocks for them."""
-        begin = time.perf_counter()
+        begin = self._clock()
         proposed = self._drafter.propose(requests, most)
         drafts = [_allowed(request, draft) for request, draft in zip(requests, proposed, strict=True)]
-        self._seconds = time.perf_counter() - begin
+        self._drafting = self._clock() - begin
         self._proposed = max(map(len, drafts), default=0)
-        self._asked = sum(map(bool, most))
+        self._asked = {request: count for request, count in zip(requests, most, strict=True) if count}
         return drafts if self._acceptance is None else self._judged(requests, drafts)
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
-        """The side outputs that the step which was scheduled last is to leave."""
-        return self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
+        """The side outputs that the step which was scheduled last is to leave; once a step."""
+        if self._most or plan.chunks or self._sides:
+            self._sides = self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
+        return self._sides
 
-    def observe(
-        self, plan: StepPlan, seconds: float, executor: Executor | None = None, results: StepResults | None = None
-    ) -> None:
-        """The plan's step took the executor so long, and its requests have got their tokens.
+    def observe(self, plan: StepPlan, executor: Executor | None = None, results: StepResults | None = None) -> None:
+        """The plan's step has been computed, and its requests have got their tokens.
 
         executor: for what the step left beside its logits. results: of the step.
         """
-        if executor is not None and results is not None:
-            begin = time.perf_counter()
-            self._drafter.observe(ComputedStep(plan, self.sides(plan), executor, results))
-            self._seconds += time.perf_counter() - begin
-        is_decoding = True
-        tokens = len(plan.decodes)
+        if not (self._most or self._sides or self._gate.wants_time):
+            return  # Nobody asks, as in most steps without drafts.
+        if executor is not None and results is not None and (self._most or self._sides):
+            begin = self._clock()
+            self._drafter.observe(ComputedStep(plan, self._sides, executor, results))
+            self._drafting += self._clock() - begin
+        if self._most:
+            self._note_drafted(plan)
+            # Who drafts for a request anew may have to read much, once.
+            self._asked_before, self._asked = len(self._asked), {}
+            self._proposed = 0
+        elif not plan.chunks and self._gate.wants_time:
+            self._gate.note_plain(len(plan.decodes), self._clock() - self._begin)
+        self._drafting = 0.0
+
+    def _note_drafted(self, plan: StepPlan) -> None:
+        is_decoding = not plan.decodes
+        tokens = gained = 0
         for chunk in plan.chunks:
             request = chunk.request
             tokens += chunk.tokens
             if not (chunk.tokens == 1 + len(chunk.draft) and isinstance(request, SampledRequest)):
                 is_decoding = False
                 continue
+            accepted = max(0, len(request.tokens) - chunk.start - 2)
+            gained += 1 + accepted
             if chunk.draft:
-                self._count(chunk.draft, max(0, len(request.tokens) - chunk.start - 2))
-        if is_decoding:
-            self._gate.note_step(tokens, seconds)
-        if self._proposed and self._asked <= self._asked_before:
-            self._gate.note_drafting(self._asked, self._proposed, self._seconds)
-        # Who drafts for a request anew may have to read much, once.
-        self._asked_before = self._asked if self._proposed else 0
-        self._seconds, self._proposed = 0.0, 0
+                self._count(chunk.draft, accepted)
+            if request in self._asked:
+                self._gate.note_drafts(self._asked[request], chunk.draft, accepted)
+        has_read = len(self._asked) > self._asked_before
+        if self._proposed and not has_read:
+            self._gate.note_drafting(len(self._asked), self._proposed, self._drafting)
+        if is_decoding and plan.chunks:
+            seconds = self._clock() - self._begin - self._drafting
+            self._gate.note_drafted(len(plan.chunks), tokens, gained, seconds, self._drafting, has_read=has_read)
 
     def forget(self, request: Request) -> None:
         """The request has ended, or was dropped."""
@@ -137,7 +163,6 @@ class Speculation:
         self._draft_tokens += len(draft)
         for index in range(accepted):
             self._accepted_at[index] += 1
-        self._gate.note_drafts(len(draft), accepted, draft.depth)
 
 
 def _allowed(request: SampledRequest, draft: Draft) -> Draft:

@@ -25,14 +25,14 @@ class StepTimes:
         self._prior = prior
         self._sizes: list[int] = []
         self._measured: dict[int, float] = {}
+        self._times: dict[int, int] = {}
         self._steps = 0
 
     def note(self, size: int, seconds: float) -> None:
         """A step of that size took so long."""
         self._steps += 1
         if self._steps % _REMEMBERED_STEPS == 0:
-            self._sizes.clear()
-            self._measured.clear()
+            self.forget()
         known = self._measured.get(size)
         # One that was held up counts as twice the usual at most.
         usual = known if self._prior is None else self.seconds(size)
@@ -43,11 +43,17 @@ class StepTimes:
         else:
             weight = _LONGER if seconds > known else _SHORTER
             self._measured[size] += weight * (seconds - known)
+        self._times[size] = self._times.get(size, 0) + 1
 
-    def knows(self, size: int) -> bool:
-        """Whether a size like that was measured."""
-        index = bisect.bisect_left(self._sizes, size / _ALIKE)
-        return index < len(self._sizes) and self._sizes[index] <= size * _ALIKE
+    def forget(self) -> None:
+        """Measure anew."""
+        for known in (self._sizes, self._measured, self._times):
+            known.clear()
+
+    def times(self, size: int) -> int:
+        """How often sizes like that were measured."""
+        first = bisect.bisect_left(self._sizes, size / _ALIKE)
+        return sum(self._times[each] for each in self._sizes[first : bisect.bisect(self._sizes, size * _ALIKE)])
 
     def seconds(self, size: int) -> float | None:
         """Of a step of that size; None before the first one.

@@ -23,7 +23,7 @@ from llmc.runtime.speculation.drafter import Drafter
 from llmc.runtime.speculation.speculation import Speculation
 from tests.runtime.model_free import PROMPT, Counted, Run, next_token
 from tests.runtime.scheduling.lockstep import Lockstep, Member
-from tests.runtime.speculation.guesses import Guesses, Trees
+from tests.runtime.speculation.guesses import Guesses, Trees, Wavering
 from tests.runtime.speculation.second_cells import SecondCells
 
 
@@ -48,7 +48,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 return SecondCells(blocks, limits)
             return Trees(next_token, 97) if drafter == "trees" else Guesses(next_token, 97)
 
-        speculation = None if drafts is None else Speculation(new_drafter, drafts)
+        speculation = None if drafts is None else Speculation(new_drafter, drafts, Wavering)
         self.run = Run(limits, blocks, clock=lambda: self.now, speculation=speculation)
         self.dropped: set[Request] = set()
         self.groups: list[Lockstep] = []

@@ -63,3 +63,15 @@ class Open(Gate):
 
     def drafts(self, requests: int, room: int) -> int:
         return max(0, min(self.most, room // requests - 1))
+
+
+class Wavering(Open):
+    """Open for five steps, closed for three."""
+
+    def __init__(self, most: int) -> None:
+        super().__init__(most)
+        self._step = 0
+
+    def drafts(self, requests: int, room: int) -> int:
+        self._step += 1
+        return super().drafts(requests, room) if self._step % 8 < 5 else 0
