@@ -19,7 +19,7 @@ from llmc.codegen.loop_space import dims_of, strides_over
 from llmc.codegen.memory_plan import Lifetime, MemoryPlan, plan_memory
 from llmc.codegen.node_call import NodeCall
 from llmc.codegen.origin import origin_of, unsupported
-from llmc.codegen.placement import Placement, Unit, place_values, row_stride_only, unit_nodes, unit_reads
+from llmc.codegen.placement import Placement, Placer, Unit, row_stride_only, unit_nodes, unit_reads
 from llmc.codegen.side_views import SideViews
 from llmc.codegen.views import Value, View, Views
 from llmc.codegen.weight_slots import WeightSlots
@@ -71,9 +71,8 @@ class LaunchBuilder:
         self._backend = backend
         kept = tuple(sides.views.values())
         self._written = _written(units, (output, *kept), views)
-        self._placements = place_values(
-            units, [self._written[u] for u in units], output, kept, views, copies, backend.in_place
-        )
+        written = [self._written[u] for u in units]
+        self._placements = Placer(units, written, output, kept, views, copies, backend.in_place).place()
         self.launches: list[Launch] = []
         self._names: dict[Value, str] = {}
         self._own = itertools.count(_FIRST_OWN)

@@ -50,22 +50,6 @@ def unit_reads(unit: Unit, views: Views) -> tuple[View, ...]:
     return tuple(v for v in reads if v.value.node not in inside)
 
 
-def place_values(
-    units: Sequence[Unit],
-    written: Sequence[tuple[Value, ...]],
-    output: View,
-    kept: Sequence[View],
-    views: Views,
-    copies: frozenset[fx.Node],
-    in_place: InPlace,
-) -> dict[Value, Placement]:
-    """A placement for each value that the units write.
-
-    written: the values that each unit must leave in memory. kept: what beside the output is read after the last one.
-    """
-    return _Placer(units, written, output, kept, views, copies, in_place).place()
-
-
 def row_stride_only(view: View) -> bool:
     """Whether the view's rows are contiguous, so that a pointer and a row stride describe it."""
     step = 1
@@ -77,7 +61,12 @@ def row_stride_only(view: View) -> bool:
     return True
 
 
-class _Placer:
+class Placer:
+    """Finds a placement for each value that the units write.
+
+    written: the values that each unit must leave in memory. kept: what beside the output is read after the last one.
+    """
+
     def __init__(
         self,
         units: Sequence[Unit],
@@ -100,6 +89,7 @@ class _Placer:
         self._residents: dict[Value, list[Value]] = {}
 
     def place(self) -> dict[Value, Placement]:
+        """By value, of all that is written."""
         self._place_logits()
         for i, values in enumerate(self._written):
             for value in values:

@@ -13,7 +13,6 @@ import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 
 from llmc.errors import EngineFormatError
 from llmc.files.file_lock import try_lock
@@ -50,9 +49,7 @@ class AtomicDirectory:
     def __enter__(self) -> AtomicDirectory:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         shutil.rmtree(self.path, ignore_errors=True)
         if self._lock is not None:
             os.close(self._lock)

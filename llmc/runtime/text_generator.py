@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Generator, Iterable, Mapping, Sequence
-from types import TracebackType
 from typing import Any, Self, Unpack
 
 from llmc.keywords import shows_keywords
@@ -119,9 +118,7 @@ class TextGenerator(ABC):
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         self.close()
 
     def _template(self, given: str | None) -> str | None:

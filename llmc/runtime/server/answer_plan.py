@@ -6,11 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from llmc.runtime.grammar.grammar import Grammar, Preamble
-from llmc.runtime.server.chat_deltas import ChatDeltas
+from llmc.runtime.server.chat_deltas import ChatDeltas, ThinkingDeltas, WithoutEnd
 from llmc.runtime.server.schemas.chat import ChatRequest
 from llmc.runtime.server.served_model import ServedModel
 from llmc.runtime.server.thinking import Thinking, ThinkingReader, ThinkTags, is_begun
-from llmc.runtime.server.thinking_deltas import ThinkingDeltas, WithoutEnd
 from llmc.runtime.server.tool_plan import ToolPlan
 
 

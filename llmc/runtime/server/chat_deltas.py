@@ -1,4 +1,4 @@
-"""A choice's text as chat deltas: content, or tool calls where the request has tools."""
+"""A choice's text as chat deltas: thoughts, then content, or tool calls where the request has tools."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any, Protocol
 
 from llmc.runtime.requests.request_output import FinishReason
 from llmc.runtime.server.parsed_calls import ParsedCall
+from llmc.runtime.server.thinking import ThinkingReader
 from llmc.runtime.server.tool_calls import RequiredCallsReader, ToolCallReader
 
 Json = dict[str, Any]
@@ -32,16 +33,33 @@ class ContentDeltas:
         return reason
 
 
-class AutoToolDeltas:
+class _ToolDeltas:
+    """What has been told of calls."""
+
+    def __init__(self) -> None:
+        self._told = 0
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        return "tool_calls" if self._told and reason == "stop" else reason
+
+    def _deltas(self, content: str, calls: list[ParsedCall]) -> list[Json]:
+        deltas: list[Json] = [{"content": content}] if content else []
+        for call in calls:
+            deltas.append({"tool_calls": [call_json(self._told, call)]})
+            self._told += 1
+        return deltas
+
+
+class AutoToolDeltas(_ToolDeltas):
     """Content, and tool calls where the model wrote some.
 
     single: nothing after the first call counts.
     """
 
     def __init__(self, reader: ToolCallReader, single: bool) -> None:
+        super().__init__()
         self._reader = reader
         self._single = single
-        self._told = 0
 
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         content, calls = self._reader.feed(text)
@@ -51,36 +69,22 @@ class AutoToolDeltas:
         # Models set calls off with line breaks, which are no message.
         if (calls or self._told) and not content.strip():
             content = ""
-        deltas: list[Json] = [{"content": content}] if content else []
-        for call in calls[: max(0, 1 - self._told)] if self._single else calls:
-            deltas.append({"tool_calls": [call_json(self._told, call)]})
-            self._told += 1
-        return deltas
-
-    def finish_reason(self, reason: FinishReason) -> str:
-        return "tool_calls" if self._told and reason == "stop" else reason
+        return self._deltas(content, calls[: max(0, 1 - self._told)] if self._single else calls)
 
 
-class RequiredToolDeltas:
+class RequiredToolDeltas(_ToolDeltas):
     """The output is a list of calls: tool_choice is `required`."""
 
     def __init__(self, names: frozenset[str]) -> None:
+        super().__init__()
         self._reader = RequiredCallsReader(names)
-        self._told = 0
 
     def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
         calls, rest = self._reader.feed(text), ""
         if ended is not None:
             rest, begun = self._reader.finish()
             calls += begun
-        deltas: list[Json] = [{"content": rest}] if rest else []
-        for call in calls:
-            deltas.append({"tool_calls": [call_json(self._told, call)]})
-            self._told += 1
-        return deltas
-
-    def finish_reason(self, reason: FinishReason) -> str:
-        return "tool_calls" if self._told and reason == "stop" else reason
+        return self._deltas(rest, calls)
 
 
 class NamedToolDeltas:
@@ -100,6 +104,45 @@ class NamedToolDeltas:
 
     def finish_reason(self, reason: FinishReason) -> str:
         return reason
+
+
+class ThinkingDeltas:
+    """A model's thoughts under `reasoning`, then whatever its answer is.
+
+    answer: reads what comes after the thoughts. shows: whether the client is told them."""
+
+    def __init__(self, reader: ThinkingReader, answer: ChatDeltas, shows: bool) -> None:
+        self._reader = reader
+        self._answer = answer
+        self._shows = shows
+
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
+        thought, answer = self._reader.feed(text, ended is not None)
+        deltas: list[Json] = []
+        if thought and self._shows:
+            deltas.append(thought_json(thought))
+        if answer or (ended is not None and self._reader.in_answer):
+            deltas += self._answer.feed(answer, ended)
+        return deltas
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        return self._answer.finish_reason(reason)
+
+
+class WithoutEnd:
+    """The text of the token that ended the output is left out, where special tokens are shown. ends: such texts."""
+
+    def __init__(self, ends: tuple[str, ...], inner: ChatDeltas) -> None:
+        self._ends = ends
+        self._inner = inner
+
+    def feed(self, text: str, ended: FinishReason | None) -> list[Json]:
+        if ended == "stop":
+            text = text.removesuffix(next((end for end in self._ends if text.endswith(end)), ""))
+        return self._inner.feed(text, ended)
+
+    def finish_reason(self, reason: FinishReason) -> str:
+        return self._inner.finish_reason(reason)
 
 
 def call_json(index: int, call: ParsedCall) -> Json:

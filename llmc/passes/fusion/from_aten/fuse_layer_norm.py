@@ -8,18 +8,13 @@ Must have: the result in x's dtype; weight and bias of one axis, with the length
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from llmc.graph.refusal import Refused
-from llmc.graph.stage import Stage
-from llmc.passes.match import Match
+from llmc.passes.fusion.from_aten.norm_rewrite import norm_rewrite
 from llmc.passes.pattern import either
-from llmc.passes.rewrite import Numerics, Rewrite
-from llmc.passes.shapes import tensor_of
 
 aten = torch.ops.aten
 
@@ -68,35 +63,13 @@ def _cast_or_not(y: Any, dtype: Any) -> Any:
     return either(y, aten._to_copy.default(y, dtype=dtype))
 
 
-def _precondition(match: Match) -> None:
-    x, result = match.tensor("x"), match.root.meta["val"]
-    if result.dtype is not x.dtype:
-        raise Refused(f"the norm returns {result.dtype} but its input is {x.dtype}", match.root)
-    if not isinstance(match.bound["eps"], float | int):
-        raise Refused(f"eps is {match.bound['eps']}, expected a constant", match.root)
-    shape = match.bound.get("shape")
-    if shape is not None and len(shape) != 1:
-        raise Refused(f"the norm is over the last {len(shape)} axes {list(shape)}, expected one", match.root)
-    for name in ("weight", "bias"):
-        bound = match.bound.get(name)
-        found = tensor_of(bound)
-        if bound is not None and (found is None or list(found.shape) != [x.shape[-1]]):
-            seen = bound if found is None else list(found.shape)
-            raise Refused(f"the {name} is {seen}, expected [{x.shape[-1]}]", match.root)
-
-
 def _replacement(x: fx.Proxy, weight: fx.Proxy | None, bias: fx.Proxy | None, eps: float) -> Any:
     return torch.ops.llmc.layer_norm.default(x, weight, bias, eps)
 
 
-def _rewrite(name: str, *patterns: Callable[..., Any]) -> Rewrite:
-    shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
-    return Rewrite(name, patterns, _replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=(shapes,))
-
-
 # From the largest to the smallest, since each form holds the next one inside.
-fuse_layer_norm = _rewrite("fuse_layer_norm", aten_layer_norm, weight_and_bias)
-fuse_layer_norm_without_bias = _rewrite("fuse_layer_norm_without_bias", weight_alone)
-fuse_layer_norm_without_weight = _rewrite("fuse_layer_norm_without_weight", neither)
+fuse_layer_norm = norm_rewrite("fuse_layer_norm", _replacement, aten_layer_norm, weight_and_bias)
+fuse_layer_norm_without_bias = norm_rewrite("fuse_layer_norm_without_bias", _replacement, weight_alone)
+fuse_layer_norm_without_weight = norm_rewrite("fuse_layer_norm_without_weight", _replacement, neither)
 # llmc.layer_norm computes in fp32 whatever x is.
-fuse_layer_norm_casts = _rewrite("fuse_layer_norm_casts", in_fp32)
+fuse_layer_norm_casts = norm_rewrite("fuse_layer_norm_casts", _replacement, in_fp32)

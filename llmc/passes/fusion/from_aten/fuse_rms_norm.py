@@ -8,18 +8,13 @@ Must have: the result in x's dtype; weight of one axis, with the length of the n
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import fx
 
-from llmc.graph.refusal import Refused
-from llmc.graph.stage import Stage
-from llmc.passes.match import Match
+from llmc.passes.fusion.from_aten.norm_rewrite import norm_rewrite
 from llmc.passes.pattern import either
-from llmc.passes.rewrite import Numerics, Rewrite
-from llmc.passes.shapes import tensor_of
 
 aten = torch.ops.aten
 
@@ -61,27 +56,6 @@ def _replacement(x: fx.Proxy, weight: fx.Proxy | None, eps: float | None) -> Any
     return torch.ops.llmc.rms_norm.default(x, weight, number)
 
 
-def _precondition(match: Match) -> None:
-    x, result = match.tensor("x"), match.root.meta["val"]
-    weight, eps, shape = (match.bound.get(name) for name in ("weight", "eps", "shape"))
-    if result.dtype is not x.dtype:
-        raise Refused(f"the norm returns {result.dtype} but its input is {x.dtype}", match.root)
-    if not isinstance(eps, float | int) and not (eps is None and "shape" in match.bound):
-        raise Refused(f"eps is {eps}, expected a constant", match.root)
-    if shape is not None and len(shape) != 1:
-        raise Refused(f"the norm is over the last {len(shape)} axes {list(shape)}, expected one", match.root)
-    if weight is not None:
-        found = tensor_of(weight)
-        if found is None or list(found.shape) != [x.shape[-1]]:
-            seen = weight if found is None else list(found.shape)
-            raise Refused(f"the weight is {seen}, expected [{x.shape[-1]}]", match.root)
-
-
-def _rewrite(name: str, *patterns: Callable[..., Any]) -> Rewrite:
-    shapes = {"x": (2, 4), "weight": (4,), "shape": [4], "eps": 0.625}
-    return Rewrite(name, patterns, _replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=(shapes,))
-
-
-fuse_rms_norm = _rewrite("fuse_rms_norm", cast_then_weight, weight_then_cast, aten_rms_norm)
+fuse_rms_norm = norm_rewrite("fuse_rms_norm", _replacement, cast_then_weight, weight_then_cast, aten_rms_norm)
 # After fuse_rms_norm, since every norm with a weight has one without inside.
-fuse_rms_norm_without_weight = _rewrite("fuse_rms_norm_without_weight", without_weight)
+fuse_rms_norm_without_weight = norm_rewrite("fuse_rms_norm_without_weight", _replacement, without_weight)

@@ -1,0 +1,38 @@
+"""What the rewrites of all norms have in common: what must hold, and an example of their shapes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from llmc.graph.refusal import Refused
+from llmc.graph.stage import Stage
+from llmc.passes.match import Match
+from llmc.passes.rewrite import Numerics, Rewrite
+from llmc.passes.shapes import tensor_of
+
+
+def norm_rewrite(name: str, replacement: Callable[..., Any], *patterns: Callable[..., Any]) -> Rewrite:
+    """Patterns that return a norm of x over its last axis, of which they name weight, bias, shape and eps if they can.
+
+    eps: None where torch's op chooses it.
+    """
+    shapes = {"x": (2, 4), "weight": (4,), "bias": (4,), "shape": [4], "eps": 0.625}
+    return Rewrite(name, patterns, replacement, _precondition, Numerics.REORDER, Stage.CAPTURED, examples=(shapes,))
+
+
+def _precondition(match: Match) -> None:
+    x, result = match.tensor("x"), match.root.meta["val"]
+    eps, shape = match.bound.get("eps"), match.bound.get("shape")
+    if result.dtype is not x.dtype:
+        raise Refused(f"the norm returns {result.dtype} but its input is {x.dtype}", match.root)
+    if not isinstance(eps, float | int) and not (eps is None and "shape" in match.bound):
+        raise Refused(f"eps is {eps}, expected a constant", match.root)
+    if shape is not None and len(shape) != 1:
+        raise Refused(f"the norm is over the last {len(shape)} axes {list(shape)}, expected one", match.root)
+    for name in ("weight", "bias"):
+        bound = match.bound.get(name)
+        found = tensor_of(bound)
+        if bound is not None and (found is None or list(found.shape) != [x.shape[-1]]):
+            seen = bound if found is None else list(found.shape)
+            raise Refused(f"the {name} is {seen}, expected [{x.shape[-1]}]", match.root)
