@@ -9,10 +9,11 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 
 import httpx
 import pytest
@@ -111,11 +112,11 @@ def thinking(thinking_server: LiveServer) -> Iterator[httpx.Client]:
 
 
 @contextmanager
-def serving(engine: Path, *flags: str) -> Iterator[LiveServer]:
-    """`llmc serve ENGINE` on a free port until the block ends."""
+def serving(engine: Path, *flags: str, environment: Mapping[str, str] = MappingProxyType({})) -> Iterator[LiveServer]:
+    """`llmc serve ENGINE` on a free port until the block ends. environment: what the process has more of."""
     command = [sys.executable, "-m", "llmc", "serve", str(engine), "--port", "0", *flags]
-    environment = {**os.environ, "NO_COLOR": "1", "COLUMNS": "400"}
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
+    whole = {**os.environ, "NO_COLOR": "1", "COLUMNS": "400", **environment}
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=whole)
     try:
         said: list[str] = []
         address = address_of(process, said)

@@ -30,6 +30,7 @@ from llmc.runtime.server.serve import close_model, open_model
 from llmc.runtime.server.served_model import ServedModel
 from tests.cli.command import assert_user_error, llmc
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
+from tests.runtime.server.held_server import held_serving
 
 LONG_RESPONSE = {"input": "The king", "max_output_tokens": 400, "ignore_eos": True, "stream": True}
 LONG = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "temperature": 0}
@@ -74,23 +75,29 @@ def test_answers_are_counted_by_route_and_status(client: httpx.Client) -> None:
     assert [counted(*each) for each in asked] == [count + 1 for count in before]
 
 
-def test_a_client_that_leaves_frees_its_request(client: httpx.Client) -> None:
-    with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
-        next(answer.iter_lines())
-    host, port = client.base_url.host, client.base_url.port
-    with socket.create_connection((host, port or 0)) as raw:
-        body = json.dumps({**LONG, "n": 8, "temperature": 1}).encode()
-        raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
-        raw.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
-        eventually(lambda: metric(client, "llmc:num_requests_running") > 0)
-    eventually(lambda: metric(client, "llmc:num_requests_running") == 0)
-    assert metric(client, "llmc:kv_cache_usage_perc") == 0
-    aborted = [line for line in client.get("/metrics").text.splitlines() if 'finished_reason="abort"' in line]
-    assert aborted and float(aborted[0].rpartition(" ")[2]) >= 2
+def test_a_client_that_leaves_frees_its_request(engine_directory: Path, tmp_path: Path) -> None:
+    """And what is under way when the server is to end is finished."""
+    with held_serving(engine_directory, tmp_path) as (live, steps), live.client() as client, live.client() as other:
 
+        def running() -> float:
+            return metric(client, "llmc:num_requests_running")
 
-def test_sigterm_finishes_what_is_in_flight(engine_directory: Path) -> None:
-    with serving(engine_directory) as live, live.client() as client, live.client() as other:
+        steps.allow(1)
+        with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
+            next(answer.iter_lines())
+        steps.until(lambda: running() == 0, 400)
+        address = urlparse(live.url)
+        with socket.create_connection((str(address.hostname), int(address.port or 0))) as raw:
+            body = json.dumps({**LONG, "n": 8, "temperature": 1}).encode()
+            raw.sendall(b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n")
+            raw.sendall(b"Content-Length: %d\r\n\r\n" % len(body) + body)
+            steps.until(lambda: running() == 8, 20)
+        steps.until(lambda: running() == 0, 400)
+        assert metric(client, "llmc:kv_cache_usage_perc") == 0
+        aborted = [line for line in client.get("/metrics").text.splitlines() if 'finished_reason="abort"' in line]
+        assert aborted and float(aborted[0].rpartition(" ")[2]) >= 2
+
+        steps.allow(1)
         with client.stream("POST", "/v1/completions", json={**LONG, "stream": True}) as answer:
             lines = answer.iter_lines()
             next(lines)
@@ -98,6 +105,7 @@ def test_sigterm_finishes_what_is_in_flight(engine_directory: Path) -> None:
             eventually(lambda: other.get("/health").status_code == 503)
             refused = other.post("/v1/completions", json={"prompt": "hi"})
             assert refused.status_code == 503 and refused.json()["error"]["message"]
+            steps.allow(600)
             rest = [line for line in lines if line]
         assert rest[-1] == "data: [DONE]"
         tokens = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]

@@ -7,6 +7,7 @@ import os
 import signal
 import socket
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -15,6 +16,7 @@ import psutil
 import pytest
 
 from tests.runtime.server.conftest import LiveServer, eventually, metric, serving
+from tests.runtime.server.held_server import held_serving
 
 RESPONSE = {"input": "The king", "max_output_tokens": 400, "ignore_eos": True, "stream": True, "top_logprobs": 20}
 
@@ -95,19 +97,27 @@ def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
         eventually(lambda: all(r["healthy"] for r in client.get("/live").json()["replicas"]))
 
 
-def test_streams_of_a_killed_replica_end_with_an_error(engine_directory: Path, tmp_path: Path) -> None:
-    """Each has more to say than Unix sockets hold, so that none ends before."""
-    body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "n": 6, "stream": True, "logprobs": 20}
-    flags = ("--data-parallel-size", "2", "--uds", str(tmp_path / "socket"))
-    with serving(engine_directory, *flags) as live, live.client() as client, ExitStack() as stack:
-        streams = []
-        for _ in range(4):
-            request = client.stream("POST", "/v1/completions", json=body)
-            streams.append(stack.enter_context(request).iter_lines())
-            next(streams[-1])
-        response = stack.enter_context(client.stream("POST", "/v1/responses", json=RESPONSE)).iter_lines()
-        next(response)
-        for worker in workers(live):
+def test_streams_of_killed_replicas_end_with_an_error(engine_directory: Path, tmp_path: Path) -> None:
+    """Then nobody is healthy until they have been started again, and they end with the router."""
+    body = {"prompt": "The king", "max_tokens": 400, "ignore_eos": True, "n": 2, "stream": True, "logprobs": 3}
+    paths = ["/v1/completions"] * 4 + ["/v1/responses"]
+    flags = ("--data-parallel-size", "2", "--uds", str(tmp_path / "socket"), "--api-key", "k")
+    with ExitStack() as stack:
+        live, steps = stack.enter_context(held_serving(engine_directory, tmp_path, *flags))
+        client = stack.enter_context(live.client("k"))
+
+        def begin(path: str) -> Iterator[str]:
+            request = client.stream("POST", path, json=RESPONSE if path.endswith("responses") else body)
+            lines = stack.enter_context(request).iter_lines()
+            next(lines)
+            return lines
+
+        with ThreadPoolExecutor(len(paths)) as beside:
+            begun = [beside.submit(begin, path) for path in paths]
+            steps.until(lambda: client.get("/health").is_success and all(each.done() for each in begun), 300)
+        *streams, response = [each.result() for each in begun]
+        started = workers(live)
+        for worker in started:
             worker.kill()
         *_, name, data = [line for line in response if line]
         last = json.loads(data.removeprefix("data: "))
@@ -117,28 +127,22 @@ def test_streams_of_a_killed_replica_end_with_an_error(engine_directory: Path, t
             *events, error = [json.loads(line.removeprefix("data: ")) for line in rest[:-1]]
             assert error["error"]["type"] == "service_unavailable_error" and rest[-1] == "data: [DONE]"
             assert all(event["choices"] for event in events), "the events before it are whole"
+        steps.allow(1)  # For the answer of one that was started again.
+        answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
+        assert answer.status_code in (200, 503)
+        assert live.client().get("/v1/models").status_code == 401
+        eventually(lambda: client.get("/health").status_code == 200 and len(workers(live)) == 2, 60)
+        started = workers(live)
+        live.process.send_signal(signal.SIGTERM)
+        assert live.process.wait(30) == 0
+        assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in started)
     assert "Traceback" not in live.log()
     assert live.log().count("has ended in its answer") == 5
 
 
-def test_workers_end_with_the_router(engine_directory: Path) -> None:
+def test_workers_end_with_a_killed_router(engine_directory: Path) -> None:
     with serving(engine_directory, "--data-parallel-size", "2") as live:
         started = workers(live)
         assert len(started) == 2
-        live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(30) == 0
-        assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in started)
-    with serving(engine_directory, "--data-parallel-size", "2") as live:
-        started = workers(live)
         live.process.kill()
         eventually(lambda: not any(w.is_running() and w.status() != psutil.STATUS_ZOMBIE for w in started))
-
-
-def test_nobody_is_healthy(engine_directory: Path) -> None:
-    with serving(engine_directory, "--data-parallel-size", "2", "--api-key", "k") as live, live.client("k") as client:
-        for worker in workers(live):
-            worker.kill()
-        answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
-        assert answer.status_code in (200, 503)
-        assert httpx.get(f"{live.url}/v1/models").status_code == 401
-        eventually(lambda: client.get("/health").status_code == 200, 60)

@@ -1,0 +1,49 @@
+"""Servers whose engines take a step only when the test lets them: what has to be under way stays so until then."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.runtime.server.conftest import LiveServer, serving
+
+HOOK = Path(__file__).parent / "held_steps"
+
+
+@dataclass(frozen=True)
+class HeldSteps:
+    """The pipe that steps are taken from, by all replicas of a server."""
+
+    pipe: int
+
+    def allow(self, steps: int = 1) -> None:
+        """So many more, of whichever engine asks first."""
+        os.write(self.pipe, bytes(steps))
+
+    def until(self, holds: Callable[[], bool], steps: int) -> None:
+        """One step after the other, at most so many, until `holds()`, which asks the server: it sees to what it has
+        heard before it answers, so that no step comes too early however slow the machine is."""
+        for _ in range(steps):
+            if holds():
+                return
+            self.allow()
+        assert holds(), f"not within {steps} steps"
+
+
+@contextmanager
+def held_serving(engine: Path, directory: Path, *flags: str) -> Iterator[tuple[LiveServer, HeldSteps]]:
+    """`serving`, held; the pipe is in the directory."""
+    path = directory / "steps"
+    os.mkfifo(path)
+    pipe = os.open(path, os.O_RDWR)
+    paths = os.pathsep.join(filter(None, (str(HOOK), os.environ.get("PYTHONPATH"))))
+    try:
+        with serving(engine, *flags, environment={"HELD_STEPS": str(path), "PYTHONPATH": paths}) as live:
+            steps = HeldSteps(pipe)
+            yield live, steps
+            steps.allow(1 << 14)  # For what is still under way at its end.
+    finally:
+        os.close(pipe)
