@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 DEMO := examples/out/bard-6m.llmc
 export OMP_NUM_THREADS ?= 1
 export TOKENIZERS_PARALLELISM ?= false
+# Tests start some hundred processes, and each would compile llmc's sources again.
+unexport PYTHONDONTWRITEBYTECODE
 # Tests run in so many processes, each file's tests in one of them, for what they share. In the order of their names: the
 # files with the fewest tests are among the slowest, and one of them would be left at the end.
 TEST_WORKERS ?= 2

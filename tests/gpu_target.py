@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
+import pytest
+from _pytest.mark import ParameterSet
+
 from llmc.targets import GpuTarget, resolve_target
 
 # Those whose machine code differs: one of each instruction set.
 EACH_KIND_OF_GPU = ("a100", "rtx4090", "h100", "b200", "mi300x")
+
+
+def each_kind_of_gpu(*quick: str) -> list[ParameterSet]:
+    """All of them; those that are not named wait for the slow tests. Compiling a kernel takes seconds for each."""
+    return [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in EACH_KIND_OF_GPU]
 
 
 def gpu_target(name: str) -> GpuTarget:

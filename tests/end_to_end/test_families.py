@@ -17,6 +17,10 @@ from tests.plain_modules import eager_decoder, sdpa_decoder
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model
 
 LENGTHS = (1, 7, 33, 100)
+# Between them they call every kernel that the others' engines call, with windows, caps on scores, norms of queries and
+# keys, biases, partial and interleaved rotations, merged weights and learned positions. The others' graphs are compared
+# in tests/passes/test_optimized_families.py.
+QUICK = ("llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox", "starcoder2", "granite", "cohere", "plain eager")
 PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain eager": eager_decoder}
 
 
@@ -26,7 +30,10 @@ class Case:
     engine: Path
 
 
-@pytest.fixture(scope="module", params=[*FAMILIES, *PLAIN])
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FAMILIES, *PLAIN)],
+)
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """A tiny random model and its fp32 engine."""
     name: str = request.param

@@ -38,7 +38,7 @@ def text_of(graph: ModelGraph) -> str:
     return text
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2", "phi3"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt2"])
 def test_what_is_read_back_compiles_to_the_same(family: str, captured_family: FamilyCaptures) -> None:
     graph = captured_family(family).captured.graph
     read = captured_graph(text_of(graph), AT)

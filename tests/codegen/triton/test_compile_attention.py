@@ -15,10 +15,10 @@ from llmc.codegen.triton.kernels.sampling.row_masses import row_masses
 from llmc.codegen.triton.kernels.sampling.sample_candidates import sample_candidates
 from llmc.codegen.triton.kernels.sampling.top_k_rows import top_k_rows
 from tests.codegen.triton.offline_compile import compile_checked, meta, node_kernels
-from tests.gpu_target import EACH_KIND_OF_GPU, gpu_target, matrix_instruction
+from tests.gpu_target import EACH_KIND_OF_GPU, each_kind_of_gpu, gpu_target, matrix_instruction
 
 
-@pytest.mark.parametrize("name", EACH_KIND_OF_GPU)
+@pytest.mark.parametrize("name", each_kind_of_gpu("rtx4090", "h100", "b200", "mi300x"))
 def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_path: Path) -> None:
     """Head dimension 128 and 256, the second with every option that costs registers."""
     target = gpu_target(name)
@@ -36,9 +36,9 @@ def test_attention_of_llama_3_and_of_gemma_2(name: str, workers: Workers, tmp_pa
     ("name", "heads", "kv_heads", "head_dim", "dtype"),
     [
         ("h100", 32, 8, 64, torch.bfloat16),
-        ("h100", 32, 32, 96, torch.float16),
+        pytest.param("h100", 32, 32, 96, torch.float16, marks=pytest.mark.slow),
         ("a100", 71, 1, 64, torch.bfloat16),
-        ("a100", 28, 4, 80, torch.float16),
+        pytest.param("a100", 28, 4, 80, torch.float16, marks=pytest.mark.slow),
         ("h100", 32, 8, 128, torch.float32),
     ],
 )

@@ -26,9 +26,19 @@ PRODUCTS = [
     *((name, "int8", None, False, "int8") for name in EACH_KIND_OF_GPU if name != "rtx4090"),
     *((name, "fp8", None, False, "fp8") for name in EACH_KIND_OF_GPU if gpu_target(name).fp8_rate is not None),
 ]
+# Every kind of GPU, and every format, on one that has much to say of it.
+QUICK = {
+    "int4": ("rtx4090", "h100", "b200", "mi300x"),
+    "int6": ("h100",),
+    "int8": ("a100", "h100"),
+    "fp8": ("rtx4090", "mi300x"),
+}
 
 
-@pytest.mark.parametrize(("name", "format", "group", "asymmetric", "x_format"), PRODUCTS)
+@pytest.mark.parametrize(
+    ("name", "format", "group", "asymmetric", "x_format"),
+    [pytest.param(*each, marks=() if each[0] in QUICK[each[1]] else pytest.mark.slow) for each in PRODUCTS],
+)
 def test_products(
     name: str, format: str, group: int | None, asymmetric: bool, x_format: str, workers: Workers, tmp_path: Path
 ) -> None:

@@ -14,14 +14,14 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.draft_checkpoints import QWEN
 
 
-def fit_mtp(model: Path, text: Path, directory: Path, tokens: int = 4096, length: int = 256) -> Path:
+def fit_mtp(model: Path, text: Path, directory: Path, tokens: int = 2048, length: int = 256) -> Path:
     """Copy a Llama's directory and add the layer, fitted on so many tokens of a text. Attention and feed-forward of the
     layer add nothing: `mtp.fc` does it all, which is enough for some drafts to come true."""
     shutil.copytree(model, directory)
     file = directory / "model.safetensors"
     tensors = load_file(file)
     tokenizer: Any = AutoTokenizer.from_pretrained(model)
-    ids = torch.tensor(tokenizer(text.read_text())["input_ids"][:tokens]).view(-1, length)
+    ids = torch.tensor(tokenizer(text.read_text()[: 8 * tokens])["input_ids"][:tokens]).view(-1, length)
     auto: Any = AutoModelForCausalLM
     loaded = auto.from_pretrained(model, dtype=torch.float32)
     before_norm: list[Tensor] = []

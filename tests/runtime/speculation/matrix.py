@@ -81,7 +81,7 @@ class Engines:
         heads = self.directory / f"{model}-heads" / "heads.safetensors"
         if not heads.exists():
             text = MODELS.parent / "data/calibration.txt"
-            train_medusa(self.built(model, QUICK), text, heads, tokens=5000, epochs=5, threads=1)
+            train_medusa(self.built(model, QUICK), text, heads, tokens=2000, epochs=4, threads=1)
         if not path.exists():
             build(MODELS / model, path, **_LIMITS, speculative=heads, **FORMATS[form])
         return path

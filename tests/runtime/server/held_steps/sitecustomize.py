@@ -19,7 +19,7 @@ def _hold(pipe: str) -> None:
         os.read(steps, 1)
         return step(loop)
 
-    StepLoop.step = held  # type: ignore[method-assign]
+    StepLoop.step = held  # type: ignore[assignment, method-assign]
 
 
 if "HELD_STEPS" in os.environ:
