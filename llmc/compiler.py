@@ -281,7 +281,8 @@ def packed(
 
     if isinstance(recipe, CodesRecipe):
         zeros = None if recipe.zeros is None else value(recipe.zeros)
-        return kind.pack_codes(value(recipe.codes), value(recipe.scales), zeros, recipe.format, slot.layout)
+        made = kind.pack_codes(value(recipe.codes), value(recipe.scales), zeros, recipe.format, slot.layout)
+        return filled(made, slot)
     tensor = value(recipe)
     if tuple(tensor.shape) != slot.shape:
         raise PassError(
@@ -289,4 +290,11 @@ def packed(
             at=", ".join(stored_names(recipe)),
             fix="the pass that made its recipe has to give its placeholder that shape",
         )
-    return kind.pack(tensor, slot)
+    return filled(kind.pack(tensor, slot), slot)
+
+
+def filled(packed: Tensor, slot: WeightSlot) -> Tensor:
+    """With zeros behind it where a rank has fewer elements than the slot has room for."""
+    if not slot.layout.is_sparse:
+        return packed
+    return torch.nn.functional.pad(packed, (0, slot.nbytes // packed.dtype.itemsize - len(packed)))

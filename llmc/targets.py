@@ -117,9 +117,9 @@ Target = CpuTarget | GpuTarget | ReferenceTarget
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
-_V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni"}
+_V4_BF16 = _V4 | {"avx512_bf16", "avx512_vnni", "avx512_vbmi2"}
 _V4_AMX = _V4_BF16 | {"amx_tile", "amx_bf16", "amx_int8"}
-_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mprefer-vector-width=512")
+_BF16_FLAGS = ("-march=x86-64-v4", "-mavx512bf16", "-mavx512vnni", "-mavx512vbmi2", "-mprefer-vector-width=512")
 
 CPU_TARGETS: tuple[CpuTarget, ...] = (
     CpuTarget(
@@ -134,7 +134,7 @@ CPU_TARGETS: tuple[CpuTarget, ...] = (
         "x86_64",
         _V4_BF16,
         _BF16_FLAGS,
-        "AVX-512 with BF16 and VNNI: Zen 4 and later, Cooper Lake",
+        "AVX-512 with BF16, VNNI and VBMI2: Zen 4 and later",
     ),
     CpuTarget(
         "cpu-x86-64-v4",

@@ -80,6 +80,11 @@ class Backend(Protocol):
     ) -> int:
         """Of a quantized weight [out, in] in code panels, with its scales and zeros."""
 
+    def sparse_nbytes(
+        self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
+    ) -> int:
+        """Of a weight [out, in] in sparse panels, of which so many elements are not zero, with codes' scales."""
+
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         """The launch of a generated loop. pointers: operands of its parameters."""
 

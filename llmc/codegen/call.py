@@ -45,6 +45,10 @@ class Call(Protocol):
     def code_panels(self, layout: Layout) -> Operand:
         """A quantized weight, the arguments codes, scales, zeros and format, in a layout."""
 
+    def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
+        """A sparse weight, the arguments values, masks, columns and, of codes, scales, in a layout. dtype: of its
+        elements there."""
+
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         """The same arguments, with row-major codes (code_rows_layout), scales and zeros each by itself."""
 

@@ -17,6 +17,7 @@ from llmc.codegen.placement import row_stride_only
 from llmc.codegen.views import View, Views
 from llmc.codegen.weight_slots import WeightSlots
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.product_parts import stored_rows
 from llmc.program import Layout, Limits, RowCount
 from llmc.program.launch_arguments import Count, Operand, Rows
 
@@ -135,6 +136,11 @@ class NodeCall:
         parts = [self._weight_node(name) for name in ("codes", "scales")]
         zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")
         slot = self._builder.weights.request_codes(parts[0], parts[1], zeros, self._arguments["format"], layout)
+        return Operand("weight", slot.name)
+
+    def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
+        parts = {name: self._weight_node(name) for name in stored_rows(self._node)}
+        slot = self._builder.weights.request_sparse(parts, self._arguments["columns"], layout, dtype)
         return Operand("weight", slot.name)
 
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from torch import fx
 
 from llmc.codegen.backend import Backend
 from llmc.codegen.call import arguments_of
+from llmc.codegen.expand_sparse import dense_recipe
 from llmc.codegen.origin import unsupported
 from llmc.codegen.views import View, Views
 from llmc.graph.dtype_names import DTYPE_NAMES
@@ -85,6 +86,28 @@ class WeightSlots:
             recipes = [self._graph.weights[part.name] for part in parts]
             recipe = CodesRecipe(recipes[0], recipes[1], None if zeros is None else recipes[2], format)
             self._slots[key] = slot, recipe
+        return self._slots[key][0]
+
+    def request_sparse(
+        self, parts: Mapping[str, fx.Node], columns: int, layout: Layout, dtype: torch.dtype
+    ) -> WeightSlot:
+        """The slot of a sparse weight in sparse panels. parts: the placeholders of values and masks, and of codes'
+        scales, by name. dtype: of the elements in the panels."""
+        key = (tuple(map(self._key, parts.values())), layout, dtype)
+        if key not in self._slots:
+            values, masks, scales = parts["values"], parts["masks"], parts.get("scales")
+            shape = (int(masks.meta["val"].shape[0]), columns)
+            recipe = dense_recipe(
+                self._graph.weights[values.name], self._graph.weights[masks.name], columns, values.meta["val"].dtype
+            )
+            kept = None if scales is None else scales.meta["val"]
+            nbytes = self._backend.sparse_nbytes(shape, layout, dtype, int(values.meta["val"].shape[0]), kept)
+            name = self._name(values, layout)
+            if scales is None:
+                self._slots[key] = WeightSlot(name, DTYPE_NAMES[dtype], shape, layout, nbytes), recipe
+            else:
+                codes = CodesRecipe(recipe, self._graph.weights[scales.name], None, "int8")
+                self._slots[key] = WeightSlot(name, "U8", shape, layout, nbytes), codes
         return self._slots[key][0]
 
     def request_code_rows(

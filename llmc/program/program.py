@@ -52,9 +52,10 @@ class Layout(Enum):
 
     ROWS: row-major, as in the checkpoint. PANELS: for linear, lm_head and embedding (kernels/api.h).
     GATED_PANELS: the same with gate and up rows side by side. CODE_PANELS, GATED_CODE_PANELS: the same for quantized
-    weights, scales and zeros included. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of a quantized weight alone, a byte
-    each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is above behind them
-    (codegen/triton/code_rows.py). VECTOR_F32: a vector widened to fp32.
+    weights, scales and zeros included. SPARSE_PANELS, GATED_SPARSE_PANELS, SPARSE_CODE_PANELS,
+    GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
+    a quantized weight alone, a byte each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is
+    above behind them (codegen/triton/code_rows.py). VECTOR_F32: a vector widened to fp32.
     """
 
     ROWS = "rows"
@@ -62,11 +63,20 @@ class Layout(Enum):
     GATED_PANELS = "gated_panels"
     CODE_PANELS = "code_panels"
     GATED_CODE_PANELS = "gated_code_panels"
+    SPARSE_PANELS = "sparse_panels"
+    GATED_SPARSE_PANELS = "gated_sparse_panels"
+    SPARSE_CODE_PANELS = "sparse_code_panels"
+    GATED_SPARSE_CODE_PANELS = "gated_sparse_code_panels"
     CODE_ROWS = "code_rows"
     CODE_PAIR_ROWS = "code_pair_rows"
     CODE_5_ROWS = "code_5_rows"
     CODE_6_ROWS = "code_6_rows"
     VECTOR_F32 = "vector_f32"
+
+    @property
+    def is_sparse(self) -> bool:
+        """Whether its size follows from the numbers, and not from the shape alone."""
+        return "sparse" in self.value
 
     @property
     def code_bits(self) -> int | None:

@@ -15,6 +15,7 @@ from llmc.codegen.cpp.kernel_library import function_name
 from llmc.codegen.cpp.kernel_table import KERNELS
 from llmc.codegen.cpp.pack import packed_nbytes
 from llmc.codegen.cpp.pack_codes import CodeShape
+from llmc.codegen.cpp.pack_sparse import sparse_shape
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.refusal import Refusal
 from llmc.program import LOOP, Layout
@@ -63,6 +64,11 @@ class CppBackend:
         self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
     ) -> int:
         return CodeShape(shape, int(scales.shape[1]), format, scales.dtype, has_zeros).nbytes(layout)
+
+    def sparse_nbytes(
+        self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
+    ) -> int:
+        return sparse_shape(shape, layout, dtype, scales).nbytes(count)
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         arguments: dict[str, Argument] = {"rows": loop.rows.count}

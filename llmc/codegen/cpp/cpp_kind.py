@@ -15,6 +15,7 @@ from llmc.codegen.cpp.build import SOURCE_NAME, library_name
 from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
+from llmc.codegen.cpp.pack_sparse import DENSE, pack_sparse, pack_sparse_codes
 from llmc.codegen.quantized_support import check_kernels
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
@@ -52,15 +53,20 @@ class CppKind:
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
         """In panels, or as rows."""
-        return pack(weight, slot.layout, TORCH_DTYPES[slot.dtype])
+        into = pack_sparse if slot.layout in DENSE else pack
+        return into(weight, slot.layout, TORCH_DTYPES[slot.dtype])
 
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
         """In panels, with scales and zeros beside them."""
+        if layout in DENSE:
+            return pack_sparse_codes(codes, scales, layout)
         return pack_codes(codes, scales, zeros, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
         """Where no instruction puts elements into their places."""
-        return f"kernels for {self.target.name} do not read masks yet"
+        if self.target.has("avx512_vbmi2"):
+            return None
+        return f"{self.target.name} has no VBMI2 instructions, which put elements into their places"
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""

@@ -62,14 +62,14 @@ def pack_codes(codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str,
         raise LoweringError(f"{codes.shape[1]} columns cannot be cut into {shape.groups} equal groups")
     packed = torch.empty(shape.nbytes(layout), dtype=torch.uint8)
     panels = packed.view(-1, shape.groups, shape.group_nbytes)
-    rows = _rows(codes.shape[0], layout, panels.shape[0])
+    rows = panel_rows(codes.shape[0], layout, panels.shape[0])
     for first in range(0, panels.shape[0], _PANELS_AT_A_TIME):
         of_panels = rows[first : first + _PANELS_AT_A_TIME]
         _fill(panels[first : first + _PANELS_AT_A_TIME], of_panels, shape, codes, scales, zeros)
     return packed
 
 
-def _rows(out: int, layout: Layout, panels: int) -> Tensor:
+def panel_rows(out: int, layout: Layout, panels: int) -> Tensor:
     """[panels, PANEL]: which row of the weight is whose lane; -1 for none."""
     parts = 1 if layout is Layout.CODE_PANELS else 2
     lanes, rows = PANEL // parts, out // parts
@@ -86,9 +86,17 @@ def _fill(to: Tensor, rows: Tensor, shape: CodeShape, codes: Tensor, scales: Ten
     shift = CODE_FORMATS[shape.format].unsigned_shift
     if zeros is not None:
         start = _put(to, start, (zeros[taken].view(lanes).to(torch.int16) + shift).transpose(1, 2))
-    unsigned = codes[taken].view(torch.uint8) + shift  # wraps around as it should
-    words = _words(unsigned.view(*lanes, shape.group), shape)
-    _put(to, start, words.permute(0, 2, 3, 1))
+    _put(to, start, panel_codes(rows, shape, codes))
+
+
+def panel_codes(rows: Tensor, shape: CodeShape, codes: Tensor) -> Tensor:
+    """The words [panels, groups, words, PANEL], int32, of the codes [out, in] of these rows. Codes of zero stand for no
+    row, and fill up the last word."""
+    shift = CODE_FORMATS[shape.format].unsigned_shift
+    unsigned = codes[rows.clamp_min(0).flatten()].view(torch.uint8) + shift  # wraps around as it should
+    of_rows = unsigned.view(*rows.shape, shape.groups, shape.group)
+    of_rows = torch.where(rows[..., None, None] >= 0, of_rows, torch.tensor(shift, dtype=torch.uint8))
+    return _words(of_rows, shape).permute(0, 2, 3, 1).contiguous()
 
 
 def _put(to: Tensor, start: int, values: Tensor) -> int:
@@ -101,7 +109,8 @@ def _put(to: Tensor, start: int, values: Tensor) -> int:
 def _words(codes: Tensor, shape: CodeShape) -> Tensor:
     """[panels, PANEL, groups, words], int32, of unsigned codes [panels, PANEL, groups, group]."""
     format = CODE_FORMATS[shape.format]
-    codes = torch.nn.functional.pad(codes, (0, shape.words * 32 // format.bits - shape.group))
+    missing = shape.words * 32 // format.bits - shape.group
+    codes = torch.nn.functional.pad(codes, (0, missing), value=format.unsigned_shift)
     if format.bits == 8:
         return codes.contiguous().view(torch.int32)
     low = _halves_of_bytes(codes & 15)

@@ -15,6 +15,7 @@ from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp.kernel import SCALES
+from llmc.codegen.cpp.panel import PANEL
 from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.refusal import Refusal
 from llmc.program import Layout
@@ -80,8 +81,7 @@ def _code_table(call: Call) -> tuple[str, dict[str, Argument]]:
 
 
 def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
-    stored = call.within("weight")
-    assert stored is not None
+    stored = _stored(call)
     return {
         "group": stored.shape("codes")[1] // stored.shape("scales")[1],
         "weight": stored.code_panels(layout),
@@ -94,15 +94,73 @@ def _codes(call: Call, layout: Layout) -> dict[str, Argument]:
 def _codes_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
     stored = arguments_of(parts["weight"])
     format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
-    codes, scales = (stored[name].meta["val"] for name in ("codes", "scales"))
+    scales = stored["scales"].meta["val"]
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
     if scales.dtype not in SCALES:
         return Refusal(f"scales are {scales.dtype}; kernels know {', '.join(map(str, SCALES))}", node)
-    columns, groups = codes.shape[1], scales.shape[1]
+    columns, groups = parts["weight"].meta["val"].shape[1], scales.shape[1]
     if groups > 1 and columns // groups % 16:
         return Refusal(f"groups are of {columns // groups} columns; kernels know multiples of 16, or one a row", node)
     return None
+
+
+# ---- weights without their zeros -------------------------------------------------------------------------------------
+
+
+def _sparse_panels(call: Call, gated: bool) -> dict[str, Argument]:
+    layout = Layout.GATED_SPARSE_PANELS if gated else Layout.SPARSE_PANELS
+    return {"weight": _stored(call).sparse_panels(layout, (call.within("x") or call).dtype("x"))}
+
+
+def _sparse_table(call: Call) -> tuple[str, dict[str, Argument]]:
+    dtype = call.plain("dtype") or call.dtype("weight")
+    weight = _stored(call).sparse_panels(Layout.SPARSE_PANELS, dtype)
+    return "sparse_embedding", {"weight": weight, "panels": _panel_count(call)}
+
+
+def _sparse_refusal(node: fx.Node, parts: Mapping[str, fx.Node]) -> Refusal | None:
+    given, stored = arguments_of(node), arguments_of(parts["weight"])
+    values, result = stored["values"].meta["val"].dtype, node.meta["val"].dtype
+    read = result if "x" not in given else given["x"].meta["val"].dtype
+    if values.itemsize > read.itemsize:
+        return Refusal(f"the weight is {values} but read as {read}: packing it would lose digits", node)
+    return None
+
+
+def _sparse_code_panels(call: Call, gated: bool) -> dict[str, Argument]:
+    arrived = call.within("x")
+    rounding: dict[str, Argument] = {"x_format": "none"}
+    if arrived is not None:
+        rounding = {"x_scale": arrived.vector("scale"), "x_format": arrived.plain("format")}
+    return _sparse_codes(call, Layout.GATED_SPARSE_CODE_PANELS if gated else Layout.SPARSE_CODE_PANELS) | rounding
+
+
+def _sparse_code_table(call: Call) -> tuple[str, dict[str, Argument]]:
+    where = _sparse_codes(call, Layout.SPARSE_CODE_PANELS)
+    return "sparse_code_embedding", where | {"panels": _panel_count(call)}
+
+
+def _sparse_codes(call: Call, layout: Layout) -> dict[str, Argument]:
+    stored = _stored(call)
+    return {
+        "group": stored.plain("columns") // stored.shape("scales")[1],
+        "weight": stored.sparse_panels(layout, torch.int8),
+        "format": stored.plain("format"),
+        "scale_type": SCALES[stored.dtype("scales")],
+        "has_zeros": False,
+        "is_sparse": True,
+    }
+
+
+def _panel_count(call: Call) -> int:
+    return -(-call.shape("weight")[0] // PANEL)
+
+
+def _stored(call: Call) -> Call:
+    stored = call.within("weight")
+    assert stored is not None
+    return stored
 
 
 # ---- rows ------------------------------------------------------------------------------------------------------------
@@ -113,8 +171,7 @@ def rows(reader: str, *parts: str) -> Storage:
     op, each stored in rows as it is."""
 
     def where(call: Call) -> dict[str, Argument]:
-        stored = call.within("weight")
-        assert stored is not None
+        stored = _stored(call)
         found: dict[str, Argument] = {"read": reader}
         for index, name in enumerate(parts):
             operand = stored.weight(name, Layout.ROWS)
@@ -130,6 +187,14 @@ def rows(reader: str, *parts: str) -> Storage:
 STORAGES: Mapping[Any, Storage] = MappingProxyType(
     {
         None: Storage("", _panels, _table, _dense_refusal),
+        _llmc.sparse_bitmask.default: Storage("sparse_", _sparse_panels, _sparse_table, _sparse_refusal),
+        _llmc.sparse_codes.default: Storage(
+            "quantized_",
+            _sparse_code_panels,
+            _sparse_code_table,
+            _codes_refusal,
+            frozenset({_llmc.round_tokens.default}),
+        ),
         _llmc.dequantize.default: Storage(
             "quantized_", _code_panels, _code_table, _codes_refusal, frozenset({_llmc.round_tokens.default})
         ),

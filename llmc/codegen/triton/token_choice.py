@@ -273,6 +273,9 @@ class _OperandCall:
     def code_panels(self, layout: Layout) -> Operand:
         raise NotImplementedError(f"{self.op} has no weights")
 
+    def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
+        raise NotImplementedError(f"{self.op} has no weights")
+
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         raise NotImplementedError(f"{self.op} has no weights")
 

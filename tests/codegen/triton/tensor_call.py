@@ -149,6 +149,9 @@ class TensorCall:
             Operand("weight", "codes"), pack_codes(codes, scales, zeros, self._arguments["format"], layout)
         )
 
+    def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
+        raise AssertionError("kernels of GPUs read no panels")
+
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))
         packed = code_rows(codes, code_rows_layout(self._arguments["format"]))

@@ -61,6 +61,15 @@ enum LlmcScales { LLMC_SCALES_F32 = 0, LLMC_SCALES_F16 = 1, LLMC_SCALES_BF16 = 2
 // Integers, and their zeros, are shifted to be unsigned: by half of their range. What stands for no row has scale 0. A
 // group is a multiple of 16, or all of in; then the last word is filled up.
 
+// ---- weights without their zeros --------------------------------------------------------------------------------
+// Sparse panels, and sparse code panels of 8 bits without zero points: what stands in panels as above, in that order,
+// without the elements that are zero (bytes that are 128: codes of zero).
+//   offset[panel + 1] as uint64, in bytes from the beginning: where each panel's elements are, and where the last end
+//   mask[panel][…] as uint64: bit i for the i-th of 64 elements; a row of 32 lanes is half a mask of f32, one of bf16,
+//   two of codes; the last mask of a panel is filled up
+//   of codes: scale[panel][group][lane]
+//   the elements that are left, panel after panel; then 64 bytes that may be read, and mean nothing
+
 // ---- weights that a function yields row by row -------------------------------------------------------------------
 // For storages without products of their own: what a weight is stored as, in rows of `stride` elements, and a function
 // that writes elements k to k + count of a row of the weight. parts: in the order of the storage's row in storages.py.

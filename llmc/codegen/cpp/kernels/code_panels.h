@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "api.h"
+#include "sparse_panels.h"
 #include "token_codes.h"
 
 namespace llmc {
@@ -31,7 +32,7 @@ struct CodePanels {
   const uint8_t* data;
   int64_t in, group, stored_bits, bits, scale_bytes;
   LlmcScales scale_type;
-  bool has_zeros;
+  bool has_zeros, is_sparse;
 
   template <class Arguments>
   explicit CodePanels(const Arguments& a, int64_t in)
@@ -42,7 +43,8 @@ struct CodePanels {
         bits(stored_bits > 4 ? 8 : 4),
         scale_bytes(LLMC_PANEL * bytes_of(static_cast<LlmcScales>(a.scale_type))),
         scale_type(static_cast<LlmcScales>(a.scale_type)),
-        has_zeros(a.has_zeros != 0) {}
+        has_zeros(a.has_zeros != 0),
+        is_sparse(a.is_sparse != 0) {}
 
   bool in_planes() const { return stored_bits != bits; }
   int32_t usual_zero() const { return 1 << (stored_bits - 1); }
@@ -51,6 +53,10 @@ struct CodePanels {
   int64_t header_bytes() const { return scale_bytes + (has_zeros ? LLMC_PANEL * 2 : 0); }
   int64_t group_bytes() const { return header_bytes() + stored_words(group) * LLMC_PANEL * 4; }
   int64_t panel_bytes() const { return in / group * group_bytes(); }
+  // Without their zeros, which symmetric codes of 8 bits alone may be.
+  SparsePanels sparse(int64_t panels) const {
+    return {data, panels, in / group * words(group) * (LLMC_PANEL * 4 / 64), in / group * scale_bytes};
+  }
   const uint8_t* header(int64_t panel, int64_t k) const {
     return data + panel * panel_bytes() + k / group * group_bytes();
   }

@@ -6,6 +6,7 @@
 #pragma once
 #include "float_product.h"
 #include "integer_product.h"
+#include "sparse_panels.h"
 
 namespace llmc {
 
@@ -13,13 +14,14 @@ namespace llmc {
 // spills (60%).
 constexpr int kCodeTokens = kLanes == 16 ? 8 : 4;
 
-// Some groups' codes in one panel: of each group a header and `words` words of codes, group_bytes from one group's to
-// the next's. next: the memory behind the codes, of which as much is wanted next as the block took: `bytes`.
+// Some groups' codes in one panel: of each group a header, header_bytes from one to the next, and `words` words of
+// codes, group_bytes from one group's to the next's. next: the memory behind the codes, of which as much is wanted next
+// as the block took: `bytes`.
 struct CodeBlock {
   const CodePanels& panels;
   const uint8_t* header;
   const uint8_t* codes;
-  int64_t groups, words, group_bytes;
+  int64_t groups, words, header_bytes, group_bytes;
   const uint8_t* next;
   int64_t bytes;
 };
@@ -49,6 +51,48 @@ inline __attribute__((always_inline)) void load_words(const uint8_t* from, VecBi
       std::memcpy(&words[i][v], from + i * LLMC_PANEL * 4 + v * kLanes * 4, sizeof words[i][v]);
 }
 
+// The words of a block one after the other, as they lie in memory.
+struct StoredWords {
+  const uint8_t* word;
+
+  void begin(const CodeBlock& block, int64_t group, int lane) {
+    word = block.codes + group * block.group_bytes + lane * 4;
+  }
+  template <int kCount>
+  __attribute__((always_inline)) void next(VecBits (&words)[kCount][kCodeVecs]) {
+    load_words(word, words);
+    word += kCount * LLMC_PANEL * 4;
+  }
+};
+
+#if defined(__AVX512VBMI2__)
+// Of weights without their zeros: put into their places on the way, and left there for other tiles if kKeeps.
+template <bool kKeeps>
+struct SparseWords {
+  SparseCursor at;
+  uint8_t* keep;
+
+  void begin(const CodeBlock&, int64_t, int) {}
+  template <int kCount>
+  __attribute__((always_inline)) void next(VecBits (&words)[kCount][kCodeVecs]) {
+    static_assert(kCodeVecs * kLanes == LLMC_PANEL && kLanes * 4 == 64);
+#pragma GCC unroll 4
+    for (int i = 0; i < kCount; i++) {
+      at.fetch();
+#pragma GCC unroll 2
+      for (int v = 0; v < kCodeVecs; v++) {
+        const __m512i word = next_register<uint8_t>(at, *at.mask++);
+        words[i][v] = reinterpret_cast<VecBits>(word);
+        if constexpr (kKeeps) {
+          _mm512_store_si512(keep, word);
+          keep += sizeof word;
+        }
+      }
+    }
+  }
+};
+#endif
+
 // sums [kHeight] of lanes from `lane` on: += the running ones, scaled; or = if `set`.
 template <int kHeight, class Running>
 inline __attribute__((always_inline)) void add_scaled(const Running& running, const Vec (&scales)[kCodeVecs], bool set,
@@ -62,17 +106,17 @@ inline __attribute__((always_inline)) void add_scaled(const Running& running, co
     }
 }
 
-// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`.
-template <class Product, int kHeight>
-void multiply_codes(const CodeBlock& block, const typename Product::X* x, float* sums, bool first, FetchCodes fetch) {
+// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. Returns where the words end.
+template <class Product, int kHeight, class Words>
+Words multiply_words(const CodeBlock& block, Words from, const typename Product::X* x, float* sums, bool first,
+                     FetchCodes fetch) {
   constexpr int kWords = Product::kWords;
   const CodePanels& panels = block.panels;
-  const int64_t group_bytes = panels.group_bytes();
   for (int lane = 0; lane < LLMC_PANEL; lane += kCodeVecs * kLanes) {
     const auto* values = x;
     const uint8_t* header = block.header;
-    for (int64_t group = 0; group < block.groups; group++, header += group_bytes) {
-      const uint8_t* word = block.codes + group * block.group_bytes + lane * 4;
+    for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
+      from.begin(block, group, lane);
       Vec scales[kCodeVecs];
       VecInt zeros[kCodeVecs];
 #pragma GCC unroll 2
@@ -90,24 +134,28 @@ void multiply_codes(const CodeBlock& block, const typename Product::X* x, float*
 #pragma GCC unroll 4
           for (int line = 0; line < kWords; line++) fetch.lines();
           VecBits words[kWords][kCodeVecs];
-          load_words(word, words);
+          from.next(words);
           running.add(words, zeros, values);
-          word += kWords * LLMC_PANEL * 4;
           values += kWords * Product::kXPerWord * kHeight;
         }
         if constexpr (kWords > 1)
           for (; i < count; i++) {
             fetch.lines();
             VecBits words[1][kCodeVecs];
-            load_words(word, words);
+            from.next(words);
             running.add(words, zeros, values);
-            word += LLMC_PANEL * 4;
             values += Product::kXPerWord * kHeight;
           }
         add_scaled<kHeight>(running, scales, first && group == 0 && done == 0, sums + lane);
       }
     }
   }
+  return from;
+}
+
+template <class Product, int kHeight>
+void multiply_codes(const CodeBlock& block, const typename Product::X* x, float* sums, bool first, FetchCodes fetch) {
+  multiply_words<Product, kHeight>(block, StoredWords{}, x, sums, first, fetch);
 }
 
 // ---- many tokens: operands of x as it is, decoded once for all tiles ---------------------------------------------
@@ -119,10 +167,9 @@ constexpr int kDecodedSteps = 4;  // at a time: no word has fewer codes
 template <class Product>
 void decode(const CodeBlock& block, float* to) {
   const CodePanels& panels = block.panels;
-  const int64_t group_bytes = panels.group_bytes();
   for (int lane = 0; lane < LLMC_PANEL; lane += kCodeVecs * kLanes) {
     const uint8_t* header = block.header;
-    for (int64_t group = 0; group < block.groups; group++, header += group_bytes) {
+    for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
       const uint8_t* word = block.codes + group * block.group_bytes + lane * 4;
       VecInt zeros[kCodeVecs];
       for (int v = 0; v < kCodeVecs; v++) zeros[v] = load_zeros(panels, header, lane + v * kLanes);
@@ -142,11 +189,10 @@ void multiply_decoded(const CodeBlock& block, int64_t steps, const float* operan
                       bool first, FetchCodes fetch) {
   constexpr int kOperands = kCodeVecs * kLanes;
   const CodePanels& panels = block.panels;
-  const int64_t group_bytes = panels.group_bytes();
   for (int lane = 0; lane < LLMC_PANEL; lane += kOperands) {
     const float* values = x;
     const uint8_t* header = block.header;
-    for (int64_t group = 0; group < block.groups; group++, header += group_bytes) {
+    for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
       Vec scales[kCodeVecs];
 #pragma GCC unroll 2
       for (int v = 0; v < kCodeVecs; v++) scales[v] = load_scales(header, panels.scale_type, lane + v * kLanes);

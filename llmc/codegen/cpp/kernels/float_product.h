@@ -9,6 +9,7 @@ namespace llmc {
 template <class Codes>
 struct FloatOperands {
   using Steps = FloatSteps;
+  static constexpr bool kReadsSparse = std::is_same_v<Codes, Int8Codes>;
   static constexpr int kSteps = Codes::kCodes;
   static constexpr int low(int i) { return Codes::order(i); }
   static constexpr int high(int) { return 0; }
@@ -20,6 +21,7 @@ struct FloatOperands {
 template <class Codes>
 struct PairOperands {
   using Steps = PairSteps;
+  static constexpr bool kReadsSparse = std::is_same_v<Codes, Int8Codes>;
   static constexpr int kSteps = Codes::kCodes / 2;
   static constexpr int low(int i) { return Codes::order(2 * i); }
   static constexpr int high(int i) { return Codes::order(2 * i + 1); }
@@ -68,6 +70,7 @@ constexpr PairTable e4m3_table() {  // below 2^-6: multiples of 2^-9
 // Codes of both halves of a word at once: those at places i and i + 4.
 template <>
 struct PairOperands<Int4Codes> {
+  static constexpr bool kReadsSparse = false;
   using Steps = PairSteps;
   static constexpr int kSteps = 4;
   static constexpr int low(int i) { return kNibbleOrder[i]; }
@@ -81,6 +84,7 @@ struct PairOperands<Int4Codes> {
 
 template <const float (&kValues)[16]>
 struct PairOperands<TableCodes<kValues>> {
+  static constexpr bool kReadsSparse = false;
   using Steps = PairSteps;
   static constexpr int kSteps = 4;
   static constexpr int low(int i) { return kNibbleOrder[i]; }
@@ -94,6 +98,7 @@ struct PairOperands<TableCodes<kValues>> {
 // The exponents differ by 120; what has none comes from a table.
 template <>
 struct PairOperands<Fp8Codes> {
+  static constexpr bool kReadsSparse = false;
   using Steps = PairSteps;
   static constexpr int kSteps = 2;
   static constexpr int low(int i) { return i; }
@@ -136,6 +141,7 @@ struct FloatProduct {
   static constexpr int kXPerWord = Operands::kSteps;
   static constexpr int kXPerRun = 0;
   static constexpr int kWords = 1;
+  static constexpr bool kReadsSparse = Operands::kReadsSparse;
   static constexpr int64_t kRunWords = kRunSteps / (Operands::kSteps * Steps::kWidth);
 
   template <int kHeight>

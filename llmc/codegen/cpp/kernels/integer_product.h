@@ -120,6 +120,7 @@ struct IntegerProduct {
   static constexpr int kXPerRun = 1;  // the sum
   static constexpr int64_t kRunWords = 1 << 20;
   static constexpr int kWords = Steps::kWords;
+  static constexpr bool kReadsSparse = kBits == 8;
 
   template <int kHeight>
   struct Running {

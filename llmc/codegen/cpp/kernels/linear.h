@@ -43,7 +43,8 @@ constexpr int64_t kDecodedFloats = kCodeBlockBytes * 2 + 16;
 
 // Panels whose blocks are multiplied one after the other by the same k of x, which then is in the level-2 cache. Tiles
 // are so fast that many tokens' x would else come too slowly; a few tokens' fit anyway.
-constexpr int64_t panels_together(int64_t tokens) { return kHasTiles && tokens > 64 ? 4 : 1; }
+constexpr int64_t kMostPanelsTogether = 4;
+constexpr int64_t panels_together(int64_t tokens) { return kHasTiles && tokens > 64 ? kMostPanelsTogether : 1; }
 
 // Of one thread: packed x, a scale for each token, the sums of some panels, a decoded block.
 inline int64_t linear_scratch_bytes(int64_t tokens, int64_t in) {
@@ -61,6 +62,11 @@ struct Tiles {
 
   int64_t count, height, taller;
 };
+
+template <class T>
+inline T* cache_line_from(T* pointer) {
+  return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + 63) / 64 * 64);
+}
 
 // ---- packing x -------------------------------------------------------------------------------------------------
 inline void pack_value(const float* row, int64_t k, int64_t, float* to, int64_t) { *to = row[k]; }
@@ -144,14 +150,64 @@ struct GatedEpilogue {
 };
 
 // ---- the product -----------------------------------------------------------------------------------------------
-template <class T, class Epilogue>
-void dense_product(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
+// Some steps of k of one panel, to be multiplied with all tiles of tokens: where these lie packed, and their sums.
+template <class T>
+struct PanelBlock {
+  int64_t panel, step, count;
+  const Tiles& tiles;
+  const typename PanelProduct<T>::X* x;
+  float* sums;
+};
+
+// The tiles from the given one on, one after the other. What is wanted next is fetched evenly, from `next` on,
+// next_stride elements a step.
+template <class T>
+inline void multiply_tiles(TileProduct<T>& multiply, const PanelBlock<T>& block, int64_t from, const T* weight,
+                           const T* next, int64_t next_stride) {
+  for (int64_t tile = from; tile < block.tiles.count; tile++) {
+    const int64_t height = block.tiles.height_of(tile), start = block.tiles.start(tile);
+    const auto* values = block.x + start * block.count * PanelProduct<T>::kXPerStep;
+    float* sums = block.sums + start * LLMC_PANEL;
+    multiply(height, weight, values, block.count, sums, block.step == 0, next, next_stride);
+    next += block.count * next_stride;
+  }
+}
+
+// The panels of a dense weight of so many steps. Reader: of one thread, for the panels from first to end.
+template <class T>
+struct DensePanels {
+  const T* weight;
+  int64_t steps;
+
+  class Reader {
+   public:
+    Reader(const DensePanels& panels, int64_t first, int64_t end, void*)
+        : weight_(panels.weight), steps_(panels.steps), first_(first), end_(end) {}
+
+    void multiply(const PanelBlock<T>& block) {
+      constexpr int64_t kRow = LLMC_PANEL * PanelProduct<T>::kStep;
+      const int64_t panel_elements = steps_ * kRow, after = block.step + block.count;
+      const T* weight = weight_ + block.panel * panel_elements + block.step * kRow;
+      const T* next = block.panel + 1 < end_ ? weight + panel_elements
+                      : after < steps_       ? weight_ + first_ * panel_elements + after * kRow
+                                             : weight_ + end_ * panel_elements;
+      multiply_tiles(product_, block, 0, weight, next, (kRow + block.tiles.count - 1) / block.tiles.count);
+    }
+
+   private:
+    const T* weight_;
+    int64_t steps_, first_, end_;
+    TileProduct<T> product_;
+  };
+};
+
+// Panels: as DensePanels. The memory that a Reader is given holds a decoded block.
+template <class T, class Panels, class Epilogue>
+void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, const Epilogue& epilogue) {
   using Product = PanelProduct<T>;
   using X = typename Product::X;
   const int64_t steps = (a.in + Product::kStep - 1) / Product::kStep, block_steps = kBlockIn<T> / Product::kStep;
-  const int64_t row = LLMC_PANEL * Product::kStep, panel_elements = steps * row;
   const int64_t panels = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
-  const auto* weight = static_cast<const T*>(a.weight);
 
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
@@ -179,30 +235,22 @@ void dense_product(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue
     parallel_for(pool, (panels + together - 1) / together, [&](int64_t group, void* scratch) {
       const int64_t first = group * together, end = std::min(first + together, panels);
       auto* sums = reinterpret_cast<float*>(static_cast<std::byte*>(scratch) + sums_offset);
-      TileProduct<T> multiply;
+      typename Panels::Reader reader(weight, first, end, sums + together * tokens * LLMC_PANEL);
       for (int64_t step = 0; step < steps; step += block_steps)
-        for (int64_t panel = first; panel < end; panel++) {
-          const int64_t count = std::min(block_steps, steps - step);
-          const T* block = weight + panel * panel_elements + step * row;
-          const T* next = panel + 1 < end             ? block + panel_elements
-                          : step + count < steps ? weight + first * panel_elements + (step + count) * row
-                                                 : weight + end * panel_elements;
-          const int64_t next_stride = (row + tiles.count - 1) / tiles.count;
-          const X* values = packed + step * tokens * Product::kXPerStep;
-          float* panel_sums = sums + (panel - first) * tokens * LLMC_PANEL;
-          for (int64_t tile = 0; tile < tiles.count; tile++) {
-            const int64_t height = tiles.height_of(tile);
-            float* tile_sums = panel_sums + tiles.start(tile) * LLMC_PANEL;
-            multiply(height, block, values, count, tile_sums, step == 0, next, next_stride);
-            values += count * Product::kXPerStep * height;
-            next += count * next_stride;
-          }
-        }
+        for (int64_t panel = first; panel < end; panel++)
+          reader.multiply({panel, step, std::min(block_steps, steps - step), tiles,
+                           packed + step * tokens * Product::kXPerStep, sums + (panel - first) * tokens * LLMC_PANEL});
       for (int64_t panel = first; panel < end; panel++)
         for (int64_t t = 0; t < tokens; t++)
           epilogue(start + t, panel, sums + ((panel - first) * tokens + t) * LLMC_PANEL);
     });
   }
+}
+
+template <class T, class Epilogue>
+void dense_product(LlmcPool* pool, const LlmcLinear& a, const Epilogue& epilogue) {
+  constexpr int64_t kStep = PanelProduct<T>::kStep;
+  panels_product<T>(pool, a, DensePanels<T>{static_cast<const T*>(a.weight), (a.in + kStep - 1) / kStep}, epilogue);
 }
 
 template <class T>

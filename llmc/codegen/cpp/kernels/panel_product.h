@@ -25,6 +25,18 @@ struct PanelProduct<bf16> {
   static constexpr int kStep = 2, kXPerStep = 1, kTokens = kTileTokens;
 };
 #elif defined(__AVX512BF16__)
+// One step of every token of a tile: pairs of weights, of some vectors of lanes, with a pair of x each.
+template <int kHeight, int kVecs>
+inline __attribute__((always_inline)) void add_pairs(Vec (&sums)[kHeight][kVecs], const __m512i (&w)[kVecs],
+                                                     const uint32_t* x) {
+#pragma GCC unroll 32
+  for (int t = 0; t < kHeight; t++) {
+    const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x[t])));
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; v++) sums[t][v] = _mm512_dpbf16_ps(sums[t][v], reinterpret_cast<__m512bh>(w[v]), pair);
+  }
+}
+
 template <>
 struct PanelProduct<bf16> {
   using X = uint32_t;  // a pair of bf16
@@ -32,15 +44,10 @@ struct PanelProduct<bf16> {
 
   template <int kHeight>
   static inline __attribute__((always_inline)) void step(Vec (&sums)[kHeight][kVecs], const bf16* weight, const X* x) {
-    __m512bh w[kVecs];
+    __m512i w[kVecs];
 #pragma GCC unroll 2
-    for (int v = 0; v < kVecs; v++) w[v] = reinterpret_cast<__m512bh>(_mm512_loadu_si512(weight + v * 2 * kLanes));
-#pragma GCC unroll 16
-    for (int t = 0; t < kHeight; t++) {
-      const __m512bh pair = reinterpret_cast<__m512bh>(_mm512_set1_epi32(static_cast<int>(x[t])));
-#pragma GCC unroll 2
-      for (int v = 0; v < kVecs; v++) sums[t][v] = _mm512_dpbf16_ps(sums[t][v], w[v], pair);
-    }
+    for (int v = 0; v < kVecs; v++) w[v] = _mm512_loadu_si512(weight + v * 2 * kLanes);
+    add_pairs<kHeight>(sums, w, x);
   }
 };
 #else

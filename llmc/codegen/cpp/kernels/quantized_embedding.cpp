@@ -9,7 +9,7 @@ typedef struct {
   const int32_t* ids;
   const void* weight;  // code panels
   LlmcRows y;
-  int32_t format, scale_type, has_zeros;
+  int32_t format, scale_type, has_zeros, is_sparse;
 } LlmcQuantizedEmbedding;
 
 namespace llmc {

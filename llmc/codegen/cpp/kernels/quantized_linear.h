@@ -23,6 +23,7 @@ typedef struct {
   int32_t x_format;    // LlmcXCodes
   int32_t scale_type;  // LlmcScales
   int32_t has_zeros;
+  int32_t is_sparse;  // sparse code panels
 } LlmcQuantizedLinear;
 
 namespace llmc {
@@ -46,7 +47,17 @@ inline CodeBlock block_of(const CodePanels& panels, int64_t panel, const Part& p
   const int64_t count = part.count / part.groups;
   const int64_t bytes = part.groups * panels.stored_words(count) * LLMC_PANEL * 4;
   const uint8_t* header = panels.header(panel, part.k);
-  return {panels, header, codes, part.groups, panels.words(count), panels.group_bytes(), codes + bytes, bytes};
+  const int64_t stride = panels.group_bytes();
+  return {panels, header, codes, part.groups, panels.words(count), stride, stride, codes + bytes, bytes};
+}
+
+// Of weights without their zeros; codes: where they are expanded to. What comes next is as much as was not zero here.
+inline CodeBlock sparse_block(const CodePanels& panels, const SparsePanels& sparse, int64_t panel, const Part& part,
+                              const SparseCursor& cursor, uint8_t* codes) {
+  const int64_t words = panels.words(part.count / part.groups), row = LLMC_PANEL * 4;
+  const uint8_t* header = sparse.header(panel) + part.k / panels.group * panels.scale_bytes;
+  const int64_t bytes = part.groups * words * row;
+  return {panels, header, codes, part.groups, words, panels.scale_bytes, words * row, cursor.value + bytes, bytes / 2};
 }
 
 #if defined(__AMX_INT8__)
@@ -164,6 +175,15 @@ constexpr std::array<MultiplyCodes<Product>, sizeof...(kHeights)> codes_table(st
   return {multiply_codes<Product, kHeights + 1>...};
 }
 
+#if defined(__AVX512VBMI2__)
+template <class Product, bool kKeeps, int... kHeights>
+constexpr auto sparse_codes_table(std::integer_sequence<int, kHeights...>) {
+  using Words = SparseWords<kKeeps>;
+  using Multiply = Words (*)(const CodeBlock&, Words, const typename Product::X*, float*, bool, FetchCodes);
+  return std::array<Multiply, sizeof...(kHeights)>{multiply_words<Product, kHeights + 1, Words>...};
+}
+#endif
+
 // Heights of tiles from kCodeTokens + 1 tokens on, which are split into few.
 constexpr int kLeastDecoded = (kDecodedTokens + 1) / 2;
 
@@ -187,16 +207,40 @@ struct BlockProduct {
   bool decodes;
   float* operands;  // of a block, where it is decoded first
 
-  void operator()(const CodeBlock& block, const X* values, int64_t values_per_token, float* sums, bool first) const {
+#if defined(__AVX512VBMI2__)
+  static constexpr bool kReadsSparse = Product::kReadsSparse;
+
+  // Of a block that the first tile expands on the way, to `codes`.
+  void operator()(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, int64_t values_per_token,
+                  float* sums, bool first) const {
+    tiles.count == 1 ? first_tile<false>(block, cursor, codes, values, sums, first)
+                     : first_tile<true>(block, cursor, codes, values, sums, first);
+    (*this)(block, values, values_per_token, sums, first, 1);
+  }
+
+  template <bool kKeeps>
+  void first_tile(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, float* sums,
+                  bool first) const {
+    static constexpr auto kMultiply =
+        sparse_codes_table<Product, kKeeps>(std::make_integer_sequence<int, kCodeTokens>());
+    const SparseWords<kKeeps> words{cursor, codes};
+    cursor = kMultiply[tiles.height_of(0) - 1](block, words, values, sums, first, FetchCodes{block.next, 0}).at;
+  }
+#else
+  static constexpr bool kReadsSparse = false;
+#endif
+
+  // from: the first tile that is multiplied.
+  void operator()(const CodeBlock& block, const X* values, int64_t values_per_token, float* sums, bool first,
+                  int64_t from = 0) const {
     const int64_t words = block.groups * block.words;
     constexpr int64_t kPasses = LLMC_PANEL / (kCodeVecs * kLanes);
     // What is fetched `fetches` times by each tile in turn.
     const auto for_tiles = [&](int64_t fetches, const auto& multiply) {
       FetchCodes fetch{block.next, (block.bytes / fetches + tiles.count - 1) / tiles.count};
-      for (int64_t tile = 0; tile < tiles.count; tile++) {
-        const int64_t height = tiles.height_of(tile);
-        multiply(height, values, sums + tiles.start(tile) * LLMC_PANEL, fetch);
-        values += values_per_token * height;
+      for (int64_t tile = from; tile < tiles.count; tile++) {
+        const int64_t start = tiles.start(tile);
+        multiply(tiles.height_of(tile), values + values_per_token * start, sums + start * LLMC_PANEL, fetch);
         fetch.next += fetches * fetch.stride;
       }
     };
@@ -226,6 +270,7 @@ struct BlockProduct<TiledProduct<Codes>> {
   const Tiles& tiles;
   bool decodes;
   float* operands;  // bytes of a block of 4-bit codes
+  static constexpr bool kReadsSparse = false;
   TileRegisters registers{};
 
   void operator()(const CodeBlock& block, const int32_t* values, int64_t values_per_token, float* sums, bool first) {
@@ -267,17 +312,13 @@ inline int64_t tallest(const TiledProduct<Codes>&, bool) {
 }
 #endif
 
-template <class T>
-inline T* cache_line_from(T* pointer) {
-  return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + 63) / 64 * 64);
-}
-
 template <class Product, class T, class Epilogue>
 void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
   using X = typename Product::X;
   const CodePanels panels(a, a.in);
   const auto format = static_cast<LlmcXCodes>(a.x_format);
   const int64_t count = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
+  const SparsePanels sparse = panels.sparse(count);
 
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
@@ -299,13 +340,25 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
       float* operands = cache_line_from(sums + together * tokens * LLMC_PANEL);
       auto* bytes = reinterpret_cast<uint8_t*>(operands + kCodeBlockBytes);  // behind a decoded block of those
       BlockProduct<Product> multiply{tiles, decodes, operands};
+      SparseCursor cursors[kMostPanelsTogether];
+      if (panels.is_sparse)
+        for (int64_t panel = first; panel < end; panel++) cursors[panel - first] = sparse.cursor(panel);
       const X* values = packed.data;
       for (int64_t k = 0; k < a.in;) {
         const Part part = part_from(panels, k);
         for (int64_t panel = first; panel < end; panel++) {
-          CodeBlock block = block_of(panels, panel, part);
+          float* panel_sums = sums + (panel - first) * tokens * LLMC_PANEL;
+          SparseCursor& cursor = cursors[panel - first];
+          CodeBlock block = panels.is_sparse ? sparse_block(panels, sparse, panel, part, cursor, bytes)
+                                             : block_of(panels, panel, part);
           if (panels.in_planes()) join_planes(block, bytes);
-          multiply(block, values, packed.part_size(part), sums + (panel - first) * tokens * LLMC_PANEL, k == 0);
+          if constexpr (BlockProduct<Product>::kReadsSparse)
+            if (panels.is_sparse && !decodes) {
+              multiply(block, cursor, bytes, values, packed.part_size(part), panel_sums, k == 0);
+              continue;
+            }
+          if (panels.is_sparse) expand(cursor, block.groups * block.group_bytes / 64, bytes);
+          multiply(block, values, packed.part_size(part), panel_sums, k == 0);
         }
         values += packed.part_size(part) * tokens;
         k += part.count;

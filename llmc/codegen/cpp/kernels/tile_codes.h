@@ -108,7 +108,7 @@ void multiply_tile_codes(TileRegisters& registers, const CodeBlock& block, const
       x += weight.at_a_time * height;
     }
     store_sums<kTwo>(dots);
-    const uint8_t* header = block.header + group * panels.group_bytes();
+    const uint8_t* header = block.header + group * block.header_bytes;
     add_scaled_tile(panels, header, dots, x_sums, height, first && group == 0, sums);
   }
 }

@@ -1,0 +1,70 @@
+"""Sparse engines on CPUs give the bits of dense engines with the same zeros, whatever is merged, fused and rounded."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from llmc.codegen.cpp.cpp_kind import CppKind
+from llmc.codegen.cpp.lowering import Lowered, lower
+from llmc.codegen.expand_sparse import expand_sparse
+from llmc.graph.execute import Chunk, run_steps
+from llmc.options import parse_options
+from llmc.targets import CPU_TARGETS, CpuTarget, host_target, resolve_target
+from tests.codegen.engine_harness import run_engine
+from tests.passes.quantization.quantizing import TOKENS, captured_llama
+from tests.passes.sparsity.sparse_graphs import sparse
+
+STEPS = (
+    (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8])),
+    (Chunk(1, 3, TOKENS[8:20]), Chunk(0, 20, TOKENS[20:21])),
+    (Chunk(0, 21, TOKENS[21:22]), Chunk(1, 15, TOKENS[20:21])),
+)
+OPTIONS = parse_options({})
+has_kernels = pytest.mark.skipif(
+    not host_target().has("avx512_vbmi2"), reason="this machine reads dense weights faster"
+)
+
+
+@has_kernels
+@pytest.mark.parametrize("quantize", ["", "int8", "w8a8", "int8:g32"])
+@pytest.mark.parametrize("zeros", ["magnitude:0.5,lm_head=magnitude:0.4", "magnitude:2:4"])
+def test_a_sparse_engine_has_the_bits_of_the_dense_one(quantize: str, zeros: str, tmp_path: Path) -> None:
+    graph = sparse(zeros, quantize).graph
+    source = captured_llama().source
+    found = lower(graph, host_target(), OPTIONS)
+    dense = lower(expand_sparse(graph, lambda storage: "as a test"), host_target(), OPTIONS)
+    families = [launch.family for launch in found.program.launches]
+    assert [x.removeprefix("sparse_") for x in families] == [x.removeprefix("sparse_") for x in _families(dense)]
+    assert _bytes(found) < 0.9 * _bytes(dense)
+    got = run_engine(found, source, STEPS, host_target(), tmp_path / "sparse")
+    want = run_engine(dense, source, STEPS, host_target(), tmp_path / "dense")
+    for step, expected in zip(got, want, strict=True):
+        for a, b in zip(step, expected, strict=True):
+            assert torch.equal(a, b)
+    reference = run_steps(graph, source, STEPS)
+    pairs = [(a, b) for step in zip(got, reference, strict=True) for a, b in zip(*step, strict=True)]
+    assert max(float((a - b).abs().max() / b.std()) for a, b in pairs) < 0.05
+
+
+def test_a_target_without_vbmi2_says_why_it_is_dense() -> None:
+    graph = sparse("magnitude:0.5").graph
+    for target in CPU_TARGETS:
+        reason = CppKind(target).dense_reason(graph.graph.output_node())
+        assert (reason is None) is target.has("avx512_vbmi2")
+        assert reason is None or f"{target.name} has no VBMI2 instructions" in reason
+    plain = resolve_target("cpu-x86-64-v3")
+    assert isinstance(plain, CpuTarget)
+    dense = expand_sparse(graph, CppKind(plain).dense_reason)
+    assert {each.bits for each in dense.sparse} == {None}
+    assert not [x for x in _families(lower(dense, plain, OPTIONS)) if x.startswith("sparse_")]
+
+
+def _families(lowered: Lowered) -> list[str]:
+    return [launch.family for launch in lowered.program.launches]
+
+
+def _bytes(lowered: Lowered) -> int:
+    return sum(slot.nbytes for slot in lowered.program.weights)
