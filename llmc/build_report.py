@@ -31,9 +31,8 @@ class BuildReport:
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
     decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
     without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
-    for a CPU. program: what a step runs. quantized: what was done to each weight. sparse: what
-    became of each with zeros. kv_bytes: of the KV cache, a token.
-    warnings: what its user may not expect, a line each.
+    for a CPU. program: what a step runs, in all stages. quantized: what was done to each weight. sparse: what became of
+    each with zeros. kv_bytes: of the KV cache, a token. warnings: what its user may not expect, a line each.
     """
 
     path: Path
@@ -95,7 +94,7 @@ def build_report(
 def manifest_of(
     info: ModelInfo, target: Target, options: BuildOptions, program: Program, records: Sequence[PassRecord]
 ) -> Manifest:
-    """What the engine says of itself; EngineWriter adds the files."""
+    """What the engine says of itself; EngineWriter adds the files. program: of all its stages."""
     limits = program.limits
     step = StepShape.decode(requests=1, context=1).values()
     decode = [launch for launch in program.launches if launch.runs(tokens=1, logit_rows=1)]

@@ -37,7 +37,6 @@ from llmc.engine_format.reader import (
     EXPLANATION_NAME,
     NODES_NAME,
     PASSES_NAME,
-    PROGRAM_NAME,
     QUANTIZATION_NAME,
     REPORT_NAME,
     SPARSITY_NAME,
@@ -60,10 +59,11 @@ from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
 from llmc.program import Program, WeightSlot
-from llmc.program.program_json import program_to_json
+from llmc.program.joined_program import joined_program
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
+from llmc.stage_builds import StageBuild, stage_builds
 from llmc.targets import Target, resolve_target
 
 Model = str | Path | nn.Module | ExportedProgram
@@ -156,25 +156,20 @@ def _write_engine(
             captured = captured_now()
         with stages("passes", len(pipeline)):
             result = run_passes(captured, pipeline, options, writer, stages)
-        with stages("lower"):
-            result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
-            engine = builder.lower(result.graph)
+        result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
         write_weight_records(result.graph, writer)
-        program = builder.compile(writer, stages)
-        writer.write_text(PROGRAM_NAME, program_to_json(program))
-        with stages("weights", program.ranks * sum(slot.nbytes for slot in program.weights)):
-            for rank in range(program.ranks):
-                makers = [
-                    (slot, partial(packed, slot, recipe, captured.source, finite, kind, rank))
-                    for slot, recipe in zip(program.weights, engine.recipes, strict=True)
-                ]
-                writer.write_weights(makers, rank=rank, progress=stages.advance)
-        with stages("report"):
-            for file in captured.tokenizer_files:
-                writer.copy_file(f"tokenizer/{file.name}", file)
-            manifest = manifest_of(captured.graph.info, target, options, program, result.records)
-            writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, program)))
-        builder.finish(writer, stages)
+        with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
+            program = joined_program([each.program for each in builds])
+            with stages("weights", program.ranks * sum(slot.nbytes for slot in program.weights)):
+                for each in builds:
+                    _write_weights(each, captured.source, finite, kind, writer, stages)
+            with stages("report"):
+                for file in captured.tokenizer_files:
+                    writer.copy_file(f"tokenizer/{file.name}", file)
+                manifest = manifest_of(captured.graph.info, target, options, program, result.records)
+                writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, program)))
+            for each in builds:
+                each.builder.finish(each.writer, stages)
         notes += captured.notes + finite.notes()
         if result.graph.draft is not None:
             with stages("draft"):
@@ -183,6 +178,24 @@ def _write_engine(
             manifest = writer.finish(manifest)
     fitting = kind.fitting_sequences(program)
     return build_report(output, target, result, program, manifest, stages.seconds, notes, fitting)
+
+
+def _write_weights(
+    build: StageBuild,
+    source: WeightSource,
+    finite: FiniteWeights,
+    kind: TargetKind,
+    writer: EngineWriter,
+    stages: Stages,
+) -> None:
+    """Of all ranks of a stage."""
+    program = build.program
+    for rank in range(program.ranks):
+        makers = [
+            (slot, partial(packed, slot, recipe, source, finite, kind, rank))
+            for slot, recipe in zip(program.weights, build.recipes, strict=True)
+        ]
+        writer.write_weights(makers, rank=program.layout.rank_of(program.stage, rank), progress=stages.advance)
 
 
 def _write_draft(

@@ -55,7 +55,8 @@ class StepPlan:
 
 def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> StepPlan:
     """Choose the backend's kernels and place buffers. Raises LoweringError as `lower` does."""
-    check_logit_rows(graph)
+    if not graph.hands_over:
+        check_logit_rows(graph)
     claims = find_claims(graph, backend)
     views, copies = find_views(graph, claims.nodes)
     edges = dependencies(graph, views, copies)
@@ -76,7 +77,7 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
     buffers, plan = builder.planned_buffers()
     program = Program(
         limits=limits,
-        vocab_size=math.prod(dims_of(output.shape)),
+        vocab_size=graph.info.vocab_size if graph.hands_over else math.prod(dims_of(output.shape)),
         arena=plan.arena,
         unplanned_arena=plan.unplanned,
         buffers=buffers,
@@ -86,7 +87,9 @@ def plan_step(graph: ModelGraph, backend: Backend, options: BuildOptions) -> Ste
         alternatives=builder.planned_alternatives(),
         side_outputs=builder.side_outputs(),
         hidden_width=hidden_width(graph),
-        layout=RankLayout(tensor=graph.ranks),
+        layout=RankLayout(graph.ranks, graph.pipeline_stages),
+        stage=graph.pipeline_stage or 0,
+        hands_over=math.prod(dims_of(output.shape)) if graph.hands_over else 0,
     )
     return StepPlan(program, builder.loops, builder.weights.recipes(), claims.refusals)
 

@@ -27,6 +27,7 @@ class ReferenceKind:
 
     target: ReferenceTarget
     computes_half: bool = False
+    has_stages: bool = False
 
     def check(self, options: BuildOptions) -> None:
         """The eager ops take every dtype and scheme. Raises OptionError for several stages."""

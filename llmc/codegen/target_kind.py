@@ -55,6 +55,10 @@ class TargetKind(Protocol):
     def computes_half(self) -> bool:
         """Whether engines compute in float16."""
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether engines run each pipeline stage as a program of its own."""
+
     def check(self, options: BuildOptions) -> None:
         """Raise LlmcError for a dtype, a scheme or a tool that is not there, before anything is read."""
 

@@ -17,6 +17,7 @@ from llmc.files.typed_json import REBUILD, from_json
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
+from llmc.program.joined_program import joined_program
 from llmc.program.program_json import program_from_json
 from llmc.targets import CpuTarget, is_gpu_target, missing_features
 
@@ -41,6 +42,8 @@ NODES_NAME = "report/nodes.json"
 # The engine of what drafts for this one; and where its vocabulary is another, this one's ids of its tokens, in int32.
 DRAFT = "draft"
 DRAFT_IDS_NAME = "draft_ids.bin"
+# What belongs to a pipeline stage behind the first, but for weights: STAGES/NUMBER/.
+STAGES = "stages"
 REFERENCE_TARGET = "reference"
 
 
@@ -48,7 +51,8 @@ REFERENCE_TARGET = "reference"
 class EngineDirectory:
     """A checked engine. executable: the library, graph or program that an executor opens. tensors: where each of
     program.weights lies, in the same order. programs: of an engine for several GPUs, by the file and the target's name,
-    of which `program` is the first."""
+    of which `program` is the first. stages: the program and the library of each pipeline stage, of which `program` and
+    `executable` are the first's."""
 
     files: EngineFiles
     manifest: Manifest
@@ -56,6 +60,12 @@ class EngineDirectory:
     executable: Path
     tensors: tuple[StoredTensor, ...]
     programs: tuple[TargetProgram, ...] = ()
+    stages: tuple[StageProgram, ...] = ()
+
+    @property
+    def whole_program(self) -> Program:
+        """Of all stages, to be looked at."""
+        return joined_program([stage.program for stage in self.stages]) if self.stages else self.program
 
     @property
     def path(self) -> Path:
@@ -74,6 +84,14 @@ class TargetProgram:
     target: str
     file: str
     program: Program
+
+
+@dataclass(frozen=True)
+class StageProgram:
+    """A pipeline stage's program, and what an executor opens for it."""
+
+    program: Program
+    executable: Path
 
 
 def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool = True) -> EngineDirectory:
@@ -131,10 +149,40 @@ def _describe(files: EngineFiles, manifest: Manifest, *, check_machine: bool) ->
         check_agreement(path, manifest, each)
         check_program(each.program, path / each.file)
     program = programs[0].program
+    stages = (StageProgram(program, path / executable), *_further_stages(files, manifest, program))
     tensors = find_weights(files, program)
     if check_machine:
         check_target(path, manifest.target)
-    return EngineDirectory(files, manifest, program, path / executable, tensors, programs)
+    return EngineDirectory(files, manifest, program, path / executable, tensors, programs, stages)
+
+
+def stage_folder(stage: int) -> str:
+    """Where the program and the library of a pipeline stage behind the first lie."""
+    return f"{STAGES}/{stage}/"
+
+
+def _further_stages(files: EngineFiles, manifest: Manifest, first: Program) -> list[StageProgram]:
+    """The stages behind the first, each fit to go on where the one before ends."""
+    found: list[StageProgram] = []
+    before = first
+    for number in range(1, first.layout.pipeline):
+        folder = stage_folder(number)
+        file = f"{folder}{PROGRAM_NAME}"
+        program, at = program_from_json(files.text(file), files.path / file), files.path / file
+        check_agreement(files.path, manifest, TargetProgram(manifest.target.name, file, program))
+        check_program(program, at)
+        if (program.layout, program.stage) != (first.layout, number) or program.hidden_width != before.hands_over:
+            raise EngineFormatError(
+                f"stage {before.stage} of {first.layout} hands over {before.hands_over} numbers a token; this is stage "
+                f"{program.stage} of {program.layout}, which takes {program.hidden_width}",
+                at=at,
+                fix=REBUILD,
+            )
+        library = _only_executable(files.path, manifest, folder)
+        files.read(library)
+        found.append(StageProgram(program, files.path / library))
+        before = program
+    return found
 
 
 def read_quantization(files: EngineFiles) -> tuple[QuantizedWeight, ...]:
@@ -180,7 +228,13 @@ def check_required(path: Path, manifest: Manifest) -> str:
         raise EngineFormatError(f"the manifest lists no {PROGRAM_NAME}", at=path / MANIFEST_NAME, fix=REBUILD)
     if is_gpu_target(manifest.target.name):
         return PROGRAM_NAME
-    executables = [name for name in manifest.files if LIBRARY_NAME.fullmatch(name)]
+    return _only_executable(path, manifest)
+
+
+def _only_executable(path: Path, manifest: Manifest, folder: str = "") -> str:
+    """The library of a stage in its folder, or the graph of an engine that runs that."""
+    own = [name.removeprefix(folder) for name in manifest.files if name.startswith(folder)]
+    executables = [folder + name for name in own if LIBRARY_NAME.fullmatch(name)]
     if manifest.target.name == REFERENCE_TARGET:
         executables = [name for name in manifest.files if name == GRAPH_NAME]
     if len(executables) != 1:
@@ -228,8 +282,10 @@ def check_agreement(path: Path, manifest: Manifest, of_target: TargetProgram) ->
 
 
 def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
-    """The same engine with the weights of a rank."""
-    return replace(engine, tensors=find_weights(engine.files, engine.program, rank))
+    """The same engine as a rank runs it: with the program of its stage, and its own weights."""
+    stage = engine.stages[engine.program.layout.stage_of(rank)]
+    tensors = find_weights(engine.files, stage.program, rank)
+    return replace(engine, program=stage.program, executable=stage.executable, tensors=tensors)
 
 
 def find_weights(files: EngineFiles, program: Program, rank: int = 0) -> tuple[StoredTensor, ...]:

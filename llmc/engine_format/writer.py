@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
@@ -55,18 +56,25 @@ class EngineWriter:
 
     def __init__(self, destination: Path) -> None:
         self._directory = AtomicDirectory(destination, is_engine)
+        self._folder = ""
         self._files: dict[str, FileRecord] = {}
         self._pool = ThreadPoolExecutor(min(_MOST_THREADS, len(os.sched_getaffinity(0))))
 
     @property
     def path(self) -> Path:
         """The temporary directory, for tools that write files themselves; `add_file` then records each."""
-        return self._directory.path
+        return self._directory.path / self._folder
+
+    def below(self, folder: str) -> EngineWriter:
+        """Writes the same engine's files, into a folder that ends in a slash."""
+        other = copy(self)
+        other._folder = self._folder + folder
+        return other
 
     @property
     def files(self) -> EngineFiles:
-        """What has been written so far."""
-        return EngineFiles(self.path, dict(self._files))
+        """What has been written of the engine so far."""
+        return EngineFiles(self._directory.path, dict(self._files))
 
     def __enter__(self) -> EngineWriter:
         return self
@@ -85,7 +93,7 @@ class EngineWriter:
         """A file of these bytes."""
         with _HashedFile(self._new_path(name), len(data), self._pool) as file:
             file.write(memoryview(data))
-        self._files[name] = file.record()
+        self._files[self._folder + name] = file.record()
 
     def copy_file(self, name: str, source: Path) -> None:
         """A copy of a file from elsewhere."""
@@ -100,7 +108,7 @@ class EngineWriter:
         with content, _HashedFile(self._new_path(name), os.fstat(content.fileno()).st_size, self._pool) as file:
             while piece := content.read(_COPY_BYTES):
                 file.write(memoryview(piece))
-        self._files[name] = file.record()
+        self._files[self._folder + name] = file.record()
 
     def add_file(self, name: str) -> None:
         """Record a file that was written into `path` by other means, such as a linker."""
@@ -109,13 +117,13 @@ class EngineWriter:
         with (self.path / name).open("rb") as content:
             while piece := content.read(_COPY_BYTES):
                 hasher.update(memoryview(piece))
-        self._files[name] = hasher.record()
+        self._files[self._folder + name] = hasher.record()
 
     def add_engine(self, folder: str) -> None:
         """Record all files of a finished engine that was written into a folder of `path`."""
         manifest = read_manifest(self.path / folder)
         for name, record in manifest.files.items():
-            self._files[f"{folder}/{name}"] = record
+            self._files[f"{self._folder}{folder}/{name}"] = record
         self.add_file(f"{folder}/{MANIFEST_NAME}")
 
     def write_weights(
@@ -144,20 +152,20 @@ class EngineWriter:
                     file.write(_packed_bytes(slot, next(makers)[1]()))
                     if progress is not None:
                         progress(slot.nbytes)
-            self._files[name] = file.record()
+            self._files[self._folder + name] = file.record()
 
     def finish(self, manifest: Manifest) -> Manifest:
         """Write the manifest with the record of every file, put all on disk, rename. Returns the manifest written."""
         complete = replace(manifest, files=dict(sorted(self._files.items())))
         text = manifest_text(complete).encode()
-        with _HashedFile(self.path / MANIFEST_NAME, len(text), self._pool) as file:
+        with _HashedFile(self._directory.path / MANIFEST_NAME, len(text), self._pool) as file:
             file.write(memoryview(text))
         self._directory.commit()
         return complete
 
     def _new_path(self, name: str) -> Path:
         check_file_name(name, self.path)
-        if name in self._files:
+        if self._folder + name in self._files:
             raise EngineFormatError(f"the file {name!r} is written twice", at=self.path)
         path = self.path / name
         try:

@@ -116,6 +116,11 @@ class ModelGraph:
             graph.output(output)
         return replace(self, graph=graph, weights=dict(self.weights))
 
+    @property
+    def hands_over(self) -> bool:
+        """Whether it is a stage before the last one, which returns rows for the next in the place of logits."""
+        return self.pipeline_stage is not None and self.pipeline_stage < self.pipeline_stages - 1
+
     def logits(self) -> fx.Node:
         """What the graph returns first."""
         return self.returned()[0]

@@ -33,6 +33,7 @@ class CppKind:
 
     target: CpuTarget
     computes_half: bool = False
+    has_stages: bool = True
 
     def check(self, options: BuildOptions) -> None:
         """Raise OptionError for a dtype, a scheme or a KV cache that the kernels lack."""

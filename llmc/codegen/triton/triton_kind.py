@@ -37,6 +37,7 @@ class TritonKind:
 
     target: GpuTarget
     computes_half: bool = True
+    has_stages: bool = False
 
     def check(self, options: BuildOptions) -> None:
         """Raise ToolchainError without Triton, OptionError for a scheme or KV cache that the kernels lack."""

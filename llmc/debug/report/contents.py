@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmc.engine_format import EngineFiles, Manifest
-from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, read_quantization
+from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, STAGES, read_quantization
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import REBUILD
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -63,7 +63,10 @@ def read_graphs(files: EngineFiles) -> tuple[tuple[int, str, str], ...]:
 
 
 def _read_code(files: EngineFiles) -> dict[str, str]:
-    return {file: files.text(file) for file in files.below("kernels") if Path(file).suffix in (".cpp", ".py")}
+    """Of all stages, in their order."""
+    stages = sorted(files.below(STAGES), key=lambda file: (len(Path(file).parts[1]), file))
+    sources = (*files.below("kernels"), *stages)
+    return {file: files.text(file) for file in sources if Path(file).suffix in (".cpp", ".py")}
 
 
 def _read(files: EngineFiles, name: str, parse: Callable[[Any], _T]) -> _T:

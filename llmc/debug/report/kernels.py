@@ -62,10 +62,10 @@ def _snippets(code: dict[str, str]) -> tuple[dict[int, str], dict[str, str]]:
     loops: dict[str, str] = {}
     for text in (text for name, text in code.items() if name.endswith("engine.cpp")):
         loops |= {match[1]: match[0].strip() for match in _LOOP.finditer(text)}
-        marks = list(_MARK.finditer(text))
+        marks, begun = list(_MARK.finditer(text)), len(calls)
         for before, after in pairwise(marks):
             lines = text[before.end() : after.start()].strip("\n").splitlines()
-            calls[int(after[1]) - 1] = "\n".join(line.removeprefix("  ") for line in lines)
+            calls[begun + int(after[1]) - 1] = "\n".join(line.removeprefix("  ") for line in lines)
     return calls, loops
 
 

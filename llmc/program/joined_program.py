@@ -1,0 +1,42 @@
+"""All stages of an engine as one program: to be looked at, added up and predicted, not to be run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from llmc.program.program import Affine, Program
+
+
+def joined_program(stages: Sequence[Program]) -> Program:
+    """The stages' launches, weights and caches, one stage after the other, with an arena for each; a single one as it
+    is. Of weights that several stages have, each has its own."""
+    if len(stages) == 1:
+        return stages[0]
+    buffers, begun, arena = [], 0, Affine()
+    for stage in stages:
+        for each in stage.buffers:
+            first, last = each.first_launch + begun, each.last_launch + begun
+            offset = _sum(arena, each.offset)
+            name = f"{each.name}.stage{stage.stage}"
+            buffers.append(replace(each, name=name, offset=offset, first_launch=first, last_launch=last))
+        begun += len(stage.launches)
+        arena = _sum(arena, stage.arena)
+    unplanned = Affine()
+    for stage in stages:
+        unplanned = _sum(unplanned, stage.unplanned_arena)
+    return replace(
+        stages[0],
+        arena=arena,
+        unplanned_arena=unplanned,
+        buffers=tuple(buffers),
+        weights=tuple(slot for stage in stages for slot in stage.weights),
+        caches=tuple(cache for stage in stages for cache in stage.caches),
+        launches=tuple(launch for stage in stages for launch in stage.launches),
+        side_outputs=tuple(side for stage in stages for side in stage.side_outputs),
+        hands_over=0,
+    )
+
+
+def _sum(one: Affine, other: Affine) -> Affine:
+    return Affine(one.constant + other.constant, one.tokens + other.tokens, one.logit_rows + other.logit_rows)
