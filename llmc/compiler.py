@@ -18,6 +18,7 @@ from torch.export import ExportedProgram
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.expand_sparse import expand_sparse
+from llmc.codegen.stage_builds import StageBuild, stage_builds
 from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
 from llmc.debug.check_passes import PassChecker
@@ -63,7 +64,6 @@ from llmc.program.joined_program import joined_program
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
-from llmc.stage_builds import StageBuild, stage_builds
 from llmc.targets import Target, resolve_target
 
 Model = str | Path | nn.Module | ExportedProgram

@@ -18,9 +18,9 @@ import torch
 from torch import fx
 
 from llmc.graph.dead_code import writes_memory
-from llmc.graph.fake_value import fake_value
+from llmc.graph.fake_value import fake_mode, fake_value
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.propagate import fake_mode, symbolic_input
+from llmc.graph.propagate import symbolic_input
 from llmc.program import HIDDEN
 
 aten = torch.ops.aten

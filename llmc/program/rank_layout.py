@@ -28,6 +28,21 @@ class RankLayout:
         """Its number among the ranks of its stage."""
         return rank % self.tensor
 
+    def behind(self, rank: int) -> int | None:
+        """Who goes on with a rank's rows: the same rank of the next stage, and with the logits of the last stage's
+        first rank the first of all. None for others."""
+        if self.pipeline == 1:
+            return None
+        if self.stage_of(rank) < self.pipeline - 1:
+            return rank + self.tensor
+        return None if self.tensor_rank_of(rank) else 0
+
+    def before(self, rank: int) -> int | None:
+        """With whose rows a rank goes on."""
+        if self.pipeline == 1 or 0 < rank < self.tensor:
+            return None
+        return rank - self.tensor if rank else self.rank_of(self.pipeline - 1, 0)
+
     def rank_of(self, stage: int, tensor_rank: int) -> int:
         """The rank that is so."""
         return stage * self.tensor + tensor_rank

@@ -41,7 +41,7 @@ def block_count(
 
 
 def bytes_per_block(program: Program) -> int:
-    """Of keys and values of all layers, on all ranks."""
+    """Of keys and values of all its layers, on all ranks that run it."""
     return program.ranks * sum(cache.bytes_per_block(program.limits.block_size) for cache in program.caches)
 
 

@@ -44,6 +44,12 @@ class CppKind:
                     at=f"{name}=float16",
                     fix="choose bfloat16, which takes as much memory, or float32; or build for a GPU",
                 )
+        if options.pipeline_parallel_size > 1 and options.speculative is not None:
+            raise OptionError(
+                "what drafts within an engine reads the model's hidden states, which engines in stages do not collect",
+                at=f"speculative={options.speculative}, pipeline_parallel_size={options.pipeline_parallel_size}",
+                fix="use tensor_parallel_size alone, or draft with another engine, ngram, suffix or lookahead",
+            )
         check_kernels(options, CppBackend(self.target), self.target.name)
 
     @contextmanager

@@ -28,10 +28,12 @@ ENGINE_ABI = 3
 
 def open_cpp(engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> CppExecutor:
     """The executor for an engine's library, which may be one that cannot choose tokens."""
-    if engine.program.ranks > 1:
+    layout = engine.program.layout
+    if layout.ranks > 1:
         from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
+        from llmc.runtime.ranks.staged_executor import StagedCppExecutor
 
-        return RankedCppExecutor(engine, blocks, threads, check)
+        return (StagedCppExecutor if layout.pipeline > 1 else RankedCppExecutor)(engine, blocks, threads, check)
     can_choose = hasattr(open_library(engine), "llmc_engine_choose")
     return (ChoosingCppExecutor if can_choose else CppExecutor)(engine, blocks, threads, check)
 
@@ -66,7 +68,7 @@ class CppExecutor:
         self._slots = slot_views(program, self._caches)
         self._arena = zeros(program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows))
         self._sides = SideOutputs(program, also)
-        self._logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
+        self._logits: Logits = np.empty((limits.max_logit_rows, program.vocab_size), np.float32)
         # The engine keeps these two arrays of pointers, not a copy of them.
         self._weight_pointers = _pointers([_address(self._files[t.path]) + t.begin for t in engine.tensors])
         self._cache_pointers = _pointers([_address(cache) for cache in self._caches])
@@ -85,6 +87,17 @@ class CppExecutor:
 
     def step(self, step: Step) -> Logits:
         """One call into the library; ctypes releases the GIL for it."""
+        self.run(step, self._logits)
+        self._end_check()
+        return self._logits[: len(step.logit_rows)]
+
+    @property
+    def own_output(self) -> Logits:
+        """Where the logits go that `step` returns."""
+        return self._logits
+
+    def run(self, step: Step, output: Logits) -> None:
+        """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage."""
         rows = len(step.logit_rows)
         arguments = LlmcStep(
             len(step.input_ids),
@@ -99,16 +112,17 @@ class CppExecutor:
             step.block_tables.ctypes.data,
             step.logit_rows.ctypes.data,
             step.tree_masks.ctypes.data,
-            self._logits.ctypes.data,
+            output.ctypes.data,
             self._sides.mask(step.sides),
             None if step.hidden is None else step.hidden.ctypes.data,
         )
         self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
+        self._sides.note_step(len(step.input_ids), rows)
+
+    def _end_check(self) -> None:
         if self._check is not None:
             self._check.wait()
             self._check = None
-        self._sides.note_step(len(step.input_ids), rows)
-        return self._logits[:rows]
 
     def side_output(self, name: str) -> SideArray:
         """Of the last step."""

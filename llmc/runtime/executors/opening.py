@@ -66,7 +66,7 @@ def open_executor(
         return executor, executor.blocks
     if chosen == "cpp":
         check_target(directory.path, directory.manifest.target)
-    blocks = block_count(directory.program, kv_cache_bytes, kv_memory, second)
+    blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, second)
     return _opened(directory, blocks, threads, chosen, check), blocks
 
 

@@ -16,18 +16,21 @@ from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 
-import numpy as np
 import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 from torch.distributed.rendezvous import rendezvous
 
 from llmc.engine_format import EngineDirectory
 from llmc.errors import RankError
+from llmc.runtime.memory import zeros
 from llmc.runtime.ranks.channel import Channel, SharedMemory
 from llmc.runtime.ranks.gloo_exchange import GlooExchange, own_address
 from llmc.runtime.ranks.greeting import Greeting
 from llmc.runtime.ranks.launch import Launch
-from llmc.runtime.ranks.rank_plan import RankPlan, step_bytes
+from llmc.runtime.ranks.rank_memory import MemoryLayout, RankMemory
+from llmc.runtime.ranks.rank_plan import RankPlan
+from llmc.runtime.ranks.row_connections import connect_neighbours
+from llmc.runtime.ranks.step_rows import StepRows
 from llmc.runtime.ranks.team import Member, Team, await_message, end
 from llmc.runtime.ranks.worker import open_rank, serve_steps, take_cores
 from llmc.settings import settings
@@ -39,28 +42,34 @@ def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_l
     """All but this one, the first, whose plan is given. tell_lost: as Team has it. Raises
     RankError for those that do not come or do not fit."""
     launch.check(plan.ranks)
-    memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
+    layout = MemoryLayout.of(engine, plan.exchange_bytes)
+    shared = SharedMemory.create(layout.nbytes)
+    memory = RankMemory(shared.bytes, layout)
     members: list[Member] = []
     try:
         with meeting(launch) as store:
             _await_all(store, launch, Greeting.of(engine), members)
             for member in members:
                 member.channel.send(replace(plan, rank=member.rank).message())
-            exchange = GlooExchange(store, launch, settings().rank_stall_seconds, lambda _: mark_lost(memory))
+            exchange = GlooExchange(
+                store, launch, layout.ranks, settings().rank_stall_seconds, lambda _: mark_lost(memory)
+            )
+            hops = connect_neighbours(store, launch, layout.ranks)
             for member in members:
                 await_message(member, settings().rank_start_seconds)
-        place = plan.place(memory)
+        place = memory.place(0)
         place.exchange = exchange.function
-        return Team(members, memory, plan.exchange_bytes, place, tell_lost)
+        rows = StepRows.between(memory, 0, *hops, is_shared=False)
+        return Team(members, shared, memory, place, rows, tell_lost)
     except BaseException:
         end(members)
-        memory.close()
+        shared.close()
         raise
 
 
 def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
     """Be a rank but the first, until that one closes its engine. Raises RankError."""
-    launch.check(engine.program.ranks)
+    launch.check(engine.program.layout.ranks)
     with meeting(launch) as store:
         channel = _connect(store, launch, engine)
         message = channel.receive()
@@ -69,20 +78,23 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
                 "the first rank has ended before all ranks had come up", at="rank 0", fix="see what it says"
             )
         plan = RankPlan(**message)
-        memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
+        layout = MemoryLayout.of(engine, plan.exchange_bytes)
+        memory = RankMemory(zeros(layout.nbytes), layout)
         why = ["the first rank is lost"]
 
         def failed(reason: str) -> None:
             why[:] = [reason]
             mark_lost(memory)
 
-        exchange = GlooExchange(store, launch, settings().rank_stall_seconds, failed)
-    place = plan.place(memory)
+        exchange = GlooExchange(store, launch, layout.ranks, settings().rank_stall_seconds, failed)
+        hops = connect_neighbours(store, launch, layout.ranks)
+    place = memory.place(launch.rank)
     place.exchange = exchange.function
     take_cores(launch.local_rank, launch.local_ranks)
     executor = open_rank(engine, plan, max(1, threads // launch.local_ranks), place)
     channel.send({})
-    if not serve_steps(executor, channel, memory, plan, channel.receive_into):
+    rows = StepRows.between(memory, launch.rank, *hops, is_shared=False)
+    if not serve_steps(executor, channel, rows, channel.receive_into):
         channel.send({"gave_up": why[0]})
         raise RankError(f"rank {launch.rank} has lost the others: {why[0]}", at="the engine's ranks", fix=_SEE_FIRST)
 
@@ -106,9 +118,9 @@ def meeting(launch: Launch) -> Iterator[Store]:
         ) from None
 
 
-def mark_lost(memory: SharedMemory) -> None:
+def mark_lost(memory: RankMemory) -> None:
     """Let this process's step leave its collectives."""
-    memory.bytes[:4].view(np.uint32)[0] = 1
+    memory.lost[:] = 1
 
 
 _SEE_FIRST = "look at what the first rank says"

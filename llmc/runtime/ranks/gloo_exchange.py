@@ -13,6 +13,7 @@ import torch
 import torch.distributed
 from torch.distributed.distributed_c10d import PrefixStore, Store
 
+from llmc.program import RankLayout
 from llmc.program.engine_structs import Exchange
 from llmc.runtime.ranks.launch import Launch
 
@@ -21,20 +22,23 @@ _Gloo: Any = torch.distributed.ProcessGroupGloo
 
 
 class GlooExchange:
-    """What a step calls for each piece of a collective. Each rank gets what every rank has put into its place, and adds
-    it up in the order of ranks as where they share memory: the same bits.
+    """What a step calls for each piece of a collective of the ranks of a stage. Each rank gets what every rank has put
+    into its place, and adds it up in the order of ranks as where they share memory: the same bits.
 
     failed: told why ranks have lost each other; the step goes on to its end with what is there, and is of no use.
     """
 
-    def __init__(self, store: Store, launch: Launch, seconds: float, failed: Callable[[str], None]) -> None:
+    def __init__(
+        self, store: Store, launch: Launch, layout: RankLayout, seconds: float, failed: Callable[[str], None]
+    ) -> None:
         self.function = Exchange(self._exchange)
         self._failed = failed
         options = _Gloo._Options()
         options._timeout = timedelta(seconds=seconds)
         options._devices = [_device(launch)]
-        self._group = _Gloo(PrefixStore("gloo", store), launch.rank, launch.ranks, options)
-        self._rank, self._ranks = launch.rank, launch.ranks
+        stage = layout.stage_of(launch.rank)
+        self._rank, self._ranks = layout.tensor_rank_of(launch.rank), layout.tensor
+        self._group = _Gloo(PrefixStore(f"gloo{stage}", store), self._rank, self._ranks, options)
 
     def _exchange(self, first: int, stride: int, nbytes: int) -> int:
         try:

@@ -44,7 +44,7 @@ def work_for_first_rank(path: Path, threads: int | None) -> None:
     from llmc.runtime.threads import thread_count
 
     engine = read_engine(path)
-    if engine.program.ranks > 1:
+    if engine.program.layout.ranks > 1:
         from llmc.runtime.ranks.between_machines import join_ranks
 
         join_ranks(engine, launch, thread_count(threads))

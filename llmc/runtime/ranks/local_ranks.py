@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 
 from llmc.engine_format import EngineDirectory
 from llmc.processes.lifeline import Lifeline
 from llmc.processes.worker_command import worker_command, worker_environment
+from llmc.program import RankLayout
 from llmc.runtime.ranks.channel import Channel, SharedMemory
 from llmc.runtime.ranks.greeting import Greeting
-from llmc.runtime.ranks.rank_plan import RankPlan, step_bytes
+from llmc.runtime.ranks.rank_memory import MemoryLayout, RankMemory
+from llmc.runtime.ranks.rank_plan import RankPlan
+from llmc.runtime.ranks.step_rows import StepRows
 from llmc.runtime.ranks.team import Member, Team, await_message, end
 from llmc.settings import settings
 
@@ -22,35 +26,66 @@ WORKER = "llmc.runtime.ranks.worker"
 def start_ranks(engine: EngineDirectory, plan: RankPlan, tell_lost: Callable[[], None]) -> Team:
     """All but the first, whose plan is given; the others get the same. tell_lost: as Team has it. Raises RankError for
     one that does not come up or has another engine, and leaves none behind then."""
-    memory = SharedMemory.create(plan.exchange_bytes + step_bytes(engine.program))
+    layout = MemoryLayout.of(engine, plan.exchange_bytes)
+    shared = SharedMemory.create(layout.nbytes)
     seconds = settings().rank_start_seconds
     members: list[Member] = []
+    memory = RankMemory(shared.bytes, layout)
     try:
-        for rank in range(1, plan.ranks):
-            members.append(_start(engine, rank, memory))
+        with _hops(layout.ranks) as hops:
+            for rank in range(1, plan.ranks):
+                members.append(_start(engine, rank, shared, hops[rank]))
+            before, behind = (None if end is None else Channel(end.dup()) for end in hops[0])
+        rows = StepRows.between(memory, 0, before, behind)
         own = Greeting.of(engine)
         for member in members:
             own.check(await_message(member, seconds), member.name)
             member.channel.send(replace(plan, rank=member.rank).message())
         for member in members:
             await_message(member, seconds)
-        return Team(members, memory, plan.exchange_bytes, plan.place(memory), tell_lost)
+        return Team(members, shared, memory, memory.place(0), rows, tell_lost)
     except BaseException:
         end(members)
-        memory.close()
+        shared.close()
         raise
 
 
-def _start(engine: EngineDirectory, rank: int, memory: SharedMemory) -> Member:
+Ends = tuple[socket.socket | None, socket.socket | None]
+
+
+@contextmanager
+def _hops(layout: RankLayout) -> Iterator[list[Ends]]:
+    """Each rank's ends of the connections to the ranks whose rows it goes on with, and that go on with its own. They
+    are closed here in the end: each rank has its own then."""
+    pairs = {rank: socket.socketpair() for rank in range(layout.ranks) if layout.behind(rank) is not None}
+    try:
+        found: list[Ends] = []
+        for rank in range(layout.ranks):
+            before = layout.before(rank)
+            found.append((None if before is None else pairs[before][1], pairs[rank][0] if rank in pairs else None))
+        yield found
+    finally:
+        for pair in pairs.values():
+            for each in pair:
+                each.close()
+
+
+def _start(engine: EngineDirectory, rank: int, memory: SharedMemory, hops: Ends) -> Member:
     own, theirs = socket.socketpair()
     lifeline = Lifeline()
     numbers = (memory.descriptor, len(memory.bytes), theirs.fileno(), lifeline.worker_end)
+    neighbours = [each.fileno() for each in hops if each is not None]
     try:
         process = subprocess.Popen(
-            worker_command(WORKER, str(engine.path), *map(str, numbers)),
+            worker_command(
+                WORKER,
+                str(engine.path),
+                *map(str, numbers),
+                *("" if each is None else str(each.fileno()) for each in hops),
+            ),
             env=worker_environment(),
             stdin=subprocess.DEVNULL,
-            pass_fds=(memory.descriptor, theirs.fileno(), lifeline.worker_end),
+            pass_fds=(memory.descriptor, theirs.fileno(), lifeline.worker_end, *neighbours),
             process_group=0,
         )
     finally:

@@ -32,12 +32,13 @@ class RankedCppExecutor(ChoosingCppExecutor):
     """
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
-        ranks = engine.program.ranks
+        ranks = engine.program.layout.ranks
         exchange = open_library(engine).llmc_engine_ranks_bytes
         exchange.restype = ctypes.c_int64
         self._launch = launched(os.environ)
         own = max(1, threads // (ranks if self._launch is None else self._launch.local_ranks))
-        self._directory, self._plan = engine, RankPlan(0, ranks, blocks, own, int(exchange(ranks)))
+        self._directory = engine
+        self._plan = RankPlan(0, ranks, blocks, own, int(exchange(engine.program.layout.tensor)))
         self._place = LlmcRanks()
         self._lost_told: Callable[[], None] = lambda: None
         self._team = self._gather()

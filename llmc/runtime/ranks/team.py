@@ -10,21 +10,19 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-
 from llmc.errors import RankError
 from llmc.processes.lifeline import Lifeline
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.loop.step import Step
 from llmc.runtime.ranks.channel import Channel, SharedMemory, put_step
+from llmc.runtime.ranks.rank_memory import RankMemory
+from llmc.runtime.ranks.step_rows import StepRows
 from llmc.settings import settings
 
 _TICK_SECONDS = 0.25
 _END_SECONDS = 5.0
 # How long one waits for a rank to be seen ending after the collectives broke off.
 _BLAME_SECONDS = 2.0
-# Words of the memory's lines (codegen/cpp/kernels/ranks.h).
-_LINE_WORDS = 16
 
 
 @dataclass
@@ -55,29 +53,30 @@ class Team:
     """Every rank but the first, all of them ready. It is watched from now on.
 
     tell_lost: called by a thread once a rank is lost. place: of the first rank in its library's collectives. memory:
-    theirs, exchange_bytes of it, and behind it room for a step's arrays. Once a rank is lost the memory's first word
-    says so, at which all that share it leave their collectives. lost: that rank; None also where ranks have lost each
-    other without any that ended.
+    what all share, or this rank's own, made of `shared`. Once a rank is lost it says so, at which all that share it
+    leave their collectives. rows: with which neighbours the first rank exchanges rows, where there are stages. lost:
+    that rank; None also where ranks have lost each other without any that ended.
     """
 
     def __init__(
         self,
         members: Sequence[Member],
-        memory: SharedMemory,
-        exchange_bytes: int,
+        shared: SharedMemory,
+        memory: RankMemory,
         place: LlmcRanks,
+        rows: StepRows,
         tell_lost: Callable[[], None],
     ) -> None:
         self.is_lost = threading.Event()
         self._tell_lost = tell_lost
         self.place = place
+        self.rows = rows
+        self.memory = memory
         self.lost: Member | None = None
         self._reason = "a rank has stopped answering"
         self._members = members
-        self._memory = memory
-        self._steps = memory.bytes[exchange_bytes:]
-        # The flag and each rank's progress, one a line.
-        self._words = memory.bytes.view(np.uint32)[: (2 + len(members)) * _LINE_WORDS : _LINE_WORDS]
+        self._shared = shared
+        self._rounds = [memory.rounds(rank) for rank in range(1 + len(members))]
         self._closing = threading.Event()
         # Here, because it may be closed again before the thread begins.
         self._selector = selectors.DefaultSelector()
@@ -92,18 +91,19 @@ class Team:
             with suppress(OSError):  # The watcher says which rank was lost.
                 member.channel.send(message)
 
-    def tell_step(self, step: Step) -> None:
-        """All of them, who copy its arrays before they begin. Raises RankError as `tell`."""
+    def tell_step(self, step: Step, slot: int = 0) -> None:
+        """All of them, who copy its arrays before they begin. slot: of the memory. Raises RankError as `tell`."""
         self.check()
-        message = put_step(step, self._steps)
-        data = self._steps[: message["nbytes"]].data
+        arrays = self.memory.step(slot)
+        message = {**put_step(step, arrays), "slot": slot}
+        data = arrays[: message["nbytes"]].data
         for member in self._members:
             with suppress(OSError):
                 member.channel.send(message, b"" if member.shares_memory else data)
 
     def check(self) -> None:
         """Raise RankError that names a lost rank."""
-        if self._words[0]:
+        if self.memory.lost[0]:
             self.is_lost.wait(_BLAME_SECONDS + 2 * _TICK_SECONDS + 1.0)
             raise self.error()
 
@@ -118,14 +118,15 @@ class Team:
 
     def fail(self) -> None:
         """A collective of the first rank was broken off: who is to blame is found out now."""
-        self._words[0] = 1
+        self.memory.lost[:] = 1
 
     def close(self) -> None:
         """End them all; none that this process started is left when this comes back."""
         self._closing.set()
-        self._words[0] = 1
+        self.memory.lost[:] = 1
+        self.rows.close()
         end(self._members)
-        self._memory.close()
+        self._shared.close()
 
     def _watch(self) -> None:
         """Until a rank is lost or the engine is closed.
@@ -146,7 +147,7 @@ class Team:
                     selector.unregister(key.fileobj)
                     silent.remove(key.data)
                     self.fail()
-                failed += bool(self._words[0])
+                failed += bool(self.memory.lost[0])
                 if failed > blame:
                     return self._note(silent[0] if silent else None, "has stopped answering")
                 now = self._progress()
@@ -159,16 +160,20 @@ class Team:
 
     def _progress(self) -> list[int]:
         """Rounds of each rank, by its own word; those that do not share the memory stand still."""
-        progress: list[int] = self._words[1:].tolist()
-        return progress
+        return [int(word[0]) for word in self._rounds]
 
     def _awaited(self, progress: list[int]) -> Member | None:
-        """The rank for which the first one waits in a collective."""
+        """The rank for which another of its stage waits in a collective."""
+        layout = self.memory.layout.ranks
 
         def behind(member: Member) -> int:
-            return (progress[0] - progress[member.rank]) % 2**32
+            first = layout.rank_of(layout.stage_of(member.rank), 0)
+            return max(
+                (progress[rank] - progress[member.rank] + 2**31) % 2**32 - 2**31
+                for rank in range(first, first + layout.tensor)
+            )
 
-        late = [each for each in self._members if each.shares_memory and 0 < behind(each) < 2**31]
+        late = [each for each in self._members if each.shares_memory and behind(each) > 0]
         return max(late, key=behind, default=None)
 
     def _note(self, member: Member | None, how: str) -> None:
@@ -177,7 +182,7 @@ class Team:
             if member.process is not None:
                 member.process.kill()  # One that stands still would not end by itself.
         self.lost = member
-        self._words[0] = 1
+        self.memory.lost[:] = 1
         self.is_lost.set()
         self._tell_lost()
 

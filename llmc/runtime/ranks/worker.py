@@ -19,16 +19,19 @@ from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.executors.cpp import CppExecutor
 from llmc.runtime.ranks.channel import Channel, SharedMemory, taken_step
 from llmc.runtime.ranks.greeting import Greeting
+from llmc.runtime.ranks.rank_memory import MemoryLayout, RankMemory
 from llmc.runtime.ranks.rank_plan import RankPlan
+from llmc.runtime.ranks.step_rows import StepRows
 
 
 def main(arguments: list[str]) -> None:
-    """As local_ranks starts it: the engine, then numbers."""
+    """As local_ranks starts it: the engine, then descriptors and numbers."""
     path = Path(arguments[0])
-    descriptor, nbytes, connection, lifeline = map(int, arguments[1:])
+    descriptor, nbytes, connection, lifeline = map(int, arguments[1:5])
+    before, behind = (Channel(socket.socket(fileno=int(each))) if each else None for each in arguments[5:7])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the first rank.
     end_with(lifeline)
-    channel, memory = Channel(socket.socket(fileno=connection)), SharedMemory(descriptor, nbytes)
+    channel, shared = Channel(socket.socket(fileno=connection)), SharedMemory(descriptor, nbytes)
     try:
         # What the files are is checked by the first rank.
         engine = read_engine(path, check_weights=False)
@@ -37,12 +40,13 @@ def main(arguments: list[str]) -> None:
         if plan is None:
             return
         take_cores(plan.rank, plan.ranks)
-        executor = open_rank(engine, plan, plan.threads, plan.place(memory))
+        memory = RankMemory(shared.bytes, MemoryLayout.of(engine, plan.exchange_bytes))
+        executor = open_rank(engine, plan, plan.threads, memory.place(plan.rank))
     except LlmcError as error:
         channel.send({"problem": f"could not open the engine: {error.problem}"})
         return
     channel.send({})
-    serve_steps(executor, channel, memory, plan)
+    serve_steps(executor, channel, StepRows.between(memory, plan.rank, before, behind))
 
 
 def await_plan(channel: Channel) -> RankPlan | None:
@@ -52,28 +56,28 @@ def await_plan(channel: Channel) -> RankPlan | None:
 
 
 def open_rank(engine: EngineDirectory, plan: RankPlan, threads: int, place: LlmcRanks) -> CppExecutor:
-    """With the rank's weights. Raises LlmcError."""
+    """With the rank's program and weights. Raises LlmcError."""
     return CppExecutor(of_rank(engine, plan.rank), plan.blocks, threads, ranks=place)
 
 
 def serve_steps(
     executor: CppExecutor,
     channel: Channel,
-    memory: SharedMemory,
-    plan: RankPlan,
+    rows: StepRows,
     fetch: Callable[[memoryview], bool] = lambda memory: True,
 ) -> bool:
     """Do what is told until the other end is closed; False where a step was broken off because a rank is lost.
 
     fetch: brings a step's arrays into the memory, where it does not share it; False if nobody is there to send them.
     """
-    arrays, flag = memory.bytes[plan.exchange_bytes :], memory.bytes[:4].view(np.uint32)
+    memory = rows.memory
     while (message := channel.receive()) is not None:
         if message["do"] == "step":
+            arrays = memory.step(message["slot"])
             if not fetch(arrays[: message["nbytes"]].data):
                 return True
-            executor.step(taken_step(message, arrays))
-            if flag[0]:
+            rows.run(executor, taken_step(message, arrays), message["slot"])
+            if memory.lost.any():
                 return False
         elif message["do"] == "copy_blocks":
             executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))

@@ -1,0 +1,132 @@
+"""The memory that the ranks of a machine share, or that each has by itself: what lies where in it.
+
+First what each stage's collectives use, which begins with a word that says that a rank was lost; then for each step
+under way its arrays, the rows that each rank hands to the one of the next stage, and the logits.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.engine_format import EngineDirectory
+from llmc.program import Program, RankLayout
+from llmc.program.engine_structs import LlmcRanks
+from llmc.runtime.memory import Bytes
+
+_ALIGNMENT = 64
+
+
+@dataclass(frozen=True)
+class MemoryLayout:
+    """Sizes in bytes. exchange: of a stage's collectives. step: of any step's arrays. widths: numbers of a row that
+    each stage but the first takes over. tokens: most of a step. logits: rows and columns, where stages give any."""
+
+    ranks: RankLayout
+    exchange: int
+    step: int
+    widths: tuple[int, ...]
+    tokens: int
+    logits: tuple[int, int]
+
+    @staticmethod
+    def of(engine: EngineDirectory, exchange: int) -> MemoryLayout:
+        """For all stages of an engine."""
+        stages = [stage.program for stage in engine.stages]
+        first = stages[0]
+        limits, widths = first.limits, tuple(program.hidden_width for program in stages[1:])
+        logits = (limits.max_logit_rows, first.vocab_size) if widths else (0, 0)
+        return MemoryLayout(first.layout, exchange, _step_bytes(first), widths, limits.max_batch_tokens, logits)
+
+    @property
+    def slots(self) -> int:
+        """Steps that can be under way at once."""
+        return self.ranks.pipeline
+
+    @property
+    def slot(self) -> int:
+        """Bytes of one step."""
+        rows = self.ranks.tensor * sum(map(self._rows, self.widths))
+        return self.step + rows + _aligned(4 * self.logits[0] * self.logits[1])
+
+    @property
+    def nbytes(self) -> int:
+        """Of all."""
+        return self.ranks.pipeline * self.exchange + self.slots * self.slot
+
+    def begin(self, slot: int) -> int:
+        """Where a step's arrays lie."""
+        return self.ranks.pipeline * self.exchange + slot * self.slot
+
+    def rows(self, slot: int, stage: int, tensor_rank: int) -> tuple[int, int]:
+        """Where the rows lie that a rank of a stage takes over, and how many bytes there is room for."""
+        own = self._rows(self.widths[stage - 1])
+        before = self.ranks.tensor * sum(map(self._rows, self.widths[: stage - 1]))
+        return self.begin(slot) + self.step + before + tensor_rank * own, own
+
+    def _rows(self, width: int) -> int:
+        return _aligned(4 * width * self.tokens)
+
+
+@dataclass(frozen=True)
+class RankMemory:
+    """Such memory."""
+
+    bytes: Bytes
+    layout: MemoryLayout
+
+    @property
+    def lost(self) -> npt.NDArray[np.uint32]:
+        """The word of each stage that is not 0 once a rank was lost, at which the others leave their collectives."""
+        words = self.bytes.view(np.uint32)
+        return words[: self.layout.ranks.pipeline * self.layout.exchange // 4 : self.layout.exchange // 4]
+
+    def rounds(self, rank: int) -> npt.NDArray[np.uint32]:
+        """The word that says how many exchanges a rank has come to."""
+        ranks = self.layout.ranks
+        line = ranks.stage_of(rank) * self.layout.exchange + (1 + ranks.tensor_rank_of(rank)) * _ALIGNMENT
+        return self.bytes[line : line + 4].view(np.uint32)
+
+    def place(self, rank: int) -> LlmcRanks:
+        """How a rank's library exchanges values with the others' of its stage."""
+        ranks = self.layout.ranks
+        address = self.bytes.ctypes.data + ranks.stage_of(rank) * self.layout.exchange
+        return LlmcRanks(ranks.tensor_rank_of(rank), ranks.tensor, address, 0)
+
+    def step(self, slot: int) -> Bytes:
+        """Room for the arrays of a step."""
+        begin = self.layout.begin(slot)
+        return self.bytes[begin : begin + self.layout.step]
+
+    def rows(self, slot: int, rank: int, tokens: int) -> npt.NDArray[np.float32]:
+        """[tokens, width]: what a rank of a later stage takes over."""
+        stage = self.layout.ranks.stage_of(rank)
+        begin, _ = self.layout.rows(slot, stage, self.layout.ranks.tensor_rank_of(rank))
+        width = self.layout.widths[stage - 1]
+        return self.bytes[begin : begin + 4 * tokens * width].view(np.float32).reshape(tokens, width)
+
+    def logits(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
+        """[rows, vocabulary]: what the last stage gives the first rank."""
+        end = self.layout.begin(slot) + self.layout.slot
+        most, columns = self.layout.logits
+        begin = end - _aligned(4 * most * columns)
+        return self.bytes[begin : begin + 4 * rows * columns].view(np.float32).reshape(rows, columns)
+
+    def taken(self, slot: int, rank: int, nbytes: int) -> Bytes:
+        """The first bytes of what a rank takes: rows, and the first of all the logits."""
+        first = self.rows(slot, rank, 1) if rank else self.logits(slot, 1)
+        begin = first.ctypes.data - self.bytes.ctypes.data
+        return self.bytes[begin : begin + nbytes]
+
+
+def _step_bytes(program: Program) -> int:
+    limits = program.limits
+    blocks = -(-limits.max_model_len // limits.block_size)
+    words = 8 * limits.max_batch_tokens + 4 * limits.max_sequences + limits.max_sequences * blocks
+    return _aligned(4 * (words + limits.max_logit_rows + program.hidden_width * limits.max_batch_tokens) + 4096)
+
+
+def _aligned(nbytes: int) -> int:
+    return -(-nbytes // _ALIGNMENT) * _ALIGNMENT

@@ -1,0 +1,66 @@
+"""How ranks of several machines find those with which they exchange rows: by addresses in the store where all meet."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import socket
+import time
+
+from torch.distributed.distributed_c10d import Store
+
+from llmc.errors import RankError
+from llmc.program import RankLayout
+from llmc.runtime.ranks.channel import Channel
+from llmc.runtime.ranks.gloo_exchange import own_address
+from llmc.runtime.ranks.launch import Launch
+from llmc.settings import settings
+
+
+def connect_neighbours(store: Store, launch: Launch, layout: RankLayout) -> tuple[Channel | None, Channel | None]:
+    """The connections to the rank whose rows this one goes on with, and to the one that goes on with its own; None
+    where there is none. Every rank asks at once. Raises RankError."""
+    before, behind = layout.before(launch.rank), layout.behind(launch.rank)
+    if before is None:
+        return None, _connected(store, behind)
+    address, secret = own_address(launch), secrets.token_hex(16)
+    with socket.create_server((address, 0), family=socket.AF_INET6 if ":" in address else socket.AF_INET) as listener:
+        store.set(f"rows{launch.rank}", json.dumps([address, listener.getsockname()[1], secret]))
+        giving = _connected(store, behind)
+        return _accepted(listener, secret, before), giving
+
+
+def _connected(store: Store, rank: int | None) -> Channel | None:
+    if rank is None:
+        return None
+    address, port, secret = json.loads(store.get(f"rows{rank}"))
+    connection = socket.create_connection((address, port), settings().rank_start_seconds)
+    connection.settimeout(None)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    channel = Channel(connection)
+    channel.send(secret)
+    return channel
+
+
+def _accepted(listener: socket.socket, secret: str, rank: int) -> Channel:
+    """The rank that knows the secret; whoever else connects is let go."""
+    seconds = settings().rank_start_seconds
+    deadline = time.monotonic() + seconds
+    while True:
+        listener.settimeout(max(0.01, deadline - time.monotonic()))
+        try:
+            channel = Channel(listener.accept()[0])
+            channel.socket.settimeout(max(0.01, deadline - time.monotonic()))
+            if channel.receive() == secret:
+                channel.socket.settimeout(None)
+                return channel
+            channel.close()
+        except TimeoutError:
+            raise RankError(
+                f"rank {rank}, whose rows this one goes on with, did not connect within {seconds:g} seconds",
+                at="the engine's ranks",
+                fix="look whether all machines reach each other; where starting takes longer, set "
+                "LLMC_RANK_START_SECONDS",
+            ) from None
+        except (OSError, ValueError):
+            channel.close()

@@ -1,0 +1,63 @@
+"""A rank's part of a step in stages: take over the rows of the stage before, compute, and hand over one's own."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from llmc.runtime.executors.cpp import CppExecutor
+from llmc.runtime.loop.step import Step
+from llmc.runtime.ranks.channel import Channel
+from llmc.runtime.ranks.hop import Giving, Rows, Taking
+from llmc.runtime.ranks.rank_memory import RankMemory
+
+
+@dataclass(frozen=True)
+class StepRows:
+    """taking: from the same rank of the stage before; the first rank takes the logits. giving: to the same rank of the
+    next stage; the first one of the last stage gives to the first of all. None for who has no such neighbour."""
+
+    memory: RankMemory
+    rank: int
+    taking: Taking | None
+    giving: Giving | None
+
+    @staticmethod
+    def between(
+        memory: RankMemory, rank: int, before: Channel | None, behind: Channel | None, *, is_shared: bool = True
+    ) -> StepRows:
+        """Of a rank with connections to its neighbours. is_shared: whether they see the same memory."""
+
+        def place(slot: int, nbytes: int) -> memoryview:
+            return memory.taken(slot, rank, nbytes).data
+
+        taking = None if before is None else Taking(before, None if is_shared else place)
+        giving = None if behind is None else Giving(behind, shares_memory=is_shared)
+        return StepRows(memory, rank, taking, giving)
+
+    def run(self, executor: CppExecutor, step: Step, slot: int) -> None:
+        """A step, in the order in which the first rank has told of them. Without the rows that it goes on from, since
+        a rank is lost, it does nothing but note that."""
+        if self.taking is not None and self.rank:
+            if self.taking.take() is None:
+                self.memory.lost[:] = 1
+                return
+            step = replace(step, hidden=self.memory.rows(slot, self.rank, len(step.input_ids)))
+        output = self._output(step, slot)
+        executor.run(step, executor.own_output if output is None else output)
+        if self.giving is not None and output is not None:
+            self.giving.give(slot, output)
+
+    def close(self) -> None:
+        """Let the neighbours go."""
+        for end in (self.taking, self.giving):
+            if end is not None:
+                end.close()
+
+    def _output(self, step: Step, slot: int) -> Rows | None:
+        """Where those that are given away go."""
+        ranks = self.memory.layout.ranks
+        if self.giving is None:
+            return None
+        if ranks.stage_of(self.rank) < ranks.pipeline - 1:
+            return self.memory.rows(slot, self.rank + ranks.tensor, len(step.input_ids))
+        return self.memory.logits(slot, len(step.logit_rows))

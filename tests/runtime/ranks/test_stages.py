@@ -1,0 +1,167 @@
+"""Engines in pipeline stages: what one process computes, however many steps are under way, and what a lost rank is."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+import torch
+
+from llmc.compiler import build
+from llmc.engine_format import read_engine
+from llmc.errors import LlmcError
+from llmc.runtime.engine import Engine
+from llmc.runtime.kv_capacity import bytes_per_block
+from llmc.runtime.loading import load
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from tests.end_to_end.logits import torch_logits
+from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
+
+LIMITS: Any = {
+    "max_model_len": 128,
+    "max_batch_tokens": 32,
+    "max_sequences": 4,
+    "max_logit_rows": 32,
+    "dtype": "float32",
+}
+PROMPTS = [tiny_tokens(33), tiny_tokens(7), tiny_tokens(1), tiny_tokens(18)[::-1]]
+
+
+@dataclass(frozen=True)
+class Case:
+    """A model with as many layers as that, built for one process and for several. sizes: tensor ranks and stages."""
+
+    family: str
+    sizes: tuple[int, int]
+    alone: Path
+    path: Path
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """Of transformers."""
+        model: torch.nn.Module = tiny_model(self.family).train(False)
+        return model
+
+
+def cases() -> list[Any]:
+    quick = (("llama", (1, 2)), ("qwen3", (2, 2)))
+    more = [(family, sizes) for family in ("llama", "gemma2", "phi3", "gpt2") for sizes in ((1, 2), (2, 2))]
+    found = [pytest.param(each, id=f"{each[0]}-{each[1]}") for each in quick]
+    slow = [each for each in more if each not in quick]
+    return found + [pytest.param(each, id=f"{each[0]}-{each[1]}", marks=pytest.mark.slow) for each in slow]
+
+
+@pytest.fixture(scope="module", params=cases())
+def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    family, (tensor, pipeline) = request.param
+    folder = tmp_path_factory.mktemp("stages")
+    checkpoint = tiny_checkpoint(family, folder / "model")
+    alone = build(checkpoint, folder / "alone.llmc", **LIMITS).path
+    sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
+    path = build(checkpoint, folder / "engine.llmc", **sizes, **LIMITS).path
+    return Case(family, (tensor, pipeline), alone, path)
+
+
+@pytest.fixture(scope="module")
+def alone(case: Case) -> Iterator[Engine]:
+    with load(case.alone, threads=1) as engine:
+        yield engine
+
+
+@pytest.fixture(scope="module")
+def staged(case: Case) -> Iterator[Engine]:
+    with load(case.path, threads=1) as engine:
+        yield engine
+
+
+def children() -> set[int]:
+    """Processes that this one has started."""
+    return {child.pid for child in psutil.Process().children()}
+
+
+def test_logits_are_those_of_one_process(case: Case, alone: Engine, staged: Engine) -> None:
+    """Bit for bit where only layers are cut."""
+    for prompt in PROMPTS:
+        expected, found = alone.logits(prompt), staged.logits(prompt)
+        assert float(np.abs(found - expected).max()) <= 1e-4 * float(np.ptp(expected))
+        assert case.sizes[0] > 1 or np.array_equal(found, expected)
+
+
+def test_greedy_tokens_are_the_models(case: Case, staged: Engine) -> None:
+    sampling = SamplingParams(max_tokens=64, temperature=0.0, ignore_eos=True)
+    for prompt, completion in zip(PROMPTS, staged.generate(PROMPTS, sampling), strict=True):
+        written = list(completion.token_ids)
+        logits = torch_logits(case.model, prompt + written)[len(prompt) - 1 : -1]
+        assert len(written) == 64 and logits.argmax(-1).tolist() == written
+
+
+def test_forks_and_bits_among_neighbours(staged: Engine) -> None:
+    """Blocks are copied in every stage, and a request's tokens do not depend on what runs beside it."""
+    sampling = SamplingParams(max_tokens=24, temperature=0.9, seed=5, n=3)
+    by_itself = staged.generate([PROMPTS[0]], sampling)[0]
+    assert staged.generate(PROMPTS, sampling)[0] == by_itself
+
+
+def test_prompt_logprobs(case: Case, alone: Engine, staged: Engine) -> None:
+    sampling = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=2, logprobs=2)
+    expected, found = (engine.generate([PROMPTS[1]], sampling)[0] for engine in (alone, staged))
+    assert found.token_ids == expected.token_ids
+    assert found.prompt_logprobs and expected.prompt_logprobs
+    assert len(found.prompt_logprobs) == len(expected.prompt_logprobs)
+    assert case.sizes[0] > 1 or found == expected
+
+
+def test_drafts_in_stages(case: Case, alone: Engine) -> None:
+    """Their rows move in every stage where they came true out of order."""
+    sampling = SamplingParams(max_tokens=40, temperature=0.0, ignore_eos=True)
+    expected = [completion.token_ids for completion in alone.generate(PROMPTS, sampling)]
+    with load(case.path, threads=1, speculation={"method": "lookahead"}) as engine:
+        assert [completion.token_ids for completion in engine.generate(PROMPTS, sampling)] == expected
+
+
+def test_preemption(case: Case, alone: Engine) -> None:
+    """With blocks for two sequences of four, all stages let go of the same ones."""
+    sampling = SamplingParams(max_tokens=60, temperature=0.0, ignore_eos=True)
+    expected = [completion.token_ids for completion in alone.generate(PROMPTS, sampling)]
+    program = read_engine(case.path).whole_program
+    with load(case.path, threads=1, kv_cache_bytes=11 * bytes_per_block(program)) as engine:
+        found = [completion.token_ids for completion in engine.generate(PROMPTS, sampling)]
+        assert engine.loop.scheduler.preemptions > 0
+    assert found == expected
+
+
+def test_a_lost_rank_is_named_whichever_it_is(case: Case) -> None:
+    before = children()
+    ranks = case.sizes[0] * case.sizes[1]
+    for rank in range(1, ranks):
+        engine = load(case.path, threads=1)
+        try:
+            lost = sorted(children() - before)[rank - 1]
+            with pytest.raises(LlmcError, match=rf"rank {rank} \(process {lost}\) was killed by signal 9"):
+                for count, _ in enumerate(engine.stream(PROMPTS[1], SamplingParams(max_tokens=100, ignore_eos=True))):
+                    if count == 3:
+                        os.kill(lost, signal.SIGKILL)
+        finally:
+            engine.close()
+        assert children() <= before
+
+
+def test_a_rank_lost_between_steps_is_named(case: Case) -> None:
+    before = children()
+    with load(case.path, threads=1) as engine:
+        lost = max(children() - before)
+        os.kill(lost, signal.SIGKILL)
+        with pytest.raises(LlmcError, match=rf"process {lost}\) was killed by signal 9"):
+            engine.generate([PROMPTS[1]], SamplingParams(max_tokens=100, ignore_eos=True))
+
+
+def test_drafts_that_are_built_in_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(LlmcError, match="engines in stages do not collect"):
+        build("model", tmp_path / "engine.llmc", pipeline_parallel_size=2, speculative="heads.safetensors")
