@@ -128,24 +128,30 @@ def test_sigterm_before_it_listens(model_directory: Path, tmp_path: Path, monkey
 
 
 @pytest.mark.parametrize("replicas", [1, pytest.param(2, marks=pytest.mark.slow)])
-def test_what_is_cut_off_is_told_so(engine_directory: Path, replicas: int) -> None:
+def test_what_is_cut_off_is_told_so(engine_directory: Path, tmp_path: Path, replicas: int) -> None:
     """Streams end with an event (and [DONE]), other answers are a 503, and the log does not fill with tracebacks."""
     flags = ("--drain-seconds", "0", "--data-parallel-size", str(replicas))
     body = {**LONG, "n": 4, "temperature": 1}
-    with serving(engine_directory, *flags) as live, ExitStack() as stack, ThreadPoolExecutor(2) as beside:
+    with ExitStack() as stack, ThreadPoolExecutor(6) as beside:
+        live, steps = stack.enter_context(held_serving(engine_directory, tmp_path, *flags))
         client = stack.enter_context(live.client())
-        streams = []
-        for _ in range(3):
-            request = client.stream("POST", "/v1/completions", json={**body, "stream": True})
-            streams.append(stack.enter_context(request).iter_lines())
-            next(streams[-1])
+
+        def begin(path: str, asked: dict[str, Any]) -> Iterator[str]:
+            lines = stack.enter_context(client.stream("POST", path, json=asked)).iter_lines()
+            next(lines)
+            return lines
+
+        begun = [beside.submit(begin, "/v1/completions", {**body, "stream": True}) for _ in range(3)]
+        begun.append(beside.submit(begin, "/v1/responses", LONG_RESPONSE))
         whole = [
             beside.submit(httpx.post, f"{live.url}/v1/completions", json={**body, "n": 1}, timeout=60) for _ in range(2)
         ]
-        request = client.stream("POST", "/v1/responses", json=LONG_RESPONSE)
-        response = stack.enter_context(request).iter_lines()
-        next(response)
-        eventually(lambda: metric(client, "llmc:num_requests_running") == 3 * 4 + 2 + 1)
+
+        def is_full() -> bool:
+            return metric(client, "llmc:num_requests_running") == 3 * 4 + 2 + 1 and all(x.done() for x in begun)
+
+        steps.until(is_full, 300)
+        *streams, response = [each.result() for each in begun]
         live.process.send_signal(signal.SIGTERM)
         for stream in streams:
             rest = [line for line in stream if line]
@@ -159,6 +165,7 @@ def test_what_is_cut_off_is_told_so(engine_directory: Path, replicas: int) -> No
         assert name == f"event: {event['type']}" == f"event: {'response.failed' if replicas == 1 else 'error'}"
         assert "shutting down" in error["message"] and event["sequence_number"] > 1
         assert [answer.result().status_code for answer in whole] == [503, 503]
+        steps.allow(600)  # The loop ends after the step that it is in.
         assert live.process.wait(20) == 0
         assert "Traceback" not in live.log() and "were cut off" in live.log()
 
