@@ -52,7 +52,7 @@ def completed(line: str, environment: dict[str, str]) -> list[str]:
         'printf "%s\\n" "${COMPREPLY[@]}"\n'
     )
     done = subprocess.run(
-        ["bash", "--norc", "-c", script], capture_output=True, text=True, check=True, env=environment, timeout=60
+        ["bash", "--norc", "-c", script], capture_output=True, text=True, check=True, env=environment, timeout=300
     )
     assert done.stderr == ""
     return done.stdout.split()

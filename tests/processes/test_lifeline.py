@@ -39,7 +39,7 @@ sys.stdin.read()
 
 def end_of(processes: list[psutil.Process]) -> None:
     """Wait until all have ended."""
-    _, alive = psutil.wait_procs(processes, timeout=30)
+    _, alive = psutil.wait_procs(processes, timeout=300)
     assert not [process for process in alive if process.status() != psutil.STATUS_ZOMBIE]
 
 

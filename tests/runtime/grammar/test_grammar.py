@@ -107,7 +107,7 @@ def test_one_worker_and_no_more_is_started_before_the_first_grammar(speaking: En
 
 def test_many_bombs_at_once_are_all_refused(speaking: Engine) -> None:
     compiler = GrammarCompiler(speaking.tokenizer.path, 4096, (0,), seconds=1.0)
-    compiler.compile(Grammar(GrammarKind.CHOICE, '["first"]'))
+    compiler.compile(Grammar(GrammarKind.CHOICE, '["first"]'), time.monotonic() + 600)
     compiler.prepare()
     bombs = [Grammar(GrammarKind.JSON_SCHEMA, f'{{"type": "integer", "multipleOf": {9999991 + i}}}') for i in range(6)]
     with compiler.threads() as threads:

@@ -240,7 +240,7 @@ def test_an_interrupt_anywhere_leaves_the_engine_to_others(tiny: Path) -> None:
     with load(tiny) as engine:
         while interrupted_at(line, lambda: engine.generate([8, 8], two)):
             other = in_thread(engine.generate, [5, 9, 2], two)
-            assert list(other.result(timeout=60)[0].token_ids) == wanted
+            assert list(other.result(timeout=300)[0].token_ids) == wanted
             assert list(engine.generate([5, 9, 2], two)[0].token_ids) == wanted
             line += 1
         assert line > 40, "it came in every line"

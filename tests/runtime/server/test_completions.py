@@ -137,7 +137,7 @@ def test_prompt_logprobs_and_token_ids_as_vllm_gives_them(client: httpx.Client) 
 
 
 def test_a_deadline_ends_a_request(client: httpx.Client) -> None:
-    choice = complete(client, prompt="The king", max_tokens=480, ignore_eos=True, deadline_seconds=0.02)["choices"][0]
+    choice = complete(client, prompt="The king", max_tokens=480, ignore_eos=True, deadline_seconds=0.001)["choices"][0]
     assert choice["finish_reason"] == "deadline"
 
 

@@ -75,9 +75,9 @@ def test_under_load(page: Any, server: LiveServer) -> None:
     for user in users:
         user.start()
     try:
-        page.wait_for_selector("#requests .tag", timeout=20_000)
-        page.wait_for_selector("#tokens path", state="attached", timeout=20_000)
-        page.wait_for_selector("#latency circle", state="attached", timeout=20_000)
+        page.wait_for_selector("#requests .tag", timeout=300_000)
+        page.wait_for_selector("#tokens path", state="attached", timeout=300_000)
+        page.wait_for_selector("#latency circle", state="attached", timeout=300_000)
         assert page.locator("#pool .u").count() > 0
         eventually(lambda: page.inner_text("#out")[0] in "123456789")
         assert page.inner_text("#ttft").endswith(("µs", "ms", "s"))

@@ -55,7 +55,7 @@ def test_load_is_spread(pair: LiveServer) -> None:
     """
     body = {"prompt": "The king", "max_tokens": 500, "ignore_eos": True, "stream": True, "n": 8, "logprobs": 20}
     slow = httpx.HTTPTransport(socket_options=[(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)])
-    with pair.client() as client, httpx.Client(base_url=pair.url, transport=slow, timeout=60) as reluctant:
+    with pair.client() as client, httpx.Client(base_url=pair.url, transport=slow, timeout=300) as reluctant:
         before = {r["index"]: r["routed"] for r in client.get("/live").json()["replicas"]}
         with reluctant.stream("POST", "/v1/completions", json=body):
             second = client.post("/v1/completions", json={"prompt": "The king", "max_tokens": 1})
@@ -92,7 +92,7 @@ def test_a_killed_replica_is_started_again(pair: LiveServer) -> None:
         os.kill(victim.pid, signal.SIGKILL)
         for _ in range(4):  # One of them would have met the dead replica.
             assert client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1}).status_code == 200
-        eventually(lambda: client.get("/health").json().get("healthy_replicas") == 2 and len(workers(pair)) == 2, 60)
+        eventually(lambda: client.get("/health").json().get("healthy_replicas") == 2 and len(workers(pair)) == 2)
         assert metric(client, "llmc:replica_restarts") == 1
         eventually(lambda: all(r["healthy"] for r in client.get("/live").json()["replicas"]))
 
@@ -131,10 +131,10 @@ def test_streams_of_killed_replicas_end_with_an_error(engine_directory: Path, tm
         answer = client.post("/v1/completions", json={"prompt": "hi", "max_tokens": 1})
         assert answer.status_code in (200, 503)
         assert live.client().get("/v1/models").status_code == 401
-        eventually(lambda: client.get("/health").status_code == 200 and len(workers(live)) == 2, 60)
+        eventually(lambda: client.get("/health").status_code == 200 and len(workers(live)) == 2)
         started = workers(live)
         live.process.send_signal(signal.SIGTERM)
-        assert live.process.wait(30) == 0
+        assert live.process.wait(300) == 0
         assert not any(worker.is_running() and worker.status() != psutil.STATUS_ZOMBIE for worker in started)
     assert "Traceback" not in live.log()
     assert live.log().count("has ended in its answer") == 5

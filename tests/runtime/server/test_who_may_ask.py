@@ -45,7 +45,7 @@ def test_names_of_this_machine_are_answered(host: str, client: httpx.Client) -> 
 def test_a_request_names_one_host(server: LiveServer) -> None:
     port = int(server.url.rpartition(":")[2])
     for head in (b"", b"Host: localhost\r\nHost: localhost\r\n"):
-        with socket.create_connection(("127.0.0.1", port), timeout=10) as raw:
+        with socket.create_connection(("127.0.0.1", port), timeout=300) as raw:
             raw.sendall(b"GET /v1/models HTTP/1.1\r\n" + head + b"\r\n")
             assert raw.recv(1 << 10).startswith(b"HTTP/1.1 403")
 
@@ -101,15 +101,15 @@ def test_a_socket_that_was_left_behind_is_replaced(engine_directory: Path, tmp_p
     command = [sys.executable, "-m", "llmc", "serve", str(engine_directory), "--uds", str(path)]
     process = subprocess.Popen(command, stderr=subprocess.DEVNULL)
     try:
-        eventually(lambda: _listens(path), 30)
+        eventually(lambda: _listens(path))
         # The engine may still be loading: the socket is not to be taken for one that was left behind.
         refused = llmc("serve", engine_directory, "--uds", str(path))
         assert_user_error(refused, "another server listens", str(path))
-        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://llmc", timeout=30) as client:
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path)), base_url="http://llmc", timeout=300) as client:
             assert client.get("/v1/models").status_code == 200
     finally:
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(300) == 0
     assert not path.exists(), "it is gone with its server"
     path.write_text("a file")
     assert_user_error(llmc("serve", engine_directory, "--uds", str(path)), "no socket", str(path))
