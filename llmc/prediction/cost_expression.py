@@ -10,17 +10,28 @@ This is what sympy prints for the expressions of graph/cost.py. The text is neve
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import lru_cache
 from math import prod
 
 from llmc.errors import EngineFormatError
 
 _MAX_PARENTHESES = 100
 _TOKEN = re.compile(r"\s*(\d+(?:\.\d+)?(?:[eE][+-]?\d+)?|[A-Za-z_]\w*|[-+*(),])")
+_Values = Mapping[str, float]
+Expression = Callable[[_Values], float]
 
 
-def evaluate_expression(text: str, values: Mapping[str, float]) -> float:
+def evaluate_expression(text: str, values: _Values) -> float:
     """The value of the expression for the symbols' values; raises EngineFormatError outside the grammar."""
+    return parse_expression(text)(values)
+
+
+# Layers are alike, so a program has few different ones, and predictions ask for each of them again and again.
+@lru_cache(maxsize=4096)
+def parse_expression(text: str) -> Expression:
+    """A function of the symbols' values. Raises EngineFormatError outside the grammar, as the function does for symbols
+    without a value."""
     if text.count("(") > _MAX_PARENTHESES:
         raise _malformed(text, f"more than {_MAX_PARENTHESES} parentheses")
     tokens: list[str] = []
@@ -31,53 +42,72 @@ def evaluate_expression(text: str, values: Mapping[str, float]) -> float:
             raise _malformed(text, f"unexpected {text[position:].strip()[:20]!r}")
         tokens.append(match[1])
         position = match.end()
-    value, rest = _sum(tokens, text, values)
+    expression, rest = _sum(tokens, text)
     if rest:
         raise _malformed(text, f"unexpected {rest[0]!r}")
-    return value
+    return expression
 
 
-def _sum(tokens: list[str], text: str, values: Mapping[str, float]) -> tuple[float, list[str]]:
-    total, sign = 0.0, 1
+def _sum(tokens: list[str], text: str) -> tuple[Expression, list[str]]:
+    terms: list[tuple[int, float, list[Expression]]] = []
+    sign = 1
     if tokens[:1] == ["-"]:
         sign, tokens = -1, tokens[1:]
     while True:
-        factors: list[float] = []
+        number, factors = 1.0, list[Expression]()
         while True:
-            factor, tokens = _factor(tokens, text, values)
-            factors.append(factor)
+            factor, tokens = _factor(tokens, text)
+            if isinstance(factor, float):
+                number *= factor
+            else:
+                factors.append(factor)
             if tokens[:1] != ["*"]:
                 break
             tokens = tokens[1:]
-        total += sign * prod(factors)
+        terms.append((sign, number, factors))
         if not tokens or tokens[0] not in "+-":
-            return total, tokens
+            break
         sign, tokens = (1 if tokens[0] == "+" else -1), tokens[1:]
+    constant = sum(sign * number for sign, number, factors in terms if not factors)
+    varying = [(sign * number, factors) for sign, number, factors in terms if factors]
+
+    def value(values: _Values) -> float:
+        return constant + sum([number * prod([each(values) for each in factors]) for number, factors in varying])
+
+    return value, tokens
 
 
-def _factor(tokens: list[str], text: str, values: Mapping[str, float]) -> tuple[float, list[str]]:
+def _factor(tokens: list[str], text: str) -> tuple[float | Expression, list[str]]:
     if not tokens:
         raise _malformed(text, "it ends too early")
     first, rest = tokens[0], tokens[1:]
     if first[0].isdigit():
         return float(first), rest
     if first == "(" or (first == "Min" and rest[:1] == ["("]):
-        terms: list[float] = []
-        rest = rest if first == "(" else rest[1:]
-        while True:
-            term, rest = _sum(rest, text, values)
-            terms.append(term)
-            if first == "(" or rest[:1] != [","]:
-                break
-            rest = rest[1:]
-        if rest[:1] != [")"]:
-            raise _malformed(text, "a parenthesis is not closed")
-        return min(terms), rest[1:]
+        return _least(rest if first == "(" else rest[1:], text)
     if not (first[0].isalpha() or first[0] == "_"):
         raise _malformed(text, f"unexpected {first!r}")
-    if first not in values:
-        raise _malformed(text, f"unknown symbol {first!r}")
-    return values[first], rest
+
+    def symbol(values: _Values) -> float:
+        if first not in values:
+            raise _malformed(text, f"unknown symbol {first!r}")
+        return values[first]
+
+    return symbol, rest
+
+
+def _least(tokens: list[str], text: str) -> tuple[Expression, list[str]]:
+    """What follows an opening parenthesis: one sum, or the least of several."""
+    terms: list[Expression] = []
+    while True:
+        term, tokens = _sum(tokens, text)
+        terms.append(term)
+        if tokens[:1] != [","]:
+            break
+        tokens = tokens[1:]
+    if tokens[:1] != [")"]:
+        raise _malformed(text, "a parenthesis is not closed")
+    return lambda values: min([term(values) for term in terms]), tokens[1:]
 
 
 def _malformed(text: str, why: str) -> EngineFormatError:
