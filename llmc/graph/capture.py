@@ -51,16 +51,19 @@ class Captured:
         return next((file for file in self.tokenizer_files if file.name == TOKENIZER), None)
 
 
-def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptions) -> Captured:
+def capture(
+    model: str | Path | nn.Module | ExportedProgram, options: BuildOptions, *, may_lack_weights: bool = False
+) -> Captured:
     """Capture a model directory, a transformers model, a plain module or an exported program.
 
     The graph takes input_ids and positions, both [1, T] int64, and returns logits [1, T, vocab]; T is symbolic.
-    Weight data is not read. With options.speculative the checkpoint of what drafts is opened, too. Raises
+    Weight data is not read. may_lack_weights: a directory may hold config.json alone; then nobody can read weights
+    later. With options.speculative the checkpoint of what drafts is opened, too. Raises
     CheckpointError for a broken directory, CaptureError for a model that cannot be traced or is not a decoder language
     model.
     """
     with _without_garbage_collection():
-        captured = _capture(model, options)
+        captured = _capture(model, options, may_lack_weights)
     if options.speculative is None:
         return captured
     if holds_medusa(Path(options.speculative)):
@@ -72,7 +75,9 @@ def capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptio
     return replace(captured, graph=replace(captured.graph, speculative=checkpoint), source=source)
 
 
-def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOptions) -> Captured:
+def _capture(
+    model: str | Path | nn.Module | ExportedProgram, options: BuildOptions, may_lack_weights: bool
+) -> Captured:
     if isinstance(model, ExportedProgram):
         return Captured(*capture_program(model, options))
     if isinstance(model, nn.Module):
@@ -85,7 +90,7 @@ def _capture(model: str | Path | nn.Module | ExportedProgram, options: BuildOpti
     directory = Path(model)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
     check_tokenizer(directory)
-    return Captured(*capture_directory(directory, options), files)
+    return Captured(*capture_directory(directory, options, may_lack_weights=may_lack_weights), files)
 
 
 def check_tokenizer(directory: Path) -> None:

@@ -40,7 +40,7 @@ _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"
 
 
-def capture_entry(directory: Path, options: BuildOptions) -> str | None:
+def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool = True) -> str | None:
     """The name of a directory's capture in the cache; None if it is not to be kept, or not by this process."""
     chosen, spec = settings().capture_cache, find_spec(_PACKAGE)
     is_allowed = chosen is CaptureCache.ALWAYS or (chosen is CaptureCache.CLEAN and _PACKAGE not in sys.modules)
@@ -49,12 +49,12 @@ def capture_entry(directory: Path, options: BuildOptions) -> str | None:
     try:
         if is_quantized(read_json(directory / _CONFIG_FILES[0])):
             return None
-        source = SafetensorsSource(directory)
+        source = SafetensorsSource(directory) if has_weights else None
     except CheckpointError:
         return None  # The capture will say what is wrong.
     parts = {
         "model": {name: _text(directory / name) for name in _CONFIG_FILES},
-        "tensors": [(name, source.entry(name).dtype, source.entry(name).shape) for name in source.names()],
+        "tensors": None if source is None else [(name, *_type(source, name)) for name in source.names()],
         "dtype": options.dtype,
         "own_layers": options.speculative == OWN_LAYERS,
         "llmc": source_digest(OWN_ROOMS),
@@ -98,6 +98,11 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> No
     rest = json.dumps([[_stamp(Path(file)) for file in files], list(notes)]) + "\n" + text
     with suppress(OSError):
         open_cache(CacheKind.CAPTURES).write_text(entry, sha256(rest.encode()).hexdigest() + "\n" + rest)
+
+
+def _type(source: SafetensorsSource, name: str) -> tuple[str, tuple[int, ...]]:
+    entry = source.entry(name)
+    return entry.dtype, entry.shape
 
 
 def _text(file: Path) -> str | None:

@@ -13,6 +13,7 @@ from llmc.graph import hf_hooks
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
 from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.config_source import ConfigSource, config_dtype, has_weights
 from llmc.graph.drafts.mtp import mtp_tensors
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
 from llmc.graph.hf_config import (
@@ -38,24 +39,48 @@ from llmc.options import OWN_LAYERS, BuildOptions
 HFCapture = tuple[ModelGraph, WeightSource, tuple[str, ...]]
 
 
-def capture_directory(directory: Path, options: BuildOptions) -> HFCapture:
+def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weights: bool = False) -> HFCapture:
     """Capture a directory with config.json and safetensors weights; reads headers, never weight data.
 
-    With what a build should say of it. A graph that was captured from the same before is read from the cache
-    (graph/capture_cache.py).
+    may_lack_weights: config.json alone will do (graph/config_source.py). With what a build should say of it. A graph
+    that was captured from the same before is read from the cache (graph/capture_cache.py).
     """
     check_directory(directory)
-    entry = capture_entry(directory, options)
+    lacks_weights = may_lack_weights and not has_weights(directory)
+    entry = capture_entry(directory, options, has_weights=not lacks_weights)
     kept = None if entry is None else find_capture(entry)
     if kept is not None:
         graph, notes = kept
         graph.info = replace(graph.info, name=directory.resolve().name)
-        return graph, SafetensorsSource(directory), notes
+        return graph, ConfigSource(directory, graph) if lacks_weights else SafetensorsSource(directory), notes
+    if lacks_weights:
+        graph = capture_config(directory, options)
+        if entry is not None:
+            keep_capture(entry, graph)
+        return graph, ConfigSource(directory, graph), ()
     read = read_directory(directory, options)
     graph = _capture(read.model, read.recipes, read.info)
     if entry is not None:
         keep_capture(entry, graph, read.notes)
     return graph, read.source, read.notes
+
+
+def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
+    """The graph of a model of which there is only config.json. Raises CheckpointError, CaptureError."""
+    file = directory / "config.json"
+    loaded = load_config(directory)
+    with valid_values(loaded.config.model_type, file):
+        check_rope(loaded.config, file)
+        dtype = resolve_dtype(options, config_dtype(loaded.config), directory)
+        model = skeleton(loaded.model_class, loaded.config, dtype)
+        first: dict[int, str] = {}
+        tensors: dict[str, Tensor] = model.state_dict(keep_vars=True)
+        recipes: dict[str, Recipe] = {
+            name: Stored(first.setdefault(id(tensor), name), tensor.dtype) for name, tensor in tensors.items()
+        }
+        make_parameters_fake(model)
+        info, _ = model_info(directory.resolve().name, loaded.config, {}, dtype)
+    return _capture(model, recipes, info)
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from llmc.prediction.collectives import collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_seconds import launch_seconds
 from llmc.prediction.step_shape import StepShape
@@ -60,12 +61,12 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
         if not launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=StepOutput.BEST):
             continue
         carried.append(launch)
-        if _is_empty(launch, step):
+        if is_empty(launch, step):
             continue  # Its node's work is done by one of the launches that follow.
         count += 1
         for each in carried:
             start = target.launch if each is not launch else 0.0
-            seconds[launch.kernel] += launch_seconds(each, step, target, program.limits) - start
+            seconds[launch.kernel] += _seconds(each, step, target, program) - start
             moved[launch.kernel] += evaluate_expression(each.bytes_moved, values)
             flops += evaluate_expression(each.flops, values)
         carried.clear()
@@ -84,7 +85,14 @@ def _predict(program: Program, target: GpuTarget, step: StepShape, what: str) ->
     )
 
 
-def _is_empty(launch: Launch, step: StepShape) -> bool:
+def _seconds(launch: Launch, step: StepShape, target: GpuTarget, program: Program) -> float:
+    ranks = program.ranks
+    if is_collective(launch):
+        return target.launch + collective_seconds(launch, step, ranks, target.links.of(program.layout.ranks))
+    return launch_seconds(launch, step, target, program.limits)
+
+
+def is_empty(launch: Launch, step: StepShape) -> bool:
     """Whether the step has no program of the launch."""
     counts = {"T": step.tokens, "L": step.logit_rows, "R": step.requests, "max_blocks": 1}
     return any(evaluate_grid(text, counts) <= 0 for text in launch.grid)

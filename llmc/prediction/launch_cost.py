@@ -33,7 +33,23 @@ class LaunchCost:
 
 def launch_costs(program: Program) -> tuple[LaunchCost, ...]:
     """The cost of each of the program's launches."""
-    return tuple(map(_launch_cost, program.launches))
+    return tuple(map(launch_cost, program.launches))
+
+
+def launch_cost(launch: Launch) -> LaunchCost:
+    """The cost of one. Products of CPU engines are the launches that have an `in`."""
+    kind = kind_of(launch)
+    if launch.grid:
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+    if launch.family == "paged_attention":
+        group = launch.number("heads") // launch.number("kv_heads")
+        tiles = ("C", ATTENTION_KEYS)
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind, f"{group}*T", "R", *tiles, is_shared=True)
+    if "in" not in launch.arguments:
+        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
+    rows = str(launch.arguments["tokens"])
+    packed = f"{launch.number('in')}*{rows}"
+    return LaunchCost(launch.bytes_moved, launch.flops, packed, kind, rows, is_shared=True)
 
 
 def kind_of(launch: Launch) -> str:
@@ -53,19 +69,3 @@ def kind_of(launch: Launch) -> str:
         return dtype
     x = dtype if arguments["x_format"] == "none" else arguments["x_format"]
     return f"{arguments['format']}{':asym' if arguments['has_zeros'] else ''}·{x}"
-
-
-def _launch_cost(launch: Launch) -> LaunchCost:
-    """Products of CPU engines are the launches that have an `in`."""
-    kind = kind_of(launch)
-    if launch.grid:
-        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
-    if launch.family == "paged_attention":
-        group = launch.number("heads") // launch.number("kv_heads")
-        tiles = ("C", ATTENTION_KEYS)
-        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind, f"{group}*T", "R", *tiles, is_shared=True)
-    if "in" not in launch.arguments:
-        return LaunchCost(launch.bytes_moved, launch.flops, "0", kind)
-    rows = str(launch.arguments["tokens"])
-    packed = f"{launch.number('in')}*{rows}"
-    return LaunchCost(launch.bytes_moved, launch.flops, packed, kind, rows, is_shared=True)

@@ -18,6 +18,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 
+from llmc.links import SHARED_MEMORY
+from llmc.prediction.collectives import collective_seconds, is_collective
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_cost import LaunchCost, launch_costs
 from llmc.prediction.rates import Rates
@@ -41,10 +43,12 @@ def predict_launch(cost: LaunchCost, step: StepShape, rates: Rates) -> float:
 
 
 def predict_step(program: Program, step: StepShape, rates: Rates) -> float:
-    """Seconds of the step's launches together."""
+    """Seconds of the step's launches together, on one machine. rates: of a rank, where there are several."""
     pairs: Iterable[tuple[Launch, LaunchCost]] = zip(program.launches, launch_costs(program), strict=True)
     return sum(
-        predict_launch(cost, step, rates)
+        collective_seconds(launch, step, program.ranks, SHARED_MEMORY)
+        if is_collective(launch)
+        else predict_launch(cost, step, rates)
         for launch, cost in pairs
         if launch.runs(tokens=step.tokens, logit_rows=step.logit_rows)
     )

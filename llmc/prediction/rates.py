@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 from llmc.targets import GpuTarget
@@ -44,6 +44,12 @@ class KindRates:
                 return rows / ((1 - part) * few.rows / few.share + part * many.rows / many.share)
         return last.share if rows > last.rows else first.share * rows / first.rows
 
+    def divided(self, ranks: int) -> KindRates:
+        """Of each of so many that have equal parts."""
+        pack = None if self.pack is None else self.pack / ranks
+        bandwidth = None if self.bandwidth is None else self.bandwidth / ranks
+        return replace(self, multiply=self.multiply / ranks, pack=pack, bandwidth=bandwidth)
+
 
 @dataclass(frozen=True)
 class Rates:
@@ -62,6 +68,14 @@ class Rates:
         """The kind's; one that nobody measured is taken to multiply as fast as any."""
         known = self.kinds.get(kind)
         return KindRates(max(each.multiply for each in self.kinds.values())) if known is None else known
+
+    def of_a_rank(self, ranks: int, threads: int) -> Rates:
+        """Of each of so many ranks that work at the same time, if these are of all their threads together. One that
+        has a single thread shares its work with nobody."""
+        if ranks == 1:
+            return self
+        kinds = {name: kind.divided(ranks) for name, kind in self.kinds.items()}
+        return Rates(self.bandwidth / ranks, kinds, self.launch if threads > ranks else 0.0, self.measured)
 
 
 def gpu_rates(target: GpuTarget) -> Rates:

@@ -40,6 +40,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     if quantization.needs_calibration or options.calibration is not None:
         calibration_sequences(graph, options, data)
+        _check_numbers(graph, data)
     _check_finite(graph, data)
 
 
@@ -55,6 +56,17 @@ def _check_caches(graph: ModelGraph, format: CacheFormat) -> None:
         check_heads(layer, keys, values, format)
 
 
+def _check_numbers(graph: ModelGraph, data: ModelData) -> None:
+    """Calibration runs the model, of which there may be no more than its shapes."""
+    name = next(name for recipe in graph.weights.values() for name in stored_names(recipe))
+    if data.source.load(name).is_meta:
+        raise CheckpointError(
+            "there are no weights to calibrate with",
+            at=name,
+            fix="download them, too, or choose a scheme that rounds to nearest, such as int4",
+        )
+
+
 def _check_finite(graph: ModelGraph, data: ModelData) -> None:
     recipes = graph.weights.values()
     dtypes = {recipe.name: recipe.dtype for recipe in recipes if isinstance(recipe, Stored)}
@@ -63,7 +75,7 @@ def _check_finite(graph: ModelGraph, data: ModelData) -> None:
     for done, name in enumerate(names):
         data.progress("check weights", done, len(names))
         tensor = data.source.load(name)
-        if tensor.is_floating_point():
+        if tensor.is_floating_point() and not tensor.is_meta:
             # Narrower than the checkpoint's, the model's dtype may not hold its largest numbers.
             _check_tensor(name, tensor.to(dtypes.get(name, tensor.dtype)))
     data.progress("check weights", len(names), len(names))

@@ -26,7 +26,7 @@ def file_backed(tensor: Tensor) -> Tensor:
     Raises EngineFormatError where the directory cannot be written or has no room.
     """
     nbytes = math.prod(tensor.shape) * tensor.dtype.itemsize
-    if nbytes < _LEAST_BYTES:
+    if nbytes < _LEAST_BYTES or tensor.is_meta:
         return tensor.contiguous()
     directory = settings().cache_dir
     try:

@@ -192,6 +192,8 @@ class Quantizer:
         else of the weight; and which it is."""
         scheme, products = planned.scheme, planned.products
         assert scheme is not None
+        if weight.is_meta:
+            return 0.0, False  # Only plans are made of shapes.
         x = None
         if self._stream is not None and products and products[0] is _place(planned):
             x = self._stream.rows(call_arguments(products[0])["x"], _MEASURED_ROWS).float()

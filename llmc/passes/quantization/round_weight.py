@@ -87,9 +87,9 @@ def one_thread() -> Iterator[None]:
 
 
 def row_chunks(weight: Tensor, scheme: Scheme) -> Iterator[Tensor]:
-    """Rows in fp32, some at a time; all at once where they share a scale."""
+    """Rows in fp32, some at a time; all at once where they share a scale, or have no numbers."""
     step = max(1, _CHUNK // weight.shape[1])
-    if scheme.granularity == "tensor":
+    if scheme.granularity == "tensor" or weight.is_meta:
         step = weight.shape[0]
     elif scheme.granularity == "block":
         step = -(-step // BLOCK) * BLOCK

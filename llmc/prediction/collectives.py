@@ -1,0 +1,29 @@
+"""How long a collective of a program takes, over what joins its ranks."""
+
+from __future__ import annotations
+
+from llmc.links import Link
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Launch
+
+ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
+
+
+def is_collective(launch: Launch) -> bool:
+    """Whether ranks talk to each other in it."""
+    return launch.family in (ALL_REDUCE, ALL_GATHER)
+
+
+def collective_bytes(launch: Launch, step: StepShape, ranks: int) -> float:
+    """Of what every rank has in the end. A collective's launch reads its own part and writes the whole."""
+    moved = evaluate_expression(launch.bytes_moved, step.values())
+    return moved / 2 if launch.family == ALL_REDUCE else moved * ranks / (ranks + 1)
+
+
+def collective_seconds(launch: Launch, step: StepShape, ranks: int, link: Link, *, custom: bool = True) -> float:
+    """Seconds on the link. custom: as of Link.all_reduce."""
+    nbytes = collective_bytes(launch, step, ranks)
+    if launch.family == ALL_REDUCE:
+        return link.all_reduce(nbytes, ranks, custom=custom)
+    return link.all_gather(nbytes, ranks, custom=custom)

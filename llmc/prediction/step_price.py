@@ -1,0 +1,88 @@
+"""What steps of a program take, for thousands of steps of different shapes: what launches have in common is reckoned
+once."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmc.links import Link
+from llmc.prediction.collectives import collective_seconds, is_collective
+from llmc.prediction.device_step import is_empty
+from llmc.prediction.launch_cost import launch_cost
+from llmc.prediction.launch_seconds import launch_seconds
+from llmc.prediction.launch_time import predict_launch
+from llmc.prediction.rates import Rates
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Launch, Limits, StepOutput
+from llmc.targets import GpuTarget
+
+# Seconds of one launch in a step.
+_Price = Callable[[Launch, StepShape], float]
+
+
+@dataclass(frozen=True)
+class StepPrice:
+    """launches: those that differ, and how often a step has each. price: of one."""
+
+    launches: tuple[tuple[Launch, int], ...]
+    price: _Price
+
+    def seconds(self, step: StepShape) -> float:
+        """Of a greedy step."""
+        return sum(
+            count * self.price(launch, step)
+            for launch, count in self.launches
+            if launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=StepOutput.BEST)
+        )
+
+
+def gpu_price(
+    launches: Sequence[Launch], limits: Limits, ranks: int, target: GpuTarget, link: Link, *, custom: bool = True
+) -> StepPrice:
+    """On a GPU: by its data sheet, and what a launch adds. ranks: that have a part of each; link: what joins them.
+    custom: whether collectives of little are a single shot."""
+
+    def price(launch: Launch, step: StepShape) -> float:
+        if is_collective(launch):
+            return target.launch + collective_seconds(launch, step, ranks, link, custom=custom)
+        # The work of a launch without programs is done by one that follows.
+        return launch_seconds(launch, step, target, limits) - (target.launch if is_empty(launch, step) else 0.0)
+
+    return StepPrice(_different(launches), price)
+
+
+def cpu_price(launches: Sequence[Launch], ranks: int, rates: Rates, link: Link) -> StepPrice:
+    """On a CPU. rates: of one rank, while the others work, too."""
+
+    def price(launch: Launch, step: StepShape) -> float:
+        if is_collective(launch):
+            return collective_seconds(launch, step, ranks, link)
+        return predict_launch(launch_cost(launch), step, rates)
+
+    return StepPrice(_different(launches), price)
+
+
+def _different(launches: Sequence[Launch]) -> tuple[tuple[Launch, int], ...]:
+    """Launches that cost the same, once each: they differ in their operands and where they come from."""
+    kinds: dict[object, Launch] = {}
+    counts = Counter[object]()
+    for launch in launches:
+        numbers = tuple((n, v) for n, v in launch.arguments.items() if isinstance(v, int | float | str))
+        key = (
+            launch.family,
+            launch.dtypes,
+            numbers,
+            launch.bytes_moved,
+            launch.flops,
+            launch.grid,
+            launch.only,
+            launch.wanted,
+            launch.sides,
+            launch.unless,
+            launch.seconds,
+        )
+        kinds.setdefault(key, launch)
+        counts[key] += 1
+    return tuple((kinds[key], count) for key, count in counts.items())
