@@ -11,7 +11,9 @@ This is the α–β model (Hockney 1994), with the constants that NCCL itself re
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+from types import MappingProxyType
 
 
 @dataclass(frozen=True)
@@ -110,3 +112,15 @@ INFINIBAND_NDR = Link("InfiniBand NDR", 50e9, _ring(2.7e-6, 14.0e-6, 50e9, 50e9)
 # memory, 218 and 395 µs with gloo.
 SHARED_MEMORY = Link("shared memory", 11e9, (Protocol(6.3e-6, 0.0, 11e9),), Shot(6.3e-6))
 GLOO = Link("TCP (gloo)", 2.9e9, (Protocol(215e-6, 0.0, 2.9e9),))
+
+LINKS: Mapping[str, Link] = MappingProxyType(
+    {
+        "nvlink-3": NVLINK_3,
+        "nvlink-4": NVLINK_4,
+        "nvlink-5": NVLINK_5,
+        "xgmi": XGMI_MI300,
+        "pcie-4": PCIE_4,
+        "infiniband-hdr": INFINIBAND_HDR,
+        "infiniband-ndr": INFINIBAND_NDR,
+    }
+)

@@ -54,6 +54,7 @@ ALLOWED: dict[str, set[str]] = {
     "bench": FOUNDATION | {"engine_format", "runtime"},
     "debug": FOUNDATION | {"graph", "ops", "passes", "codegen", "engine_format", "prediction", "runtime"},
 }
+ALLOWED["simulation"] = {*ALLOWED}
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuner"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}

@@ -87,7 +87,9 @@ def bench_serve(
     title = f"{server.model} at {server.base_url}: {_load_in_words(max_concurrency, request_rate)}"
     standard_output().print(summary_table(summary, title, drafts))
     given = {"arrival": vars(arrival), "shape": vars(shape), "num_prompts": num_prompts, "seed": seed}
-    requests_json = {"requests": [_record_json(record) for record in records]}
+    first = min(record.sent for record in records)
+    # `llmc simulate --trace` reads them, too.
+    requests_json = {"requests": [{"arrival": r.sent - first, **_record_json(r)} for r in records]}
     _write(json_file, summary.to_json() | given | draft_figures(drafts) | requests_json)
     if plot is not None:
         plot_run(records, plot, title)

@@ -64,7 +64,7 @@ def test_what_needs_numbers_says_so(directories: tuple[Path, Path]) -> None:
     with pytest.raises(CheckpointError, match="no weights to calibrate with"):
         program(
             captured,
-            quantize="int4-gptq:g32",
+            quantize="int8-gptq",
             calibration=str(tokens),
             calibration_sequences=1,
             calibration_length=16,

@@ -10,7 +10,7 @@ from llmc.program import Program
 from llmc.targets import GpuTarget
 
 # What the driver and the runtime take for themselves.
-_RESERVED_BYTES = 1 << 30
+RESERVED_BYTES = 1 << 30
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class _Needs:
     @property
     def fixed(self) -> int:
         """Without any KV cache."""
-        return self.weights + self.arena + self.logits + _RESERVED_BYTES
+        return self.weights + self.arena + self.logits + RESERVED_BYTES
 
 
 def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> None:
@@ -48,7 +48,7 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
         raise OptionError(
             f"the engine needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
             f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
-            f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {_gb(_RESERVED_BYTES)} for the driver",
+            f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {_gb(RESERVED_BYTES)} for the driver",
             at=f"target={target.name}",
             fix=f"{advice}lower {lower}max_model_len or max_batch_tokens, choose kv_dtype or dtype of fewer bytes, or "
             "a larger GPU",

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.call_arguments import call_arguments
+from llmc.graph.config_source import ConfigSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.refusal import Refusal
@@ -32,7 +33,7 @@ FOUND = "as stored"
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Note every weight with zeros that was not noted before."""
-    if isinstance(data.source, QuantizedSource):
+    if isinstance(data.source, QuantizedSource | ConfigSource):
         return
     known = {weight.module for weight in graph.sparse}
     for readers in readers_of_weights(graph):

@@ -1,0 +1,92 @@
+"""What a simulation says, as tables and as JSON."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.cli.table import Column, FittingTable
+from llmc.simulation.compare import Comparison
+from llmc.simulation.serve import Refused, Served
+
+
+def comparison_table(comparison: Comparison, title: str) -> FittingTable:
+    """A row for each division that serves the load, the best in bold."""
+    has_goals = bool(comparison.goals)
+    columns = (
+        Column("TP", right=True),
+        Column("PP", right=True),
+        Column("replicas", right=True),
+        Column("tokens/s", right=True),
+        Column("good requests/s" if has_goals else "requests/s", rank=2, right=True),
+        Column("TTFT p50", right=True),
+        Column("p99", rank=1, right=True),
+        Column("TPOT p50", right=True),
+        Column("p99", rank=1, right=True),
+        Column("weights a rank", rank=3, right=True),
+        Column("KV room", rank=2, right=True),
+        Column("used", rank=4, right=True),
+        Column("preempted", rank=4, right=True),
+    )
+    table = FittingTable(title, columns, caption="times in ms; KV room: tokens a replica")
+    for each in comparison.served:
+        summary, layout = each.summary, each.division.layout
+        rate = summary.goodput if summary.goodput is not None else summary.request_throughput
+        table.add_row(
+            str(layout.tensor),
+            str(layout.pipeline),
+            str(each.division.replicas),
+            f"{summary.output_throughput:.0f}",
+            f"{rate:.2f}",
+            *(f"{each.percentile(name, share):.1f}" for name in ("ttft", "tpot") for share in (0.5, 0.99)),
+            f"{max(memory.weights for memory in each.memory) / 1e9:.1f} GB",
+            str(each.kv_tokens),
+            f"{each.kv_used / each.kv_tokens:.0%}",
+            str(each.preemptions),
+            style="bold" if each is comparison.best else "",
+        )
+    return table
+
+
+def refusals_table(comparison: Comparison) -> FittingTable | None:
+    """Those that cannot serve it, and why; None if all can."""
+    refused = [each for each in comparison.outcomes if isinstance(each, Refused)]
+    if not refused:
+        return None
+    table = FittingTable("what does not fit", (Column("division"), Column("why", wraps=True)))
+    for each in refused:
+        table.add_row(str(each.division), each.reason)
+    return table
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Plain data, with vLLM's names for the latencies."""
+    best = comparison.best
+    return {
+        "goals": dict(comparison.goals),
+        "best": None if best is None else _division(best),
+        "served": [_served(each) for each in comparison.served],
+        "refused": [
+            {**_division(each), "reason": each.reason} for each in comparison.outcomes if isinstance(each, Refused)
+        ],
+    }
+
+
+def _division(each: Served | Refused) -> dict[str, Any]:
+    layout = each.division.layout
+    return {
+        "tensor_parallel_size": layout.tensor,
+        "pipeline_parallel_size": layout.pipeline,
+        "replicas": each.division.replicas,
+    }
+
+
+def _served(each: Served) -> dict[str, Any]:
+    return {
+        **_division(each),
+        **each.summary.to_json(),
+        "decode_ms": 1e3 * each.decode,
+        "kv_tokens": each.kv_tokens,
+        "kv_used_tokens": each.kv_used,
+        "preemptions": each.preemptions,
+        "memory": [vars(memory) for memory in each.memory],
+    }

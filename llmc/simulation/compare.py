@@ -1,0 +1,84 @@
+"""Every way to divide the ranks, under one load, and which of them is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+from llmc.errors import LoweringError, OptionError, PassError
+from llmc.program import Program, RankLayout
+from llmc.simulation.divisions import Division
+from llmc.simulation.load import Arrival
+from llmc.simulation.pricing import Machine
+from llmc.simulation.serve import Outcome, Refused, Served, check_fits, serve
+
+# Throughputs closer than this are the same: then the faster answers decide.
+_SAME = 0.02
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """outcomes: in the order of the divisions. goals: milliseconds that good requests stay within, by name."""
+
+    outcomes: tuple[Outcome, ...]
+    goals: Mapping[str, float]
+
+    @property
+    def served(self) -> tuple[Served, ...]:
+        """Those that can serve the load."""
+        return tuple(each for each in self.outcomes if isinstance(each, Served))
+
+    @property
+    def best(self) -> Served | None:
+        """The most good requests a second, or without goals the most output tokens; of those about as good, the least
+        median time per output token."""
+        most = max(map(self._worth, self.served), default=0.0)
+        near = [each for each in self.served if self._worth(each) >= (1 - _SAME) * most]
+        return min(near, key=lambda each: (each.percentile("tpot", 0.5), each.percentile("ttft", 0.5)), default=None)
+
+    def _worth(self, served: Served) -> float:
+        goodput = served.summary.goodput
+        return served.summary.output_throughput if goodput is None else goodput
+
+
+def compare(
+    divisions: Sequence[Division],
+    program_of: Callable[[RankLayout], Program],
+    machine: Machine,
+    load: Sequence[Arrival],
+    goals: Mapping[str, float],
+    progress: Callable[[Division], None] = lambda division: None,
+) -> Comparison:
+    """Serve the load in each way. Raises OptionError for a request that is too long for the model."""
+    outcomes: list[Outcome] = []
+    programs: dict[RankLayout, Program | Refused] = {}
+    for division in divisions:
+        progress(division)
+        layout = division.layout
+        if layout not in programs:
+            try:
+                programs[layout] = program_of(layout)
+            except (PassError, LoweringError) as error:
+                programs[layout] = Refused(division, error.problem)
+        program = programs[layout]
+        if isinstance(program, Refused):
+            outcomes.append(Refused(division, program.reason))
+            continue
+        check_fits(program, load)
+        outcomes.append(serve(program, division, machine, load, dict(goals)))
+    return Comparison(tuple(outcomes), goals)
+
+
+def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
+    """The best. Raises OptionError where no division can serve the load, with what stands in the way."""
+    best = comparison.best
+    if best is None:
+        reasons = "; ".join(
+            f"{each.division}: {each.reason}" for each in comparison.outcomes if isinstance(each, Refused)
+        )
+        raise OptionError(
+            f"no way to divide the ranks of {machine.target.name} serves this: {reasons}",
+            at="--ranks",
+            fix="take more ranks or larger ones, quantize the weights (--quantize int4), or lower --max-model-len",
+        )
+    return best

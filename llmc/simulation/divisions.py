@@ -1,0 +1,48 @@
+"""The ways to divide ranks among replicas, and each replica's among stages and parts of weights."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from llmc.errors import OptionError
+from llmc.program import RankLayout
+
+
+@dataclass(frozen=True)
+class Division:
+    """layout: of one replica."""
+
+    layout: RankLayout
+    replicas: int
+
+    def __str__(self) -> str:
+        return f"TP {self.layout.tensor} × PP {self.layout.pipeline} × {self.replicas}"
+
+
+def divisions(ranks: int) -> tuple[Division, ...]:
+    """Every way to use all ranks, those with the most that share weights first. Raises OptionError for no ranks."""
+    if not 1 <= ranks <= 1024:
+        raise OptionError(f"there cannot be {ranks} ranks", at=f"--ranks {ranks}", fix="give 1 to 1024")
+    found = [
+        Division(RankLayout(tensor, pipeline), ranks // tensor // pipeline)
+        for tensor in _divisors(ranks)
+        for pipeline in _divisors(ranks // tensor)
+        if tensor <= 64 and pipeline <= 64
+    ]
+    return tuple(sorted(found, key=lambda each: (-each.layout.tensor, each.layout.pipeline)))
+
+
+def division_of(layout: RankLayout, ranks: int) -> Division:
+    """As many replicas of one layout as there are ranks for. Raises OptionError if ranks are left over."""
+    if ranks < 1 or ranks % layout.ranks:
+        raise OptionError(
+            f"{ranks} ranks cannot be divided into replicas of {layout.ranks}",
+            at=f"--ranks {ranks}",
+            fix=f"give a multiple of {layout.ranks}, or name the model, which can be cut otherwise",
+        )
+    return Division(layout, ranks // layout.ranks)
+
+
+def _divisors(number: int) -> Iterator[int]:
+    return (each for each in range(1, number + 1) if number % each == 0)

@@ -1,0 +1,106 @@
+"""When requests arrive, how long their prompts are and how much they generate: from a file, or drawn from a seed."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from llmc.bench.prompts import PromptShape
+from llmc.errors import OptionError
+
+_FIX = 'a line for each request: {"arrival": seconds, "prompt_tokens": 512, "output_tokens": 128}'
+
+
+@dataclass(frozen=True, order=True)
+class Arrival:
+    """A request that comes `arrival` seconds after the first moment."""
+
+    arrival: float
+    prompt_tokens: int
+    output_tokens: int
+
+    @property
+    def tokens(self) -> int:
+        """Of prompt and output together."""
+        return self.prompt_tokens + self.output_tokens
+
+
+def read_trace(path: Path) -> tuple[Arrival, ...]:
+    """Requests in order of arrival, from lines of JSON or from what `llmc bench serve --json` writes.
+
+    Raises OptionError that names the line for what cannot be read.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise OptionError(f"the trace cannot be read: {error}", at=path, fix=_FIX) from None
+    found = _bench_requests(text, path)
+    if found is None:
+        lines = ((number, line) for number, line in enumerate(text.splitlines(), 1) if line.strip())
+        found = [_arrival(_parsed(line, f"{path}:{number}"), f"{path}:{number}") for number, line in lines]
+    if not found:
+        raise OptionError("the trace has no requests", at=path, fix=_FIX)
+    return tuple(sorted(found))
+
+
+def drawn_load(shape: PromptShape, count: int, rate: float | None, seed: int) -> tuple[Arrival, ...]:
+    """`count` requests of a shape, at random times of a rate a second on average (a Poisson process); all at once
+    without a rate. The same seed gives the same ones. Raises OptionError for a rate that is not positive."""
+    if rate is not None and not rate > 0:
+        raise OptionError(f"the rate cannot be {rate}", at="--request-rate", fix="give more than 0")
+    generator, now, found = random.Random(seed), 0.0, []
+    for _ in range(count):
+        lengths = (_drawn(length, shape.range_ratio, generator) for length in (shape.input_len, shape.output_len))
+        prompt, output = lengths
+        found.append(Arrival(now, shape.prefix_len + prompt, output))
+        now += 0.0 if rate is None else generator.expovariate(rate)
+    return tuple(found)
+
+
+def longest(load: Sequence[Arrival]) -> int:
+    """Tokens of the longest request."""
+    return max(each.tokens for each in load)
+
+
+def _drawn(length: int, ratio: float, generator: random.Random) -> int:
+    return max(1, round(length * generator.uniform(1 - ratio, 1 + ratio))) if ratio else length
+
+
+def _bench_requests(text: str, path: Path) -> list[Arrival] | None:
+    """Of a record of a benchmark; None for a text that is none."""
+    try:
+        record = json.loads(text)
+    except ValueError:
+        return None
+    if not isinstance(record, dict) or not isinstance(record.get("requests"), list):
+        return None
+    return [_arrival(each, f"{path}: requests[{index}]") for index, each in enumerate(record["requests"])]
+
+
+def _parsed(line: str, at: str) -> Any:
+    try:
+        return json.loads(line)
+    except ValueError as error:
+        raise OptionError(f"the trace has a line that is no JSON: {error}", at=at, fix=_FIX) from None
+
+
+def _arrival(entry: Any, at: str) -> Arrival:
+    if not isinstance(entry, dict):
+        raise OptionError(f"a request is {entry!r:.60} and no object", at=at, fix=_FIX)
+    arrival: Any = entry.get("arrival")
+    is_number = isinstance(arrival, int | float) and not isinstance(arrival, bool)
+    if not is_number or not math.isfinite(arrival) or arrival < 0:
+        raise OptionError(f"arrival is {arrival!r:.60}, not seconds from 0 on", at=at, fix=_FIX)
+    return Arrival(float(arrival), *(_count(entry, name, at) for name in ("prompt_tokens", "output_tokens")))
+
+
+def _count(entry: dict[str, Any], name: str, at: str) -> int:
+    count = entry.get(name)
+    if type(count) is not int or count < 1:
+        raise OptionError(f"{name} is {count!r:.60}, not a whole number from 1 on", at=at, fix=_FIX)
+    return count

@@ -1,0 +1,71 @@
+"""What a step of one replica takes, through all of its stages."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from llmc.errors import TargetError
+from llmc.links import Link
+from llmc.prediction.cost_expression import evaluate_expression
+from llmc.prediction.rates import Rates
+from llmc.prediction.step_price import StepPrice, cpu_price, gpu_price
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Launch, Program, RankLayout
+from llmc.simulation.programs import HAND_OVER, stages_of
+from llmc.targets import Target
+
+
+@dataclass(frozen=True)
+class Machine:
+    """What is rented. target: of each rank. memory: bytes of one rank. rates: of a CPU, as all of its threads together
+    were measured; None for GPUs. threads: those. custom: whether collectives of little are a single shot, and not a
+    library's ring. link: in the place of the target's own, within a machine."""
+
+    target: Target
+    memory: int
+    rates: Rates | None = None
+    threads: int = 1
+    custom: bool = True
+    link: Link | None = None
+
+    def joining(self, ranks: int) -> Link:
+        """What joins so many ranks."""
+        links = self.target.links
+        return self.link if self.link is not None and ranks <= links.size else links.of(ranks)
+
+
+def step_seconds(program: Program, layout: RankLayout, machine: Machine, ranks: int) -> Callable[[StepShape], float]:
+    """A function from the shape of a step to its seconds. A step goes through one stage after the other, and the next
+    begins when it has left the last. ranks: of all replicas, which share a CPU.
+
+    Raises TargetError for a target that nothing is known of.
+    """
+    stages = stages_of(program)
+    handed = [launch for launch in program.launches if launch.family == HAND_OVER]
+    prices = [_price(stage, program, layout, machine, ranks) for stage in stages]
+    between = machine.joining(layout.ranks)
+
+    def seconds(step: StepShape) -> float:
+        values = step.values()
+        crossing = sum(between.send(evaluate_expression(launch.bytes_moved, values) / 2) for launch in handed)
+        return crossing + sum(price.seconds(step) for price in prices)
+
+    return seconds
+
+
+def _price(
+    launches: tuple[Launch, ...], program: Program, layout: RankLayout, machine: Machine, ranks: int
+) -> StepPrice:
+    own = [launch for launch in launches if launch.family != HAND_OVER]
+    link = machine.joining(layout.tensor)
+    if machine.target.compiled:
+        gpu = machine.target.compiled[0]
+        return gpu_price(own, program.limits, layout.tensor, gpu, link, custom=machine.custom)
+    if machine.rates is None:
+        raise TargetError(
+            f"nothing is known of how fast {machine.target.name} is here",
+            at=f"target={machine.target.name}",
+            fix="name a GPU, or the CPU of this machine: --target cpu",
+        )
+    return cpu_price(own, layout.tensor, machine.rates.of_a_rank(ranks, machine.threads), link)

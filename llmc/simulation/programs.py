@@ -1,0 +1,71 @@
+"""The programs of a model for different layouts of ranks: what does not depend on the layout is done once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from llmc.codegen.sketch import sketch
+from llmc.graph.capture import Captured
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+from llmc.passes.pipeline import parallel
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import run_pipeline
+from llmc.program import Launch, Program, RankLayout
+from llmc.targets import Target, cpu_target_here
+
+HAND_OVER = "hand_over"
+
+
+@dataclass(frozen=True)
+class ModelPrograms:
+    """before: the model up to the passes that cut it. after: those, and what follows. options: of the build."""
+
+    before: ModelGraph
+    after: tuple[Pass, ...]
+    options: BuildOptions
+    target: Target
+    data: ModelData
+
+    def program(self, layout: RankLayout) -> Program:
+        """That all ranks of a stage run, stages one after the other; where there are kernels to be measured, with
+        those. Raises PassError for a model that cannot be cut so."""
+        sizes = {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline}
+        options = self.options.model_copy(update=sizes)
+        graph = run_pipeline(self.before, self.after, options, data=self.data).graph
+        here = cpu_target_here(self.target.name)
+        if here is None or layout.pipeline > 1:
+            return sketch(graph, options)
+        from llmc.codegen.cpp.lowering import lower
+
+        return lower(graph, here, options).program
+
+
+def model_programs(
+    captured: Captured,
+    passes: Sequence[Pass],
+    options: BuildOptions,
+    target: Target,
+    progress: Callable[[str], None] = lambda doing: None,
+) -> ModelPrograms:
+    """Run the passes up to those that cut the model. progress: told what those that take long are doing."""
+    data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
+    kept = [each for each in passes if each.name not in options.disable_passes]
+    options = options.model_copy(update={"disable_passes": ()})
+    names = {each.name for each in parallel()}
+    first = next((index for index, each in enumerate(kept) if each.name in names), len(kept))
+    alone = options.model_copy(update={"tensor_parallel_size": 1, "pipeline_parallel_size": 1})
+    before = run_pipeline(captured.graph, kept[:first], alone, data=data).graph
+    return ModelPrograms(before, tuple(kept[first:]), options, target, data)
+
+
+def stages_of(program: Program) -> tuple[tuple[Launch, ...], ...]:
+    """The launches of each stage; those that hand over belong to the one before."""
+    stages: list[list[Launch]] = [[]]
+    for launch in program.launches:
+        stages[-1].append(launch)
+        if launch.family == HAND_OVER:
+            stages.append([])
+    return tuple(map(tuple, stages))

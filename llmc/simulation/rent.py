@@ -1,0 +1,87 @@
+"""What to rent for a model or an engine: the machine as it is asked for, and every way to divide its ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from llmc.codegen.cpp.measured_rates import measured_rates
+from llmc.engine_format import read_engine
+from llmc.errors import OptionError
+from llmc.graph.capture import Captured
+from llmc.links import LINKS
+from llmc.options import BuildOptions
+from llmc.passes.rewrite import Pass
+from llmc.program import Program, RankLayout
+from llmc.runtime.memory import available_bytes
+from llmc.simulation.compare import Comparison, compare
+from llmc.simulation.divisions import Division, division_of, divisions
+from llmc.simulation.load import Arrival
+from llmc.simulation.pricing import Machine
+from llmc.simulation.programs import model_programs
+from llmc.targets import Target, cpu_target_here
+
+Told = Callable[[str], None]
+
+
+def machine_of(
+    target: Target,
+    ranks: int,
+    *,
+    memory_bytes: int | None = None,
+    threads: int = 1,
+    custom: bool = True,
+    link: str | None = None,
+) -> Machine:
+    """memory_bytes: of one rank; by default what the target has, or a CPU's rank's part of what is free here. link: a
+    name of llmc.links.LINKS. Raises OptionError for an unknown link and for no memory."""
+    if link is not None and link not in LINKS:
+        raise OptionError(f"there is no link {link!r}", at=f"--link {link}", fix=f"links: {', '.join(LINKS)}")
+    if memory_bytes is not None and memory_bytes < 1:
+        raise OptionError(f"a rank cannot have {memory_bytes} bytes", at="--memory", fix="give more than 0 GB")
+    if memory_bytes is None:
+        memory_bytes = target.compiled[0].memory_bytes if target.compiled else available_bytes() // max(1, ranks)
+    return Machine(target, memory_bytes, threads=threads, custom=custom, link=None if link is None else LINKS[link])
+
+
+def rent_for_model(
+    captured: Captured,
+    passes: Sequence[Pass],
+    options: BuildOptions,
+    machine: Machine,
+    ranks: int,
+    load: Sequence[Arrival],
+    goals: Mapping[str, float],
+    told: Told = lambda doing: None,
+) -> Comparison:
+    """Every division of the ranks, or only that which the options ask for. told: what is being done."""
+    asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
+    ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
+    programs = model_programs(captured, passes, options, machine.target, told)
+    machine = _measured(machine, lambda: programs.program(RankLayout()))
+    return compare(ways, programs.program, machine, load, goals, _telling(told))
+
+
+def rent_for_engine(
+    engine: Path, machine: Machine, ranks: int, load: Sequence[Arrival], goals: Mapping[str, float]
+) -> Comparison:
+    """Replicas of an engine as it was built. Raises OptionError for ranks that are no multiple of its own."""
+    program = read_engine(engine, check_weights=False, check_machine=False).program
+    if program.layout.pipeline > 1:
+        raise OptionError("an engine in stages is not simulated", at=engine, fix="name the model that it was built of")
+    way = division_of(program.layout, ranks)
+    machine = _measured(machine, lambda: program)
+    return compare((way,), lambda layout: program, machine, load, goals)
+
+
+def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
+    """With the rates of this machine's CPU, if it is one for that."""
+    here = cpu_target_here(machine.target.name)
+    if here is None:
+        return machine
+    return replace(machine, rates=measured_rates(here, machine.threads, program()))
+
+
+def _telling(told: Told) -> Callable[[Division], None]:
+    return lambda division: told(f"simulating {division}")

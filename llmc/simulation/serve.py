@@ -1,0 +1,106 @@
+"""Serve a load with replicas of a program on a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from llmc.bench.request_record import RequestRecord
+from llmc.bench.summary import Summary, quantile, summarize
+from llmc.errors import OptionError
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Program
+from llmc.simulation.divisions import Division
+from llmc.simulation.load import Arrival
+from llmc.simulation.pricing import Machine, step_seconds
+from llmc.simulation.programs import stages_of
+from llmc.simulation.rank_memory import RankMemory, rank_memory
+from llmc.simulation.replica import Replica
+
+
+@dataclass(frozen=True)
+class Served:
+    """A load on replicas. memory: of a rank of each stage. kv_tokens: that each replica has room for; kv_used: the most
+    that one held. decode: seconds of a step with a single request of the load's mean length. preemptions: of all."""
+
+    division: Division
+    memory: tuple[RankMemory, ...]
+    kv_tokens: int
+    kv_used: int
+    decode: float
+    preemptions: int
+    summary: Summary
+    records: tuple[RequestRecord, ...]
+
+    def percentile(self, name: str, share: float) -> float:
+        """Milliseconds of ttft or tpot; 0 where no request has any."""
+        found = [r.first_token if name == "ttft" else r.per_token for r in self.records]
+        values = [each for each in found if each is not None]
+        return 1e3 * quantile(values, share) if values else 0.0
+
+
+@dataclass(frozen=True)
+class Refused:
+    """A division that cannot serve the load, and why."""
+
+    division: Division
+    reason: str
+
+
+Outcome = Served | Refused
+
+
+def serve(
+    program: Program, division: Division, machine: Machine, load: Sequence[Arrival], goals: dict[str, float]
+) -> Outcome:
+    """What the load's clients see. goals: milliseconds by name (llmc.bench.summary)."""
+    limits, stages = program.limits, stages_of(program)
+    memory = rank_memory(program, stages, machine.memory)
+    room = min(each.tokens(limits.block_size) for each in memory)
+    one_sequence = -(-limits.max_model_len // limits.block_size) * limits.block_size
+    for each in memory:
+        shortage = each.shortage(one_sequence)
+        if shortage is not None:
+            return Refused(division, shortage)
+    tokens = min(room, limits.max_sequences * one_sequence)
+    ranks = division.replicas * division.layout.ranks
+    seconds = step_seconds(program, division.layout, machine, ranks)
+    replicas = [Replica(limits, tokens // limits.block_size, seconds) for _ in range(division.replicas)]
+    records = tuple(_send(replicas, load))
+    duration = max(record.ended for record in records)
+    mean = sum(each.tokens for each in load) // len(load)
+    return Served(
+        division=division,
+        memory=memory,
+        kv_tokens=tokens,
+        kv_used=max(each.most_blocks for each in replicas) * limits.block_size,
+        decode=seconds(StepShape.decode(requests=1, context=mean)),
+        preemptions=sum(each.preemptions for each in replicas),
+        summary=summarize(records, duration, goals),
+        records=records,
+    )
+
+
+def check_fits(program: Program, load: Sequence[Arrival]) -> None:
+    """Raise OptionError for a request that no step of the program serves."""
+    most = program.limits.max_model_len
+    long = next((each for each in load if each.tokens > most), None)
+    if long is not None:
+        raise OptionError(
+            f"a request has {long.prompt_tokens} tokens and is to generate {long.output_tokens}: more than {most}",
+            at="the load",
+            fix="give a larger --max-model-len, or shorter requests",
+        )
+
+
+def _send(replicas: Sequence[Replica], load: Sequence[Arrival]) -> list[RequestRecord]:
+    """Each request goes to the replica with the fewest, as the router of `llmc serve` does it."""
+    records = []
+    for arrival in load:
+        for replica in replicas:
+            replica.run_until(arrival.arrival)
+        least = min(replicas, key=lambda replica: replica.in_flight)
+        records.append(least.add(arrival))
+    for replica in replicas:
+        replica.run_until(float("inf"))
+    return records

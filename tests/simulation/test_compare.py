@@ -1,0 +1,120 @@
+"""Every division of the ranks under one load: what fits, what serves, and which is best."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+from llmc.errors import OptionError
+from llmc.graph.capture import capture
+from llmc.options import parse_options
+from llmc.passes.pipeline import default
+from llmc.prediction.step_shape import StepShape
+from llmc.program import Program, RankLayout
+from llmc.simulation.compare import Comparison, best_or_refuse, compare
+from llmc.simulation.divisions import Division, division_of, divisions
+from llmc.simulation.load import Arrival
+from llmc.simulation.pricing import Machine, step_seconds
+from llmc.simulation.programs import model_programs, stages_of
+from llmc.simulation.rank_memory import rank_memory
+from llmc.simulation.serve import Refused, Served
+from llmc.targets import gpu_target
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
+ProgramOf = Callable[[RankLayout], Program]
+H100 = gpu_target("h100")
+MACHINE = Machine(H100, H100.memory_bytes)
+LOAD = tuple(Arrival(0.0005 * index, 60, 8) for index in range(30))
+
+
+@pytest.fixture(scope="module")
+def program_of() -> Callable[[RankLayout], Program]:
+    """For an H100, by layout."""
+    options = parse_options({"max_model_len": 128, "max_sequences": 8})
+    captured = capture(MODEL, options, may_lack_weights=True)
+    return cache(model_programs(captured, default(), options, gpu_target("h100")).program)
+
+
+@pytest.fixture(scope="module")
+def comparison(program_of: ProgramOf) -> Comparison:
+    return compare(divisions(4), program_of, MACHINE, LOAD, {})
+
+
+def test_all_ranks_are_used() -> None:
+    found = divisions(8)
+    assert len(found) == 10 and len(set(found)) == 10
+    assert all(each.layout.ranks * each.replicas == 8 for each in found)
+    assert division_of(RankLayout(2, 2), 8) == Division(RankLayout(2, 2), 2)
+    with pytest.raises(OptionError, match="8 ranks cannot be divided into replicas of 3"):
+        division_of(RankLayout(3), 8)
+    with pytest.raises(OptionError, match="there cannot be 0 ranks"):
+        divisions(0)
+
+
+def test_every_request_is_served_in_every_division(comparison: Comparison) -> None:
+    assert [str(each.division) for each in comparison.served] == [str(each) for each in divisions(4)]
+    for each in comparison.served:
+        assert each.summary.completed == 30 and each.summary.output_tokens == 240
+        assert each.percentile("ttft", 0.5) <= each.percentile("ttft", 0.99)
+        assert 0 < each.kv_used <= each.kv_tokens
+
+
+def test_it_is_the_same_every_time(program_of: ProgramOf, comparison: Comparison) -> None:
+    assert compare(divisions(4), program_of, MACHINE, LOAD, {}) == comparison
+
+
+def test_the_best_has_the_most_tokens_or_the_most_good_requests(comparison: Comparison, program_of: ProgramOf) -> None:
+    best = best_or_refuse(comparison, MACHINE)
+    assert best.summary.output_throughput >= 0.98 * max(each.summary.output_throughput for each in comparison.served)
+    strict = compare(divisions(4), program_of, MACHINE, LOAD, {"ttft": 1e-6})
+    assert all(each.summary.goodput == 0 for each in strict.served)
+
+
+def test_weights_and_caches_are_divided(program_of: ProgramOf) -> None:
+    def memory(layout: RankLayout) -> tuple[int, int]:
+        program = program_of(layout)
+        found = rank_memory(program, stages_of(program), H100.memory_bytes)
+        assert len(found) == layout.pipeline
+        return sum(each.weights for each in found), sum(each.kv_token for each in found)
+
+    weights, kv_token = memory(RankLayout())
+    for layout in (RankLayout(2, 1), RankLayout(1, 2), RankLayout(2, 2)):
+        own, own_kv = memory(layout)
+        # The first stage and the last both have the tied embedding.
+        tied = (layout.pipeline - 1) * 4096 * 256 * 2
+        assert own == pytest.approx((weights + tied) / layout.tensor, rel=0.01)
+        assert own_kv == kv_token / layout.tensor
+
+
+def test_what_does_not_fit_says_what_it_needs(program_of: ProgramOf) -> None:
+    small = replace(MACHINE, memory=1_100_000_000)
+    found = compare((Division(RankLayout(), 1),), program_of, small, LOAD, {})
+    assert isinstance(found.outcomes[0], Served)
+    tiny = replace(MACHINE, memory=1_076_000_000)
+    (refused,) = compare((Division(RankLayout(), 1),), program_of, tiny, LOAD, {}).outcomes
+    assert isinstance(refused, Refused) and "GB a rank of 1.1: weights 0.0" in refused.reason
+    with pytest.raises(OptionError, match=r"no way to divide the ranks of h100 serves this: TP 1 × PP 1 × 1: needs"):
+        best_or_refuse(Comparison((refused,), {}), tiny)
+
+
+def test_more_stages_than_layers_are_refused(program_of: ProgramOf) -> None:
+    (refused,) = compare((Division(RankLayout(1, 64), 1),), program_of, MACHINE, LOAD, {}).outcomes
+    assert isinstance(refused, Refused) and "cannot be cut into 64 stages" in refused.reason
+
+
+def test_a_request_that_is_too_long_is_named(program_of: ProgramOf) -> None:
+    with pytest.raises(OptionError, match="a request has 120 tokens and is to generate 9: more than 128"):
+        compare((Division(RankLayout(), 1),), program_of, MACHINE, [Arrival(0.0, 120, 9)], {})
+
+
+def test_slower_links_take_longer(program_of: ProgramOf) -> None:
+    layout, step = RankLayout(2), StepShape.decode(requests=4, context=64)
+    program = program_of(layout)
+    nvlink = step_seconds(program, layout, MACHINE, 2)(step)
+    library = step_seconds(program, layout, replace(MACHINE, custom=False), 2)(step)
+    pcie = step_seconds(program, layout, replace(MACHINE, link=gpu_target("l4").links.within), 2)(step)
+    assert nvlink < library < pcie
