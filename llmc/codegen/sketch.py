@@ -44,8 +44,8 @@ class SketchBackend:
     def refusal(self, node: fx.Node) -> Refusal | None:
         """None: every op has a kernel."""
 
-    def norm_before(self, product: fx.Node) -> None:
-        """Norms have launches of their own."""
+    def taken_in(self, node: fx.Node) -> None:
+        """Kernels compute parts of products on the way, nothing else."""
 
     def in_place(self, node: fx.Node) -> tuple[tuple[str, int], ...]:
         return ()
