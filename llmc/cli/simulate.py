@@ -9,15 +9,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from llmc.cli.completion import complete_targets
+from llmc.cli.machine_options import MachineOptions
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.simulation_table import comparison_json, comparison_table, refusals_table
 from llmc.cli.table import standard_output
 from llmc.options import BuildOptions, parse_options
-from llmc.runtime.threads import thread_count
-from llmc.targets import resolve_target
 
 if TYPE_CHECKING:
     from llmc.simulation.compare import Comparison
@@ -30,10 +28,7 @@ _DEFAULTS = BuildOptions()
 def simulate(
     model: Annotated[Path, typer.Argument(help="model directory, of which config.json is enough, or an engine")],
     *,
-    target: Annotated[
-        str, typer.Option(help="what each rank is: see `llmc targets`", autocompletion=complete_targets)
-    ] = "h100",
-    ranks: Annotated[int, typer.Option(help="how many of them")] = 8,
+    machine: MachineOptions,
     trace: Annotated[
         Path | None,
         typer.Option(help="requests: lines of JSON with arrival, prompt_tokens, output_tokens, or bench serve --json"),
@@ -43,14 +38,6 @@ def simulate(
     shape: ShapeOptions,
     seed: Annotated[int, typer.Option(help="of lengths and arrivals")] = 0,
     goodput: Annotated[list[str] | None, typer.Option(help="a goal such as ttft:200, in ms (repeatable)")] = None,
-    memory: Annotated[float | None, typer.Option(help="GB of one rank; default: the target's")] = None,
-    link: Annotated[
-        str | None, typer.Option(help="what joins the ranks, such as pcie-4; default: the target's")
-    ] = None,
-    disable_custom_all_reduce: Annotated[
-        bool, typer.Option("--disable-custom-all-reduce", help="collectives of a library only")
-    ] = False,
-    threads: Annotated[int | None, typer.Option(help="of a CPU, for all ranks; default: every core")] = None,
     chosen: ModelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence; default: that of the load")] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
@@ -64,7 +51,6 @@ def simulate(
     from llmc.simulation.compare import best_or_refuse
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.plot import plot_comparison
-    from llmc.simulation.rent import machine_of
 
     goals = parse_goals(goodput or [])
     for output in (json_file, plot):
@@ -72,30 +58,23 @@ def simulate(
     if plot is not None:
         require_plot_extra()
     load = drawn_load(shape, num_prompts, request_rate, seed) if trace is None else read_trace(trace)
-    machine = machine_of(
-        resolve_target(target),
-        ranks,
-        memory_bytes=None if memory is None else int(memory * 1e9),
-        threads=thread_count(threads),
-        custom=not disable_custom_all_reduce,
-        link=link,
-    )
+    ranks, rented = machine.ranks, machine.machine()
     limits = {
         "max_model_len": longest(load) if max_model_len is None else max_model_len,
         "max_batch_tokens": max_batch_tokens,
         "max_sequences": max_sequences,
     }
-    comparison = _compared(model, chosen, limits, machine, ranks, load, goals)
-    title = f"{model.resolve().name} on {ranks} × {machine.target.name}: {len(load)} requests"
+    comparison = _compared(model, chosen, limits, rented, ranks, load, goals)
+    title = f"{model.resolve().name} on {ranks} × {rented.target.name}: {len(load)} requests"
     console = standard_output()
     console.print(comparison_table(comparison, title))
     refusals = refusals_table(comparison)
     if refusals is not None:
         console.print(refusals)
     if json_file is not None:
-        figures = {"model": str(model), "target": machine.target.name, "ranks": ranks, **comparison_json(comparison)}
+        figures = {"model": str(model), "target": rented.target.name, "ranks": ranks, **comparison_json(comparison)}
         write_output(json_file, json.dumps(figures, indent=1) + "\n")
-    best = best_or_refuse(comparison, machine)
+    best = best_or_refuse(comparison, rented)
     if plot is not None:
         plot_comparison(comparison, plot, title)
     console.print(f"best: {best.division}; predicted and not measured", highlight=False)
