@@ -67,6 +67,11 @@ class SketchBackend:
     ) -> int:
         raise NotImplementedError("codes lie in rows")
 
+    def sparse_nbytes(
+        self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
+    ) -> int:
+        raise NotImplementedError("weights without their zeros lie in panels")
+
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         return KernelCall(name, LOOP, {f"p{index}": pointer for index, pointer in enumerate(pointers)})
 
