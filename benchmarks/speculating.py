@@ -8,8 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from statistics import median
 from types import TracebackType
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -82,6 +83,15 @@ class Watched(Gate):
         return self.counts[-1]
 
 
+class StepTime(NamedTuple):
+    """Seconds of a step, and of the executor in it; whether it had drafts, and what all requests got of it."""
+
+    wall: float
+    executor: float
+    drafts: bool
+    tokens: int
+
+
 class Speculating:
     """An engine's executor, in a new loop for each run."""
 
@@ -120,6 +130,9 @@ class Prepared:
     prompts: list[tuple[int, ...]]
     answers: dict[tuple[int, ...], list[int]] = field(default_factory=dict)
     _gates: dict[float, Watched] = field(default_factory=dict)
+    _plain: list[StepTime] = field(default_factory=list)
+    _closed: list[StepTime] = field(default_factory=list)
+    _random: list[float] = field(default_factory=list)
     _tokens_a_step: dict[float, float] = field(default_factory=dict)
 
     @property
@@ -137,18 +150,27 @@ class Prepared:
 
     def plain(self) -> float:
         """Without speculation."""
-        return self._measure(None)
+        seconds, times = self._measure(None)
+        self._plain += times
+        return seconds
 
     def closed(self) -> float:
         """With speculation that never drafts."""
-        return self._measure(Speculation(partial(Spoiled, self.answers, self.vocabulary, 1.0), DRAFTS, Closed))
+        speculation = Speculation(partial(Spoiled, self.answers, self.vocabulary, 1.0), DRAFTS, Closed)
+        seconds, times = self._measure(speculation)
+        self._closed += times
+        return seconds
 
     def drafting(self, right: float) -> float:
         """With drafts of that acceptance, as many as the gate lets through."""
         gate = self._gates[right] = Watched(DRAFTS, self.prior)
         drafter = partial(Spoiled, self.answers, self.vocabulary, right)
         speculation = Speculation(drafter, DRAFTS, lambda most: gate)
-        seconds = self._measure(speculation)
+        seconds, times = self._measure(speculation)
+        if not right:
+            usual = median(each.wall for each in times if not each.drafts)
+            lost = sum(each.wall - usual * each.tokens / len(self.prompts) for each in times if each.drafts)
+            self._random.append(lost / sum(each.wall for each in times))
         self._tokens_a_step[right] = speculation.stats.tokens_a_step
         return seconds
 
@@ -163,19 +185,35 @@ class Prepared:
             for right, gate in self._gates.items()
         }
 
-    def _measure(self, speculation: Speculation | None) -> float:
+    def costs(self) -> dict[str, float]:
+        """What machines whose speed changes from run to run do not hide, of the time without speculation: what steps
+        take more beside the executor where drafts never pay; and what random drafts lose, by the other steps of their
+        own runs."""
+        found = {}
+        if self._closed:
+            beside = [median(each.wall - each.executor for each in times) for times in (self._closed, self._plain)]
+            found["never drafts"] = (beside[0] - beside[1]) / median(each.wall for each in self._plain)
+        if self._random:
+            found["random drafts"] = median(self._random)
+        return found
+
+    def _measure(self, speculation: Speculation | None) -> tuple[float, list[StepTime]]:
         requests, loop = self._started(speculation)
+        times: list[StepTime] = []
         wanted = self._written(requests) + self.steps * len(requests)
         before, begin = self._written(requests), time.perf_counter()
-        while self._written(requests) < wanted:
-            loop.step()
+        while (done := self._written(requests)) < wanted:
+            start = time.perf_counter()
+            plan = loop.step()
+            wall, drafts = time.perf_counter() - start, any(chunk.draft for chunk in plan.chunks)
+            times.append(StepTime(wall, loop.executor_seconds, drafts, self._written(requests) - done))
         seconds = time.perf_counter() - begin
         for request in requests:
             known = self.answers[tuple(request.tokens[:CONTEXT])]
             assert list(request.output)[: len(known)] == known[: len(request.output)], "speculation changed an answer"
         written = self._written(requests) - before
         self._end(requests, loop)
-        return seconds / written
+        return seconds / written, times
 
     def _started(self, speculation: Speculation | None) -> tuple[list[Generation], StepLoop]:
         """Requests that have their first token."""

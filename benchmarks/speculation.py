@@ -39,10 +39,14 @@ PEER, PEER_KNOWING = "llama.cpp", f"llama.cpp, {ACCEPTANCE:.0%} of drafts right"
 KNOWING, RANDOM, CLOSED = f"{ACCEPTANCE:.0%} of drafts right", "random drafts", "never drafts"
 # Of the time without speculation, by batch size, what each has to stay below.
 GOALS: Mapping[int, Mapping[str, float]] = {
-    1: {KNOWING: 1 / 1.5, RANDOM: 1.03, CLOSED: 1.01},
+    1: {KNOWING: 1 / 1.5},
     16: {KNOWING: 1 / 0.98},
     32: {KNOWING: 1 / 0.98},
 }
+
+
+# More than that time, by what shows it whatever the machine's speed is in a run.
+COSTS: Mapping[str, float] = {RANDOM: 0.03, CLOSED: 0.01}
 
 
 def main() -> None:
@@ -101,8 +105,11 @@ def measure_shape(arguments: argparse.Namespace, record: dict[str, Any], console
                 runs[PEER_KNOWING] = partial(peer.speculate, CONTEXT, prepared.steps, DRAFTS, ACCEPTANCE)
             samples = alternate(runs, arguments.rounds)
             found = {"seconds_a_token": {name: list(sample.seconds) for name, sample in samples.items()}}
-            record["batches"][str(batch)] = found | prepared.figures()
+            record["batches"][str(batch)] = found | prepared.figures() | {"costs": prepared.costs()}
             console.print(shape_table(batch, samples))
+            for name, cost in prepared.costs().items():
+                reached = "ok" if cost <= COSTS[name] else "MISSED"
+                console.print(f"{name} cost {cost:.2%} of the time, at most {COSTS[name]:.0%}: {reached}")
             console.print(prepared.figures(), highlight=False)
 
 

@@ -22,6 +22,7 @@ SHOWS = {
         "logits: Tensor = self.head(y + torch.tanh(normalized))",
     ],
     "train_medusa_heads.py": ["head 2: top-1 0.", "the same answers, to the last token", "drafts came true"],
+    "train_eagle3.py": ["drafts that are the model's likeliest token: 0.", "the same answers, to the last token"],
     "compile_for_a_gpu.py": [
         "decode, batch 1, context 256 on h100, predicted and not measured: ",
         "5 of 5 RMSNorms fused",
@@ -34,14 +35,15 @@ SHOWS = {
 }
 
 
-# One compiles a whole engine for a GPU, one trains heads and builds two engines. The same of smaller ones is held by
-# tests/end_to_end/test_gpu_engine.py and tests/training.
-SLOW = ("compile_for_a_gpu.py", "train_medusa_heads.py")
+# One compiles a whole engine for a GPU, two train drafts and build engines with them. The same of smaller ones is held
+# by tests/end_to_end/test_gpu_engine.py and tests/training.
+ARGUMENTS = {"train_eagle3.py": ("--sequences", "16", "--steps", "4")}
+SLOW = ("compile_for_a_gpu.py", "train_medusa_heads.py", "train_eagle3.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SHOWS])
 def test_an_example(name: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", [name])
+    monkeypatch.setattr(sys, "argv", [name, *ARGUMENTS.get(name, ())])
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     runpy.run_path(str(EXAMPLES / name), run_name="__main__")
     shown = capsys.readouterr().out

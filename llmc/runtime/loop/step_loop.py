@@ -76,7 +76,10 @@ class StepLoop:
         plan = self.scheduler.schedule()
         if not plan:
             return plan
-        step = self._inputs.fill(plan, () if self.speculation is None else self.speculation.sides(plan))
+        speculation = self.speculation
+        if speculation is not None and speculation.is_idle and not plan.chunks:
+            speculation = None
+        step = self._inputs.fill(plan, () if speculation is None else speculation.sides(plan))
         begin = time.perf_counter()
         self._is_computing = True
         if plan.copies:
@@ -86,8 +89,8 @@ class StepLoop:
         self._is_computing = False
         self.executor_seconds = time.perf_counter() - begin
         self._inputs.advance(publish(plan, results, self.scheduler, self._executor.move_slots))
-        if self.speculation is not None:
-            self.speculation.observe(plan, self._executor, results)
+        if speculation is not None:
+            speculation.observe(plan, self._executor, results)
         return plan
 
     def recover(self) -> bool:

@@ -4,45 +4,47 @@ from __future__ import annotations
 
 from llmc.runtime.speculation.draft import Draft
 
-# Of an average, what the last request's step weighs at the least.
+# Of an average, what the last value weighs at the least.
 _NEW = 1 / 32
-# As if so many steps had been seen already, in which each draft came true with this probability.
-_FIRST_SHARE, _FIRST_STEPS = 0.7, 2
-# As how many steps those count that were seen before drafts stopped.
-_OLD_STEPS = 8
+# As if so many drafts had been seen already, and this share of them had come true.
+_FIRST_SHARE, _FIRST_SEEN = 0.7, 1
+# As how many those count that were seen before drafts stopped; and of one depth, those of all depths.
+_OLD, _OF_ALL = 8, 8
 
 
 class _Share:
-    """Of how many steps something is true."""
+    """How often something is true."""
 
     def __init__(self, first: float) -> None:
         self.value = first
-        self.steps = _FIRST_STEPS
+        self.seen = _FIRST_SEEN
 
     def note(self, is_true: bool) -> None:
-        self.steps += 1
-        self.value += max(_NEW, 1 / self.steps) * (is_true - self.value)
+        self.seen += 1
+        self.value += max(_NEW, 1 / self.seen) * (is_true - self.value)
 
 
 class DraftGains:
     """Steps of requests that were asked for some number of drafts. Fewer may have been made, or trees of less depth."""
 
     def __init__(self) -> None:
-        # By depth, from the first on: whether a draft of it came true. By number: whether so many were made.
-        self._true: list[_Share] = []
+        # Of drafts that followed true ones, how many were true: all, and by depth, from the first on.
+        self._true, self._true_at = _Share(_FIRST_SHARE), list[_Share]()
+        # By number: whether so many were made.
         self._made: list[_Share] = []
         # Of trees, by how many drafts were asked for; else each is one deeper.
         self._depths: dict[int, int] = {}
 
     def note(self, asked: int, draft: Draft, accepted: int) -> None:
         """Of one request in one step."""
+        depth, made = draft.depth, len(draft)
         if draft.parents is not None:
-            self._depths[asked] = draft.depth
-        for index in range(self._depth(asked)):
-            if index == len(self._true):
-                self._true.append(_Share(self._share_true(index)))
-            self._true[index].note(accepted > index)
-        made = len(draft)
+            self._depths[asked] = depth
+        for index in range(min(accepted + 1, depth)):
+            if index == len(self._true_at):
+                self._true_at.append(_Share(self._true.value))
+            self._true_at[index].note(accepted > index)
+            self._true.note(accepted > index)
         for index in range(asked):
             if index == len(self._made):
                 self._made.append(_Share(1.0))
@@ -50,26 +52,32 @@ class DraftGains:
 
     def age(self) -> None:
         """Nothing will be seen for a while: let what is seen then count more."""
-        for share in (*self._true, *self._made):
-            share.steps = min(share.steps, _OLD_STEPS)
+        for share in (self._true, *self._true_at, *self._made):
+            share.seen = min(share.seen, _OLD)
 
     def tokens(self, asked: int) -> float:
         """That a request gets of a step."""
-        return 1.0 + sum(self._share_true(index) for index in range(self._depth(asked)))
+        found = path = 1.0
+        for index in range(self._depth(asked)):
+            path *= self._share_true(index)
+            found += path * self._share_made(index)
+        return found
 
     def drafts(self, asked: int) -> float:
         """That are made for a request."""
-        return sum(self._made[index].value if index < len(self._made) else 1.0 for index in range(asked))
+        return sum(self._share_made(index) for index in range(asked))
 
     def _depth(self, asked: int) -> int:
         # As deep as the deepest where so many were never seen.
         return self._depths.get(asked) or min(asked, max(self._depths.values(), default=asked))
 
+    def _share_made(self, index: int) -> float:
+        return self._made[index].value if index < len(self._made) else 1.0
+
     def _share_true(self, index: int) -> float:
-        """Deeper than was seen each comes true as often after the one before it as on the whole."""
-        if index < len(self._true):
-            return self._true[index].value
-        if not self._true:
-            return _FIRST_SHARE ** (index + 1)
-        deepest = self._true[-1].value
-        return deepest * float(deepest ** (1 / len(self._true))) ** (index + 1 - len(self._true))
+        """Of a depth that was seen seldom it is mostly that of all."""
+        if index >= len(self._true_at):
+            return self._true.value
+        share = self._true_at[index]
+        seen = min(share.seen, 1 / _NEW)
+        return (seen * share.value + _OF_ALL * self._true.value) / (seen + _OF_ALL)

@@ -45,6 +45,8 @@ class Speculation:
         self._begin = self._drafting = 0.0
         self._asked: dict[Request, int] = {}
         self._sides: tuple[str, ...] = ()
+        # Whether the next step, if it has no chunks, leaves no sides and is not observed: as most without drafts.
+        self.is_idle = False
         self._proposed = self._asked_before = 0
         self._drafts = self._draft_tokens = 0
         self._accepted_at = [0] * most
@@ -76,7 +78,8 @@ class Speculation:
             self._most = self._gate.drafts(requests, room)
         if not self._most:
             self._asked_before = 0
-        if self._most or self._gate.wants_time:
+        self.is_idle = not (self._most or self._sides or self._gate.wants_time)
+        if not self.is_idle:
             self._begin = self._clock()
         return self._most > 0
 
@@ -101,8 +104,7 @@ class Speculation:
 
     def sides(self, plan: StepPlan) -> tuple[str, ...]:
         """The side outputs that the step which was scheduled last is to leave; once a step."""
-        if self._most or plan.chunks or self._sides:
-            self._sides = self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
+        self._sides = self._drafter.sides(self._most > 0, any(map(_is_of_prompt, plan.chunks)))
         return self._sides
 
     def observe(self, plan: StepPlan, executor: Executor | None = None, results: StepResults | None = None) -> None:
@@ -110,8 +112,6 @@ class Speculation:
 
         executor: for what the step left beside its logits. results: of the step.
         """
-        if not (self._most or self._sides or self._gate.wants_time):
-            return  # Nobody asks, as in most steps without drafts.
         if executor is not None and results is not None and (self._most or self._sides):
             begin = self._clock()
             self._drafter.observe(ComputedStep(plan, self._sides, executor, results))
