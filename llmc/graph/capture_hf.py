@@ -134,6 +134,7 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
     fake = fake_copy(model, dtype, cast_buffers=False)
     # Set on the copy, whose layers all refer to this one config.
     fake.config._attn_implementation = hf_hooks.implementation_for(type(model))
+    hf_hooks.use_experts_hook(fake.config)
     name = getattr(model.config, "_name_or_path", "") or type(model).__name__
     said = {} if getattr(model, "generation_config", None) is None else model.generation_config.to_dict()
     outer = {} if text is None else _token_ids(whole)

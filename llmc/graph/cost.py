@@ -100,29 +100,33 @@ def _results(working: list[fx.Node], members: Mapping[fx.Node, None]) -> list[fx
 
 
 def _moved(node: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]) -> sympy.Expr:
-    """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows."""
+    """Bytes of a tensor; of an embedding table, or of what rows are selected from, only those rows; of experts'
+    weights those of the experts that tokens go to."""
     readers = [u for u in node.users if u in members]
     total = _nbytes(node.meta["val"], symbols)
-    lookups = _lookups(node, members)
-    if lookups:
-        counts = [[_numel(n.meta["val"].shape, symbols) for n in pair] for pair in lookups]
-        total = sum((total * looked_up / whole for looked_up, whole in counts), _ZERO)
+    shares = _shares(node, members, symbols)
+    if shares:
+        total = sum((total * share for share in shares), _ZERO)
     bits = [_code_bits(u, node) for u in readers]
     return total * min(bits) / 8 if bits else total
 
 
-def _lookups(table: fx.Node, members: Mapping[fx.Node, None]) -> list[tuple[fx.Node, fx.Node]]:
-    """The members that look up rows of a tensor, or of a weight that is stored in it; and the table as they see it."""
-    found: list[tuple[fx.Node, fx.Node]] = []
-    for user in (u for u in table.users if u in members):
+def _shares(
+    tensor: fx.Node, members: Mapping[fx.Node, None], symbols: Mapping[sympy.Symbol, sympy.Symbol]
+) -> list[sympy.Expr]:
+    """What part each member reads that does not read all of a tensor, or of a weight that is stored in it."""
+    found: list[sympy.Expr] = []
+    for user in (u for u in tensor.users if u in members):
         record = record_of(user)
         if record is None:
             continue
         arguments = call_arguments(user)
-        if record.table is not None and arguments[record.table] is table:
-            found.append((user, table))
-        elif record.part is Part.STORAGE and any(arguments[name] is table for name in record.rows):
-            found += _lookups(user, members)
+        if record.table is not None and arguments[record.table] is tensor:
+            found.append(_numel(user.meta["val"].shape, symbols) / _numel(tensor.meta["val"].shape, symbols))
+        elif record.share is not None and arguments["weight"] is tensor:
+            found.append(record.share(op_call(user, symbols)))
+        elif record.part is Part.STORAGE and any(arguments[name] is tensor for name in record.rows):
+            found += _shares(user, members, symbols)
     return found
 
 

@@ -1,8 +1,8 @@
-"""The attention implementation and mask function "llmc" that transformers models call while they are captured.
+"""The attention, mask and experts functions "llmc" that transformers models call while they are captured.
 
 The attention hook emits one llmc::attention, which is causal by itself; the mask hook returns no mask, so that no mask
-arithmetic remains in the graph. Both refuse what the op does not say, since dropping it would change the results.
-llmc.ops must have been imported.
+arithmetic remains in the graph. The experts hook emits two llmc::expert_linear with the model's own gate in between.
+They refuse what the ops do not say, since dropping it would change the results. llmc.ops must have been imported.
 """
 
 from __future__ import annotations
@@ -52,6 +52,40 @@ def implementation_for(model_class: type) -> str:
     AttentionInterface.register(IMPLEMENTATION, attention_hook)
     AttentionMaskInterface.register(IMPLEMENTATION, mask_hook)
     return IMPLEMENTATION
+
+
+def use_experts_hook(config: Any) -> None:
+    """Let mixtures of experts of a model, or of one that is made of this config, call the hook; others do not ask."""
+    try:
+        from transformers.integrations.moe import ALL_EXPERTS_FUNCTIONS
+    except ImportError:  # before transformers 5
+        return
+    ALL_EXPERTS_FUNCTIONS.register(IMPLEMENTATION, experts_hook)
+    config._experts_implementation = IMPLEMENTATION
+
+
+def experts_hook(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_weights: Tensor) -> Tensor:
+    """hidden_states: [T, hidden], top_k_index and top_k_weights: [T, slots]; returns [T, hidden].
+
+    The weights of a module of transformers' experts interface are [experts, out, in], or [experts, in, out].
+    """
+    first = "gate_up_proj" if module.has_gate else "up_proj"
+    y = _expert_linear(module, first, hidden_states, top_k_index)
+    y = module._apply_gate(y) if module.has_gate else module.act_fn(y)
+    y = _expert_linear(module, "down_proj", y, top_k_index)
+    if module.has_post_expert_norm:
+        y = module.post_expert_norm(y)
+    return torch.ops.llmc.sum_experts.default(y, top_k_weights).to(hidden_states.dtype)
+
+
+def _expert_linear(module: Any, name: str, x: Tensor, index: Tensor) -> Tensor:
+    weight: Tensor = getattr(module, name)
+    experts, bias = weight.shape[0], getattr(module, f"{name}_bias") if module.has_bias else None
+    rows = (weight.transpose(1, 2) if module.is_transposed else weight).flatten(0, 1)
+    found: Tensor = torch.ops.llmc.expert_linear.default(
+        x, rows, None if bias is None else bias.flatten(), index, experts
+    )
+    return found
 
 
 def attention_hook(

@@ -16,6 +16,7 @@ from llmc.graph.text_half import text_names
 def skeleton(model_class: Any, config: Any, dtype: torch.dtype) -> Any:
     """An instance with its parameters on the meta device, and its buffers computed, as from_pretrained does it."""
     config._attn_implementation = hf_hooks.implementation_for(model_class)
+    hf_hooks.use_experts_hook(config)
     with torch.device("meta"):
         model = model_class._from_config(config, dtype=dtype)
     for module in model.modules():

@@ -79,6 +79,7 @@ def op(
     flops: Flops,
     rows: tuple[str, ...] = (),
     table: str | None = None,
+    share: Flops | None = None,
     writes: Collection[str] = (),
     check: Callable[[OpCall], str | None] | None = None,
     part: Part | None = None,
@@ -107,7 +108,20 @@ def op(
         overload = getattr(torch.ops.llmc, name).default
         rule = None if axes is None else axis_rule(axes)
         RECORDS[overload] = OpRecord(
-            name, overload, reference, frozenset(stages), rows, table, flops, check, part, takes, rule, across, fallback
+            name,
+            overload,
+            reference,
+            frozenset(stages),
+            rows,
+            table,
+            share,
+            flops,
+            check,
+            part,
+            takes,
+            rule,
+            across,
+            fallback,
         )
         return reference
 

@@ -7,6 +7,7 @@ from llmc.passes.canonical.fold_constants import fold_constants
 from llmc.passes.canonical.make_lm_head import make_lm_head
 from llmc.passes.canonical.merge_duplicates import merge_duplicates
 from llmc.passes.canonical.normalize_ops import normalize_ops
+from llmc.passes.canonical.normalize_routing import normalize_routing
 from llmc.passes.canonical.positions_input import positions_input
 from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
@@ -81,6 +82,7 @@ def canonical() -> tuple[Pass, ...]:
         normalize_ops,
         positions_input,
         remove_batch_axis,
+        normalize_routing,
         fold_constants,
         merge_duplicates,
         fuse_sdpa_attention,

@@ -1,0 +1,101 @@
+"""Give what routers do to each token's scores one spelling.
+
+    topk(x, k)  →  top_k(x, k)
+    gather(x, -1, index)  →  take_channels(x, index)
+    scatter(x, -1, index, value)  →  where(mark_channels(index), value, x)
+    softmax(x, -1)  →  _softmax(x, -1), a loop over the channels
+Must have: the last axis, and the largest of it; scores [tokens, channels], or in groups for topk and softmax, of which
+there are as many in every step. A softmax over tokens is an attention's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.example import Example
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, tensor_of
+
+aten, llmc = torch.ops.aten, torch.ops.llmc
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    for node in graph.graph.nodes:
+        if node.target in _RULES and node.target is not aten.softmax.int and not _along_last(node):
+            log.refuse(Refusal("it works on another axis than the last one", node))
+    apply_rules(graph, _RULES, log)
+
+
+def _along_last(node: fx.Node) -> bool:
+    arguments = call_arguments(node)
+    value = tensor_of(arguments["self"])
+    return value is not None and front_dim(arguments["dim"], value.dim()) == value.dim() - 1
+
+
+def _top_k(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    if not _along_last(node) or not arguments["largest"]:
+        return None
+    return Call(llmc.top_k.default, (arguments["self"], arguments["k"]))
+
+
+def _take(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    index = tensor_of(arguments["index"])
+    if not _along_last(node) or index is None or index.dim() != 2:
+        return None
+    return Call(llmc.take_channels.default, (arguments["self"], arguments["index"]))
+
+
+def _mark(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    value = tensor_of(node)
+    if not _along_last(node) or value is None or value.dim() != 2:
+        return None
+    marked = Call(llmc.mark_channels.default, (arguments["index"], value.shape[1]))
+    filling = Call(aten.full.default, ([], arguments["value"]), {"dtype": value.dtype})
+    return Call(aten.where.self, (marked, filling, arguments["self"]))
+
+
+def _softmax(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    value = tensor_of(node)
+    if not _along_last(node) or value is None or not isinstance(value.shape[-1], int):
+        return None
+    x, dtype = arguments["self"], arguments["dtype"]
+    source = tensor_of(x)
+    if dtype is not None and source is not None and source.dtype is not dtype:
+        x = Call(aten._to_copy.default, (x,), {"dtype": dtype})
+    return Call(aten._softmax.default, (x, value.dim() - 1, False))
+
+
+_RULES: dict[Any, Rule] = {
+    aten.softmax.int: _softmax,
+    aten.topk.default: _top_k,
+    aten.gather.default: _take,
+    aten.scatter.value: _mark,
+}
+
+
+def _choose(x: Any) -> Any:
+    chosen = aten.topk.default(x, 2)[1]
+    return aten.gather.default(x, 1, chosen)
+
+
+normalize_routing = GraphPass(
+    "normalize_routing",
+    _run,
+    Numerics.EXACT,
+    Stage.CAPTURED,
+    examples=(Example(_choose, {"x": ("T", 4)}),),
+)
