@@ -92,10 +92,22 @@ class Backend(Protocol):
 # Ops of lowered graphs that a kind of target has no kernel for, and why. Every other op has one in each (tests/ops),
 # but for the parts of products, which products' kernels compute.
 _OF_STAGES = "it stands between two stages of a model, of which each is compiled by itself"
+_ROUTING = (
+    _llmc.expert_linear.default,
+    _llmc.sum_experts.default,
+    _llmc.top_k.default,
+    _llmc.take_channels.default,
+    _llmc.mark_channels.default,
+)
 WITHOUT_KERNEL: Mapping[str, Mapping[OpOverload, str]] = MappingProxyType(
     {
         "cpp": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
-        "triton": MappingProxyType({_llmc.hand_over.default: _OF_STAGES}),
+        "triton": MappingProxyType(
+            {
+                _llmc.hand_over.default: _OF_STAGES,
+                **dict.fromkeys(_ROUTING, "mixtures of experts run on CPUs so far"),
+            }
+        ),
     }
 )
 _WITHIN_A_PRODUCT = "it is computed within the product that it stands before, and multiply_unrounded has left it alone"

@@ -55,6 +55,10 @@ class SafetensorsSource:
             )
         return entry
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor; raises CheckpointError if there is none of that name."""
+        return self.entry(name).shape
+
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
         entry = self.entry(name)

@@ -75,7 +75,8 @@ def experts_hook(module: Any, hidden_states: Tensor, top_k_index: Tensor, top_k_
     y = _expert_linear(module, "down_proj", y, top_k_index)
     if module.has_post_expert_norm:
         y = module.post_expert_norm(y)
-    return torch.ops.llmc.sum_experts.default(y, top_k_weights).to(hidden_states.dtype)
+    summed: Tensor = torch.ops.llmc.sum_experts.default(y, top_k_weights)
+    return summed.to(hidden_states.dtype)
 
 
 def _expert_linear(module: Any, name: str, x: Tensor, index: Tensor) -> Tensor:

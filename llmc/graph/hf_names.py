@@ -10,6 +10,7 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.hf_converters import Converted, converted_tensors
 from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.text_half import text_names
 from llmc.graph.weights import Recipe, Stored
@@ -35,28 +36,40 @@ def stored_recipes(
     for name, tensor in tensors.items():
         groups.setdefault(id(tensor), []).append(name)
 
-    available = text_names(source.names()) if text_half else {name: name for name in source.names()}
+    stored = text_names(source.names()) if text_half else {name: name for name in source.names()}
+    available = stored
     found = _match(groups, available, model.base_model_prefix)
     if len(found) < len(groups) and not text_half:
         # Renames are looked at only where names do not fit as they are: most checkpoints do.
         available = _renamed(model, source.names()) | available
         found = _match(groups, available, model.base_model_prefix)
-    missing = [group[0] for key, group in groups.items() if key not in found]
+    recipes: dict[str, Recipe] = {}
+    read = {*found.values(), *read_elsewhere}
+    if len(found) < len(groups):
+        shapes = {name: source.shape(where) for name, where in stored.items()}
+        converted = converted_tensors(model, shapes, source.directory)
+        for key, group in groups.items():
+            made = next((converted[name] for name in group if name in converted and key not in found), None)
+            if made is not None:
+                _check_shape(group[0], made, tensors[group[0]], source)
+                recipes.update((name, made.recipe) for name in group)
+                read.update(stored[name] for name in made.sources)
+    missing = [group[0] for key, group in groups.items() if key not in found and group[0] not in recipes]
     if missing:
         raise CheckpointError(
             f"the checkpoint lacks {len(missing)} of the model's {len(groups)} tensors: {_named(missing)}",
             at=source.directory,
             fix="check that config.json belongs to these weights and that all shards are there",
         )
-    recipes: dict[str, Recipe] = {}
     for key, group in groups.items():
-        tensor = tensors[group[0]]
-        source.check(found[key], tuple(tensor.shape), floating=tensor.is_floating_point())
-        recipes.update((name, Stored(found[key], tensor.dtype)) for name in group)
-    unread = _unread(model, available, tensors.keys(), {*found.values(), *read_elsewhere})
-    if len(unread) > len(found):
+        if key in found:
+            tensor = tensors[group[0]]
+            source.check(found[key], tuple(tensor.shape), floating=tensor.is_floating_point())
+            recipes.update((name, Stored(found[key], tensor.dtype)) for name in group)
+    unread = _unread(model, available, tensors.keys(), read)
+    if len(unread) > len(read):
         raise CheckpointError(
-            f"the model reads {len(found)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",
+            f"the model reads {len(read)} of the checkpoint's tensors and leaves {len(unread)}: {_named(unread)}",
             at=source.directory,
             fix="check that config.json belongs to these weights: num_hidden_layers, for one",
         )
@@ -85,6 +98,16 @@ def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used
     ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
     unread = {stored for name, stored in available.items() if name not in tied} - used
     return sorted(name for name in unread if not any(re.search(pattern, name) for pattern in ignored))
+
+
+def _check_shape(name: str, made: Converted, tensor: Tensor, source: SafetensorsSource | QuantizedSource) -> None:
+    if made.shape != tuple(tensor.shape):
+        raise CheckpointError(
+            f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "
+            f"{list(tensor.shape)}",
+            at=source.directory,
+            fix="check that config.json belongs to these weights",
+        )
 
 
 def _named(names: Sequence[str]) -> str:

@@ -76,11 +76,12 @@ class OpRecord:
     stages: where graphs may hold it; none for ops that only lowering or executors call. rows: arguments whose row i
     alone makes row i of the result, beside operands that are the same for all rows; empty for an op that mixes rows or
     makes them. table: the argument of which a call reads only as many rows as its result has. share: what part of its
-    weight a call reads; None for all of it. flops: of one call, an expression in the symbols of a step. check: what is wrong with a call's shapes, or None. part: of a product that the
-    op is; takes: of a product or lookup, the arguments before which a part may stand, and which. axes: which axes
-    belong together (graph/axes.py); None where each rank needs all of them. across: of a collective, what every rank
-    gets, given the first argument of each; the others are the same for all. fallback: the contract whose absence a
-    build may allow, so that the op is legal in later stages too.
+    weight a call reads; None for all of it. flops: of one call, an expression in the symbols of a step. check: what is
+    wrong with a call's shapes, or None. part: of a product that the op is; takes: of a product or lookup, the arguments
+    before which a part may stand, and which. axes: which axes belong together (graph/axes.py); None where each rank
+    needs all of them. across: of a collective, what every rank gets, given the first argument of each; the others are
+    the same for all. fallback: the contract whose absence a build may allow, so that the op is legal in later stages
+    too.
     """
 
     name: str

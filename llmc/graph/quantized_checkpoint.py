@@ -68,6 +68,11 @@ class QuantizedSource:
         """How the weight of that name is stored; None if it is not quantized."""
         return self._weights.get(name)
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor, of a quantized weight as the model knows it."""
+        weight = self.weight(name)
+        return self._files.shape(name) if weight is None else weight.shape
+
     def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
         """As SafetensorsSource.check."""
         weight = self._weights.get(name)

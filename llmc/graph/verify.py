@@ -108,7 +108,7 @@ def verify(graph: ModelGraph, *, also: Iterable[Stage] = (), allow_fallback: Col
 def _check_op(node: fx.Node, legal: frozenset[Any], is_captured: bool, stages: tuple[Stage, ...]) -> None:
     if node.target not in legal and not (is_captured and _is_captured(node)):
         names = " or ".join(s.value for s in stages)
-        fix = "write it with torch's own operations; mixtures of experts are not supported" if is_captured else None
+        fix = "write it with torch's own operations" if is_captured else None
         raise _illegal(node, f"{node.target} is not legal at stage {names}", fix)
     record = record_of(node)
     problem = record.check(op_call(node)) if record is not None and record.check is not None else None

@@ -32,7 +32,8 @@ def _flops(call: OpCall) -> sympy.Expr:
 
 def _share(call: OpCall) -> sympy.Expr:
     """Of the experts' weights those that tokens go to, were all to go to different ones."""
-    return sympy.Min(1, product(call.sizes("index")) / sympy.Integer(call.arguments["experts"]))
+    experts = sympy.Integer(call.arguments["experts"])
+    return sympy.Min(experts, product(call.sizes("index"))) / experts
 
 
 def _fake(a: Any) -> Tensor:

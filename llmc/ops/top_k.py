@@ -33,9 +33,7 @@ def top_k(x: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[..., :count].contiguous(), channels[..., :count].contiguous()
 
 
-@op(
-    fake=lambda a: a.x.new_empty(a.index.shape), stages=FROM_CAPTURED, flops=per_element(1), rows=("x", "index")
-)
+@op(fake=lambda a: a.x.new_empty(a.index.shape), stages=FROM_CAPTURED, flops=per_element(1), rows=("x", "index"))
 def take_channels(x: Tensor, index: Tensor) -> Tensor:
     """y[..., i] = x[..., index[..., i]]. x: [tokens, channels]; index: [tokens, taken], integer."""
     return x.gather(-1, index.long())

@@ -20,7 +20,20 @@ LENGTHS = (1, 7, 33, 100)
 # Between them they call every kernel that the others' engines call, with windows, caps on scores, norms of queries and
 # keys, biases, partial and interleaved rotations, merged weights and learned positions. The others' graphs are compared
 # in tests/passes/test_optimized_families.py.
-QUICK = ("llama", "qwen3", "gemma2", "phi3", "gpt2", "gpt_neox", "starcoder2", "granite", "cohere", "plain eager")
+QUICK = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "phi3",
+    "gpt2",
+    "gpt_neox",
+    "starcoder2",
+    "granite",
+    "cohere",
+    "gpt_oss",
+    "plain eager",
+)
+MIXTURES = ("gpt_oss", "mixtral")
 PLAIN: dict[str, Callable[[], nn.Module]] = {"plain SDPA": sdpa_decoder, "plain eager": eager_decoder}
 
 
@@ -32,7 +45,7 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FAMILIES, *PLAIN)],
+    params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FAMILIES, *MIXTURES, *PLAIN)],
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """A tiny random model and its fp32 engine."""

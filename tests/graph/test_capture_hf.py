@@ -10,7 +10,7 @@ import torch
 from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
-from llmc.errors import CaptureError, CheckpointError, PassError
+from llmc.errors import CaptureError, CheckpointError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
@@ -248,8 +248,8 @@ def test_models_with_their_own_attention_keep_their_masks() -> None:
     assert_equals_eager(capture(model, BuildOptions()), model)
 
 
-def test_experts_are_refused_with_the_op_the_line_and_the_fix() -> None:
-    with pytest.raises(PassError, match=r"transformers\.grouped_mm_fallback\.default is not legal") as caught:
-        verify(capture(tiny_model("mixtral"), BuildOptions()).graph)
-    assert "moe.py" in str(caught.value.at)
-    assert "experts are not supported" in str(caught.value.fix)
+def test_experts_are_two_products_with_the_models_own_gate_between() -> None:
+    graph = capture(tiny_model("mixtral"), BuildOptions()).graph
+    products = [node for node in graph.graph.nodes if node.target is torch.ops.llmc.expert_linear.default]
+    assert [tuple(node.meta["val"].shape[1:]) for node in products] == [(2, 224), (2, 64)] * 2
+    verify(graph)

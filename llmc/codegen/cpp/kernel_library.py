@@ -41,7 +41,6 @@ _COMMON_FLAGS = (
 _SHARED_FLAGS = ("-shared", "-pthread", "-Wl,-z,now")
 _LINK_FLAGS = (*_SHARED_FLAGS, "-Wl,--exclude-libs,ALL")
 PAGED_ATTENTION = "paged_attention"
-_CODED = ("quantized_linear", "quantized_gated_linear", "quantized_lm_head", "quantized_embedding")
 _ARCHIVE, _SHARED = "libllmc_kernels.a", "libllmc_kernels.so"
 
 
@@ -61,7 +60,7 @@ def function_name(family: str, dtypes: Sequence[str]) -> str:
 def part_of(family: str, dtypes: Sequence[str]) -> Part:
     """The part that has that function."""
     is_coded_attention = family == PAGED_ATTENTION and dtypes[1] not in ITEMSIZES
-    return Part.CODED if is_coded_attention or family in _CODED else Part.PLAIN
+    return Part.CODED if is_coded_attention or family.startswith("quantized_") else Part.PLAIN
 
 
 def kernel_archive(target: CpuTarget, cache_dir: Path | None = None, part: Part = Part.PLAIN) -> Path:

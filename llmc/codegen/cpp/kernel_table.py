@@ -10,7 +10,7 @@ import llmc.ops  # noqa: F401  (registers the ops that the table names)
 from llmc.codegen.call import Call
 from llmc.codegen.cpp.cache_kernels import attended, caching
 from llmc.codegen.cpp.kernel import Arguments, Kernel, by_name
-from llmc.codegen.cpp.products import lookup, product
+from llmc.codegen.cpp.products import lookup, product, sent
 from llmc.program.launch_arguments import Operand
 
 _llmc = torch.ops.llmc
@@ -26,6 +26,11 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.fused_linear.default: product("linear"),
     _llmc.gated_linear.default: product("gated_linear", gated=True),
     _llmc.lm_head.default: product("lm_head"),
+    _llmc.expert_linear.default: product("expert_linear", more=sent),
+    _llmc.sum_experts.default: by_name("sum_experts", {"x": "tokens: slots channels"}, typed=("x", "weights")),
+    _llmc.top_k.default: by_name("top_k", {"x": "tokens: groups? channels"}, results=("values", "index")),
+    _llmc.take_channels.default: by_name("take_channels", {"x": "tokens: channels", "index": "_: taken"}),
+    _llmc.mark_channels.default: by_name("mark_channels", {"index": "tokens: marked"}, typed=()),
     _llmc.embedding.default: lookup(),
     _llmc.rank_rows.default: by_name("rank_rows", {"ids": "tokens:"}, typed=()),
     _llmc.all_reduce.default: by_name("all_reduce", {"x": "tokens: channels"}, more=among_ranks),

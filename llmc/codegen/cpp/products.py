@@ -6,11 +6,14 @@ the sums.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import fx
 
 from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel
+from llmc.codegen.cpp.kernel import DTYPES, Arguments, Kernel, no_more
+from llmc.codegen.cpp.panel import PANEL
 from llmc.codegen.cpp.storages import STORAGES
 from llmc.codegen.storage import storage_for, storage_of
 from llmc.graph.product_parts import unrounded_parts, x_of
@@ -18,26 +21,34 @@ from llmc.graph.refusal import Refusal
 from llmc.targets import CpuTarget
 
 _LM_HEAD = torch.ops.llmc.lm_head.default
+_EXPERT_LINEAR = torch.ops.llmc.expert_linear.default
+_OF_SEVERAL_ROWS = frozenset({_LM_HEAD, _EXPERT_LINEAR})
+MOST_EXPERTS = 1024  # kMostExperts in kernels/experts.h
 
 
-def product(name: str, *, gated: bool = False) -> Kernel:
-    """The functions of that name, for every storage. gated: the weight has gate's rows followed by up's."""
+def product(name: str, *, gated: bool = False, more: Callable[[Call], Arguments] = no_more) -> Kernel:
+    """The functions of that name, for every storage. gated: the weight has gate's rows followed by up's. more: other
+    fields, or with other values."""
 
     def arguments(call: Call) -> Arguments:
         out, channels = call.shape("weight")
         x = call.within("x") or call
         given = {argument.name for argument in call.op._schema.arguments}
-        return {
-            "tokens": x.count("x"),
-            "in": channels,
-            "out": out // 2 if gated else out,
-            "x": x.rows("x"),
-            "bias": call.vector("bias"),
-            "residual": call.rows("residual") if "residual" in given else None,
-            "y": call.result(),
-            "activation": call.plain("activation") if "activation" in given else "identity",
-            "scale": call.plain("scale") if "scale" in given else 1.0,
-        } | storage_of(STORAGES, call).product(call, gated)
+        return (
+            {
+                "tokens": x.count("x"),
+                "in": channels,
+                "out": out // 2 if gated else out,
+                "x": x.rows("x"),
+                "bias": call.vector("bias"),
+                "residual": call.rows("residual") if "residual" in given else None,
+                "y": call.result(),
+                "activation": call.plain("activation") if "activation" in given else "identity",
+                "scale": call.plain("scale") if "scale" in given else 1.0,
+            }
+            | storage_of(STORAGES, call).product(call, gated)
+            | more(call)
+        )
 
     return Kernel(
         family=lambda call: storage_of(STORAGES, call).family + name,
@@ -45,6 +56,19 @@ def product(name: str, *, gated: bool = False) -> Kernel:
         arguments=arguments,
         refusal=refusal,
     )
+
+
+def sent(call: Call) -> Arguments:
+    """Which experts' rows of a weight each token is multiplied with."""
+    experts, (slots,) = call.plain("experts"), call.shape("index")
+    return {
+        "out": call.shape("weight")[0] // experts,
+        "index": call.vector("index"),
+        "pairs": call.workspace("pairs", call.count("index"), slots, torch.int32).pointer,
+        "slots": slots,
+        "x_slots": 1 if len(call.shape("x")) == 1 else slots,
+        "experts": experts,
+    }
 
 
 def lookup() -> Kernel:
@@ -80,7 +104,13 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
     if result not in (dtype, torch.float32) or (result is not dtype and node.target is not _LM_HEAD):
         return Refusal(f"the result is {result} but x is {dtype}; kernels know one type for both", node)
     for name, tensor in {"ids": given["ids"]}.items() if is_lookup else {"x": x, "weight": given["weight"]}.items():
-        ranks = (1,) if is_lookup else (2, 3) if name == "x" and node.target is _LM_HEAD else (2,)
+        ranks = (1,) if is_lookup else (2, 3) if name == "x" and node.target in _OF_SEVERAL_ROWS else (2,)
         if tensor.meta["val"].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensor.meta['val'].shape)}; the kernel takes rank {ranks}", node)
+    if node.target is _EXPERT_LINEAR:
+        experts, rows = given["experts"], given["weight"].meta["val"].shape[0] // given["experts"]
+        if rows % PANEL:
+            return Refusal(f"an expert has {rows} rows; the kernel knows multiples of {PANEL}", node)
+        if experts > MOST_EXPERTS:
+            return Refusal(f"there are {experts} experts; the kernel knows up to {MOST_EXPERTS}", node)
     return storage.refusal(node, unrounded_parts(node))

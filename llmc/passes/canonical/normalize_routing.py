@@ -30,10 +30,12 @@ aten, llmc = torch.ops.aten, torch.ops.llmc
 
 
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    apply_rules(graph, _RULES, log)
     for node in graph.graph.nodes:
         if node.target in _RULES and node.target is not aten.softmax.int and not _along_last(node):
             log.refuse(Refusal("it works on another axis than the last one", node))
-    apply_rules(graph, _RULES, log)
+        elif node.target is aten.topk.default and not call_arguments(node)["largest"]:
+            log.refuse(Refusal("it does not take the largest", node))
 
 
 def _along_last(node: fx.Node) -> bool:

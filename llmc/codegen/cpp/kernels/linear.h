@@ -4,6 +4,7 @@
 // k in cache. Bytes moved: the weights, plus x once per panel from cache. See panel_product.h for the inner loop.
 #pragma once
 #include <algorithm>
+#include <type_traits>
 
 #include "activation.h"
 #include "kernel.h"
@@ -20,6 +21,9 @@ typedef struct {
   LlmcRows y;           // [tokens, out]
   int32_t activation;
   float scale;
+  const int32_t* index;  // of experts: [tokens, slots] (experts.h); else null, as the next
+  int32_t* pairs;
+  int64_t slots, x_slots, experts;
 } LlmcLinear;
 
 namespace llmc {
@@ -68,6 +72,23 @@ inline T* cache_line_from(T* pointer) {
   return reinterpret_cast<T*>((reinterpret_cast<uintptr_t>(pointer) + 63) / 64 * 64);
 }
 
+// ---- rows --------------------------------------------------------------------------------------------------------
+// Of a product's tokens: all in order, or for an expert the pairs of a token and a slot that were sent to it.
+template <class T, class Arguments>
+inline const T* x_row(const Arguments& a, int64_t t) {
+  const auto* x = static_cast<const T*>(a.x.data);
+  if (a.pairs == nullptr) return x + t * a.x.stride;
+  const int64_t token = a.pairs[t] / a.slots, slot = a.pairs[t] % a.slots;
+  return x + token * a.x.stride + (a.x_slots > 1 ? slot * a.in : 0);
+}
+
+template <class T, class Arguments>
+inline T* y_row(const Arguments& a, int64_t t) {
+  auto* y = static_cast<T*>(a.y.data);
+  if (a.pairs == nullptr) return y + t * a.y.stride;
+  return y + a.pairs[t] / a.slots * a.y.stride + a.pairs[t] % a.slots * a.out;
+}
+
 // ---- packing x -------------------------------------------------------------------------------------------------
 inline void pack_value(const float* row, int64_t k, int64_t, float* to, int64_t) { *to = row[k]; }
 inline void pack_value(const bf16* row, int64_t k, int64_t in, uint32_t* to, int64_t) {
@@ -78,31 +99,31 @@ inline void pack_value(const bf16* row, int64_t k, int64_t in, float* to, int64_
   to[height] = k + 1 < in ? to_float(row[k + 1]) : 0.0f;
 }
 
-// One tile: to[step][value of the step][token], odd `in` padded with zeros. Goes over 64 bytes of each row at a time:
-// rows that are a multiple of 4 KiB apart would push each other out of the cache.
-template <class T>
-void pack_tile(const T* x, int64_t stride, int64_t in, int64_t height, typename PanelProduct<T>::X* to) {
+// One tile: to[step][value of the step][token], odd `in` padded with zeros; row(t): of a token. Goes over 64 bytes of
+// each row at a time: rows that are a multiple of 4 KiB apart would push each other out of the cache.
+template <class T, class Row>
+void pack_tile(const Row& row, int64_t in, int64_t height, typename PanelProduct<T>::X* to) {
   using Product = PanelProduct<T>;
+#if defined(__AMX_BF16__)
+  if constexpr (std::is_same_v<T, bf16>) {  // rows of 16 steps, as tiles are loaded
+    for (int64_t k = 0; k < in; k += 2 * kTileRows) {
+      const int64_t channels = std::min(2 * kTileRows, in - k), steps = (channels + 1) / 2;
+      for (int64_t t = 0; t < height; t++, to += steps) {
+        to[steps - 1] = 0;
+        std::memcpy(to, row(t) + k, static_cast<size_t>(channels) * sizeof(bf16));
+      }
+    }
+    return;
+  }
+#endif
   constexpr int64_t kLine = 64 / sizeof(T);
   for (int64_t line = 0; line < in; line += kLine)
-    for (int64_t t = 0; t < height; t++)
+    for (int64_t t = 0; t < height; t++) {
+      const T* x = row(t);
       for (int64_t k = line; k < std::min(in, line + kLine); k += Product::kStep)
-        pack_value(x + t * stride, k, in, to + k / Product::kStep * Product::kXPerStep * height + t, height);
-}
-
-#if defined(__AMX_BF16__)
-// Rows of 16 steps, as tiles are loaded.
-template <>
-inline void pack_tile<bf16>(const bf16* x, int64_t stride, int64_t in, int64_t height, uint32_t* to) {
-  for (int64_t k = 0; k < in; k += 2 * kTileRows) {
-    const int64_t channels = std::min(2 * kTileRows, in - k), steps = (channels + 1) / 2;
-    for (int64_t t = 0; t < height; t++, to += steps) {
-      to[steps - 1] = 0;
-      std::memcpy(to, x + t * stride + k, static_cast<size_t>(channels) * sizeof(bf16));
+        pack_value(x, k, in, to + k / Product::kStep * Product::kXPerStep * height + t, height);
     }
-  }
 }
-#endif
 
 // ---- epilogues: what is done with the sums of one token and one panel ------------------------------------------
 // y = activation(sum + bias) · scale + residual, both of type T: that of x, or float of logits
@@ -114,6 +135,7 @@ struct LinearEpilogue {
 
   void operator()(int64_t token, int64_t panel, const float* sums) const {
     const int64_t end = std::min<int64_t>(a.out - panel * LLMC_PANEL, LLMC_PANEL);
+    T* row = y_row<T>(a, token);
     for (int64_t lane = 0; lane < end; lane += kLanes) {
       const int64_t o = panel * LLMC_PANEL + lane, count = std::min<int64_t>(end - lane, kLanes);
       Vec y = load(sums + lane);
@@ -121,7 +143,7 @@ struct LinearEpilogue {
       y = activate(static_cast<LlmcActivation>(a.activation), y) * a.scale;
       if (a.residual.data != nullptr)
         y = y + load(static_cast<const T*>(a.residual.data) + token * a.residual.stride + o, count);
-      store(static_cast<T*>(a.y.data) + token * a.y.stride + o, y, count);
+      store(row + o, y, count);
     }
   }
 };
@@ -136,6 +158,7 @@ struct GatedEpilogue {
 
   void operator()(int64_t token, int64_t panel, const float* sums) const {
     const int64_t end = std::min(a.out - panel * kOutputs, kOutputs);
+    T* row = y_row<T>(a, token);
     for (int64_t lane = 0; lane < end; lane += kLanes) {
       const int64_t o = panel * kOutputs + lane, count = std::min<int64_t>(end - lane, kLanes);
       Vec gate = load(sums + lane), up = load(sums + kOutputs + lane);
@@ -144,7 +167,7 @@ struct GatedEpilogue {
         up = up + load(a.bias + a.out + o, count);
       }
       const Vec y = activate(static_cast<LlmcActivation>(a.activation), gate) * up;
-      store(static_cast<T*>(a.y.data) + token * a.y.stride + o, y, count);
+      store(row + o, y, count);
     }
   }
 };
@@ -212,7 +235,6 @@ void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, c
   for (int64_t start = 0; start < a.tokens; start += kBlockTokens) {
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
     const Tiles tiles(tokens, Product::kTokens);
-    const auto* x = static_cast<const T*>(a.x.data) + start * a.x.stride;
     // The tiles of one block of k lie together: that is the order in which they are read.
     X* packed = static_cast<X*>(pool->scratch(0));
     const auto pack = [&](int64_t block, void*) {
@@ -220,7 +242,8 @@ void panels_product(LlmcPool* pool, const LlmcLinear& a, const Panels& weight, c
       X* to = packed + block * block_steps * tokens * Product::kXPerStep;
       for (int64_t tile = 0; tile < tiles.count; tile++) {
         const int64_t height = tiles.height_of(tile);
-        pack_tile<T>(x + tiles.start(tile) * a.x.stride + k, a.x.stride, in, height, to);
+        const int64_t first = start + tiles.start(tile);
+        pack_tile<T>([&](int64_t t) { return x_row<T>(a, first + t) + k; }, in, height, to);
         to += (in + Product::kStep - 1) / Product::kStep * Product::kXPerStep * height;
       }
     };

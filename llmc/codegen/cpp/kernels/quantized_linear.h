@@ -24,6 +24,9 @@ typedef struct {
   int32_t scale_type;  // LlmcScales
   int32_t has_zeros;
   int32_t is_sparse;  // sparse code panels
+  const int32_t* index;  // of experts, as in LlmcLinear
+  int32_t* pairs;
+  int64_t slots, x_slots, experts;
 } LlmcQuantizedLinear;
 
 namespace llmc {
@@ -138,15 +141,17 @@ struct PackedX {
   int64_t group_size(int64_t k) const { return Product::kXPerRun + panels.words(k) * Product::kXPerWord; }
   int64_t part_size(const Part& part) const { return part.groups * group_size(part.count / part.groups); }
 
+  // start: of the product's tokens, the first that is packed.
   template <class T>
-  void pack(const LlmcRows& x, const float* x_scale, LlmcXCodes format, int64_t tile) const {
+  void pack(const LlmcQuantizedLinear& a, int64_t start, int64_t tile) const {
     constexpr int64_t kPadding = kLanes + 8;
     float values[kCodeBlockBytes * 8 / (LLMC_PANEL * 4) + kPadding];
     const int64_t first = tiles.start(tile), height = tiles.height_of(tile);
     for (int64_t t = 0; t < height; t++) {
-      const T* row = row_of<const T>(x, first + t);
+      const T* row = x_row<T>(a, start + first + t);
+      const auto format = static_cast<LlmcXCodes>(a.x_format);
       const TokenScale scale =
-          format == LLMC_X_NONE ? TokenScale{1.0f, 1.0f} : token_scale(row, panels.in, x_scale, format);
+          format == LLMC_X_NONE ? TokenScale{1.0f, 1.0f} : token_scale(row, panels.in, a.x_scale, format);
       scales[first + t] = scale.scale;
       X* of_part = data;
       for (int64_t k = 0; k < panels.in;) {
@@ -316,7 +321,6 @@ template <class Product, class T, class Epilogue>
 void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilogue& epilogue) {
   using X = typename Product::X;
   const CodePanels panels(a, a.in);
-  const auto format = static_cast<LlmcXCodes>(a.x_format);
   const int64_t count = (epilogue.weight_rows() + LLMC_PANEL - 1) / LLMC_PANEL;
   const SparsePanels sparse = panels.sparse(count);
 
@@ -324,10 +328,9 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
     const int64_t tokens = std::min(kBlockTokens, a.tokens - start);
     const bool decodes = kDecodes<Product> && tokens > kCodeTokens;
     const Tiles tiles(tokens, tallest(Product{}, decodes));
-    const LlmcRows x{const_cast<T*>(row_of<const T>(a.x, start)), a.x.stride};
     auto* scales = static_cast<float*>(pool->scratch(0));
     const PackedX<Product> packed{panels, tiles, tokens, scales, reinterpret_cast<X*>(scales + tokens)};
-    const auto pack = [&](int64_t tile, void*) { packed.template pack<T>(x, a.x_scale, format, tile); };
+    const auto pack = [&](int64_t tile, void*) { packed.template pack<T>(a, start, tile); };
     if (tokens * a.in < kSerialPack)
       for (int64_t tile = 0; tile < tiles.count; tile++) pack(tile, nullptr);
     else

@@ -1,5 +1,6 @@
 // Which inner loop multiplies weights of a format and activations: for quantized_linear_*.cpp.
 #pragma once
+#include "experts.h"
 #include "quantized_linear.h"
 
 namespace llmc {
@@ -55,6 +56,15 @@ void quantized_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
 template <class T>
 void quantized_gated_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
   coded_product<T>(pool, a, GatedEpilogue<T, LlmcQuantizedLinear>{a});
+}
+
+template <class T>
+void quantized_expert_linear(LlmcPool* pool, const LlmcQuantizedLinear& a) {
+  const int64_t bytes = a.out / LLMC_PANEL * CodePanels(a, a.in).panel_bytes();
+  for_experts<T>(a, [&](int64_t expert, LlmcQuantizedLinear one) {
+    one.weight = static_cast<const uint8_t*>(a.weight) + expert * bytes;
+    quantized_linear<T>(pool, one);
+  });
 }
 
 template <class T>

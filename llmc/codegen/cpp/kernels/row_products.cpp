@@ -2,7 +2,7 @@
 //
 // A block of a panel is decoded to fp32 in cache, once for all tiles of tokens, and multiplied as a dense one is: in
 // fp32, so that whatever the rows hold is exact. Sums run over k in ascending order, as in linear.h.
-#include "linear.h"
+#include "experts.h"
 
 // The products of LlmcLinear with such a weight [out, in]; gated: [2·out, in], gate's rows followed by up's.
 typedef struct {
@@ -15,6 +15,9 @@ typedef struct {
   LlmcRows y;
   int32_t activation;
   float scale;
+  const int32_t* index;  // of experts, as in LlmcLinear
+  int32_t* pairs;
+  int64_t slots, x_slots, experts, first_row;
 } LlmcRowLinear;
 
 // y[t] = row ids[t] of such a table
@@ -46,15 +49,15 @@ inline int64_t row_of_lane(int64_t panel, int64_t lane, int64_t out, bool gated)
 }
 
 // to[k][lane]
-inline void decode_rows(const RowReader& read, int64_t panel, int64_t out, bool gated, int64_t k, int64_t count,
-                        float* to) {
+inline void decode_rows(const RowReader& read, const LlmcRowLinear& a, int64_t panel, bool gated, int64_t k,
+                        int64_t count, float* to) {
   float row[kBlockIn<float>];
   for (int64_t lane = 0; lane < LLMC_PANEL; lane++) {
-    const int64_t number = row_of_lane(panel, lane, out, gated);
+    const int64_t number = row_of_lane(panel, lane, a.out, gated);
     if (number < 0)
       std::fill_n(row, count, 0.0f);
     else
-      read(number, k, count, row);
+      read(a.first_row + number, k, count, row);
     for (int64_t i = 0; i < count; i++) to[i * LLMC_PANEL + lane] = row[i];
   }
 }
@@ -72,7 +75,7 @@ void row_product(LlmcPool* pool, const LlmcRowLinear& a, bool gated, const Epilo
     parallel_for(pool, tiles.count, [&](int64_t tile, void*) {
       const int64_t first = tiles.start(tile), height = tiles.height_of(tile);
       for (int64_t t = 0; t < height; t++) {
-        const T* row = static_cast<const T*>(a.x.data) + (start + first + t) * a.x.stride;
+        const T* row = x_row<T>(a, start + first + t);
         for (int64_t k = 0; k < a.in; k++) {
           const int64_t block = k / kIn * kIn, count = std::min(kIn, a.in - block);
           packed[block * tokens + first * count + (k - block) * height + t] = to_float(row[k]);
@@ -85,7 +88,7 @@ void row_product(LlmcPool* pool, const LlmcRowLinear& a, bool gated, const Epilo
       TileProduct<float> multiply;
       for (int64_t k = 0; k < a.in; k += kIn) {
         const int64_t count = std::min(kIn, a.in - k);
-        decode_rows(read, panel, a.out, gated, k, count, weight);
+        decode_rows(read, a, panel, gated, k, count, weight);
         for (int64_t tile = 0; tile < tiles.count; tile++) {
           const float* values = packed + k * tokens + tiles.start(tile) * count;
           float* of_tile = sums + tiles.start(tile) * LLMC_PANEL;
@@ -105,6 +108,14 @@ void row_linear(LlmcPool* pool, const LlmcRowLinear& a) {
 template <class T>
 void row_gated_linear(LlmcPool* pool, const LlmcRowLinear& a) {
   row_product<T>(pool, a, true, GatedEpilogue<T, LlmcRowLinear>{a});
+}
+
+template <class T>
+void row_expert_linear(LlmcPool* pool, const LlmcRowLinear& a) {
+  for_experts<T>(a, [&](int64_t expert, LlmcRowLinear one) {
+    one.first_row = expert * a.out;
+    row_linear<T>(pool, one);
+  });
 }
 
 template <class T>

@@ -1,10 +1,10 @@
 // llmc::top_tokens: the likeliest tokens of each row of logits and the logarithms of their probabilities. A row is read
 // twice, the second time from cache: for the largest ones, which few vectors have one of, and for the sum of e^logit.
 #include <cmath>
-#include <limits>
 #include <type_traits>
 
 #include "activation.h"
+#include "largest.h"
 #include "row.h"
 
 // ids, logprobs: [rows, count].
@@ -19,27 +19,6 @@ namespace {
 
 constexpr int64_t kMost = 64;  // MOST_TOKENS of llmc/ops/top_tokens.py
 
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
-
-// The largest values of a row so far, in descending order; of equals the one that was offered first is before.
-struct Largest {
-  float values[kMost];
-  int32_t places[kMost];
-  int64_t count;
-
-  explicit Largest(int64_t wanted) : count(wanted) {
-    for (int64_t i = 0; i < count; i++) values[i] = -kInfinity, places[i] = static_cast<int32_t>(i);
-  }
-  float least() const { return values[count - 1]; }
-  void offer(float value, int64_t place) {
-    if (!(value > least())) return;
-    int64_t at = count - 1;
-    for (; at > 0 && value > values[at - 1]; at--) values[at] = values[at - 1], places[at] = places[at - 1];
-    values[at] = value;
-    places[at] = static_cast<int32_t>(place);
-  }
-};
-
 float sum_of_weights(const float* logits, int64_t count, float largest) {
   llmc::Vec sum = {};
   llmc::for_vectors(count, [&](int64_t i, auto lanes) {
@@ -50,7 +29,7 @@ float sum_of_weights(const float* logits, int64_t count, float largest) {
 
 void top_of_row(const LlmcTopTokens& a, int64_t row) {
   const float* const logits = llmc::row_of<const float>(a.logits, row);
-  Largest found(a.count);
+  llmc::Largest<kMost> found(a.count);
   llmc::for_vectors(a.vocabulary, [&](int64_t i, auto lanes) {
     if constexpr (std::is_same_v<decltype(lanes), llmc::AllLanes>) {
       if (!(llmc::maximum_of(llmc::load(logits + i)) > found.least())) return;

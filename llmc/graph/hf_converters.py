@@ -1,0 +1,152 @@
+"""What transformers makes of a checkpoint's tensors when it loads them: its weight converters as recipes.
+
+Directories on the hub hold a tensor for each expert where the model has one for all, projections in one where it has
+three, or rows in another order. transformers says so in converters, which are code: they are run here on tensors
+without data, and what torch is asked to do becomes the recipe of what comes out.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map
+
+from llmc.errors import CheckpointError
+from llmc.graph.weights import Derived, Recipe, Stored
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Converted:
+    """recipe: of one of the model's tensors. shape: what it yields. sources: the checkpoint's tensors in it."""
+
+    recipe: Recipe
+    shape: tuple[int, ...]
+    sources: tuple[str, ...]
+
+
+def converted_tensors(model: Any, stored: Mapping[str, tuple[int, ...]], at: Path) -> dict[str, Converted]:
+    """By their names in the model, the tensors that converters make of others. stored: shapes in the checkpoint.
+
+    Raises CheckpointError for tensors that a converter does not take.
+    """
+    from transformers.conversion_mapping import get_model_conversion_mapping
+    from transformers.core_model_loading import WeightConverter, WeightRenaming, dot_natural_key, rename_source_key
+
+    transforms = get_model_conversion_mapping(model)
+    converters = [each for each in transforms if isinstance(each, WeightConverter)]
+    if not converters:
+        return {}
+    renamings = [each for each in transforms if isinstance(each, WeightRenaming)]
+    by_pattern = {pattern: converter for converter in converters for pattern in converter.source_patterns}
+    tensors = model.state_dict()
+    collected: dict[str, tuple[Any, dict[str, list[str]]]] = {}
+    for name in sorted(stored, key=dot_natural_key):
+        renamed, pattern = rename_source_key(name, renamings, converters, model.base_model_prefix, tensors)
+        if pattern is not None and renamed in tensors and name not in tensors:
+            _, sources = collected.setdefault(renamed, (by_pattern[pattern], {}))
+            sources.setdefault(pattern, []).append(name)
+    result: dict[str, Converted] = {}
+    for first, (converter, sources) in collected.items():
+        result |= _convert(model, first, converter, sources, stored, tensors, at)
+    return result
+
+
+def _convert(
+    model: Any,
+    first: str,
+    converter: Any,
+    sources: Mapping[str, list[str]],
+    stored: Mapping[str, tuple[int, ...]],
+    tensors: Mapping[str, Tensor],
+    at: Path,
+) -> dict[str, Converted]:
+    """first: the first of the model's tensors that come out, or the only one."""
+    names = tuple(name for each in sources.values() for name in each)
+    recorder = _Recorder()
+    dtype = tensors[first].dtype
+    converter = copy.deepcopy(converter)
+    converter.collected_tensors = {
+        pattern: [recorder.stored(name, stored[name], dtype) for name in each] for pattern, each in sources.items()
+    }
+    try:
+        with recorder:
+            made = converter.convert(first, model=model, config=model.config)
+    except Exception as error:  # Whatever transformers' code meets with tensors that it did not expect.
+        raise CheckpointError(
+            f"transformers does not make {first} of {len(names)} tensors ({names[0]}, …): {error}",
+            at=at,
+            fix="check that config.json belongs to these weights and that all shards are there",
+        ) from None
+    found = {name: value[0] if isinstance(value, list) else value for name, value in made.items()}
+    return {
+        name: Converted(recorder.recipe(value), tuple(value.shape), names)
+        for name, value in found.items()
+        if name in tensors
+    }
+
+
+class _Recorder(TorchDispatchMode):
+    """While it is entered, what is asked of tensors that it knows is done without data, and remembered as a recipe."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        # By identity: the tensors are kept, so that none takes another's place.
+        self._recipes: dict[int, tuple[Tensor, Recipe]] = {}
+
+    def stored(self, name: str, shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+        """What stands for a tensor of the checkpoint."""
+        tensor = torch.empty(shape, dtype=dtype, device="meta")
+        self._recipes[id(tensor)] = tensor, Stored(name, dtype)
+        return tensor
+
+    def recipe(self, tensor: Tensor) -> Recipe:
+        """Of a tensor that was stored, or made of such."""
+        return self._recipes[id(tensor)][1]
+
+    def __torch_dispatch__(
+        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            given = tuple((name, self._argument(value)) for name, value in sorted((kwargs or {}).items()))
+            recipe = Derived(func, self._argument(args), given)
+            self._recipes[id(result)] = result, recipe
+        else:
+            parts = _PARTS[func]
+            for index, part in enumerate(result):
+                recipe = Derived(*parts(self._argument(args[0]), index, args, result))
+                self._recipes[id(part)] = part, recipe
+        return result
+
+    def _argument(self, value: Any) -> Any:
+        def recipe(each: Any) -> Any:
+            return self.recipe(each) if isinstance(each, Tensor) else each
+
+        mapped = tree_map(recipe, value)
+        return tuple(mapped) if isinstance(mapped, list) else mapped
+
+
+def _slice(source: Recipe, index: int, args: tuple[Any, ...], parts: Any) -> tuple[Any, tuple[Any, ...]]:
+    dim = args[2] if len(args) > 2 else 0
+    start = sum(part.shape[dim] for part in parts[:index])
+    return aten.slice.Tensor, (source, dim, start, start + parts[index].shape[dim])
+
+
+def _select(source: Recipe, index: int, args: tuple[Any, ...], parts: Any) -> tuple[Any, tuple[Any, ...]]:
+    return aten.select.int, (source, args[1] if len(args) > 1 else 0, index)
+
+
+_PARTS: Mapping[Any, Callable[..., tuple[Any, tuple[Any, ...]]]] = {
+    aten.split.Tensor: _slice,
+    aten.split_with_sizes.default: _slice,
+    aten.unbind.int: _select,
+}
