@@ -43,17 +43,9 @@ def stored_recipes(
         # Renames are looked at only where names do not fit as they are: most checkpoints do.
         available = _renamed(model, source.names()) | available
         found = _match(groups, available, model.base_model_prefix)
-    recipes: dict[str, Recipe] = {}
-    read = {*found.values(), *read_elsewhere}
-    if len(found) < len(groups):
-        shapes = {name: source.shape(where) for name, where in stored.items()}
-        converted = converted_tensors(model, shapes, source.directory)
-        for key, group in groups.items():
-            made = next((converted[name] for name in group if name in converted and key not in found), None)
-            if made is not None:
-                _check_shape(group[0], made, tensors[group[0]], source)
-                recipes.update((name, made.recipe) for name in group)
-                read.update(stored[name] for name in made.sources)
+    left = {key: group for key, group in groups.items() if key not in found}
+    recipes, sources = _converted(model, left, stored, source)
+    read = {*found.values(), *read_elsewhere, *sources}
     missing = [group[0] for key, group in groups.items() if key not in found and group[0] not in recipes]
     if missing:
         raise CheckpointError(
@@ -98,6 +90,25 @@ def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used
     ignored = (*_COMPUTED, *(getattr(model, "_keys_to_ignore_on_load_unexpected", None) or ()))
     unread = {stored for name, stored in available.items() if name not in tied} - used
     return sorted(name for name in unread if not any(re.search(pattern, name) for pattern in ignored))
+
+
+def _converted(
+    model: Any, groups: Mapping[int, list[str]], stored: Mapping[str, str], source: SafetensorsSource | QuantizedSource
+) -> tuple[dict[str, Recipe], set[str]]:
+    """What transformers' converters make of the checkpoint for these groups, and of which of its tensors."""
+    recipes: dict[str, Recipe] = {}
+    sources: set[str] = set()
+    if groups:
+        shapes = {name: source.shape(where) for name, where in stored.items()}
+        converted = converted_tensors(model, shapes, source.directory)
+        tensors = model.state_dict(keep_vars=True)
+        for group in groups.values():
+            made = next((converted[name] for name in group if name in converted), None)
+            if made is not None:
+                _check_shape(group[0], made, tensors[group[0]], source)
+                recipes.update((name, made.recipe) for name in group)
+                sources.update(stored[name] for name in made.sources)
+    return recipes, sources
 
 
 def _check_shape(name: str, made: Converted, tensor: Tensor, source: SafetensorsSource | QuantizedSource) -> None:

@@ -20,7 +20,6 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
-from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -89,15 +88,4 @@ _RULES: dict[Any, Rule] = {
 }
 
 
-def _choose(x: Any) -> Any:
-    chosen = aten.topk.default(x, 2)[1]
-    return aten.gather.default(x, 1, chosen)
-
-
-normalize_routing = GraphPass(
-    "normalize_routing",
-    _run,
-    Numerics.EXACT,
-    Stage.CAPTURED,
-    examples=(Example(_choose, {"x": ("T", 4)}),),
-)
+normalize_routing = GraphPass("normalize_routing", _run, Numerics.EXACT, Stage.CAPTURED)
