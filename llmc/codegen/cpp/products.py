@@ -113,4 +113,6 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
             return Refusal(f"an expert has {rows} rows; the kernel knows multiples of {PANEL}", node)
         if experts > MOST_EXPERTS:
             return Refusal(f"there are {experts} experts; the kernel knows up to {MOST_EXPERTS}", node)
+        if not storage.of_experts:
+            return Refusal("no kernel finds one expert's rows among weights without their zeros", node)
     return storage.refusal(node, unrounded_parts(node))

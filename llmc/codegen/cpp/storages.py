@@ -31,7 +31,8 @@ class Storage:
     family: of the functions of its products, before the product's name. product: the arguments that say where the
     weight lies, and how x arrives, from a call of a product and whether its rows are gates and what they gate. lookup:
     of an embedding, its function and those arguments. refusal: what no kernel reads; of a product or lookup, and its
-    parts by argument. arrivals: the ops that may yield x.
+    parts by argument. arrivals: the ops that may yield x. of_experts: whether rows
+    of one expert among many can be found.
     """
 
     family: str
@@ -39,6 +40,7 @@ class Storage:
     lookup: Callable[[Call], tuple[str, dict[str, Argument]]]
     refusal: Callable[[fx.Node, Mapping[str, fx.Node]], Refusal | None]
     arrivals: frozenset[Any] = frozenset()
+    of_experts: bool = True
 
 
 # ---- dense weights ---------------------------------------------------------------------------------------------------
@@ -187,13 +189,16 @@ def rows(reader: str, *parts: str) -> Storage:
 STORAGES: Mapping[Any, Storage] = MappingProxyType(
     {
         None: Storage("", _panels, _table, _dense_refusal),
-        _llmc.sparse_bitmask.default: Storage("sparse_", _sparse_panels, _sparse_table, _sparse_refusal),
+        _llmc.sparse_bitmask.default: Storage(
+            "sparse_", _sparse_panels, _sparse_table, _sparse_refusal, of_experts=False
+        ),
         _llmc.sparse_codes.default: Storage(
             "quantized_",
             _sparse_code_panels,
             _sparse_code_table,
             _codes_refusal,
             frozenset({_llmc.round_tokens.default}),
+            of_experts=False,
         ),
         _llmc.dequantize.default: Storage(
             "quantized_", _code_panels, _code_table, _codes_refusal, frozenset({_llmc.round_tokens.default})
