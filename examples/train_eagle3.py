@@ -1,6 +1,6 @@
 """Train an EAGLE-3 draft for a model on what the model itself writes, in the published format.
 
-    python examples/train_eagle3.py bard-eagle3                    # seven minutes: examples/models/bard-eagle3
+    python examples/train_eagle3.py my-eagle3                      # some minutes
     python examples/train_eagle3.py --sequences 32 --steps 10      # a look
 
 A row of the draft reads three of the model's hidden states after a token, and the next token, and says what may come
