@@ -28,6 +28,7 @@ from llmc.debug.dump import dumped
 from llmc.debug.explain import Explanation
 from llmc.debug.explain_text import overview_lines
 from llmc.debug.graph_record import GraphRecord
+from llmc.debug.placements import PlacementObserver
 from llmc.debug.report.contents import read_contents
 from llmc.debug.report.page import report_page
 from llmc.engine_format.path_argument import path_argument
@@ -38,6 +39,7 @@ from llmc.engine_format.reader import (
     EXPLANATION_NAME,
     NODES_NAME,
     PASSES_NAME,
+    PLACEMENTS_NAME,
     QUANTIZATION_NAME,
     REPORT_NAME,
     SPARSITY_NAME,
@@ -249,7 +251,8 @@ def run_passes(
 ) -> PipelineResult:
     """The pipeline, with the graph after each pass in report/; an engine needs a graph of at least stage serving."""
     kept, covered = GraphRecord(captured.graph), CoverageObserver({p.name for p in built_in()}, options)
-    watchers: list[Observer] = [lambda record, graph: stages.advance(1), kept, covered]
+    placed = PlacementObserver()
+    watchers: list[Observer] = [lambda record, graph: stages.advance(1), kept, covered, placed]
     if options.check_passes:
         watchers.append(PassChecker(captured.graph, captured.source))
     observe = dumped(captured.graph, *watchers)
@@ -271,6 +274,8 @@ def run_passes(
     writer.write_text(COVERAGE_NAME, json.dumps(to_json(coverage), indent=1, ensure_ascii=False) + "\n")
     explanation = overview_lines(captured.graph.info.name, Explanation(result.records, coverage))
     writer.write_text(EXPLANATION_NAME, "".join(f"{line.text}\n" for line in explanation))
+    if placed.placements is not None:
+        writer.write_text(PLACEMENTS_NAME, json.dumps(to_json(placed.placements), indent=1, ensure_ascii=False) + "\n")
     if options.strict:
         check_complete(coverage)
     return result

@@ -66,4 +66,4 @@ def _explanation(model: Path, options: ModelOptions) -> Explanation:
         from llmc.graph.capture import capture
 
         parsed, passes = options.parse(), options.passes()
-        return explain_model(capture(model, parsed), passes, parsed, status.update)
+        return explain_model(capture(model, parsed, may_lack_weights=True), passes, parsed, status.update)

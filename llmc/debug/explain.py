@@ -2,25 +2,44 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmc.debug.coverage import Coverage
+from llmc.debug.hf_plan import beside, hf_plan
+from llmc.debug.placements import Placements, RankBytes, rank_bytes
 from llmc.engine_format import read_engine
-from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME
+from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME, PLACEMENTS_NAME
 from llmc.errors import EngineFormatError, LlmcError, OptionError
 from llmc.files.typed_json import REBUILD, from_json, to_json
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 
 
 @dataclass(frozen=True)
+class RankExplanation:
+    """placements: of weights and collectives. memory: of a rank. plan: Hugging Face's, by module; empty without one."""
+
+    placements: Placements
+    memory: RankBytes
+    plan: Mapping[str, str]
+
+    def to_json(self) -> dict[str, Any]:
+        """Plain data; beside: "same", or how Hugging Face's plan differs."""
+        weights = [to_json(each) | {"beside": beside(each, self.plan)} for each in self.placements.weights]
+        return {**to_json(self.placements), "weights": weights, "memory": to_json(self.memory)}
+
+
+@dataclass(frozen=True)
 class Explanation:
-    """passes: those that ran, in order. coverage: what they reached. error: what ended the pipeline early."""
+    """passes: those that ran, in order. coverage: what they reached. error: what ended the pipeline early. ranks: of a
+    model that is cut for several."""
 
     passes: tuple[PassRecord, ...]
     coverage: tuple[Coverage, ...]
     error: LlmcError | None = None
+    ranks: RankExplanation | None = None
 
     def named(self, name: str) -> PassRecord:
         """The record of a pass; raises OptionError for one that did not run."""
@@ -39,6 +58,7 @@ class Explanation:
             "coverage": [to_json(c) | {"total": c.total, "text": str(c)} for c in self.coverage],
             "passes": [to_json(p) for p in self.passes],
             "error": None if self.error is None else str(self.error),
+            "ranks": None if self.ranks is None else self.ranks.to_json(),
         }
 
 
@@ -59,10 +79,16 @@ class NodeHistory:
 
 def explain_engine(engine: Path) -> Explanation:
     """What the engine's own report says. Raises EngineFormatError if it has none, or one that cannot be read."""
-    files = read_engine(engine, check_weights=False, check_machine=False).files
+    directory = read_engine(engine, check_weights=False, check_machine=False)
+    files = directory.files
     content = {"passes": _timed(files.json(PASSES_NAME)), "coverage": files.json(COVERAGE_NAME)}
     report = from_json(_Report, content, "report")
-    return Explanation(report.passes, report.coverage)
+    ranks = None
+    if PLACEMENTS_NAME in files:
+        placements = from_json(Placements, files.json(PLACEMENTS_NAME), PLACEMENTS_NAME)
+        plan = hf_plan(directory.manifest.model.family)
+        ranks = RankExplanation(placements, rank_bytes(directory.program), plan)
+    return Explanation(report.passes, report.coverage, ranks=ranks)
 
 
 def history(explanation: Explanation, node: str) -> NodeHistory:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from llmc.codegen.sketch import sketch
 from llmc.debug.coverage_observer import CoverageObserver
 from llmc.debug.dump import dumped
-from llmc.debug.explain import Explanation
+from llmc.debug.explain import Explanation, RankExplanation
+from llmc.debug.hf_plan import hf_plan
+from llmc.debug.placements import PlacementObserver, rank_bytes
 from llmc.errors import LlmcError
 from llmc.graph.capture import Captured
 from llmc.graph.pass_record import PassRecord
@@ -31,10 +34,15 @@ def explain_model(
     observer = CoverageObserver({p.name for p in built_in()}, options)
     data = ModelData(captured.source, captured.tokenizer, lambda what, done, of: progress(f"{what} {done}/{of}"))
 
-    observe = dumped(captured.graph, lambda record, after: records.append(record), observer)
+    placed = PlacementObserver()
+    observe = dumped(captured.graph, lambda record, after: records.append(record), observer, placed)
     error: LlmcError | None = None
+    ranks: RankExplanation | None = None
     try:
-        run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
+        result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
+        if placed.placements is not None:
+            memory = rank_bytes(sketch(result.graph, options))
+            ranks = RankExplanation(placed.placements, memory, hf_plan(captured.graph.info.family))
     except LlmcError as caught:
         error = caught
-    return Explanation(tuple(records), observer.coverage(), error)
+    return Explanation(tuple(records), observer.coverage(), error, ranks)

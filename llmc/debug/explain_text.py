@@ -8,6 +8,7 @@ from itertools import groupby
 
 from llmc.debug.coverage import Coverage
 from llmc.debug.explain import Explanation, NodeHistory
+from llmc.debug.placement_text import placement_lines
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
 
 # More rewrites than this at one source line are shown as a count; --pass shows each.
@@ -40,6 +41,12 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
                 else f"#{record.rewrites[0].number}"
             )
             yield Line(f"  {record.name}: {count} {_plural(count, 'rewrite')}, {numbers} ({record.numerics})")
+    if explanation.ranks is not None:
+        yield Line("")
+        for style, text in placement_lines(
+            explanation.ranks.placements, explanation.ranks.memory, explanation.ranks.plan
+        ):
+            yield Line(text, style)
     refused = [(record, refusal) for record in explanation.passes for refusal in record.refusals]
     yield Line("")
     yield Line(f"near-misses: {len(refused)}", "bold")

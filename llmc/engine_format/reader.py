@@ -36,6 +36,7 @@ REPORT_NAME = "report/report.html"
 EXPLANATION_NAME = "report/explain.txt"
 # What the passes did, what they reached, the graphs that came out of them, and where each node comes from.
 PASSES_NAME = "report/passes.json"
+PLACEMENTS_NAME = "report/placements.json"
 COVERAGE_NAME = "report/coverage.json"
 GRAPHS = "report/graphs"
 NODES_NAME = "report/nodes.json"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmc.engine_format import EngineFiles, Manifest
-from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, STAGES, read_quantization
+from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, PLACEMENTS_NAME, STAGES, read_quantization
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import REBUILD
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -21,7 +21,8 @@ _T = TypeVar("_T")
 class EngineContents:
     """passes: as passes.json has them. graphs: (pass number, name, text), in order. sources: lines of the model's
     source; nodes: for each node name the index of its line and the rewrite that made it. code: by file name, the
-    kernels' sources. quantized: what was done to each weight."""
+    kernels' sources. quantized: what was done to each weight. placements: as placements.json has them; None for a model
+    that is not cut for several ranks."""
 
     path: Path
     manifest: Manifest
@@ -30,6 +31,7 @@ class EngineContents:
     graphs: tuple[tuple[int, str, str], ...]
     sources: list[str]
     nodes: dict[str, list[Any]]
+    placements: dict[str, Any] | None
     code: dict[str, str]
     quantized: tuple[QuantizedWeight, ...]
 
@@ -47,6 +49,7 @@ def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> E
         graphs=read_graphs(files),
         sources=nodes["sources"],
         nodes=nodes["nodes"],
+        placements=_read(files, PLACEMENTS_NAME, _object) if PLACEMENTS_NAME in files else None,
         code=_read_code(files),
         quantized=read_quantization(files),
     )
@@ -79,6 +82,12 @@ def _read(files: EngineFiles, name: str, parse: Callable[[Any], _T]) -> _T:
 def _list(content: Any) -> list[dict[str, Any]]:
     if not isinstance(content, list):
         raise ValueError("it is not a list")
+    return content
+
+
+def _object(content: Any) -> dict[str, Any]:
+    if not isinstance(content, dict):
+        raise ValueError("it is not an object")
     return content
 
 

@@ -8,6 +8,7 @@ import { navigation } from "./navigation.js";
 import { overview } from "./overview.js";
 import { pipeline } from "./pipeline.js";
 import { qualityTitle, quantization } from "./quantization.js";
+import { ranks } from "./ranks.js";
 import { roofline } from "./roofline.js";
 
 function main() {
@@ -17,6 +18,7 @@ function main() {
     { id: "kernels", title: "Kernels", parts: kernels(controls()) },
     { id: "roofline", title: "Roofline", parts: roofline() },
     { id: "memory", title: "Memory", parts: memory() },
+    { id: "ranks", title: "Ranks", parts: ranks() },
     { id: "quantization", title: qualityTitle(), parts: quantization() },
   ].filter((section) => section.parts);
   for (const { id, title, parts } of sections) {

@@ -1,0 +1,73 @@
+"""What `llmc explain` says of a model that is cut for several ranks, line by line."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+
+from llmc.debug.hf_plan import beside
+from llmc.debug.placements import PlacedCollective, PlacedWeight, Placements, RankBytes
+
+
+def placement_lines(found: Placements, memory: RankBytes | None, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    """(style, text) of each line: weights that are cut, what is whole, what ranks exchange, and the memory of one.
+
+    plan: Hugging Face's.
+    """
+    yield "bold", f"on {found.ranks} ranks"
+    yield "", "  cut"
+    for weight in found.weights:
+        if weight.axis is not None:
+            yield from _weight(weight, plan)
+    yield "", "  whole on every rank"
+    for weight in found.weights:
+        if weight.axis is None:
+            yield from _weight(weight, plan)
+    yield "", "  exchanged"
+    for collective in found.collectives:
+        yield "", f"    {_times(collective.count)}{collective_text(collective)}"
+    total = sum(each.count * each.token_bytes for each in found.collectives)
+    yield "", f"    {total} bytes a token in {sum(each.count for each in found.collectives)} collectives"
+    if memory is not None:
+        yield (
+            "",
+            f"  memory a rank: weights {memory.weights / 1e9:.3f} GB, KV cache {memory.kv_token} bytes a token, arena "
+            f"{memory.arena / 1e6:.1f} MB",
+        )
+    if plan:
+        count, same = _agreement(found, plan)
+        yield "", f"  beside Hugging Face's plan: {same} of {count} weights are cut alike"
+
+
+def _weight(weight: PlacedWeight, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
+    sizes = " × ".join(map(str, weight.shape))
+    cut = "" if weight.axis is None else f": {part_text(weight)}"
+    yield "", f"    {_times(weight.count)}{weight.name} [{sizes}]{cut}"
+    yield "", f"        {weight.why}; {weight.nbytes} bytes on a rank"
+    compared = beside(weight, plan)
+    if compared is not None and len(weight.shape) > 1:
+        is_same = compared == "same"
+        yield "green" if is_same else "yellow", f"        {'✓' if is_same else '≠'} Hugging Face: {compared}"
+
+
+def part_text(weight: PlacedWeight) -> str:
+    """`rows, 1024 a rank`: which axis is cut into which parts."""
+    parts = sorted(set(weight.parts), reverse=True)
+    axis = "elements" if len(weight.shape) == 1 else ("rows", "columns")[weight.axis or 0]
+    padded = f", padded to {weight.length}" if max(parts) < weight.length else ""
+    return f"{axis}, {' or '.join(map(str, parts))} a rank{padded}"
+
+
+def collective_text(each: PlacedCollective) -> str:
+    """`all_reduce of linear with …: 16384 bytes a token`."""
+    return f"{each.op} of {each.of}: {each.token_bytes} bytes a token"
+
+
+def _times(count: int) -> str:
+    return f"{count} × " if count > 1 else ""
+
+
+def _agreement(found: Placements, plan: Mapping[str, str]) -> tuple[int, int]:
+    """Matrices, and those that both cut alike."""
+    matrices = [weight for weight in found.weights if len(weight.shape) > 1]
+    same = [weight for weight in matrices if beside(weight, plan) == "same"]
+    return sum(each.count for each in matrices), sum(each.count for each in same)

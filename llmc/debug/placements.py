@@ -1,0 +1,191 @@
+"""Which part of each weight a rank has and why, what ranks tell each other, and what all of them have whole."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from torch import Tensor, fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import record_of
+from llmc.graph.pass_record import PassRecord
+from llmc.graph.render import op_name
+from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
+from llmc.program import Program
+
+_PARTITION = "partition"
+_NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
+_COLLECTIVES = ("llmc.all_reduce", "llmc.all_gather")
+
+
+@dataclass(frozen=True)
+class PlacedWeight:
+    """Weights that differ by the numbers in their names only. name: with * for those. shape: of all ranks together.
+
+    axis: that is cut, None for one that every rank has whole. parts: elements of it on each rank. length: with padding.
+    nbytes: of one of them on one rank. why: what decided it.
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    axis: int | None
+    parts: tuple[int, ...]
+    length: int
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class PlacedCollective:
+    """Collectives that differ by their layer only. of: what they add up or join. token_bytes: that every rank has in
+    the end, for each token, or for each row of logits."""
+
+    op: str
+    of: str
+    count: int
+    token_bytes: int
+
+
+@dataclass(frozen=True)
+class Placements:
+    """Of a model that is cut for so many ranks."""
+
+    ranks: int
+    weights: tuple[PlacedWeight, ...]
+    collectives: tuple[PlacedCollective, ...]
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Of one rank. kv_token: of the cache, a token. arena: of the largest step."""
+
+    weights: int
+    kv_token: int
+    arena: int
+
+
+class PlacementObserver:
+    """Watches a pipeline for what the partition did. placements: None where there is one rank."""
+
+    def __init__(self) -> None:
+        self.placements: Placements | None = None
+
+    def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
+        """After each pass."""
+        if record.name == _PARTITION and graph.ranks > 1:
+            self.placements = placements(graph)
+
+
+def placements(graph: ModelGraph) -> Placements:
+    """Of a graph that the partition has just come out of."""
+    return Placements(graph.ranks, tuple(_weights(graph)), tuple(_collectives(graph)))
+
+
+def rank_bytes(program: Program) -> RankBytes:
+    """What a rank of a program keeps in memory."""
+    limits = program.limits
+    return RankBytes(
+        weights=sum(slot.nbytes for slot in program.weights),
+        kv_token=sum(cache.bytes_per_block(limits.block_size) for cache in program.caches) // limits.block_size,
+        arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
+    )
+
+
+def _weights(graph: ModelGraph) -> Iterator[PlacedWeight]:
+    found: dict[PlacedWeight, int] = {}
+    for node in graph.weight_nodes():
+        placed = _placed(graph, node)
+        if placed is not None:
+            found[placed] = found.get(placed, 0) + 1
+    for placed, count in found.items():
+        yield replace(placed, count=count)
+
+
+def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
+    """None for the small constants that the partition adds for itself."""
+    recipe, value = graph.weights[node.name], node.meta["val"]
+    shape, nbytes = tuple(map(int, value.shape)), value.numel() * value.dtype.itemsize
+    name = weight_name(node, recipe)
+    if not isinstance(recipe, PerRank):
+        if not stored_names(recipe) and len(shape) < 2:
+            return None
+        why = "cutting it would not pay" if len(shape) > 1 else "a vector, for channels that all ranks have"
+        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), why)
+    first = recipe.recipes[0]
+    if not isinstance(first, Derived) or op_name(first.target) != "llmc.rank_part":
+        return None
+    axis = int(first.args[1])
+    spans = [(int(each.args[2]), int(each.args[3])) for each in recipe.recipes if isinstance(each, Derived)]
+    whole = tuple(max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
+    parts = tuple(stop - start for start, stop in spans)
+    why = _why(node, axis) + _sharing(spans)
+    return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why)
+
+
+def weight_name(node: fx.Node, recipe: Recipe) -> str:
+    """As the checkpoint calls it, or the graph, with * for the numbers of layers."""
+    names = stored_names(recipe)
+    return _NUMBER.sub("*", names[0] if names else node.name)
+
+
+def _why(weight: fx.Node, axis: int) -> str:
+    reader = _reader(weight)
+    record = None if reader is None else record_of(reader)
+    if record is not None and record.table is not None:
+        return "rows of the vocabulary: ids of other ranks look up zeros, and all_reduce adds up"
+    if len(weight.meta["val"].shape) == 1:
+        return "a vector, cut with the channels that it is for"
+    if axis == 1:
+        return "columns, as x arrives: each rank has a part of the sums, and all_reduce adds up"
+    gathered = reader is not None and any(op_name(user.target) == _COLLECTIVES[1] for user in reader.users)
+    return "rows: each rank has some channels of the result" + (", and all_gather joins them" if gathered else "")
+
+
+def _sharing(spans: list[tuple[int, int]]) -> str:
+    different = len(set(spans))
+    return "" if different == len(spans) else f"; {len(spans) // different} ranks keep the same"
+
+
+def _reader(weight: fx.Node) -> fx.Node | None:
+    """The op that a weight is for, behind those that only decode it."""
+    node = weight
+    while len(node.users) > 0:
+        node = next(iter(node.users))
+        record = record_of(node)
+        if record is None or record.part is None:
+            return node
+    return None
+
+
+def _collectives(graph: ModelGraph) -> Iterator[PlacedCollective]:
+    found: dict[PlacedCollective, int] = {}
+    for node in graph.graph.nodes:
+        if node.op == "call_function" and op_name(node.target) in _COLLECTIVES:
+            of = _origin(graph, call_arguments(node)["x"])
+            each = PlacedCollective(op_name(node.target).removeprefix("llmc."), of, 1, _row_bytes(node.meta["val"]))
+            found[each] = found.get(each, 0) + 1
+    for each, count in found.items():
+        yield replace(each, count=count)
+
+
+def _origin(graph: ModelGraph, node: fx.Node) -> str:
+    """The weight of the product whose parts a collective brings together, or what they are."""
+    for operand in node.all_input_nodes:
+        base = operand
+        while base.op == "call_function" and (record := record_of(base)) is not None and record.part is not None:
+            base = base.all_input_nodes[0]
+        if base.name in graph.weights and base.meta["val"].dim() > 1:
+            return f"{op_name(node.target).removeprefix('llmc.')} with {weight_name(base, graph.weights[base.name])}"
+    return _NUMBER.sub("*", op_name(node.target))
+
+
+def _row_bytes(value: Any) -> int:
+    assert isinstance(value, Tensor)
+    sizes = [size for size in value.shape if isinstance(size, int)]
+    return math.prod(sizes) * value.dtype.itemsize

@@ -1,0 +1,34 @@
+// A model that is cut for several ranks: which part of each weight a rank has and why, and what ranks tell each other.
+
+import { el, table } from "./dom.js";
+import { data } from "./state.js";
+import { inBytes, inCount } from "./units.js";
+
+export function ranks() {
+  if (!data.ranks) return null;
+  const { ranks: count, weights, collectives } = data.ranks;
+  const cut = weights.filter((weight) => weight.axis !== null), whole = weights.filter((weight) => weight.axis === null);
+  const exchanged = collectives.reduce((total, each) => total + each.count * each.token_bytes, 0);
+  return [
+    el("h2", {}, "Ranks", el("small", {}, `${count}, each with its part`)),
+    el("h3", {}, "Cut", el("small", {}, `${inBytes(bytes(cut))} on each`)), list(cut),
+    el("h3", {}, "Whole on every rank", el("small", {}, inBytes(bytes(whole)))), list(whole),
+    el("h3", {}, "Exchanged", el("small", {}, `${inBytes(exchanged)} a token`)),
+    table([["Collective", ""], ["Of", "wide"], ["Count", "num"], ["A token", "num"]],
+      collectives.map((each) => [el("code", {}, each.op), each.of, inCount(each.count), inBytes(each.token_bytes)])),
+  ];
+}
+
+function list(weights) {
+  return table([["Weight", "wide"], ["Count", "num"], ["Shape", ""], ["On a rank", ""], ["Bytes", "num"], ["Why", "wide"]],
+    weights.map((weight) => [el("code", {}, weight.name), inCount(weight.count), weight.shape.join(" × "), part(weight), inBytes(weight.nbytes), weight.why]));
+}
+
+function part(weight) {
+  if (weight.axis === null) return "all";
+  const axis = weight.shape.length === 1 ? "elements" : ["rows", "columns"][weight.axis];
+  const parts = [...new Set(weight.parts)].sort((a, b) => b - a);
+  return `${parts.map(inCount).join(" or ")} ${axis}${parts[0] < weight.length ? `, padded to ${inCount(weight.length)}` : ""}`;
+}
+
+const bytes = (weights) => weights.reduce((total, weight) => total + weight.count * weight.nbytes, 0);

@@ -1,0 +1,75 @@
+"""What is said of a model that is cut for several ranks: its weights, what they exchange, and Hugging Face's plan."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from llmc.debug.explain import Explanation
+from llmc.debug.explain_model import explain_model
+from llmc.debug.explain_text import overview_lines
+from llmc.debug.hf_plan import beside, hf_plan
+from llmc.debug.placements import PlacedWeight
+from llmc.graph.capture import capture
+from llmc.options import parse_options
+from llmc.passes.pipeline import default
+
+MODEL = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
+
+
+@pytest.fixture(scope="module")
+def explanation() -> Explanation:
+    """The shipped model on four ranks: four query heads, two of keys."""
+    options = parse_options({"tensor_parallel_size": 4})
+    return explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
+
+
+def test_each_kind_of_weight_is_one_row_with_its_part(explanation: Explanation) -> None:
+    assert explanation.ranks is not None
+    found = {each.name: each for each in explanation.ranks.placements.weights}
+    keys = found["model.layers.*.self_attn.k_proj.weight"]
+    assert (keys.count, keys.shape, keys.axis, keys.parts, keys.nbytes) == (6, (128, 256), 0, (64,) * 4, 64 * 256 * 2)
+    assert "2 ranks keep the same" in keys.why
+    down = found["model.layers.*.mlp.down_proj.weight"]
+    assert (down.axis, down.parts) == (1, (192,) * 4) and "all_reduce adds up" in down.why
+    norm = found["model.norm.weight"]
+    assert norm.axis is None and "all ranks have" in norm.why
+    assert found["model.embed_tokens.weight"].length == 4096 // 4 + 1
+
+
+def test_collectives_say_what_they_bring_together(explanation: Explanation) -> None:
+    assert explanation.ranks is not None
+    found = [(each.op, each.count, each.token_bytes) for each in explanation.ranks.placements.collectives]
+    assert found == [("all_reduce", 1, 512), ("all_reduce", 6, 512), ("all_reduce", 6, 512), ("all_gather", 1, 16384)]
+    assert explanation.ranks.memory.kv_token == 6 * 64 * 2 * 2
+
+
+def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
+    text = "\n".join(line.text for line in overview_lines("bard", explanation))
+    assert "6 × model.layers.*.self_attn.k_proj.weight [128 × 256]: rows, 64 a rank" in text
+    assert "23040 bytes a token in 14 collectives" in text
+    assert "42 of 43 weights are cut alike" in text
+    data = json.loads(json.dumps(explanation.to_json()))["ranks"]
+    assert data["ranks"] == 4 and data["memory"]["kv_token"] == 1536
+    assert {each["beside"] for each in data["weights"]} >= {"same", "not in its plan: every rank has it whole"}
+
+
+def test_one_rank_has_no_placements() -> None:
+    options = parse_options({})
+    assert explain_model(capture(MODEL, options, may_lack_weights=True), default(), options).ranks is None
+
+
+def test_how_plans_differ() -> None:
+    assert hf_plan("llama")["layers.*.mlp.down_proj"] == "rowwise"
+    assert hf_plan("no such family") == {}
+    weight = PlacedWeight("model.layers.*.mlp.down_proj.weight", 2, (8, 8), 0, (4, 4), 4, 64, "")
+    assert beside(weight, {}) is None
+    assert beside(weight, {"layers.*.mlp.down_proj": "colwise"}) == "same"
+    assert beside(weight, {"layers.*.mlp.down_proj": "rowwise"}) == "it cuts columns"
+    assert (
+        beside(weight, {"layers.*.mlp.down_proj": "colwise_gather_output"}) == "it cuts rows and gathers what comes out"
+    )
+    assert beside(weight, {"layers.*.mlp.down_proj": "mla_kv_a_proj"}) == "its style 'mla_kv_a_proj'"
+    assert beside(weight, {"layers.*.mlp.up_proj": "colwise"}) == "not in its plan: every rank has it whole"
