@@ -36,6 +36,20 @@ def open_device(engine: Path) -> Device:
     return Device(index, properties.name, torch.cuda.get_device_capability(index), shared)
 
 
+def check_device_count(engine: Path, ranks: int) -> None:
+    """Raise TargetError if there are fewer GPUs than the engine has ranks, each of which wants one of its own."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if ranks > count:
+        raise TargetError(
+            f"the engine was built for {ranks} GPUs, and this process sees {count}",
+            at=engine,
+            fix="run it on a machine with as many, look at CUDA_VISIBLE_DEVICES, or build it again with a "
+            f"tensor_parallel_size of {count}",
+        )
+
+
 def no_device(engine: Path, reason: str) -> TargetError:
     """What to tell the user: the reason in one line, and what to do about that one."""
     reason = " ".join(reason.split())

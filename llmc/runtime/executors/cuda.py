@@ -10,6 +10,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,11 +22,12 @@ from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_functions
 from llmc.runtime.device.arguments import PackedArguments, argument_values, extra_pointers, scratch_bytes
 from llmc.runtime.device.binaries import DeviceBinaries, binaries_for
-from llmc.runtime.device.device import Device, open_device
+from llmc.runtime.device.device import Device, check_device_count, open_device
 from llmc.runtime.device.graph_cache import GraphCache
 from llmc.runtime.device.inputs import StepShape, decode_bucket, example_step, largest_shape, pack_inputs, padded
+from llmc.runtime.device.library_only import library_only
 from llmc.runtime.device.memory import DeviceMemory, memory_of_blocks, plan_device_memory
-from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, calls_of_step, plan_calls
+from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, calls_of_step, plan_calls
 from llmc.runtime.executors.cuda_driver import LoadedKernel, load_kernel
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
@@ -34,6 +36,12 @@ from llmc.runtime.kv_capacity import share_bytes
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
+if TYPE_CHECKING:
+    from llmc.runtime.ranks.device_place import DevicePlace
+    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
+
+# Of the memory that ranks' processes share, in which they are said to be lost: no values go through it.
+_FLAGS_BYTES = 4096
 # Steps of one kind are one graph: their shape, and what they are to give.
 _StepKind = tuple[StepShape, StepOutput, tuple[str, ...]]
 MAX_GRAPHS = 64
@@ -51,12 +59,15 @@ def open_cuda(
     *,
     second: Program | None = None,
     blocks: int | None = None,
-) -> CudaExecutor:
-    """The engine on torch's current device. Raises TargetError, ToolchainError or OptionError if it cannot run.
+) -> CudaExecutor | RankedDeviceExecutor:
+    """The engine on torch's current device, one of several ranks on as many. Raises TargetError, ToolchainError,
+    OptionError or RankError if it cannot run.
 
     second: of an engine that will be opened there with as many blocks. blocks: of the cache, instead of what fits.
     """
     device = open_device(engine.path)
+    ranks = engine.program.ranks
+    check_device_count(engine.path, ranks)
     binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
     free, _ = torch.cuda.mem_get_info(device.index)
     if kv_memory is not None:
@@ -65,7 +76,21 @@ def open_cuda(
         memory = plan_device_memory(binaries.program, free, kv_cache_bytes, second)
     else:
         memory = memory_of_blocks(binaries.program, blocks)
-    return CudaExecutor(engine, device, binaries, memory)
+    own = CudaExecutor(engine, device, binaries, memory)
+    if ranks == 1:
+        return own
+    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
+    from llmc.runtime.ranks.gpu_place import meet_gpus
+
+    return RankedDeviceExecutor(engine, own, memory.blocks, meet_gpus, _FLAGS_BYTES)
+
+
+def open_cuda_rank(engine: EngineDirectory, rank: int, blocks: int) -> CudaExecutor:
+    """Another rank, on the GPU with its number; `engine` has its weights. Raises TargetError."""
+    torch.cuda.set_device(rank)
+    device = open_device(engine.path)
+    binaries = binaries_for(engine, device, lambda line: print(f"llmc: {line}", file=sys.stderr))
+    return CudaExecutor(engine, device, binaries, memory_of_blocks(binaries.program, blocks))
 
 
 class CudaExecutor:
@@ -160,6 +185,18 @@ class CudaExecutor:
         stream.synchronize()
         ends = [events[0].elapsed_time(event) / 1e3 for event in events]
         return tuple(LaunchTime(indices[id(call)], ends[i], ends[i + 1]) for i, (call, _) in enumerate(launches))
+
+    def join(self, place: DevicePlace) -> None:
+        """Where other ranks' memory is, before the first step."""
+        self._spaces[RANKS] = place.table.view(torch.uint8), 0
+        self._addresses[RANKS] = place.table.data_ptr()
+        self._calls = list(plan_calls(self._program if place.has_memory else library_only(self._program)))
+
+    def follow(self, step: Step) -> None:
+        """Queue a step of which nobody here wants the results, and wait for it."""
+        with torch.cuda.device(self._device):
+            self._run(step, StepOutput.LOGITS, None)
+            torch.cuda.current_stream().synchronize()
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Copy blocks of every layer's keys and values, on the device and in order with the steps."""

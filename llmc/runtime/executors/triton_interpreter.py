@@ -12,7 +12,7 @@ import sys
 from collections.abc import Mapping
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -24,16 +24,32 @@ from llmc.engine_format.weight_file import StoredTensor
 from llmc.errors import OptionError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_INPUTS, CHOICE_OUTPUTS, Program, StepOutput, library_functions
-from llmc.runtime.device.program import ARENA, PlannedCall, Pointer, plan_calls
+from llmc.runtime.device.library_only import library_only
+from llmc.runtime.device.program import ARENA, RANKS, PlannedCall, Pointer, plan_calls
 from llmc.runtime.executors.executor import Chosen, LaunchTime, Logits, SideArray
 from llmc.runtime.executors.side_outputs import SideOutputs
 from llmc.runtime.executors.slot_views import move_slots, slot_views
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.sampling.row_choice import RowChoices
 
+if TYPE_CHECKING:
+    from llmc.runtime.ranks.device_place import DevicePlace
+    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
 
-def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
-    """The executor of an engine directory."""
+
+def interpret_engine(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor | RankedDeviceExecutor:
+    """The executor of an engine directory; of one of several ranks, with a process for each other one."""
+    own = interpret_rank(engine, blocks)
+    if engine.program.ranks == 1:
+        return own
+    from llmc.runtime.ranks.device_ranks import RankedDeviceExecutor
+    from llmc.runtime.ranks.interpreted_place import meet_interpreted, shared_bytes
+
+    return RankedDeviceExecutor(engine, own, blocks, meet_interpreted, shared_bytes(engine.program.ranks))
+
+
+def interpret_rank(engine: EngineDirectory, blocks: int) -> TritonInterpreterExecutor:
+    """One rank's executor; `engine` has its weights."""
     slots = zip(engine.program.weights, engine.tensors, strict=True)
     weights = {slot.name: _tensor(engine.weight_file(stored), stored) for slot, stored in slots}
     return TritonInterpreterExecutor(engine.program, engine.path, weights, blocks)
@@ -97,6 +113,15 @@ class TritonInterpreterExecutor:
     def step_timed(self, step: Step) -> tuple[LaunchTime, ...]:
         """As `step`; how long the interpreter took for each launch, which says nothing about a GPU."""
         return self._launch_all(step, StepOutput.LOGITS)
+
+    def join(self, place: DevicePlace) -> None:
+        """Where other ranks' memory is, before the first step."""
+        self._memory[RANKS] = place.table
+        self._calls = plan_calls(self.program if place.has_memory else library_only(self.program))
+
+    def follow(self, step: Step) -> None:
+        """A step of which nobody here wants the results."""
+        self._launch_all(step, StepOutput.LOGITS)
 
     def _launch_all(self, step: Step, wanted: StepOutput) -> tuple[LaunchTime, ...]:
         """Every launch in turn. What they write starts as NaNs, so that nothing is read that the step did not write."""

@@ -41,6 +41,10 @@ def main(arguments: list[str]) -> None:
             return
         take_cores(plan.rank, plan.ranks)
         memory = RankMemory(shared.bytes, MemoryLayout.of(engine, plan.exchange_bytes))
+        if engine.program.kernels:
+            from llmc.runtime.ranks.device_worker import work_on_device
+
+            return work_on_device(engine, plan, channel, memory)
         executor = open_rank(engine, plan, plan.threads, memory.place(plan.rank))
     except LlmcError as error:
         channel.send({"problem": f"could not open the engine: {error.problem}"})

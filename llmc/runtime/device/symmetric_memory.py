@@ -1,0 +1,44 @@
+"""Memory of each GPU that all others can read and write: the one file that uses torch.distributed._symmetric_memory,
+which is alpha and may change.
+
+Used of it: empty(…, device=), rendezvous(tensor, group), and of what that gives buffer_ptrs and get_buffer.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as distributed
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class SymmetricMemory:
+    """own: uint8, zeros. addresses: of each rank's, as this GPU sees them. handle: keeps them mapped."""
+
+    own: Tensor
+    addresses: tuple[int, ...]
+    handle: Any
+
+    def of_rank(self, rank: int) -> Tensor:
+        """Another rank's memory as a tensor of this GPU."""
+        found: Tensor = self.handle.get_buffer(rank, self.own.shape, self.own.dtype)
+        return found
+
+
+def symmetric_memory(nbytes: int, device: torch.device) -> SymmetricMemory | None:
+    """Of the default group's ranks, called by all of them at once; None where this torch or these GPUs have none."""
+    group = distributed.group.WORLD
+    assert group is not None
+    try:
+        from torch.distributed import _symmetric_memory as symmetric
+
+        own = symmetric.empty(nbytes, dtype=torch.uint8, device=device)
+        handle = symmetric.rendezvous(own, group)
+    except (ImportError, AttributeError, RuntimeError):
+        return None
+    own.zero_()
+    torch.cuda.synchronize(device)
+    return SymmetricMemory(own, tuple(handle.buffer_ptrs), handle)

@@ -1,0 +1,21 @@
+"""Where a rank of an engine for GPUs stands among the others, once they have met."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class DevicePlace:
+    """table: [1 + ranks], int64, on the executor's device: this rank's number and the address of each one's memory
+    (llmc/program/rank_memory.py). has_memory: whether ranks can read it; else all collectives are the library's.
+    leave: called by any thread, has what waits for other ranks end. holds: what keeps the memory alive.
+    """
+
+    table: Tensor
+    has_memory: bool
+    leave: Callable[[], None]
+    holds: object

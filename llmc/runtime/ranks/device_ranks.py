@@ -1,0 +1,180 @@
+"""Run an engine for GPUs on several ranks of one machine, one process a GPU, of which this is the first.
+
+The others are started as those of CPUs are (local_ranks.py), open their parts of the weights, and then all meet: in a
+store of torch's, over which they find each other's memory and the library's group. Each step is told to all, and all of
+them launch it; the first one chooses tokens. With executor="triton_interpreter" the same happens without GPUs: the
+ranks' memory is shared memory, and gloo is the library.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from typing import Protocol, TypeVar
+
+import numpy as np
+from torch import Tensor
+from torch._C._distributed_c10d import TCPStore
+from torch.distributed.distributed_c10d import Store
+
+from llmc.engine_format import EngineDirectory
+from llmc.errors import RankError
+from llmc.program import StepOutput
+from llmc.runtime.executors.executor import Chosen, Logits, SideArray
+from llmc.runtime.loop.step import Ints, Step
+from llmc.runtime.ranks.channel import Channel, taken_step
+from llmc.runtime.ranks.device_place import DevicePlace
+from llmc.runtime.ranks.local_ranks import start_ranks
+from llmc.runtime.ranks.rank_memory import RankMemory
+from llmc.runtime.ranks.rank_plan import RankPlan
+from llmc.runtime.sampling.row_choice import RowChoices
+from llmc.settings import settings
+
+
+class DeviceExecutor(Protocol):
+    """What each rank has: an executor that can be told where the others are."""
+
+    def join(self, place: DevicePlace) -> None:
+        """Before the first step."""
+
+    def follow(self, step: Step) -> None:
+        """Run a step for its collectives and its cache; nobody here wants its results."""
+
+    def step(self, step: Step) -> Logits:
+        """As Executor."""
+
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
+        """As ChoosingExecutor."""
+
+    def logits(self, first: int, count: int) -> Logits:
+        """As ChoosingExecutor."""
+
+    def side_output(self, name: str) -> SideArray:
+        """As SideOutputExecutor."""
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """As Executor."""
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """As Executor."""
+
+    def close(self) -> None:
+        """As Executor."""
+
+
+_Found = TypeVar("_Found")
+# Of a rank: by its number among how many, over a store, with memory that all share. Raises RankError.
+Meet = Callable[[int, int, Store, RankMemory], DevicePlace]
+
+
+class RankedDeviceExecutor:
+    """The first rank's executor, and a team that is told what it does. Raises RankError for a rank that does not come
+    up or cannot be met, and closes the executor then. blocks: of each rank's cache."""
+
+    def __init__(
+        self, engine: EngineDirectory, own: DeviceExecutor, blocks: int, meet: Meet, shared_bytes: int
+    ) -> None:
+        ranks = engine.program.ranks
+        self.blocks, self._own = blocks, own
+        self._place: DevicePlace | None = None
+        plan = RankPlan(0, ranks, blocks, 1, shared_bytes)
+        try:
+            self._team = start_ranks(engine, plan, self._leave)
+        except BaseException:
+            own.close()
+            raise
+        try:
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience())
+            self._team.tell({"do": "meet", "port": store.port})
+            self._place = _met(lambda: meet(0, ranks, store, self._team.memory))
+            own.join(self._place)
+        except BaseException:
+            self.close()
+            raise
+
+    def step(self, step: Step) -> Logits:
+        """On all ranks. Raises RankError that names one that has ended; no later step works then."""
+        return self._with_all(step, lambda: self._own.step(step))
+
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
+        """A step on all ranks; the first one chooses."""
+        return self._with_all(step, lambda: self._own.choose(step, wanted, choices))
+
+    def logits(self, first: int, count: int) -> Logits:
+        """Of the first rank, which has all."""
+        return self._own.logits(first, count)
+
+    def side_output(self, name: str) -> SideArray:
+        """Of the first rank."""
+        return self._own.side_output(name)
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Of every rank's layers."""
+        self._team.tell({"do": "copy_blocks", "to": list(copies), "from": list(copies.values())})
+        self._own.copy_blocks(copies)
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Of every rank's layers."""
+        self._team.tell({"do": "move_slots", "from": sources.tolist(), "to": destinations.tolist()})
+        self._own.move_slots(sources, destinations)
+
+    def close(self) -> None:
+        """End the other ranks, too."""
+        self._team.close()
+        self._own.close()
+
+    def _with_all(self, step: Step, run: Callable[[], _Found]) -> _Found:
+        self._team.tell_step(step)
+        try:
+            found = run()
+        except RuntimeError:  # The library's, which lost a rank.
+            self._team.fail()
+            self._team.check()
+            raise
+        self._team.check()
+        return found
+
+    def _leave(self) -> None:
+        if self._place is not None:
+            self._place.leave()
+
+
+def serve_device_rank(
+    open_own: Callable[[], DeviceExecutor], meet: Meet, channel: Channel, memory: RankMemory, plan: RankPlan
+) -> None:
+    """Be another rank: open the executor, and do what is told until the other end is closed. Raises LlmcError."""
+    executor = open_own()
+    channel.send({})
+    while (message := channel.receive()) is not None and not memory.lost.any():
+        if message["do"] == "meet":
+            store = TCPStore("127.0.0.1", message["port"], timeout=patience())
+            executor.join(_met(lambda store=store: meet(plan.rank, plan.ranks, store, memory)))  # type: ignore[misc]
+        elif message["do"] == "step":
+            executor.follow(taken_step(message, memory.step(message["slot"])))
+        elif message["do"] == "copy_blocks":
+            executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))
+        else:
+            executor.move_slots(*(np.array(message[name], np.int32) for name in ("from", "to")))
+
+
+def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
+    try:
+        return meet()
+    except RuntimeError as error:  # torch's errors of stores and groups are
+        raise RankError(
+            f"the ranks could not meet: {' '.join(str(error).split()):.300}",
+            at="the engine's ranks",
+            fix="look at whether each rank's GPU is free and sees the others: nvidia-smi topo -m",
+        ) from None
+
+
+def patience() -> timedelta:
+    """How long ranks wait for each other when they meet."""
+    return timedelta(seconds=settings().rank_start_seconds)
+
+
+def tables_of(own: int, addresses: list[int]) -> Tensor:
+    """A place's table, on the CPU."""
+    import torch
+
+    return torch.tensor([own, *addresses], dtype=torch.int64)

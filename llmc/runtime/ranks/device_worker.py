@@ -1,0 +1,29 @@
+"""A rank but the first of an engine for GPUs, in its own process."""
+
+from __future__ import annotations
+
+import os
+from functools import partial
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import of_rank
+from llmc.runtime.ranks.channel import Channel
+from llmc.runtime.ranks.device_ranks import serve_device_rank
+from llmc.runtime.ranks.rank_memory import RankMemory
+from llmc.runtime.ranks.rank_plan import RankPlan
+
+
+def work_on_device(engine: EngineDirectory, plan: RankPlan, channel: Channel, memory: RankMemory) -> None:
+    """On the GPU with the rank's number, or interpreted as the first rank's kernels are. Raises LlmcError."""
+    own = of_rank(engine, plan.rank)
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        from llmc.runtime.executors.triton_interpreter import interpret_rank
+        from llmc.runtime.ranks.interpreted_place import meet_interpreted
+
+        open_own = partial(interpret_rank, own, plan.blocks)
+        return serve_device_rank(open_own, meet_interpreted, channel, memory, plan)
+    from llmc.runtime.executors.cuda import open_cuda_rank
+    from llmc.runtime.ranks.gpu_place import meet_gpus
+
+    open_gpu = partial(open_cuda_rank, own, plan.rank, plan.blocks)
+    return serve_device_rank(open_gpu, meet_gpus, channel, memory, plan)

@@ -1,0 +1,32 @@
+"""Ranks whose kernels are interpreted: their memory is a part of what all processes share, and gloo is the library."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch.distributed as distributed
+from torch.distributed.distributed_c10d import Store
+
+from llmc.program.rank_memory import LOST_WORD, memory_bytes
+from llmc.runtime.ranks.device_place import DevicePlace
+from llmc.runtime.ranks.device_ranks import patience, tables_of
+from llmc.runtime.ranks.rank_memory import RankMemory
+
+_PAGE = 4096
+
+
+def shared_bytes(ranks: int) -> int:
+    """Of the memory that all share: a page in which ranks are said to be lost, then each one's."""
+    return _PAGE + ranks * memory_bytes(ranks)
+
+
+def meet_interpreted(rank: int, ranks: int, store: Store, memory: RankMemory) -> DevicePlace:
+    """With all others at once."""
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=ranks, timeout=patience())
+    starts = [_PAGE + each * memory_bytes(ranks) for each in range(ranks)]
+
+    def leave() -> None:
+        for start in starts:
+            memory.bytes[start : start + 4 * (LOST_WORD + 1)].view(np.uint32)[LOST_WORD] = 1
+
+    base = memory.bytes.ctypes.data
+    return DevicePlace(tables_of(rank, [base + start for start in starts]), True, leave, memory)

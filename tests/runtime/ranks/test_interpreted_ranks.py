@@ -1,0 +1,57 @@
+"""Engines for GPUs on several ranks, interpreted: processes that meet in memory and over gloo, as GPUs do over NVLink
+and NCCL."""
+
+from __future__ import annotations
+
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+import pytest
+
+from llmc.compiler import build
+from llmc.errors import RankError
+from llmc.runtime.loading import load
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+
+LIMITS: Any = {
+    "max_model_len": 256,
+    "max_batch_tokens": 160,
+    "max_sequences": 2,
+    "max_logit_rows": 2,
+    "dtype": "float32",
+}
+# Kernels of two processes that wait for each other are interpreted on what cores there are.
+pytestmark = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("ranks")
+    checkpoint = tiny_checkpoint("qwen3", folder / "model")
+    return build(checkpoint, folder / "engine.llmc", target="h100", tensor_parallel_size=2, **LIMITS).path
+
+
+@pytest.mark.parametrize("length", [5, 140])
+def test_kernels_of_two_processes_compute_the_graph(length: int, path: Path) -> None:
+    """Few rows out of each other's memory; 140, which are more than an H100 has processors, by the library."""
+    prompt, greedy = tiny_tokens(length), SamplingParams(max_tokens=2, temperature=0.0, logprobs=1)
+    with load(path, executor="reference") as reference, load(path, executor="triton_interpreter") as engine:
+        (expected,), (found,) = (each.generate([prompt], greedy) for each in (reference, engine))
+    assert found.token_ids == expected.token_ids
+    theirs, ours = ([token.logprob for token in each.choices[0].logprobs or ()] for each in (expected, found))
+    np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
+
+
+def test_a_lost_rank_is_named(path: Path) -> None:
+    """Also where the first one waits for it in a kernel."""
+    before = {child.pid for child in psutil.Process().children()}
+    with load(path, executor="triton_interpreter") as engine:
+        (lost,) = {child.pid for child in psutil.Process().children()} - before
+        os.kill(lost, signal.SIGKILL)
+        with pytest.raises(RankError, match=rf"rank 1 \(process {lost}\) was killed by signal 9"):
+            engine.generate([tiny_tokens(5)], SamplingParams(max_tokens=2))
