@@ -45,6 +45,8 @@ RESULTS = ROOT / "benchmarks/results"
 BUDGET_SECONDS = 520.0
 # What matters most comes first.
 SHAPES = ("llama-3.1-8b", "llama-3.2-1b", "qwen3-0.6b")
+# Of engines on several GPUs, where there are as many.
+RANKS = (2, 4, 8)
 QUANTIZED, SCHEME = "llama-3.1-8b", "int4"
 OURS = "llmc"
 NEEDED = ("torch", "triton", "transformers", "cuda.bindings", "pydantic", "networkx", "safetensors", "pytest")
@@ -80,8 +82,8 @@ class Outcome:
     tail: str = ""
 
 
-def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
-    """All of them in order: a budget that runs out cuts from the end."""
+def jobs(directory: Path, shapes: Sequence[str], gpus: int = 1) -> tuple[Job, ...]:
+    """All of them in order: a budget that runs out cuts from the end. gpus: of the machine."""
     module = (sys.executable, "-m")
     found = [Job(f"prepare {s}", (*module, "benchmarks.gpu.prepare", s, str(directory)), 240, True) for s in shapes]
     # Numbers need a GPU for themselves: the tests are what preparing may disturb.
@@ -111,7 +113,21 @@ def jobs(directory: Path, shapes: Sequence[str]) -> tuple[Job, ...]:
         run = (*module, "benchmarks.gpu.llmc_model", str(directory / QUANTIZED), engine, "--scheme", SCHEME)
         required = (f"prepare {QUANTIZED}", f"prepare {QUANTIZED} {SCHEME}")
         found.append(Job(f"llmc {QUANTIZED} {SCHEME}", run, 60, needs=required))
+    for ranks in (each for each in RANKS if each <= gpus):
+        several = (*module, "benchmarks.gpu.ranks", str(directory / shapes[0]), "--ranks", str(ranks))
+        found.append(Job(f"llmc {shapes[0]} on {ranks} GPUs", several, 180, needs=(f"prepare {shapes[0]}",)))
     return tuple(found)
+
+
+def ranks_not_measured(gpus: int) -> str | None:
+    """What the part for several GPUs lacks on a machine with so many; None for nothing."""
+    lacking = [str(ranks) for ranks in RANKS if ranks > gpus]
+    if not lacking:
+        return None
+    return (
+        f"not measured: engines on {', '.join(lacking)} GPUs, of which this machine has {gpus}; they want that many of "
+        "one kind on one machine, NVLink between them (nvidia-smi topo -m), and NCCL in torch"
+    )
 
 
 def selected(planned: Sequence[Job], words: Sequence[str]) -> tuple[Job, ...]:
@@ -128,7 +144,10 @@ def selected(planned: Sequence[Job], words: Sequence[str]) -> tuple[Job, ...]:
 def main() -> None:
     arguments = parse_arguments()
     console = Console()
-    planned = selected(jobs(arguments.directory, arguments.shapes), arguments.only)
+    gpus = gpu_count()
+    planned = selected(jobs(arguments.directory, arguments.shapes, gpus), arguments.only)
+    if (lacking := ranks_not_measured(gpus)) is not None:
+        console.print(lacking, highlight=False)
     if arguments.dry_run:
         console.print(plan_table(planned, arguments.budget))
         return
@@ -176,6 +195,12 @@ def gpu_name() -> str | None:
     code = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     return answer.stdout.strip() or None
+
+
+def gpu_count() -> int:
+    """How many CUDA devices there are, asked as gpu_name is."""
+    code = "import torch; print(torch.cuda.device_count())"
+    return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)
 
 
 def is_installed(name: str) -> bool:

@@ -25,6 +25,7 @@ from benchmarks.gpu_suite import (
     Outcome,
     is_installed,
     jobs,
+    ranks_not_measured,
     run_jobs,
     selected,
     tables,
@@ -50,6 +51,18 @@ def test_the_dry_run_lists_every_job() -> None:
     assert done.returncode == 0, done.stderr
     for job in jobs(Path("d"), SHAPES):
         assert job.name in done.stdout
+
+
+def test_several_gpus_are_measured_where_there_are_as_many() -> None:
+    """And what is lacking is said."""
+    names = [[job.name for job in jobs(Path("d"), SHAPES, gpus) if "GPUs" in job.name] for gpus in (1, 4, 8)]
+    assert names == [
+        [],
+        [f"llmc {SHAPES[0]} on {n} GPUs" for n in (2, 4)],
+        [f"llmc {SHAPES[0]} on {n} GPUs" for n in (2, 4, 8)],
+    ]
+    assert "engines on 2, 4, 8 GPUs, of which this machine has 1" in (ranks_not_measured(1) or "")
+    assert ranks_not_measured(8) is None
 
 
 def gpu_test_modules() -> list[Path]:
