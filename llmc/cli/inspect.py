@@ -40,12 +40,12 @@ def inspect(
         context = min(1024, directory.program.limits.max_model_len)
     console = standard_output()
     console.print(overview(directory))
-    if directory.program.launches:
+    if directory.whole_program.launches:
         console.print(kernel_costs(directory, context))
     if directory.program.kernels:
         print_device_tables(console, directory, requests, context, prefill)
     if launches:
-        print_launches(console, directory.program.launches)
+        print_launches(console, directory.whole_program.launches)
     if weights:
         console.print(weight_list(directory))
     if quantization:
@@ -99,7 +99,7 @@ def kernel_costs(directory: EngineDirectory, context: int) -> FittingTable:
 
     step = {"T": 1, "L": 1, "R": 1, "C": context, "A": context}
     totals: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
-    for launch in directory.program.launches:
+    for launch in directory.whole_program.launches:
         if not launch.runs(tokens=1, logit_rows=1):
             continue
         total = totals[launch.kernel]
@@ -148,7 +148,7 @@ def weight_list(directory: EngineDirectory) -> FittingTable:
     """Every weight: shape, layout, bytes."""
     columns = (Column("name"), Column("shape"), Column("dtype", 2), Column("layout", 3), Column("bytes", 1, right=True))
     table = FittingTable("weights", columns)
-    for slot in directory.program.weights:
+    for slot in directory.whole_program.weights:
         shape = " × ".join(map(str, slot.shape))
         table.add_row(slot.name, shape, slot.dtype, slot.layout.value, in_bytes(slot.nbytes))
     return table

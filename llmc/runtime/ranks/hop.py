@@ -22,12 +22,11 @@ class Giving:
     def __init__(self, channel: Channel, *, shares_memory: bool) -> None:
         self._channel, self._shares_memory = channel, shares_memory
 
-    def give(self, slot: int, rows: Rows) -> None:
-        """Of the step under way in that slot. Nobody may be there any more: the first rank finds that out."""
+    def give(self, number: int, rows: Rows) -> None:
+        """Of the step of that number. Nobody may be there any more: the first rank finds that out."""
+        data = b"" if self._shares_memory else rows.reshape(-1).view(np.uint8).data
         with suppress(OSError):
-            self._channel.send(
-                [slot, rows.nbytes], b"" if self._shares_memory else rows.reshape(-1).view(np.uint8).data
-            )
+            self._channel.send([number, rows.nbytes], data)
 
     def close(self) -> None:
         """The other end is told."""
@@ -35,24 +34,30 @@ class Giving:
 
 
 class Taking:
-    """The end that takes. place: of so many bytes of the step in a slot, for rows that are sent.
+    """The end that takes. place: for so many bytes of the step of a number, for rows that are sent.
 
     Those are read as they come, whatever this rank is doing: who gives never waits for who takes, so no ring of ranks
-    can wait for itself. No step uses a slot before the first rank has the results of the one before.
+    can wait for itself.
     """
 
     def __init__(self, channel: Channel, place: Callable[[int, int], memoryview] | None = None) -> None:
         self._channel, self._place = channel, place
-        self._slots: SimpleQueue[int | None] = SimpleQueue()
-        self._thread = threading.Thread(target=self._read, name="llmc-rows", daemon=True)
-        self._thread.start()
+        self._numbers: SimpleQueue[int | None] = SimpleQueue()
+        self._next: int | None = None
+        threading.Thread(target=self._read, name="llmc-rows", daemon=True).start()
 
-    def take(self, seconds: float | None = None) -> int | None:
-        """The slot of the next rows that are there; None where nobody gives any more. Raises TimeoutError."""
-        try:
-            return self._slots.get(timeout=seconds)
-        except Empty:
-            raise TimeoutError from None
+    def take(self, number: int, seconds: float | None = None) -> bool:
+        """Wait until the rows of that step are there. False where they will not come: nobody gives any more, or only
+        those of later steps. Raises TimeoutError."""
+        while self._next is None or self._next < number:
+            try:
+                self._next = self._numbers.get(timeout=seconds)
+            except Empty:
+                raise TimeoutError from None
+            if self._next is None:
+                self._numbers.put(None)
+                return False
+        return self._next == number
 
     def close(self) -> None:
         """Take no more."""
@@ -63,8 +68,8 @@ class Taking:
     def _read(self) -> None:
         with suppress(OSError):
             while (message := self._channel.receive()) is not None:
-                slot, nbytes = message
-                if self._place is not None and not self._channel.receive_into(self._place(slot, nbytes)):
+                number, nbytes = message
+                if self._place is not None and not self._channel.receive_into(self._place(number, nbytes)):
                     break
-                self._slots.put(slot)
-        self._slots.put(None)
+                self._numbers.put(number)
+        self._numbers.put(None)

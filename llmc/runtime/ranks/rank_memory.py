@@ -1,7 +1,8 @@
 """The memory that the ranks of a machine share, or that each has by itself: what lies where in it.
 
-First what each stage's collectives use, which begins with a word that says that a rank was lost; then for each step
-under way its arrays, the rows that each rank hands to the one of the next stage, and the logits.
+First what each stage's collectives use, which begins with a word that says that a rank was lost; then how many steps
+each rank has ended; then for each step under way its arrays, the rows that each rank hands to the same one of the next
+stage, and the logits. Steps have numbers, and there are as many places for them as stages: they take turns.
 """
 
 from __future__ import annotations
@@ -54,17 +55,18 @@ class MemoryLayout:
     @property
     def nbytes(self) -> int:
         """Of all."""
-        return self.ranks.pipeline * self.exchange + self.slots * self.slot
+        return self.begin(0) + self.slots * self.slot
 
-    def begin(self, slot: int) -> int:
-        """Where a step's arrays lie."""
-        return self.ranks.pipeline * self.exchange + slot * self.slot
+    def begin(self, number: int) -> int:
+        """Where the arrays of the step of that number lie."""
+        ended = self.ranks.ranks * _ALIGNMENT
+        return self.ranks.pipeline * self.exchange + ended + number % self.slots * self.slot
 
-    def rows(self, slot: int, stage: int, tensor_rank: int) -> tuple[int, int]:
+    def rows(self, number: int, stage: int, tensor_rank: int) -> tuple[int, int]:
         """Where the rows lie that a rank of a stage takes over, and how many bytes there is room for."""
         own = self._rows(self.widths[stage - 1])
         before = self.ranks.tensor * sum(map(self._rows, self.widths[: stage - 1]))
-        return self.begin(slot) + self.step + before + tensor_rank * own, own
+        return self.begin(number) + self.step + before + tensor_rank * own, own
 
     def _rows(self, width: int) -> int:
         return _aligned(4 * width * self.tokens)
@@ -89,34 +91,39 @@ class RankMemory:
         line = ranks.stage_of(rank) * self.layout.exchange + (1 + ranks.tensor_rank_of(rank)) * _ALIGNMENT
         return self.bytes[line : line + 4].view(np.uint32)
 
+    def ended(self, rank: int) -> npt.NDArray[np.uint64]:
+        """The word that says how many steps a rank has ended."""
+        line = self.layout.ranks.pipeline * self.layout.exchange + rank * _ALIGNMENT
+        return self.bytes[line : line + 8].view(np.uint64)
+
     def place(self, rank: int) -> LlmcRanks:
         """How a rank's library exchanges values with the others' of its stage."""
         ranks = self.layout.ranks
         address = self.bytes.ctypes.data + ranks.stage_of(rank) * self.layout.exchange
         return LlmcRanks(ranks.tensor_rank_of(rank), ranks.tensor, address, 0)
 
-    def step(self, slot: int) -> Bytes:
+    def step(self, number: int) -> Bytes:
         """Room for the arrays of a step."""
-        begin = self.layout.begin(slot)
+        begin = self.layout.begin(number)
         return self.bytes[begin : begin + self.layout.step]
 
-    def rows(self, slot: int, rank: int, tokens: int) -> npt.NDArray[np.float32]:
+    def rows(self, number: int, rank: int, tokens: int) -> npt.NDArray[np.float32]:
         """[tokens, width]: what a rank of a later stage takes over."""
         stage = self.layout.ranks.stage_of(rank)
-        begin, _ = self.layout.rows(slot, stage, self.layout.ranks.tensor_rank_of(rank))
+        begin, _ = self.layout.rows(number, stage, self.layout.ranks.tensor_rank_of(rank))
         width = self.layout.widths[stage - 1]
         return self.bytes[begin : begin + 4 * tokens * width].view(np.float32).reshape(tokens, width)
 
-    def logits(self, slot: int, rows: int) -> npt.NDArray[np.float32]:
+    def logits(self, number: int, rows: int) -> npt.NDArray[np.float32]:
         """[rows, vocabulary]: what the last stage gives the first rank."""
-        end = self.layout.begin(slot) + self.layout.slot
+        end = self.layout.begin(number) + self.layout.slot
         most, columns = self.layout.logits
         begin = end - _aligned(4 * most * columns)
         return self.bytes[begin : begin + 4 * rows * columns].view(np.float32).reshape(rows, columns)
 
-    def taken(self, slot: int, rank: int, nbytes: int) -> Bytes:
+    def taken(self, number: int, rank: int, nbytes: int) -> Bytes:
         """The first bytes of what a rank takes: rows, and the first of all the logits."""
-        first = self.rows(slot, rank, 1) if rank else self.logits(slot, 1)
+        first = self.rows(number, rank, 1) if rank else self.logits(number, 1)
         begin = first.ctypes.data - self.bytes.ctypes.data
         return self.bytes[begin : begin + nbytes]
 

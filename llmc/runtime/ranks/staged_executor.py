@@ -1,82 +1,70 @@
 """Run an engine in pipeline stages on CPUs, of which this process is a rank of the first.
 
 A step passes through the stages one after the other: its rows go from rank to rank, and the logits come back here.
-While a later stage computes one step, this one may begin the next, as long as memory has room for both.
 """
 
 from __future__ import annotations
 
-from collections import deque
-from dataclasses import dataclass
+from pathlib import Path
 
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.runtime.executors.executor import Logits
 from llmc.runtime.loop.step import Step
 from llmc.runtime.ranks.ranked_executor import RankedCppExecutor
+from llmc.runtime.ranks.team import Member
+from llmc.settings import settings
 
 _LOOK_SECONDS = 0.25
 
 
 class StagedCppExecutor(RankedCppExecutor):
-    """As RankedCppExecutor, with layers in stages. depth: how many steps can be under way at once."""
+    """As RankedCppExecutor, with layers in stages."""
 
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, check: WeightCheck | None = None) -> None:
         super().__init__(engine, blocks, threads, check)
-        self.depth = self._team.memory.layout.slots
-        self._begun: deque[_Begun] = deque()
-        self._ended: Step | None = None
-        self._count = 0
-
-    def begin(self, step: Step) -> None:
-        """Let a step set out, which later `step` brings to its end: those begun first come first. Its arrays may change
-        meanwhile. At most `depth` may be under way. Raises RankError."""
-        slot = self._count % self.depth
-        self._count += 1
-        self._team.tell_step(step, slot)
-        self._begun.append(_Begun(step, slot, len(step.logit_rows)))
-        self._team.rows.run(self, step, slot)
+        self._number = 0
 
     def step(self, step: Step) -> Logits:
-        """The logits of the step that was begun first, which must be this one; or of this one, begun now. Of the one
-        that has ended last they are still there."""
-        if step is self._ended:
-            return self._logits
-        if not self._begun:
-            self.begin(step)
-        begun = self._begun.popleft()
-        assert begun.step is step, "steps end in the order in which they began"
-        self._await_results()
-        self._logits = self._team.memory.logits(begun.slot, begun.logit_rows)
-        self._ended = step
+        """On all ranks, stage by stage. Raises RankError as RankedCppExecutor."""
+        number, team = self._number, self._team
+        # A step that was broken off here may still be under way elsewhere; its place is another.
+        self._number += 1
+        team.tell_step(step, number)
+        team.rows.run(self, step, number)
+        self._await(number)
+        self._logits = team.memory.logits(number, len(step.logit_rows))
         self._end_check()
         return self._logits
 
-    def reopen(self) -> None:
-        """As RankedCppExecutor; what was under way is forgotten."""
-        super().reopen()
-        self._begun.clear()
-        self._ended, self._count = None, 0
-
-    def _await_results(self) -> None:
-        taking = self._team.rows.taking
+    def _await(self, number: int) -> None:
+        """Until the last stage has given the step's logits."""
+        taking, is_there = self._team.rows.taking, False
         assert taking is not None
-        while True:
+        still, before = 0, (0, 0)
+        while not is_there:
             try:
-                slot = taking.take(_LOOK_SECONDS)
+                is_there = taking.take(number, _LOOK_SECONDS)
             except TimeoutError:
-                self._team.check()
-                continue
-            if slot is None:
-                self._team.fail()
+                member = self._team.behind(number)
+                now = (0, 0) if member is None else (member.rank, _processor_ticks(member))
+                still, before = (still + 1 if now == before else 0), now
+                if member is not None and still * _LOOK_SECONDS >= settings().rank_stall_seconds:
+                    self._team.lose(member, f"has kept the others waiting for {still * _LOOK_SECONDS:g} s")
+            else:
+                if not is_there:
+                    self._team.fail()
             self._team.check()
-            return
 
 
-@dataclass(frozen=True)
-class _Begun:
-    """A step under way. logit_rows: how many it has."""
-
-    step: Step
-    slot: int
-    logit_rows: int
+def _processor_ticks(member: Member) -> int:
+    """How long a rank's process has computed: one that takes long goes on, one that stands still does not."""
+    if member.process is None:
+        return 0
+    try:
+        text = Path(f"/proc/{member.process.pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return 0
+    # After the name in parentheses; user and system time are the 14th and 15th of all.
+    fields = text.rpartition(")")[2].split()
+    return int(fields[11]) + int(fields[12])

@@ -27,25 +27,27 @@ class StepRows:
     ) -> StepRows:
         """Of a rank with connections to its neighbours. is_shared: whether they see the same memory."""
 
-        def place(slot: int, nbytes: int) -> memoryview:
-            return memory.taken(slot, rank, nbytes).data
+        def place(number: int, nbytes: int) -> memoryview:
+            return memory.taken(number, rank, nbytes).data
 
         taking = None if before is None else Taking(before, None if is_shared else place)
         giving = None if behind is None else Giving(behind, shares_memory=is_shared)
         return StepRows(memory, rank, taking, giving)
 
-    def run(self, executor: CppExecutor, step: Step, slot: int) -> None:
-        """A step, in the order in which the first rank has told of them. Without the rows that it goes on from, since
-        a rank is lost, it does nothing but note that."""
+    def run(self, executor: CppExecutor, step: Step, number: int) -> None:
+        """A step, in the order in which the first rank has told of them. Without the rows that it goes on from it does
+        nothing: a rank is lost, or the first one has given the step up."""
         if self.taking is not None and self.rank:
-            if self.taking.take() is None:
-                self.memory.lost[:] = 1
+            if not self.taking.take(number):
                 return
-            step = replace(step, hidden=self.memory.rows(slot, self.rank, len(step.input_ids)))
-        output = self._output(step, slot)
-        executor.run(step, executor.own_output if output is None else output)
-        if self.giving is not None and output is not None:
-            self.giving.give(slot, output)
+            step = replace(step, hidden=self.memory.rows(number, self.rank, len(step.input_ids)))
+        output = self._output(step, number)
+        try:
+            executor.run(step, executor.own_output if output is None else output)
+        finally:
+            self.memory.ended(self.rank)[0] = number + 1
+            if self.giving is not None and output is not None:
+                self.giving.give(number, output)
 
     def close(self) -> None:
         """Let the neighbours go."""
@@ -53,11 +55,11 @@ class StepRows:
             if end is not None:
                 end.close()
 
-    def _output(self, step: Step, slot: int) -> Rows | None:
+    def _output(self, step: Step, number: int) -> Rows | None:
         """Where those that are given away go."""
         ranks = self.memory.layout.ranks
         if self.giving is None:
             return None
         if ranks.stage_of(self.rank) < ranks.pipeline - 1:
-            return self.memory.rows(slot, self.rank + ranks.tensor, len(step.input_ids))
-        return self.memory.logits(slot, len(step.logit_rows))
+            return self.memory.rows(number, self.rank + ranks.tensor, len(step.input_ids))
+        return self.memory.logits(number, len(step.logit_rows))

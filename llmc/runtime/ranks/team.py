@@ -91,11 +91,11 @@ class Team:
             with suppress(OSError):  # The watcher says which rank was lost.
                 member.channel.send(message)
 
-    def tell_step(self, step: Step, slot: int = 0) -> None:
-        """All of them, who copy its arrays before they begin. slot: of the memory. Raises RankError as `tell`."""
+    def tell_step(self, step: Step, number: int = 0) -> None:
+        """All of them, who copy its arrays before they begin. Raises RankError as `tell`."""
         self.check()
-        arrays = self.memory.step(slot)
-        message = {**put_step(step, arrays), "slot": slot}
+        arrays = self.memory.step(number)
+        message = {**put_step(step, arrays), "number": number}
         data = arrays[: message["nbytes"]].data
         for member in self._members:
             with suppress(OSError):
@@ -115,6 +115,19 @@ class Team:
             fix="look at why that happened, then open the engine again",
             rank=None if self.lost is None else self.lost.rank,
         )
+
+    def behind(self, number: int) -> Member | None:
+        """The rank for which others of its stage wait, else the first that has not ended the step of that number, of
+        those that can be seen."""
+        awaited = self._awaited(self._progress())
+        if awaited is not None:
+            return awaited
+        seen = [each for each in self._members if each.shares_memory]
+        return next((each for each in seen if int(self.memory.ended(each.rank)[0]) <= number), None)
+
+    def lose(self, member: Member, how: str) -> None:
+        """A rank is of no use any more. how: what it has done, for the error."""
+        self._note(member, how)
 
     def fail(self) -> None:
         """A collective of the first rank was broken off: who is to blame is found out now."""

@@ -77,10 +77,10 @@ def serve_steps(
     memory = rows.memory
     while (message := channel.receive()) is not None:
         if message["do"] == "step":
-            arrays = memory.step(message["slot"])
+            arrays = memory.step(message["number"])
             if not fetch(arrays[: message["nbytes"]].data):
                 return True
-            rows.run(executor, taken_step(message, arrays), message["slot"])
+            rows.run(executor, taken_step(message, arrays), message["number"])
             if memory.lost.any():
                 return False
         elif message["do"] == "copy_blocks":

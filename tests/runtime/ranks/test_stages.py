@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +23,7 @@ from llmc.runtime.kv_capacity import bytes_per_block
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.end_to_end.logits import torch_logits
+from tests.runtime.ranks.test_between_machines import free_port, other_rank, variables
 from tests.tiny_models import tiny_checkpoint, tiny_model, tiny_tokens
 
 LIMITS: Any = {
@@ -46,13 +48,19 @@ class Case:
     @property
     def model(self) -> torch.nn.Module:
         """Of transformers."""
-        model: torch.nn.Module = tiny_model(self.family).train(False)
+        model: torch.nn.Module = tiny_model(self.family, **layers(self.sizes[1])).train(False)
         return model
+
+
+def layers(stages: int) -> dict[str, Any]:
+    """Of a tiny model that can be cut into so many stages; it has two by itself."""
+    return {"num_hidden_layers": stages} if stages > 2 else {}
 
 
 def cases() -> list[Any]:
     quick = (("llama", (1, 2)), ("qwen3", (2, 2)))
     more = [(family, sizes) for family in ("llama", "gemma2", "phi3", "gpt2") for sizes in ((1, 2), (2, 2))]
+    more.append(("llama", (1, 3)))
     found = [pytest.param(each, id=f"{each[0]}-{each[1]}") for each in quick]
     slow = [each for each in more if each not in quick]
     return found + [pytest.param(each, id=f"{each[0]}-{each[1]}", marks=pytest.mark.slow) for each in slow]
@@ -62,7 +70,7 @@ def cases() -> list[Any]:
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     family, (tensor, pipeline) = request.param
     folder = tmp_path_factory.mktemp("stages")
-    checkpoint = tiny_checkpoint(family, folder / "model")
+    checkpoint = tiny_checkpoint(family, folder / "model", **layers(pipeline))
     alone = build(checkpoint, folder / "alone.llmc", **LIMITS).path
     sizes = {"tensor_parallel_size": tensor, "pipeline_parallel_size": pipeline}
     path = build(checkpoint, folder / "engine.llmc", **sizes, **LIMITS).path
@@ -153,6 +161,17 @@ def test_a_lost_rank_is_named_whichever_it_is(case: Case) -> None:
         assert children() <= before
 
 
+def test_a_stage_that_stands_still_is_named(case: Case, environment: Callable[[str, str], None]) -> None:
+    environment("LLMC_RANK_STALL_SECONDS", "1")
+    before = children()
+    with load(case.path, threads=1) as engine:
+        stopped = max(children() - before)
+        os.kill(stopped, signal.SIGSTOP)
+        with pytest.raises(LlmcError, match=rf"process {stopped}\) has kept the others waiting for"):
+            engine.generate([PROMPTS[1]], SamplingParams(max_tokens=4))
+    assert children() <= before
+
+
 def test_a_rank_lost_between_steps_is_named(case: Case) -> None:
     before = children()
     with load(case.path, threads=1) as engine:
@@ -160,6 +179,23 @@ def test_a_rank_lost_between_steps_is_named(case: Case) -> None:
         os.kill(lost, signal.SIGKILL)
         with pytest.raises(LlmcError, match=rf"process {lost}\) was killed by signal 9"):
             engine.generate([PROMPTS[1]], SamplingParams(max_tokens=100, ignore_eos=True))
+
+
+def test_between_machines(case: Case, staged: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ranks that share no memory give the same bits, and the others end with the first."""
+    sampling = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)
+    expected = staged.logits(PROMPTS[0]), [each.token_ids for each in staged.generate(PROMPTS, sampling)]
+    ranks, port = case.sizes[0] * case.sizes[1], free_port()
+    with ExitStack() as started:
+        others = [
+            started.enter_context(other_rank(case.path, variables(rank, ranks, port))) for rank in range(1, ranks)
+        ]
+        for name, value in variables(0, ranks, port).items():
+            monkeypatch.setenv(name, value)
+        with load(case.path, threads=1) as engine:
+            assert np.array_equal(engine.logits(PROMPTS[0]), expected[0])
+            assert [each.token_ids for each in engine.generate(PROMPTS, sampling)] == expected[1]
+        assert [other.wait() for other in others] == [0] * (ranks - 1)
 
 
 def test_drafts_that_are_built_in_are_refused(tmp_path: Path) -> None:
