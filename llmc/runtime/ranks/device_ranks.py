@@ -150,7 +150,7 @@ def serve_device_rank(
             store = TCPStore("127.0.0.1", message["port"], timeout=patience())
             executor.join(_met(lambda store=store: meet(plan.rank, plan.ranks, store, memory)))  # type: ignore[misc]
         elif message["do"] == "step":
-            executor.follow(taken_step(message, memory.step(message["slot"])))
+            executor.follow(taken_step(message, memory.step(message["number"])))
         elif message["do"] == "copy_blocks":
             executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))
         else:

@@ -11,6 +11,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -154,12 +155,15 @@ def two_machines() -> Iterator[list[tuple[str, str]]]:
 
 
 @pytest.mark.slow
-def test_torchrun_on_two_machines(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stages", [1, 2])
+def test_torchrun_on_two_machines(tmp_path: Path, stages: int) -> None:
+    """With stages, one on each."""
     from llmc.compiler import build
 
+    sizes: list[dict[str, Any]] = [{}, {"tensor_parallel_size": 2, "pipeline_parallel_size": stages}]
     paths = [
-        build(MODEL, tmp_path / f"{ranks}.llmc", tensor_parallel_size=ranks, dtype="float32", max_model_len=128).path
-        for ranks in (1, 2)
+        build(MODEL, tmp_path / f"{i}.llmc", dtype="float32", max_model_len=128, **each).path
+        for i, each in enumerate(sizes)
     ]
     asked = ("--prompt", "The king", "--prompt", "To be", "--max-tokens", "40", "--json")
     alone = subprocess.run(
@@ -169,7 +173,7 @@ def test_torchrun_on_two_machines(tmp_path: Path) -> None:
         address = machines[0][1]
         processes = []
         for rank, (name, _) in enumerate(machines):
-            meet = ("--nnodes=2", "--nproc-per-node=1", f"--node-rank={rank}", f"--master-addr={address}")
+            meet = ("--nnodes=2", f"--nproc-per-node={stages}", f"--node-rank={rank}", f"--master-addr={address}")
             torchrun = (sys.executable, "-m", "torch.distributed.run", *meet, "--master-port=29511", "-m", "llmc")
             command = ["ip", "netns", "exec", name, *torchrun, "run", str(paths[1]), *asked]
             pipe = subprocess.PIPE
