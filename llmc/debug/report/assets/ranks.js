@@ -10,7 +10,8 @@ export function ranks() {
   const cut = weights.filter((weight) => weight.axis !== null), whole = weights.filter((weight) => weight.axis === null);
   const exchanged = collectives.reduce((total, each) => total + each.count * each.token_bytes, 0);
   return [
-    el("h2", {}, "Ranks", el("small", {}, `${count}, each with its part`)),
+    el("h2", {}, "Ranks"),
+    el("p", { class: "lead" }, `${count} ranks run the same step, each with its part of the weights and of the cache.`),
     el("h3", {}, "Cut", el("small", {}, `${inBytes(bytes(cut))} on each`)), list(cut),
     el("h3", {}, "Whole on every rank", el("small", {}, inBytes(bytes(whole)))), list(whole),
     el("h3", {}, "Exchanged", el("small", {}, `${inBytes(exchanged)} a token`)),
