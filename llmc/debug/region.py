@@ -13,7 +13,7 @@ from llmc.debug.memo_run import MemoRun, StepValues, written_arguments
 from llmc.errors import PassError
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.ranks import weight_value
+from llmc.graph.ranks import OnRanks, call, copied, weight_value
 from llmc.graph.weights import WeightSource
 
 
@@ -76,9 +76,10 @@ def changed_region(before: ModelGraph, after: ModelGraph, runner: MemoRun, sourc
 
 
 def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
-    """The region's outputs, by name; inputs that it writes are copied first. Raises PassError if it does not run."""
+    """The region's outputs, by name, but for those of which ranks have parts; inputs that it writes are copied first.
+    Raises PassError if it does not run."""
     values: dict[fx.Node, Any] = {
-        node: value.clone() if isinstance(value, Tensor) else value
+        node: copied(value) if isinstance(value, Tensor | OnRanks) else value
         for node in region.inputs()
         for value in (inputs[region.key(node)],)
     }
@@ -87,19 +88,21 @@ def run_region(region: Region, inputs: dict[str, Any]) -> dict[str, Tensor]:
             given: Any = fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
             target: Any = torch.ops.aten.reshape.default if node.target is torch.ops.aten.view.default else node.target
             try:
-                values[node] = target(*given[0], **given[1])
+                values[node] = call(target, *given)
             except (RuntimeError, TypeError, ValueError, IndexError, NotImplementedError) as error:
                 raise PassError(f"node {node.name} does not run: {error}", at=node.format_node()) from error
-    return {name: values[node] for name, node in region.outputs}
+    return {name: values[node] for name, node in region.outputs if not isinstance(values[node], OnRanks)}
 
 
 def _signature(node: fx.Node, graph: ModelGraph, runner: MemoRun) -> tuple[Any, ...]:
-    """What makes a node the same. Weights count by their content: each run of the pipeline quantizes anew."""
+    """What makes a node the same. Weights count by their content: each run of the pipeline quantizes anew. Sizes
+    count: what is computed of a rank's part is no more the same call."""
     recipe = graph.weights.get(node.name)
-    value = node.meta.get("val") if node.op == "placeholder" else None
-    kind = (value.dtype, str(value.shape)) if isinstance(value, Tensor) else None
+    value = node.meta.get("val")
+    kind = (value.dtype, str(value.shape)) if isinstance(value, Tensor) and node.op == "placeholder" else None
+    sizes = [size for size in value.shape if isinstance(size, int)] if isinstance(value, Tensor) else []
     known = runner.recipe_key(recipe) if recipe is not None else None
-    return (node.op, str(node.target), str(node.args), str(node.kwargs), known, kind)
+    return (node.op, str(node.target), str(node.args), str(node.kwargs), known, kind, sizes)
 
 
 def _memory_readers(nodes: Iterable[fx.Node]) -> list[fx.Node]:

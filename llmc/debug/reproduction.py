@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import shlex
 import stat
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -23,12 +23,13 @@ from torch import Tensor
 from llmc.debug.bisect import Culprit
 from llmc.debug.check_passes import BUDGETS
 from llmc.debug.difference import Difference, difference
-from llmc.debug.graph_source import function_source
+from llmc.debug.graph_source import function_source, rank_name
 from llmc.debug.region import ChangedRegion, Region, run_region
 from llmc.errors import OptionError, PassError
 from llmc.files.storage_error import storage_error
 from llmc.files.typed_json import to_json
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.ranks import OnRanks
 from llmc.graph.render import render
 from llmc.passes.rewrite import Numerics
 
@@ -47,6 +48,7 @@ import torch
 from safetensors.torch import load_file
 
 import llmc.ops  # registers torch.ops.llmc
+from llmc.graph.ranks import OnRanks, call  # of graphs that are cut for several ranks
 
 ALLOWED = {allowed!r}  # of max |difference| over the standard deviation of the result before
 
@@ -61,6 +63,8 @@ def main() -> int:
     with torch.inference_mode():
         wanted, found = before(inputs), after(inputs)
     for name, reference in wanted.items():
+        if isinstance(reference, OnRanks) or isinstance(found[name], OnRanks):
+            continue  # Each rank has a part.
         delta = (found[name].float() - reference.float()).abs()
         relative = float(delta.max() / reference.float().std().clamp_min(1e-30))
         worst = max(worst, relative) if relative == relative else float("inf")
@@ -123,8 +127,7 @@ def _write(
     if piece is not None and after is not None:
         for name, graph, region in (("before", before, piece.before), ("after", after, piece.after)):
             (directory / f"{name}.txt").write_text(_region_text(graph, region), encoding="utf-8")
-        tensors = {n: v.contiguous().clone() for n, v in piece.inputs.items() if isinstance(v, Tensor)}
-        save_file(tensors, directory / "inputs.safetensors")
+        save_file(dict(_saved(piece)), directory / "inputs.safetensors")
         allowed = BUDGETS[Numerics.EXACT, before.info.dtype]
         (directory / "repro.py").write_text(_script(culprit, piece, allowed), encoding="utf-8")
         try:
@@ -152,20 +155,30 @@ def title(culprit: Culprit) -> str:
 
 
 def _script(culprit: Culprit, piece: ChangedRegion, allowed: float) -> str:
-    numbers = {name: value for name, value in piece.inputs.items() if not isinstance(value, Tensor)}
     source = culprit.rewrite.source if culprit.rewrite is not None else None
     return _SCRIPT.format(
         title=title(culprit).replace("\\", "/").replace('"', "'"),
         source="" if source is None else "\n\nThe model's line: " + source.replace("\\", "/").replace('"', "'"),
         allowed=allowed,
-        before=function_source("before", piece.before, numbers),
-        after=function_source("after", piece.after, numbers),
+        before=function_source("before", piece.before, piece.inputs),
+        after=function_source("after", piece.after, piece.inputs),
     )
+
+
+def _saved(piece: ChangedRegion) -> Iterator[tuple[str, Tensor]]:
+    """The tensors that go in, by name; of each rank where they differ."""
+    for name, value in piece.inputs.items():
+        if isinstance(value, OnRanks):
+            yield from ((rank_name(name, rank), each.contiguous().clone()) for rank, each in enumerate(value.values))
+        elif isinstance(value, Tensor):
+            yield name, value.contiguous().clone()
 
 
 def _local(piece: ChangedRegion) -> Difference:
     wanted, found = run_region(piece.before, piece.inputs), run_region(piece.after, piece.inputs)
-    each = [difference(_rows(found[name]), _rows(wanted[name])) for name in wanted]
+    each = [difference(_rows(found[name]), _rows(wanted[name])) for name in wanted if name in found]
+    if not each:
+        raise PassError("of all that it gives each rank has a part only")
     return max(each, key=lambda d: d.relative if d.relative == d.relative else float("inf"))
 
 

@@ -34,7 +34,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.embedding.default: lookup(),
     _llmc.rank_rows.default: by_name("rank_rows", {"ids": "tokens:"}, typed=()),
     _llmc.all_reduce.default: by_name("all_reduce", {"x": "tokens: channels"}, more=among_ranks),
-    _llmc.all_gather.default: by_name("all_gather", {"x": "tokens: width"}, more=among_ranks),
+    _llmc.all_gather.default: by_name("all_gather", {"x": "tokens: groups? width"}, more=among_ranks),
     _llmc.select_rows.default: by_name("select_rows", {"x": "_: channels*", "rows": "selected:"}),
     _llmc.select_channels.default: by_name("select_channels", {"x": "tokens: _", "order": "channels"}),
     _llmc.top_tokens.default: by_name("top_tokens", {"logits": "rows: _? vocabulary"}, results=("ids", "logprobs")),

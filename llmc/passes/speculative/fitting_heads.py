@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.drafts.draft_checkpoint import PREFIX
 from llmc.graph.drafts.medusa import MedusaCheckpoint
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import evaluate
 from llmc.passes.model_data import ModelData
-from llmc.passes.speculative.projection import Projection
+from llmc.passes.speculative.projection import GATHER, Projection
 
 # ‖theirs - ours‖ / ‖ours‖ of an output matrix that quantization has rounded, to four bits at the least.
 _ROUNDED = 0.15
@@ -59,7 +62,7 @@ def shares_output(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: P
     if not outputs:
         return True
     if checkpoint.token_map is None:
-        ours = _value(graph, projection.weight, data)
+        ours = _whole(graph, projection, data)
         most = 0.0 if projection.weight.op == "placeholder" else _ROUNDED
         if all(_difference(data.source.load(PREFIX + name), ours) <= most for name in outputs):
             return True
@@ -86,11 +89,21 @@ def _check_token_map(graph: ModelGraph, checkpoint: MedusaCheckpoint, token_map:
         )
 
 
-def _value(graph: ModelGraph, node: fx.Node, data: ModelData) -> Tensor:
-    """Of something that is made of weights alone."""
+def _whole(graph: ModelGraph, projection: Projection, data: ModelData) -> Tensor:
+    """The output matrix, of which each rank may have some rows."""
+    gathers = [node for node in projection.after if node.target is GATHER]
+    if not gathers:
+        return _value(graph, projection.weight, data, 0)
+    ends = [0, *_value(graph, call_arguments(gathers[0])["ends"], data, 0).tolist()]
+    parts = (_value(graph, projection.weight, data, rank) for rank in range(graph.ranks))
+    return torch.cat([part[: end - start] for part, (start, end) in zip(parts, pairwise(ends), strict=True)])
+
+
+def _value(graph: ModelGraph, node: fx.Node, data: ModelData, rank: int) -> Tensor:
+    """Of something that is made of weights alone, on a rank."""
     if node.op == "placeholder":
-        return evaluate(graph.weights[node.name], data.source)
-    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _value(graph, n, data))
+        return evaluate(graph.weights[node.name], data.source, rank)
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda n: _value(graph, n, data, rank))
     assert callable(node.target)
     value: Tensor = node.target(*args, **kwargs)
     return value

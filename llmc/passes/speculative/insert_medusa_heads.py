@@ -33,7 +33,7 @@ from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.speculative.fitting_heads import check_shapes, shares_output
-from llmc.passes.speculative.projection import Projection, projection_of
+from llmc.passes.speculative.projection import GATHER, Projection, projection_of
 from llmc.program.step_outputs import CANDIDATES, DRAFT_IDS, DRAFT_LOGPROBS
 
 _ops, _aten = torch.ops.llmc, torch.ops.aten
@@ -79,7 +79,7 @@ def _insert_own(graph: ModelGraph, checkpoint: MedusaCheckpoint, projection: Pro
             matrices[head.output] = _weight(graph, checkpoint, head.output, f"medusa_{index}_output", projection.hidden)
         x = _hidden(graph, checkpoint, index, projection.hidden)
         logits = graph.graph.call_function(_ops.lm_head.default, (x, matrices[head.output], None))
-        found.append(_after(graph, projection, logits))
+        found.append(_after(graph, projection, logits, is_whole=True))
     stacked = graph.graph.call_function(_aten.stack.default, (found, 1))
     token_map = None
     if checkpoint.token_map is not None:
@@ -112,11 +112,13 @@ def _weight(
     return new_weight(graph, name, recipe, hidden.meta["val"].new_empty(checkpoint.shape(tensor), dtype=recipe.dtype))
 
 
-def _after(graph: ModelGraph, projection: Projection, logits: fx.Node) -> fx.Node:
-    """What the model makes of logits, made of these."""
+def _after(graph: ModelGraph, projection: Projection, logits: fx.Node, *, is_whole: bool = False) -> fx.Node:
+    """What the model makes of logits, made of these. is_whole: every rank has those of all tokens already."""
     before = projection.product
     for node in projection.after:
-        logits, before = _again(graph, node, before, logits), node
+        if not (is_whole and node.target is GATHER):
+            logits = _again(graph, node, before, logits)
+        before = node
     return logits
 
 

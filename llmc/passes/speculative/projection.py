@@ -15,11 +15,13 @@ from llmc.graph.pointwise import POINTWISE
 from llmc.graph.product_parts import part_of
 from llmc.graph.step_inputs import has_selected_logits
 
+GATHER = torch.ops.llmc.all_gather.default
+
 
 @dataclass(frozen=True)
 class Projection:
     """From hidden states to logits. arrival: how h comes to the product, if not as it is. after: what becomes of the
-    product's result, in order."""
+    product's result, in order; where ranks have parts of the output matrix, they gather their logits."""
 
     product: fx.Node
     hidden: fx.Node
@@ -36,7 +38,7 @@ class Projection:
 def projection_of(graph: ModelGraph) -> Projection:
     """Of the rows that a step asks for. Raises PassError where there is none."""
     node, after = graph.logits(), list[fx.Node]()
-    while node.target in POINTWISE and len(node.all_input_nodes) == 1:
+    while (node.target in POINTWISE and len(node.all_input_nodes) == 1) or node.target is GATHER:
         after.append(node)
         node = node.all_input_nodes[0]
     if node.target is not torch.ops.llmc.lm_head.default or not has_selected_logits(graph):

@@ -1,0 +1,121 @@
+"""Built engines of several ranks: the tokens of one rank's, for families, odd sizes, formats and drafts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from llmc.engine_format.reader import read_engine
+from llmc.runtime.loading import load
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from tests.medusa_heads import medusa_1
+from tests.runtime.ranks.conftest import LIMITS
+from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_tokens
+
+MODELS = Path(__file__).parent.parent.parent.parent / "examples" / "models"
+GREEDY = SamplingParams(max_tokens=256, temperature=0.0, ignore_eos=True)
+slow = pytest.mark.slow
+
+
+def built(model: Path, path: Path, ranks: int, **options: Any) -> Path:
+    from llmc.compiler import build
+
+    return build(model, path, tensor_parallel_size=ranks, **{**LIMITS, "max_model_len": 320, **options}).path
+
+
+def tokens(path: Path, prompts: list[list[int]], sampling: SamplingParams, **options: Any) -> list[object]:
+    with load(path, threads=1, **options) as engine:
+        return [completion.token_ids for completion in engine.generate(prompts, sampling)]
+
+
+@pytest.mark.parametrize(
+    ("family", "sizes", "ranks"),
+    [
+        *(pytest.param(family, {}, (2, 3, 4), marks=slow) for family in FAMILIES),
+        # Two KV heads on four ranks; six heads, which do not divide; a vocabulary that does not.
+        ("qwen2", {"num_attention_heads": 6, "num_key_value_heads": 2, "hidden_size": 96, "vocab_size": 163}, (4,)),
+        pytest.param(
+            "llama", {"num_attention_heads": 6, "num_key_value_heads": 6, "hidden_size": 96}, (4,), marks=slow
+        ),
+        pytest.param("gpt2", {"vocab_size": 167}, (2, 3, 4), marks=slow),
+    ],
+)
+def test_greedy_tokens_are_those_of_one_rank(
+    family: str, sizes: dict[str, Any], ranks: tuple[int, ...], tmp_path: Path
+) -> None:
+    model = tiny_checkpoint(family, tmp_path / "model", **sizes)
+    prompts = [tiny_tokens(33)]
+    expected = tokens(built(model, tmp_path / "alone.llmc", 1), prompts, GREEDY)
+    for count in ranks:
+        path = built(model, tmp_path / f"{count}.llmc", count)
+        assert read_engine(path).program.ranks == count
+        assert tokens(path, prompts, GREEDY) == expected
+
+
+@pytest.mark.parametrize(
+    "scheme", ["w4a8", *(pytest.param(s, marks=slow) for s in ("int4-gptq:g32", "int4:g32", "mxfp4"))]
+)
+def test_codes_in_the_files_are_parts_of_one_ranks(scheme: str, tmp_path: Path) -> None:
+    """Rounded before they were cut: each row or column of a rank's codes and scales is one of the whole weight's, byte
+    for byte, or padding; and all ranks together have all of them."""
+    text = tmp_path / "text"
+    text.write_text("To be, or not to be, that is the question. " * 400)
+    options = {"calibration": text, "calibration_sequences": 4} if "gptq" in scheme else {}
+    alone, together = (
+        built(MODELS / "bard-draft", tmp_path / f"{n}.llmc", n, target="reference", quantize=scheme, **options)
+        for n in (1, 2)
+    )
+    (whole,), parts = weights(alone, 1), weights(together, 2)
+    cut = [name for name in whole if name in parts[0] and parts[0][name].shape != whole[name].shape]
+    assert sum("codes" in name for name in cut) >= 8
+    for name in cut:
+        (axis,) = (i for i, size in enumerate(whole[name].shape) if parts[0][name].shape[i] != size)
+        expected, found = runs(whole[name], axis), set[bytes]().union(*(runs(part[name], axis) for part in parts))
+        assert expected <= found <= expected | {bytes(len(next(iter(expected))))}, name
+
+
+def weights(engine: Path, ranks: int) -> list[dict[str, torch.Tensor]]:
+    """Each rank's, as their files hold them."""
+    found: list[dict[str, torch.Tensor]] = []
+    for rank in range(ranks):
+        found.append({})
+        for file in engine.glob(f"weights/rank{rank}-*"):
+            found[rank].update(load_file(file))
+    return found
+
+
+def runs(weight: torch.Tensor, axis: int) -> set[bytes]:
+    """The bytes of each place on an axis."""
+    return {each.contiguous().view(torch.uint8).numpy().tobytes() for each in weight.unbind(axis)}
+
+
+HEADS = [
+    ({}, 2),
+    *(pytest.param(o, n, marks=slow) for o in ({}, {"quantize": "w4a8", "kv_cache": "int8"}) for n in (2, 3)),
+]
+
+
+@pytest.mark.parametrize(("options", "ranks"), HEADS)
+def test_drafts_change_no_token(options: dict[str, Any], ranks: int, tmp_path: Path) -> None:
+    """Of Medusa heads in trees, whose rows are moved on every rank, of text that was seen, and of a draft model of two
+    ranks."""
+    medusa_1(tmp_path / "heads.safetensors", 128, heads=3)
+    changed = {"max_model_len": 256, "dtype": "auto", **options}
+    path = built(
+        MODELS / "bard-draft", tmp_path / "e.llmc", ranks, speculative=tmp_path / "heads.safetensors", **changed
+    )
+    draft = built(MODELS / "bard-draft", tmp_path / "draft.llmc", 2, **changed)
+    prompts = [tiny_tokens(20, 4096), [5, 9, 11] * 8]
+    ways = (
+        {"method": "medusa", "num_speculative_tokens": 8},
+        {"method": "ngram", "num_speculative_tokens": 4},
+        {"method": "draft_model", "model": str(draft), "num_speculative_tokens": 3},
+    )
+    for sampling in (SamplingParams(max_tokens=48, temperature=0.0), SamplingParams(max_tokens=48, seed=3)):
+        expected = tokens(path, prompts, sampling)
+        for way in ways:
+            assert tokens(path, prompts, sampling, speculation=way) == expected
