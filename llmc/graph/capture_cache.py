@@ -27,9 +27,9 @@ from llmc.cache import CacheKind, open_cache
 from llmc.cache.source_digest import source_digest
 from llmc.errors import CheckpointError, EngineFormatError
 from llmc.graph.capture_text import captured_graph, captured_text
-from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.checkpoint_kind import open_checkpoint
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.quantization_config import is_quantized
 from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
 
@@ -47,9 +47,9 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
     if not is_allowed or spec is None or spec.origin is None:
         return None
     try:
-        if is_quantized(read_json(directory / _CONFIG_FILES[0])):
+        source = open_checkpoint(directory) if has_weights else None
+        if source is not None and not isinstance(source, SafetensorsSource):
             return None
-        source = SafetensorsSource(directory) if has_weights else None
     except CheckpointError:
         return None  # The capture will say what is wrong.
     parts = {

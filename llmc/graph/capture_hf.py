@@ -12,7 +12,8 @@ from llmc.errors import CaptureError
 from llmc.graph import hf_hooks
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
-from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.checkpoint_kind import ModelSource, open_checkpoint
 from llmc.graph.config_source import ConfigSource, config_dtype, has_weights
 from llmc.graph.drafts.mtp import mtp_tensors
 from llmc.graph.fake_copy import fake_copy, make_parameters_fake
@@ -29,8 +30,6 @@ from llmc.graph.hf_names import stored_recipes
 from llmc.graph.hf_skeleton import skeleton, text_half
 from llmc.graph.memory_source import MemorySource, tied_names
 from llmc.graph.model_graph import ModelGraph, ModelInfo
-from llmc.graph.quantization_config import is_quantized
-from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.text_half import left_out, text_config, text_names
 from llmc.graph.trace import explained_at_once, trace
 from llmc.graph.weights import Recipe, Stored, WeightSource
@@ -90,7 +89,7 @@ class ReadModel:
     model: Any
     recipes: dict[str, Recipe]
     info: ModelInfo
-    source: SafetensorsSource | QuantizedSource
+    source: ModelSource
     notes: tuple[str, ...]
 
 
@@ -101,8 +100,7 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
     config, whole = loaded.config, loaded.whole
     with valid_values(config.model_type, file):
         check_rope(config, file)
-    quantized = is_quantized(read_json(file))
-    source = QuantizedSource(directory) if quantized else SafetensorsSource(directory)
+    source = open_checkpoint(directory)
     dtype = resolve_dtype(options, getattr(config, "dtype", None) or source.dtype(), directory)
     if whole is not None and whole.tie_word_embeddings and "lm_head.weight" not in text_names(source.names()):
         config.tie_word_embeddings = True  # The outer config decides, and files without a head agree.

@@ -9,16 +9,15 @@ from typing import Any
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint import SafetensorsSource
+from llmc.graph.checkpoint_kind import ModelSource
 from llmc.graph.hf_converters import Converted, converted_tensors
-from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.text_half import text_names
 from llmc.graph.weights import Recipe, Stored
 
 
 def stored_recipes(
     model: Any,
-    source: SafetensorsSource | QuantizedSource,
+    source: ModelSource,
     *,
     text_half: bool = False,
     read_elsewhere: Collection[str] = (),
@@ -93,7 +92,7 @@ def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used
 
 
 def _converted(
-    model: Any, groups: Mapping[int, list[str]], stored: Mapping[str, str], source: SafetensorsSource | QuantizedSource
+    model: Any, groups: Mapping[int, list[str]], stored: Mapping[str, str], source: ModelSource
 ) -> tuple[dict[str, Recipe], set[str]]:
     """What transformers' converters make of the checkpoint for these groups, and of which of its tensors."""
     recipes: dict[str, Recipe] = {}
@@ -111,7 +110,7 @@ def _converted(
     return recipes, sources
 
 
-def _check_shape(name: str, made: Converted, tensor: Tensor, source: SafetensorsSource | QuantizedSource) -> None:
+def _check_shape(name: str, made: Converted, tensor: Tensor, source: ModelSource) -> None:
     if made.shape != tuple(tensor.shape):
         raise CheckpointError(
             f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "

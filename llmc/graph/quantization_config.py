@@ -11,6 +11,8 @@ from typing import Any
 from llmc.errors import CheckpointError
 from llmc.formats.code_format import CODE_FORMATS
 
+# Suffixes of a weight's tensors in compressed-tensors' marlin-24.
+MARLIN_24 = ("weight_packed", "scale_packed", "meta")
 METHODS = ("gptq", "awq", "compressed-tensors")
 _FORMATS = (
     "pack-quantized",
@@ -19,6 +21,7 @@ _FORMATS = (
     "naive-quantized",
     "mxfp4-pack-quantized",
     "nvfp4-pack-quantized",
+    "marlin-24",
 )
 
 
@@ -80,8 +83,9 @@ def scheme_of(module: str, groups: Sequence[ModuleGroup]) -> StoredScheme | None
 
 
 def is_quantized(settings: dict[str, Any]) -> bool:
-    """Whether config.json says that weights are codes."""
-    return bool(settings.get("quantization_config"))
+    """Whether config.json says that weights are codes. What compressed-tensors says of zeros alone is not that."""
+    config = settings.get("quantization_config") or {}
+    return bool(config) and not ("sparsity_config" in config and not config.get("config_groups"))
 
 
 def stored_schemes(settings: dict[str, Any], file: Path) -> tuple[ModuleGroup, ...]:
@@ -147,6 +151,8 @@ def _compressed_group(config: dict[str, Any], group: dict[str, Any], file: Path)
     if is_fp4:
         required = ("weight_packed", "weight_scale", *(("weight_global_scale",) if format.startswith("nv") else ()))
         return StoredScheme("compressed-tensors", "mxfp4", required, (), activation=activation)
+    if format == "marlin-24":
+        return StoredScheme("compressed-tensors", f"int{bits}", MARLIN_24, (), activation=activation)
     is_packed = format == "pack-quantized"
     optional = ("weight_g_idx",) + (() if weights.get("symmetric", True) else ("weight_zero_point",))
     return StoredScheme(

@@ -17,7 +17,8 @@ from torch import Tensor
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, read_json
 from llmc.graph.code_numbers import code_numbers
-from llmc.graph.quantization_config import ModuleGroup, StoredScheme, scheme_of, stored_schemes
+from llmc.graph.marlin_24 import marlin_24_shape, unpack_marlin_24
+from llmc.graph.quantization_config import MARLIN_24, ModuleGroup, StoredScheme, scheme_of, stored_schemes
 from llmc.graph.stored_codes import (
     UnpackedCodes,
     unpack_awq,
@@ -126,8 +127,11 @@ class QuantizedSource:
                 return unpack_awq(part["qweight"], part.get("qzeros"), part["scales"])
             if scheme.format == "mxfp4":
                 return unpack_fp4(part["weight_packed"], part["weight_scale"], part.get("weight_global_scale"))
-            packed = part.get("weight_packed")
-            codes, bits = (part["weight"], None) if packed is None else (packed, scheme.bits)
+            if scheme.required == MARLIN_24:
+                packed, scales, meta = (part[name] for name in MARLIN_24)
+                return UnpackedCodes(*unpack_marlin_24(packed, scales, meta, scheme.bits), zeros=None)
+            is_packed = "weight_packed" in part
+            codes, bits = (part["weight_packed"], scheme.bits) if is_packed else (part["weight"], None)
             scale, zero = part["weight_scale"], part.get("weight_zero_point")
             found = unpack_compressed(codes, scale, zero, weight.shape, bits, scheme.block)
             return _in_group_order(found, part.get("weight_g_idx"))
@@ -214,6 +218,8 @@ def _shape(files: SafetensorsSource, tensors: dict[str, str], scheme: StoredSche
     if scheme.format == "mxfp4":
         rows, halves = files.entry(tensors["weight_packed"]).shape
         return rows, 2 * halves
+    if scheme.required == MARLIN_24:
+        return marlin_24_shape(files.entry(tensors["weight_packed"]).shape, scheme.bits)
     if "weight_shape" in tensors:
         rows, columns = files.load(tensors["weight_shape"]).tolist()
         return int(rows), int(columns)

@@ -1,0 +1,20 @@
+"""How a checkpoint directory stores its weights, by its config.json: dense, as codes, or without their zeros."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.quantization_config import is_quantized
+from llmc.graph.quantized_checkpoint import QuantizedSource
+from llmc.graph.sparse_checkpoint import SparseSource, sparsity_format
+
+ModelSource = SafetensorsSource | QuantizedSource | SparseSource
+
+
+def open_checkpoint(directory: Path) -> ModelSource:
+    """The source of a directory with config.json; reads headers. Raises CheckpointError."""
+    settings = read_json(directory / "config.json")
+    if sparsity_format(settings) is not None:
+        return SparseSource(directory)
+    return QuantizedSource(directory) if is_quantized(settings) else SafetensorsSource(directory)

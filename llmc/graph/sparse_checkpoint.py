@@ -1,0 +1,167 @@
+"""Checkpoints whose weights are stored without their zeros: compressed-tensors' sparse-bitmask and sparse-24-bitmask.
+
+A SparseSource shows each such weight under the name that the model knows, dense, as it is asked for. Beside a weight's
+name, or its module's in newer files, are
+    .shape       two integers
+    .compressed  the elements that are not zero, row after row; [rows, columns / 2] where they are 2 of each 4
+    .bitmask     uint8 [rows, ⌈columns / 8⌉]: bit i of byte b for column 8·b + i
+    .row_offsets (sparse-bitmask) where each row's elements begin
+Source: compressed-tensors 0.9, the last versions that have these formats.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.graph.checkpoint import SafetensorsSource, read_json
+
+BITMASK, BITMASK_24 = "sparse-bitmask", "sparse-24-bitmask"
+_REQUIRED = ("shape", "compressed", "bitmask")
+_OPTIONAL = ("row_offsets",)
+_CHECK = "download the checkpoint again, or check how it was compressed"
+
+
+def sparsity_format(settings: dict[str, Any]) -> str | None:
+    """The format of masks that a config.json names; None where weights are dense, or codes."""
+    config = settings.get("quantization_config") or settings.get("compression_config") or {}
+    sparsity = config.get("sparsity_config") or {}
+    format: str | None = sparsity.get("format")
+    return None if format == "dense" else format
+
+
+@dataclass(frozen=True)
+class MaskedWeight:
+    """A weight stored so. tensors: names in the files by suffix. shape: [out, in]."""
+
+    name: str
+    shape: tuple[int, ...]
+    tensors: dict[str, str]
+
+
+class SparseSource:
+    """The tensors of such a checkpoint; a WeightSource. Opening reads headers, config.json and shapes.
+
+    Raises CheckpointError for a format that is not known, and for tensors that are not complete.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._files = SafetensorsSource(directory)
+        config = directory / "config.json"
+        settings = read_json(config)
+        self._format = sparsity_format(settings)
+        if self._format not in (BITMASK, BITMASK_24):
+            raise CheckpointError(
+                f"sparsity_config.format is {self._format!r}, which llmc does not read",
+                at=config,
+                fix=f"llmc reads {BITMASK}, {BITMASK_24}, marlin-24, and dense weights with zeros",
+            )
+        if (settings.get("quantization_config") or {}).get("config_groups"):
+            raise CheckpointError(
+                f"the weights are {self._format} and codes at once, which llmc does not read",
+                at=config,
+                fix="use the checkpoint before it was quantized, and --quantize int8",
+            )
+        self._weights = self._find()
+        hidden = {name for weight in self._weights.values() for name in weight.tensors.values()}
+        self._names = tuple(sorted((set(self._files.names()) - hidden) | set(self._weights)))
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors as the model knows them, sorted."""
+        return self._names
+
+    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
+        """As SafetensorsSource.check."""
+        weight = self._weights.get(name)
+        if weight is None:
+            self._files.check(name, shape, floating=floating)
+        elif weight.shape != shape:
+            raise CheckpointError(
+                f"tensor {name!r} has shape {list(weight.shape)}, where config.json makes it {list(shape)}",
+                at=self._files.entry(weight.tensors["shape"]).file,
+                fix="check that config.json belongs to these weights",
+            )
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""
+        weight = self._weights.get(name)
+        return self._files.shape(name) if weight is None else weight.shape
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU, zeros and all. Raises CheckpointError for masks that do not fit."""
+        weight = self._weights.get(name)
+        if weight is None:
+            return self._files.load(name)
+        parts = {suffix: self._files.load(stored) for suffix, stored in weight.tensors.items()}
+        try:
+            return unmasked(parts, weight.shape, is_24=self._format == BITMASK_24)
+        except ValueError as error:
+            file = self._files.entry(weight.tensors["bitmask"]).file
+            raise CheckpointError(f"the masks of {name!r} do not fit: {error}", at=file, fix=_CHECK) from None
+
+    def dtype(self) -> torch.dtype:
+        """The floating-point dtype that most elements are stored in."""
+        return self._files.dtype()
+
+    def _find(self) -> dict[str, MaskedWeight]:
+        seen: dict[str, dict[str, str]] = {}
+        for name in self._files.names():
+            owner, _, suffix = name.rpartition(".")
+            if suffix in (*_REQUIRED, *_OPTIONAL):
+                weight = owner if owner.endswith(".weight") else f"{owner}.weight"
+                seen.setdefault(weight, {})[suffix] = name
+        for weight, tensors in seen.items():
+            missing = sorted(set(_REQUIRED) - set(tensors))
+            if missing:
+                raise CheckpointError(
+                    f"{weight} has {', '.join(sorted(tensors.values()))} but no {missing[0]}",
+                    at=self.directory,
+                    fix="download the whole checkpoint again",
+                )
+        if not seen:
+            raise CheckpointError(
+                f"config.json says that the weights are {self._format}, but no tensor ends in .bitmask",
+                at=self.directory,
+                fix="check that config.json belongs to these weights",
+            )
+        return {weight: MaskedWeight(weight, self._shape(parts), parts) for weight, parts in seen.items()}
+
+    def _shape(self, tensors: dict[str, str]) -> tuple[int, ...]:
+        stored = self._files.load(tensors["shape"])
+        shape = tuple(int(size) for size in stored.flatten().tolist()) if stored.numel() <= 8 else ()
+        if len(shape) != 2 or min(shape) < 1 or math.prod(shape) >= 1 << 40:
+            entry = self._files.entry(tensors["shape"])
+            raise CheckpointError(f"{tensors['shape']} holds {list(shape)}, no matrix", at=entry.file, fix=_CHECK)
+        return shape
+
+
+def unmasked(parts: dict[str, Tensor], shape: tuple[int, ...], *, is_24: bool) -> Tensor:
+    """The weight of that shape that the tensors of a MaskedWeight say. Raises ValueError where they contradict."""
+    rows, columns = shape
+    masks, values = parts["bitmask"], parts["compressed"]
+    expected = (rows, -(-columns // 8))
+    if masks.dtype is not torch.uint8 or tuple(masks.shape) != expected:
+        raise ValueError(f"the bitmask is {masks.dtype} {list(masks.shape)}, expected uint8 {list(expected)}")
+    bits = (masks[:, :, None] >> torch.arange(8, dtype=torch.uint8) & 1).flatten(1).bool()
+    if bool(bits[:, columns:].any()):
+        raise ValueError(f"the bitmask has bits behind the last of {columns} columns")
+    kept = bits[:, :columns]
+    counts = kept.sum(1)
+    if int(counts.sum()) != values.numel():
+        raise ValueError(f"the bitmask has {int(counts.sum())} bits for {values.numel()} elements")
+    if is_24:
+        if tuple(values.shape) != (rows, columns // 2) or columns % 4:
+            raise ValueError(f"compressed has shape {list(values.shape)} for {[rows, columns]}")
+        if bool((kept.unflatten(1, (-1, 4)).sum(-1) != 2).any()):
+            raise ValueError("not 2 of each 4 columns have a bit")
+    offsets = parts.get("row_offsets")
+    if offsets is not None and not torch.equal(offsets.flatten().long(), counts.cumsum(0) - counts):
+        raise ValueError("row_offsets are not where the rows' bits begin")
+    return values.new_zeros(shape).masked_scatter(kept, values.flatten())
