@@ -124,7 +124,7 @@ def test_a_mask_of_more_than_two_in_four_is_named(tmp_path: Path) -> None:
     written(tmp_path, *FORMATS["sparse-24-bitmask"])
 
     def move(tensors: dict[str, Tensor]) -> None:
-        tensors[f"{UP}.bitmask"][0] = torch.tensor([15, 0] * (tensors[f"{UP}.bitmask"].shape[1] // 2))
+        tensors[f"{UP}.bitmask"][0] = torch.tensor(15, dtype=torch.uint8)
 
     spoil(tmp_path, move)
     with pytest.raises(CheckpointError, match="not 2 of each 4 columns have a bit"):
