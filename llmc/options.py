@@ -50,6 +50,7 @@ class BuildOptions(BaseModel):
     speculative: what drafts tokens for the model, built into its engine: a .safetensors file of Medusa heads or its
     directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
     tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
+    enable_expert_parallel: each of those ranks has some of the experts, instead of all of them (docs/experts.md).
     pipeline_parallel_size: into how many stages the layers are cut, each on as many ranks of its own.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
     the passes that an engine cannot do without all the same, whole.
@@ -75,6 +76,7 @@ class BuildOptions(BaseModel):
     block_size: Literal[8, 16, 32, 64, 128] = 16
     speculative: str | None = None
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
+    enable_expert_parallel: bool = False
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
     disable_passes: tuple[str, ...] = ()
     stop_after: int | None = Field(default=None, ge=0)
@@ -148,6 +150,7 @@ class BuildKeywords(TypedDict, total=False):
     block_size: int
     speculative: str | PathLike[str] | None
     tensor_parallel_size: int
+    enable_expert_parallel: bool
     pipeline_parallel_size: int
     disable_passes: Sequence[str]
     stop_after: int | None

@@ -47,6 +47,9 @@ class ModelOptions:
         ),
     ] = None
     tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
+    enable_expert_parallel: Annotated[bool, Option("--enable-expert-parallel", help="some experts for each rank")] = (
+        False
+    )
     pipeline_parallel_size: Annotated[int, Option(help="stages of layers, each on ranks of its own")] = (
         _DEFAULTS.pipeline_parallel_size
     )
@@ -69,6 +72,7 @@ class ModelOptions:
             "calibration_length": self.calibration_length,
             "speculative": self.speculative,
             "tensor_parallel_size": self.tensor_parallel_size,
+            "enable_expert_parallel": self.enable_expert_parallel,
             "pipeline_parallel_size": self.pipeline_parallel_size,
             "disable_passes": tuple(self.disable_pass or ()),
             "allow_fallback": tuple(self.allow_fallback or ()),

@@ -36,6 +36,7 @@ from llmc.passes.fusion.merge_qkv import merge_qkv
 from llmc.passes.fusion.separate_qkv import separate_qkv
 from llmc.passes.parallel.cut_stages import cut_stages
 from llmc.passes.parallel.partition import partition
+from llmc.passes.parallel.partition_experts import partition_experts
 from llmc.passes.parallel.separate_products import separate_products
 from llmc.passes.quantization.check_quantizable import check_quantizable
 from llmc.passes.quantization.multiply_unrounded import multiply_unrounded
@@ -121,9 +122,9 @@ def quantization() -> tuple[Pass, ...]:
 
 
 def parallel() -> tuple[Pass, ...]:
-    """A part of the weights or of the layers for each rank, as the options `tensor_parallel_size` and
-    `pipeline_parallel_size` ask; nothing without them."""
-    return (separate_products, partition, cut_stages)
+    """A part of the weights, of the experts or of the layers for each rank, as the options `tensor_parallel_size`,
+    `enable_expert_parallel` and `pipeline_parallel_size` ask; nothing without them."""
+    return (separate_products, partition, partition_experts, cut_stages)
 
 
 def serving() -> tuple[Pass, ...]:

@@ -44,6 +44,11 @@ def split_class(axes: AxesClass, ranks: int) -> Split | None:
     return min(found, key=lambda split: split.length, default=None)
 
 
+def even_split(size: int, ranks: int) -> Split:
+    """Elements one after the other, as many on each rank, or one less on the last ones."""
+    return _even(size, 1, ranks)
+
+
 def _units(axes: AxesClass) -> Iterator[int]:
     """The largest runs that may be kept together, and smaller ones."""
     granule, shared = axes.granule(), sorted(axes.shared)

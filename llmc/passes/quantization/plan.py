@@ -17,7 +17,8 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
 
 _llmc = torch.ops.llmc
-PRODUCTS = frozenset({_llmc.linear.default, _llmc.lm_head.default})
+_EXPERTS = _llmc.expert_linear.default
+PRODUCTS = frozenset({_llmc.linear.default, _llmc.lm_head.default, _EXPERTS})
 _EMBEDDING = _llmc.embedding.default
 HEAD = "lm_head"
 
@@ -125,6 +126,8 @@ def _planned(graph: ModelGraph, nodes: Sequence[fx.Node], quantization: Quantiza
         scheme = None
     else:
         scheme = head_scheme(quantization.default) if is_head else quantization.default
+    if scheme is not None and any(node.target is _EXPERTS for node in nodes):
+        scheme = replace(scheme, method="rtn")  # What methods look at is the input of all tokens, not of each expert's.
     return Planned(module, weights, tuple(nodes), scheme, rule is not None)
 
 
