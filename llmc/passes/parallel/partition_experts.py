@@ -115,7 +115,8 @@ def _share(graph: ModelGraph, index: fx.Node, mixture: tuple[fx.Node, ...], spli
     for node in sums:
         with graph.graph.inserting_after(node):
             total = graph.graph.call_function(_llmc.all_reduce.default, (node, graph.ranks))
-        node.replace_all_uses_with(total, delete_user_cb=lambda user, total=total: user is not total)
+        node.replace_all_uses_with(total)
+        total.update_arg(0, node)
 
 
 def _cut_rows(graph: ModelGraph, weight: fx.Node, experts: int, split: Split) -> None:

@@ -25,7 +25,7 @@ def captured(request: pytest.FixtureRequest) -> Captured:
     return capture(tiny_architecture(request.param), BuildOptions(dtype="float32"))
 
 
-def cut(captured: Captured, ranks: int, *, quantize: str = "") -> PipelineResult:
+def cut(captured: Captured, ranks: int, *quantize: str) -> PipelineResult:
     options = BuildOptions(tensor_parallel_size=ranks, enable_expert_parallel=ranks > 1, quantize=quantize)
     return run_pipeline(captured.graph, built_in(), options, data=ModelData(captured.source))
 
@@ -35,16 +35,16 @@ def experts_of(graph: ModelGraph) -> list[int]:
 
 
 @pytest.mark.parametrize(("ranks", "each"), [(2, 2), (3, 2), (4, 1)])
-@pytest.mark.parametrize("quantize", ["", "int8"])
-def test_all_ranks_together_are_one(captured: Captured, ranks: int, each: int, quantize: str) -> None:
-    alone, together = (cut(captured, n, quantize=quantize).graph for n in (1, ranks))
+@pytest.mark.parametrize("quantize", [(), ("int8",)], ids=["plain", "int8"])
+def test_all_ranks_together_are_one(captured: Captured, ranks: int, each: int, quantize: tuple[str, ...]) -> None:
+    alone, together = (cut(captured, n, *quantize).graph for n in (1, ranks))
     assert experts_of(alone) == [4] * 4 and experts_of(together) == [each] * 4
     expected, found = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
     assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
 
 
 def test_codes_are_slices_of_those_of_one_rank(captured: Captured) -> None:
-    alone, together = (cut(captured, n, quantize="int8").graph for n in (1, 2))
+    alone, together = (cut(captured, n, "int8").graph for n in (1, 2))
     names = [name for name in together.weights if "gate_up_proj" in name and "bias" not in name]
     assert len(names) == 4  # codes and scales of two layers
     for name in names:
