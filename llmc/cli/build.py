@@ -17,6 +17,7 @@ from rich.text import Text
 
 from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
+from llmc.cli.parallel_options import ParallelOptions
 from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.shown_warnings import show_warning
 from llmc.cli.sparsity import sparsity_table
@@ -47,6 +48,7 @@ def build(
     force: Annotated[bool, typer.Option("--force", "-f", help="replace an engine without asking")] = False,
     *,
     chosen: ModelOptions,
+    plan: ParallelOptions,
     max_model_len: Annotated[int | None, typer.Option(help="longest sequence, prompt and output together")] = None,
     max_batch_tokens: Annotated[int, typer.Option(help="tokens a step")] = _DEFAULTS.max_batch_tokens,
     max_sequences: Annotated[
@@ -82,7 +84,9 @@ def build(
         if max_sequences is not None:
             options["max_sequences"] = max_sequences
         parse_options(options)
-        named = resolve_target(target).name
+        plan.check(options)
+        resolved = resolve_target(target)
+        named = resolved.name
         path = output or default_output(model, named)
         ask_before_replacing(path, force)
         if output is None:
@@ -90,6 +94,7 @@ def build(
         from llmc.compiler import build as build_engine
 
         added = chosen.added_passes()
+        options |= plan.divide(model, resolved, options, chosen.passes())
         with StageBars() as shown, warnings.catch_warnings():
             warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.
             report = build_engine(model, path, target=target, passes=added, progress=shown, **options)

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from llmc.codegen.sketch import sketch
+from llmc.errors import PassError
 from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
@@ -32,11 +33,13 @@ class ModelPrograms:
     def program(self, layout: RankLayout) -> Program:
         """That all ranks of a stage run, stages one after the other; where there are kernels to be measured, with
         those. Raises PassError for a model that cannot be cut so."""
+        here = cpu_target_here(self.target.name)
+        if here is not None and layout.pipeline > 1:
+            raise PassError("stages are not simulated with rates that are measured here", at=self.target.name)
         sizes = {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline}
         options = self.options.model_copy(update=sizes)
         graph = run_pipeline(self.before, self.after, options, data=self.data).graph
-        here = cpu_target_here(self.target.name)
-        if here is None or layout.pipeline > 1:
+        if here is None:
             return sketch(graph, options)
         from llmc.codegen.cpp.lowering import lower
 
