@@ -62,9 +62,7 @@ def build(
     finish_cut: Annotated[
         bool, typer.Option("--finish-cut", help="after the cut, still run the passes that an engine needs")
     ] = False,
-    check_passes: Annotated[
-        bool, typer.Option("--check-passes", help="run the graph before and after each pass")
-    ] = False,
+    check_passes: Annotated[bool, typer.Option("--check-passes", help="run the graph around each pass")] = False,
     strict: Annotated[bool, typer.Option("--strict", help="fail if anything is not covered: see explain")] = False,
 ) -> None:
     """Compile a model into an engine directory that runs without the model's source."""
@@ -86,19 +84,22 @@ def build(
         parse_options(options)
         plan.check(options)
         resolved = resolve_target(target)
-        named = resolved.name
-        path = output or default_output(model, named)
+        path = output or default_output(model, resolved.name)
         ask_before_replacing(path, force)
-        if output is None:
-            Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {path}", markup=False)
+        _say_where(path if output is None else None)
         from llmc.compiler import build as build_engine
 
-        added = chosen.added_passes()
         options |= plan.divide(model, resolved, options, chosen.passes())
+        added = chosen.added_passes()
         with StageBars() as shown, warnings.catch_warnings():
             warnings.simplefilter("ignore", BuildWarning)  # They are shown below the tables.
             report = build_engine(model, path, target=target, passes=added, progress=shown, **options)
     _print_report(report, path if output is None else None)
+
+
+def _say_where(unnamed: Path | None) -> None:
+    if unnamed is not None:
+        Console(stderr=True, highlight=False, soft_wrap=True).print(f"writes {unnamed}", markup=False)
 
 
 def _print_report(report: BuildReport, unnamed: Path | None) -> None:

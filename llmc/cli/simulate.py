@@ -13,7 +13,6 @@ from llmc.cli.machine_options import MachineOptions
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.shape_options import ShapeOptions
-from llmc.cli.simulation_table import comparison_json, comparison_table, refusals_table
 from llmc.cli.table import standard_output
 from llmc.options import BuildOptions, parse_options
 
@@ -48,6 +47,7 @@ def simulate(
     """Serve a load on a virtual clock, for each way to divide the ranks into tensor ranks, stages and replicas."""
     from llmc.bench.plot import require_plot_extra
     from llmc.bench.summary import parse_goals
+    from llmc.cli.simulation_table import comparison_json, comparison_table, refusals_table
     from llmc.simulation.compare import best_or_refuse
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.plot import plot_comparison
