@@ -37,6 +37,16 @@ class SparseScheme:
         """Whether it takes text to run the model on."""
         return self.method in CALIBRATED
 
+    @property
+    def damping(self) -> float:
+        """Of SparseGPT's Hessian: added to its diagonal, as a share of that's mean."""
+        return 0.01
+
+    @property
+    def act_order(self) -> bool:
+        """SparseGPT takes columns as they lie, so that patterns are of neighbours."""
+        return False
+
 
 @dataclass(frozen=True)
 class SparseRule:

@@ -14,7 +14,8 @@ from llmc.program import Limits
 def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, tuple[str, ...]]:
     """The draft's, and what a build should say of them. limits: of the engine that it drafts for.
 
-    Its weights are quantized alike, unless that needs text to calibrate on: a draft reads hidden states.
+    Its weights are quantized and made sparse alike, unless that needs text to calibrate on: a draft reads hidden
+    states.
     """
     changes: dict[str, object] = {"speculative": None, "max_model_len": limits.max_model_len, "stop_after": None}
     notes: tuple[str, ...] = ()
@@ -22,6 +23,10 @@ def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, 
         changes |= {"quantize": (), "calibration": None}
         scheme = ", ".join(options.quantize)
         notes = (f"the draft's own weights are not quantized: {scheme} calibrates on text, and a draft reads no text",)
+    if options.zeros.needs_calibration:
+        changes |= {"sparsity": (), "calibration": None}
+        scheme = ", ".join(options.sparsity)
+        notes += (f"the draft's own weights stay dense: {scheme} calibrates on text, and a draft reads no text",)
     return options.model_copy(update=changes), notes
 
 

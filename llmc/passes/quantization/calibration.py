@@ -40,7 +40,7 @@ def calibration_sequences(
     """
     if options.calibration is None:
         raise OptionError(
-            f"quantize={','.join(options.quantize)} looks at activations, and no text is given",
+            f"{_what_looks(options)} looks at activations, and no text is given",
             at="calibration",
             fix="name a text file like what the model will read: --calibration FILE",
         )
@@ -63,6 +63,12 @@ def calibration_sequences(
         )
     tokens = torch.from_numpy(ids[:wanted])
     return tuple(part for part in tokens.split(length) if len(part) > 1)
+
+
+def _what_looks(options: BuildOptions) -> str:
+    if options.zeros.needs_calibration:
+        return f"sparsity={','.join(options.sparsity)}"
+    return f"quantize={','.join(options.quantize)}"
 
 
 def _ids(path: Path, data: ModelData, wanted: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

@@ -1,4 +1,4 @@
-"""Find out before the hours of a calibration what would make the options `quantize` and `kv_cache` fail after them.
+"""Find out before the hours of a calibration what would make `quantize`, `sparsity` or `kv_cache` fail after them.
 
 Checked, the cheap first: rules and groups against the weights, the groups of a KV cache against the heads of every
 attention, the calibration data; then every stored tensor that the graph reads, one at a time, for numbers that are NaN
@@ -24,21 +24,24 @@ from llmc.passes.quantization.quantize_kv_cache import check_heads
 from llmc.passes.quantization.round_weight import one_thread
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.sparsity.plan import plan_zeros
 
 # Numbers that are summed at a time, so that they stay in a core's cache.
 _CHUNK = 1 << 16
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
-    """Check what was asked for; nothing where nothing is quantized."""
+    """Check what was asked for; nothing where weights and caches stay as they are."""
     quantization = options.quantization
     if not quantization.is_none:
         plan(graph, quantization)
+    if not options.zeros.is_none:
+        plan_zeros(graph, options.zeros)
     if options.kv_cache != "auto":
         _check_caches(graph, parse_cache_format(options.kv_cache))
-    if quantization.is_none:
+    if quantization.is_none and options.zeros.is_none:
         return
-    if quantization.needs_calibration or options.calibration is not None:
+    if quantization.needs_calibration or options.zeros.needs_calibration or options.calibration is not None:
         calibration_sequences(graph, options, data)
         _check_numbers(graph, data)
     _check_finite(graph, data)

@@ -30,7 +30,8 @@ from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
-from llmc.passes.quantization.gptq import Solver, gptq, gram, prepare
+from llmc.passes.quantization.column_sweep import InputSolvers
+from llmc.passes.quantization.gptq import gptq
 from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, plan
@@ -109,7 +110,7 @@ class Quantizer:
     ) -> None:
         self._graph, self._log, self._data, self._stream, self._reasons = graph, log, data, stream, reasons
         self._rounded_tokens: dict[tuple[fx.Node, str, bool], fx.Node] = {}
-        self._solver: tuple[fx.Node, Scheme, Solver] | None = None
+        self._solvers = None if stream is None else InputSolvers(stream)
 
     def run(self, planned: tuple[Planned, ...]) -> None:
         """Round each weight when its first reader is reached, or the first that its method needs the input of."""
@@ -140,7 +141,8 @@ class Quantizer:
         weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
         x = call_arguments(planned.products[0])["x"] if planned.products else None
         if scheme.method == "gptq" and x is not None:
-            rounded = gptq(weight, self._solve(x, scheme), scheme)
+            assert self._solvers is not None, "GPTQ is planned with calibration text only"
+            rounded = gptq(weight, self._solvers.of(x, scheme), scheme)
         else:
             importance = self._importance(x) if scheme.method == "awq" and x is not None else None
             rounded = round_to_nearest(weight, scheme, importance)
@@ -160,15 +162,6 @@ class Quantizer:
                 reason=self._reasons.get(planned.module),
             ),
         )
-
-    def _solve(self, x: fx.Node, scheme: Scheme) -> Solver:
-        """Factored once for all products of the same input."""
-        if self._solver is None or self._solver[0] is not x or self._solver[1] != scheme:
-            assert self._stream is not None, "GPTQ is planned with calibration text only"
-            self._solver = None
-            hessian = gram(self._stream.parts(x), int(x.meta["val"].shape[-1]))
-            self._solver = x, scheme, prepare(hessian, scheme)
-        return self._solver[2]
 
     def _importance(self, x: fx.Node) -> Tensor:
         assert self._stream is not None

@@ -43,13 +43,15 @@ def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...
     """Every product's and each embedding's weight that is dense, in the order in which the step reads them.
 
     Without a rule of its own the output projection stays as it is, since it decides on every token, and so do
-    embeddings. Raises OptionError for a rule that names no module, and for columns that a pattern does not divide.
+    embeddings. Raises OptionError for a rule that names no module, for columns that a pattern does not divide, and for
+    a method that looks at inputs where there is nothing but lookups.
     """
     planned = tuple(_planned(graph, readers, sparsity) for readers in readers_of_weights(graph))
     modules = [p.module for p in planned] + [w.module for w in graph.quantized]
     check_patterns((rule.pattern for rule in sparsity.rules), modules, "sparsity")
     for each in planned:
         _check_pattern(each)
+        _check_input(each)
     return planned
 
 
@@ -71,4 +73,15 @@ def _check_pattern(planned: PlannedZeros) -> None:
         f"tensor {planned.tensor} has {columns} columns, which runs of {scheme.pattern[1]} do not divide",
         at=f"sparsity={scheme.name}",
         fix=f"choose a ratio for this one: --sparsity {planned.module}={scheme.method}:{scheme.ratio:g}",
+    )
+
+
+def _check_input(planned: PlannedZeros) -> None:
+    scheme = planned.scheme
+    if scheme is None or not scheme.needs_calibration or planned.products:
+        return
+    raise OptionError(
+        f"tensor {planned.tensor} is looked up and multiplied with nothing, so {scheme.method} has no input to look at",
+        at=f"sparsity={planned.module}={scheme.name}",
+        fix=f"choose by size alone: --sparsity {planned.module}=magnitude:{scheme.ratio:g}, or =none",
     )

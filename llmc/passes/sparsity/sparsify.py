@@ -1,29 +1,42 @@
 """Make elements of weights zero, as the option `sparsity` asks.
 
     linear(x, w)  ->  linear(x, pruned(w))       the recipe of w changes: its elements where a mask says so, else zero
+    linear(x, w)  ->  linear(x, sparse_bitmask(values, masks))     likewise, where what is kept changes too: SparseGPT
 One rewrite for each weight. Comes after scales were folded into weights and before they are rounded, so that codes are
 those of what is kept; store_sparse, the last but one of all passes, stores what is left without its zeros.
 Must have: columns that the pattern divides; a weight that is not zero everywhere. Methods: magnitude, the largest
-elements of the matrix are kept (of each run, with a pattern). Numerics: lossy.
+elements of the matrix are kept; Wanda (Sun et al. 2023, "A simple and effective pruning approach for large language
+models"), of each row those with the largest |w|·‖x‖; SparseGPT (sparsegpt.py). The latter two run the graph on
+calibration text, with the weights before already sparse. Numerics: lossy.
 """
 
 from __future__ import annotations
 
-from torch import Tensor
+from collections.abc import Iterator
 
-from llmc.errors import CheckpointError, OptionError
+from torch import Tensor, fx
+
+from llmc.errors import CheckpointError
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.formats.sparsity import SparseScheme, Sparsity
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.column_sweep import InputSolvers
+from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 from llmc.passes.sparsity.choose_zeros import kept_elements
-from llmc.passes.sparsity.insert_zeros import prune_weight
+from llmc.passes.sparsity.insert_zeros import prune_weight, replace_weight
 from llmc.passes.sparsity.plan import PlannedZeros, plan_zeros
+from llmc.passes.sparsity.sparsegpt import sparsegpt
+
+# Tokens that errors are measured on.
+_MEASURED_ROWS = 256
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
@@ -32,16 +45,14 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     if sparsity.is_none:
         return
     done = {weight.module for weight in graph.sparse}
-    planned = [each for each in plan_zeros(graph, sparsity) if each.module not in done]
+    planned = tuple(each for each in plan_zeros(graph, sparsity) if each.module not in done)
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(_why_not(each, sparsity), product, is_asked=True))
-    chosen = [(each, each.scheme) for each in planned if each.scheme is not None]
-    for index, (each, scheme) in enumerate(chosen):
-        data.progress("sparsify", index, len(chosen))
-        log.step(f"{each.module} to {scheme.name}", *each.readers)
-        _sparsify(graph, each, scheme, data)
-    data.progress("sparsify", len(chosen), len(chosen))
+    sequences: tuple[Tensor, ...] = ()
+    if sparsity.needs_calibration or options.calibration is not None:
+        sequences = calibration_sequences(graph, options, data)
+    _Sparsifier(graph, log, data, Stream(graph, data.source, sequences) if sequences else None).run(planned)
 
 
 # Single logits of a model with half of its weights move by most of the logits' spread.
@@ -49,16 +60,59 @@ _BUDGET = 2.0
 sparsify = WeightPass("sparsify", run, Numerics.LOSSY, budget=_BUDGET)
 
 
-def _sparsify(graph: ModelGraph, planned: PlannedZeros, scheme: SparseScheme, data: ModelData) -> None:
-    weight = evaluate(graph.weights[planned.weights[0].name], data.source)
-    refuse_zeros(planned.tensor, weight)
-    if scheme.method != "magnitude":
-        raise OptionError(
-            f"{scheme.method} is not there yet", at=f"sparsity={scheme.name}", fix=f"magnitude:{scheme.ratio:g}"
-        )
-    kept = kept_elements(weight.abs().float(), scheme, by_row=False)
-    prune_weight(graph, planned, kept)
-    graph.sparse = (*graph.sparse, sparse_record(planned, scheme, weight, kept))
+class _Sparsifier:
+    """One run over a graph. stream: calibration tokens on their way through it; None where no text was given."""
+
+    def __init__(self, graph: ModelGraph, log: RewriteLog, data: ModelData, stream: Stream | None) -> None:
+        self._graph, self._log, self._data, self._stream = graph, log, data, stream
+        self._solvers = None if stream is None else InputSolvers(stream)
+
+    def run(self, planned: tuple[PlannedZeros, ...]) -> None:
+        """Each weight when its first reader is reached, or the first that its method needs the input of."""
+        at = {_place(each, each.scheme): (each, each.scheme) for each in planned if each.scheme is not None}
+        stops: Iterator[fx.Node] = iter(at) if self._stream is None else self._stream.stops(list(at))
+        for done, node in enumerate(stops):
+            each, scheme = at[node]
+            self._data.progress("sparsify", done, len(at))
+            self._log.step(f"{each.module} to {scheme.name}", *each.readers)
+            self._sparsify(each, scheme, self._input(each, node))
+        self._data.progress("sparsify", len(at), len(at))
+
+    def _input(self, planned: PlannedZeros, node: fx.Node) -> fx.Node | None:
+        """What the stream has there, to be multiplied with the weight."""
+        if self._stream is None or node not in planned.products:
+            return None
+        x = call_arguments(node)["x"]
+        assert isinstance(x, fx.Node)
+        return x
+
+    def _sparsify(self, planned: PlannedZeros, scheme: SparseScheme, x: fx.Node | None) -> None:
+        weight = evaluate(self._graph.weights[planned.weights[0].name], self._data.source)
+        refuse_zeros(planned.tensor, weight)
+        rows = None if x is None or self._stream is None else self._stream.rows(x, _MEASURED_ROWS).float()
+        if scheme.method == "sparsegpt":
+            assert x is not None and self._solvers is not None, "planned for products and with text only"
+            value, kept = sparsegpt(weight, self._solvers.of(x, scheme), scheme)
+            replace_weight(self._graph, planned, value)
+        else:
+            importance = weight.abs().float()
+            if scheme.method == "wanda":
+                assert x is not None
+                importance.mul_(self._norms(x))
+            kept = kept_elements(importance, scheme, by_row=scheme.method == "wanda")
+            value = weight.masked_fill(~kept, 0.0)
+            prune_weight(self._graph, planned, kept)
+        self._graph.sparse = (*self._graph.sparse, sparse_record(planned, scheme, weight, value, rows))
+
+    def _norms(self, x: fx.Node) -> Tensor:
+        """Root mean squares of the input's columns over all tokens: [columns]."""
+        assert self._stream is not None
+        return self._stream.rows(x).float().square().mean(0).sqrt()
+
+
+def _place(planned: PlannedZeros, scheme: SparseScheme) -> fx.Node:
+    """Where a weight becomes sparse: a tied one at the embedding, unless the head's input is what decides."""
+    return planned.products[0] if scheme.needs_calibration else planned.readers[0]
 
 
 def refuse_zeros(tensor: str, weight: Tensor) -> None:
@@ -71,19 +125,25 @@ def refuse_zeros(tensor: str, weight: Tensor) -> None:
         )
 
 
-def sparse_record(planned: PlannedZeros, scheme: SparseScheme, weight: Tensor, kept: Tensor) -> SparseWeight:
-    """Of a weight whose kept elements are as they were; the error is the weight's."""
+def sparse_record(
+    planned: PlannedZeros, scheme: SparseScheme, weight: Tensor, value: Tensor, x: Tensor | None
+) -> SparseWeight:
+    """Of a weight that becomes `value`. x: inputs [tokens, columns], fp32, that the error is measured on; None: the
+    error is the weight's."""
     rows, columns = planned.shape
-    squares = weight.float().square()
-    lost = float(squares.masked_fill(kept, 0.0).sum() / squares.sum())
+    expected, lost = weight.float(), (value.float() - weight.float())
+    if x is not None:
+        expected, lost = x @ expected.t(), x @ lost.t()
+    right = float(expected.square().sum())
     return SparseWeight(
         module=planned.module,
         tensor=planned.tensor,
         scheme=scheme.name,
         rows=rows,
         columns=columns,
-        zeros=1.0 - float((kept & (weight != 0)).sum()) / weight.numel(),
-        error=lost**0.5,
+        zeros=1.0 - float((value != 0).sum()) / weight.numel(),
+        error=(float(lost.square().sum()) / right) ** 0.5 if right > 0 else 0.0,
+        is_output_error=x is not None,
     )
 
 
