@@ -118,7 +118,7 @@ def speculative() -> tuple[Pass, ...]:
 def quantization() -> tuple[Pass, ...]:
     """Zeros and codes in the place of weights and activations, as the options `sparsity` and `quantize` ask; nothing
     without them."""
-    return (read_codes, read_sparse, check_quantizable, scale_channels, sparsify, quantize_weights)
+    return (read_codes, check_quantizable, read_sparse, scale_channels, sparsify, quantize_weights)
 
 
 def parallel() -> tuple[Pass, ...]:

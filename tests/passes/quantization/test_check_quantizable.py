@@ -83,7 +83,7 @@ def test_reads_one_tensor_at_a_time_and_each_once() -> None:
 
 def test_reads_nothing_where_nothing_is_quantized() -> None:
     captured = Captured(captured_llama().graph, MemorySource({}))
-    assert quantized("none", captured=captured).graph.quantized == ()
+    assert quantized("none", passes=(check_quantizable,), captured=captured).graph.quantized == ()
 
 
 @pytest.mark.usefixtures("no_work")
