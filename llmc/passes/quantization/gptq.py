@@ -16,8 +16,9 @@ from llmc.passes.quantization.column_sweep import Ahead, Solver, sweep
 from llmc.passes.quantization.round_weight import RoundedWeight, fitted_scales
 
 
-def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
-    """Codes of a weight [rows, columns]."""
+def gptq(weight: Tensor, solver: Solver, scheme: Scheme, kept: Tensor | None = None) -> RoundedWeight:
+    """Codes of a weight [rows, columns]. kept: which elements of a sparse weight are not zero, [rows, columns], bool;
+    the others stay zero, whatever the errors before them ask. None: all may become anything."""
     values = weight.float().clone()
     values[:, solver.dead] = 0.0
     scales, zeros = fitted_scales(values, scheme, solver.importance)
@@ -25,11 +26,15 @@ def gptq(weight: Tensor, solver: Solver, scheme: Scheme) -> RoundedWeight:
     groups = solver.order // width
     column_scales = scales.float().t()[groups].contiguous()
     column_zeros = None if zeros is None else zeros.float().t()[groups].contiguous()
+    column_kept = None if kept is None else kept.t()[solver.order].contiguous()
     codes = torch.empty(weight.shape[1], weight.shape[0], dtype=torch.int8)
 
     def rounded(k: int, column: Tensor, ahead: Ahead) -> Tensor:
         scale, zero = column_scales[k], None if column_zeros is None else column_zeros[k]
-        code = nearest_codes(column / scale, zero, scheme.format)
+        scaled = column / scale
+        if column_kept is not None:
+            scaled.masked_fill_(~column_kept[k], 0.0)
+        code = nearest_codes(scaled, zero, scheme.format)
         codes[k] = code
         value = code.float() if zero is None else code.float() - zero
         return value.mul_(scale)

@@ -142,7 +142,8 @@ class Quantizer:
         x = call_arguments(planned.products[0])["x"] if planned.products else None
         if scheme.method == "gptq" and x is not None:
             assert self._solvers is not None, "GPTQ is planned with calibration text only"
-            rounded = gptq(weight, self._solvers.of(x, scheme), scheme)
+            is_sparse = any(each.module == planned.module for each in self._graph.sparse)
+            rounded = gptq(weight, self._solvers.of(x, scheme), scheme, weight != 0 if is_sparse else None)
         else:
             importance = self._importance(x) if scheme.method == "awq" and x is not None else None
             rounded = round_to_nearest(weight, scheme, importance)

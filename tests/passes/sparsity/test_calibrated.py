@@ -20,10 +20,11 @@ from llmc.passes.quantization.plan import PRODUCTS
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.sparsegpt import sparsegpt
-from tests.passes.quantization.quantizing import calibration_file, captured_llama, logit_error
+from tests.passes.quantization.quantizing import calibration_file, captured_llama, logit_error, logits
 from tests.passes.sparsity.plain_sparsegpt import plain_sparsegpt
 from tests.passes.sparsity.sparse_graphs import sparse, sparse_canonical
 
+DEQUANTIZE = torch.ops.llmc.dequantize.default
 FORMS = ("0.5", "0.7", "2:4", "4:8")
 
 
@@ -123,6 +124,22 @@ def test_logits_move_less_the_more_a_method_looks_at(tmp_path: Path) -> None:
 def test_zeros_are_stored_as_those_of_other_methods(tmp_path: Path) -> None:
     found = sparse("sparsegpt:0.5", "int8", calibration=calibration_file(tmp_path)).graph
     assert all(each.bits is not None and each.bits < 5.6 for each in found.sparse)
+
+
+@pytest.mark.parametrize("quantize", ["int8-gptq", "int4-gptq:g32", "int4-gptq:g32:asym"])
+def test_gptq_rounds_what_is_kept_and_leaves_zeros(quantize: str, tmp_path: Path) -> None:
+    options, source = {"calibration": calibration_file(tmp_path)}, captured_llama().source
+    before = sparse_canonical("sparsegpt:2:4", **options).graph
+    after = sparse_canonical("sparsegpt:2:4", f"{quantize},lm_head=none", **options).graph
+    nearest = sparse_canonical("sparsegpt:2:4", f"{quantize.replace('-gptq', '')},lm_head=none", **options).graph
+    rounded = [node for node in after.graph.nodes if node.target is DEQUANTIZE]
+    assert len(rounded) == len(after.sparse)
+    for node in rounded:
+        name = node.args[0].name.removesuffix("_codes")
+        parts = [None if each is None else evaluate(after.weights[each.name], source) for each in node.args[:3]]
+        assert not DEQUANTIZE(*parts, *node.args[3:])[evaluate(before.weights[name], source) == 0].any()
+    errors = [float((logits(graph) - logits(before)).norm()) for graph in (after, nearest)]
+    assert errors[0] < errors[1]
 
 
 @pytest.mark.parametrize(
