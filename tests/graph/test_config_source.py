@@ -61,6 +61,8 @@ def test_what_needs_numbers_says_so(directories: tuple[Path, Path]) -> None:
     tokens = directories[1].parent / "tokens.json"
     tokens.write_text(str([1, 2, 3, 4] * 16))
     captured = capture(directories[1], parse_options({}), may_lack_weights=True)
+    with pytest.raises(CheckpointError, match="no weights to choose zeros of"):
+        program(captured, sparsity="magnitude:0.5")
     with pytest.raises(CheckpointError, match="no weights to calibrate with"):
         program(
             captured,

@@ -43,7 +43,9 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     if quantization.needs_calibration or options.zeros.needs_calibration or options.calibration is not None:
         calibration_sequences(graph, options, data)
-        _check_numbers(graph, data)
+        _check_numbers(graph, data, "to calibrate with", "choose a scheme that rounds to nearest, such as int4")
+    if not options.zeros.is_none:
+        _check_numbers(graph, data, "to choose zeros of", "leave --sparsity out")
     _check_finite(graph, data)
 
 
@@ -59,14 +61,14 @@ def _check_caches(graph: ModelGraph, format: CacheFormat) -> None:
         check_heads(layer, keys, values, format)
 
 
-def _check_numbers(graph: ModelGraph, data: ModelData) -> None:
-    """Calibration runs the model, of which there may be no more than its shapes."""
+def _check_numbers(graph: ModelGraph, data: ModelData, purpose: str, instead: str) -> None:
+    """Calibration runs the model, and zeros are chosen by numbers; there may be no more than shapes."""
     name = next(name for recipe in graph.weights.values() for name in stored_names(recipe))
     if data.source.load(name).is_meta:
         raise CheckpointError(
-            "there are no weights to calibrate with",
+            f"there are no weights {purpose}",
             at=name,
-            fix="download them, too, or choose a scheme that rounds to nearest, such as int4",
+            fix=f"download them, too, or {instead}",
         )
 
 

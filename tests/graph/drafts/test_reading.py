@@ -203,6 +203,8 @@ def test_a_draft_is_quantized_like_its_model_unless_that_needs_text() -> None:
     assert plain.quantize == ("w4a8",) and plain.max_model_len == 64 and plain.speculative is None and not notes
     other, notes = draft_options(parse_options({"quantize": "int4-gptq", "calibration": "text"}), limits)
     assert not other.quantize and "int4-gptq calibrates on text" in notes[0]
+    sparse, notes = draft_options(parse_options({"sparsity": "wanda:0.5", "calibration": "text"}), limits)
+    assert not sparse.sparsity and sparse.calibration is None and "wanda:0.5 calibrates on text" in notes[0]
 
 
 def test_both_layouts_are_told_by_what_they_hold(tmp_path: Path) -> None:
