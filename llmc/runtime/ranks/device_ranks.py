@@ -121,6 +121,9 @@ class RankedDeviceExecutor:
     def close(self) -> None:
         """End the other ranks, too."""
         self._team.close()
+        if self._place is not None:
+            self._place.part()
+            self._place = None
         self._own.close()
 
     def _with_all(self, step: Step, run: Callable[[], _Found]) -> _Found:
@@ -171,6 +174,14 @@ def _met(meet: Callable[[], DevicePlace]) -> DevicePlace:
 def patience() -> timedelta:
     """How long ranks wait for each other when they meet."""
     return timedelta(seconds=settings().rank_start_seconds)
+
+
+def part_from_group() -> None:
+    """Of torch's group, which is one for a process: so that it can be in another one."""
+    import torch.distributed as distributed
+
+    if distributed.is_initialized():
+        distributed.destroy_process_group()
 
 
 def tables_of(own: int, addresses: list[int]) -> Tensor:

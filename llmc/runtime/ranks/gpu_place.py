@@ -22,7 +22,7 @@ from llmc.program.library_collectives import exchange_parts, gather_rows
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
 from llmc.runtime.device.symmetric_memory import SymmetricMemory, symmetric_memory
 from llmc.runtime.ranks.device_place import DevicePlace
-from llmc.runtime.ranks.device_ranks import patience, tables_of
+from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
 from llmc.runtime.ranks.rank_memory import RankMemory
 
 # Of each part of the test. What works takes milliseconds, NCCL's first call some seconds.
@@ -47,7 +47,13 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
     used = found if has_memory else None
     addresses = [0] * ranks if used is None else list(used.addresses)
     lost = None if used is None else used.own[4 * LOST_WORD : 4 * (LOST_WORD + 1)].view(torch.int32)
-    return DevicePlace(tables_of(rank, addresses).to(device), has_memory, _leaving(lost, device), found)
+    leave = _leaving(lost, device)
+
+    def part() -> None:
+        leave()  # The others may have ended without a word: what is aborted waits for nobody.
+        part_from_group()
+
+    return DevicePlace(tables_of(rank, addresses).to(device), has_memory, leave, part, found)
 
 
 def _arrives(memory: SymmetricMemory, rank: int, ranks: int, host: distributed.ProcessGroup) -> bool:

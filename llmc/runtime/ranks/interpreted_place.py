@@ -8,7 +8,7 @@ from torch.distributed.distributed_c10d import Store
 
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
 from llmc.runtime.ranks.device_place import DevicePlace
-from llmc.runtime.ranks.device_ranks import patience, tables_of
+from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
 from llmc.runtime.ranks.rank_memory import RankMemory
 
 _PAGE = 4096
@@ -29,4 +29,4 @@ def meet_interpreted(rank: int, ranks: int, store: Store, memory: RankMemory) ->
             memory.bytes[start : start + 4 * (LOST_WORD + 1)].view(np.uint32)[LOST_WORD] = 1
 
     base = memory.bytes.ctypes.data
-    return DevicePlace(tables_of(rank, [base + start for start in starts]), True, leave, memory)
+    return DevicePlace(tables_of(rank, [base + start for start in starts]), True, leave, part_from_group, memory)
