@@ -9,7 +9,7 @@ from typing import Any
 
 from llmc.debug.coverage import Coverage
 from llmc.debug.hf_plan import beside, hf_plan
-from llmc.debug.placements import Placements, RankBytes, rank_bytes
+from llmc.debug.placement_record import Placements, RankBytes, rank_bytes
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME, PLACEMENTS_NAME
 from llmc.errors import EngineFormatError, LlmcError, OptionError

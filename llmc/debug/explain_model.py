@@ -9,7 +9,8 @@ from llmc.debug.coverage_observer import CoverageObserver
 from llmc.debug.dump import dumped
 from llmc.debug.explain import Explanation, RankExplanation
 from llmc.debug.hf_plan import hf_plan
-from llmc.debug.placements import PlacementObserver, rank_bytes
+from llmc.debug.placement_record import rank_bytes
+from llmc.debug.placements import PlacementObserver
 from llmc.errors import LlmcError
 from llmc.graph.capture import Captured
 from llmc.graph.pass_record import PassRecord

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from importlib.util import find_spec
 
-from llmc.debug.placements import PlacedWeight
+from llmc.debug.placement_record import PlacedWeight
 
 # The axis of a weight [out, in] that a style cuts, and what it does besides.
 _STYLES: Mapping[str, tuple[int, str]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 
 from llmc.debug.hf_plan import beside
-from llmc.debug.placements import PlacedCollective, PlacedWeight, Placements, RankBytes
+from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements, RankBytes
 
 
 def placement_lines(found: Placements, memory: RankBytes | None, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:

@@ -5,96 +5,39 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor, fx
 
+from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
-from llmc.program import Program
 
-_PARTITION = "partition"
+_PARTITIONS = ("partition", "partition_experts")
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
 _COLLECTIVES = ("llmc.all_reduce", "llmc.all_gather")
 
 
-@dataclass(frozen=True)
-class PlacedWeight:
-    """Weights that differ by the numbers in their names only. name: with * for those. shape: of all ranks together.
-
-    axis: that is cut, None for one that every rank has whole. parts: elements of it on each rank. length: with padding.
-    nbytes: of one of them on one rank. why: what decided it.
-    """
-
-    name: str
-    count: int
-    shape: tuple[int, ...]
-    axis: int | None
-    parts: tuple[int, ...]
-    length: int
-    nbytes: int
-    why: str
-
-
-@dataclass(frozen=True)
-class PlacedCollective:
-    """Collectives that differ by their layer only. of: what they add up or join. token_bytes: that every rank has in
-    the end, for each token, or for each row of logits."""
-
-    op: str
-    of: str
-    count: int
-    token_bytes: int
-
-
-@dataclass(frozen=True)
-class Placements:
-    """Of a model that is cut for so many ranks."""
-
-    ranks: int
-    weights: tuple[PlacedWeight, ...]
-    collectives: tuple[PlacedCollective, ...]
-
-
-@dataclass(frozen=True)
-class RankBytes:
-    """Of one rank. kv_token: of the cache, a token. arena: of the largest step."""
-
-    weights: int
-    kv_token: int
-    arena: int
-
-
 class PlacementObserver:
-    """Watches a pipeline for what the partition did. placements: None where there is one rank."""
+    """Watches a pipeline for what the partitions did. placements: None where there is one rank."""
 
     def __init__(self) -> None:
         self.placements: Placements | None = None
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """After each pass."""
-        if record.name == _PARTITION and graph.ranks > 1:
+        if record.name in _PARTITIONS and graph.ranks > 1:
             self.placements = placements(graph)
 
 
 def placements(graph: ModelGraph) -> Placements:
     """Of a graph that the partition has just come out of."""
     return Placements(graph.ranks, tuple(_weights(graph)), tuple(_collectives(graph)))
-
-
-def rank_bytes(program: Program) -> RankBytes:
-    """What a rank of a program keeps in memory."""
-    limits = program.limits
-    return RankBytes(
-        weights=sum(slot.nbytes for slot in program.weights),
-        kv_token=sum(cache.bytes_per_block(limits.block_size) for cache in program.caches) // limits.block_size,
-        arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
-    )
 
 
 def _weights(graph: ModelGraph) -> Iterator[PlacedWeight]:

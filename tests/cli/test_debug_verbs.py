@@ -34,7 +34,7 @@ def captured_once() -> Iterator[None]:
     def remembered(model: Path, dtype: str) -> graph_capture.Captured:
         return capture_anew(model, parse_options({"dtype": dtype}))
 
-    def captured(model: Path, options: BuildOptions) -> graph_capture.Captured:
+    def captured(model: Path, options: BuildOptions, *, may_lack_weights: bool = False) -> graph_capture.Captured:
         return remembered(model, options.dtype)
 
     with pytest.MonkeyPatch.context() as patch:

@@ -11,7 +11,7 @@ from llmc.debug.explain import Explanation
 from llmc.debug.explain_model import explain_model
 from llmc.debug.explain_text import overview_lines
 from llmc.debug.hf_plan import beside, hf_plan
-from llmc.debug.placements import PlacedWeight
+from llmc.debug.placement_record import PlacedWeight
 from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default

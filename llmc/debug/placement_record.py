@@ -1,0 +1,64 @@
+"""Which part of each weight a rank has, and what ranks tell each other, as reports keep it: read without torch."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.program import Program
+
+
+@dataclass(frozen=True)
+class PlacedWeight:
+    """Weights that differ by the numbers in their names only. name: with * for those. shape: of all ranks together.
+
+    axis: that is cut, None for one that every rank has whole. parts: elements of it on each rank. length: with padding.
+    nbytes: of one of them on one rank. why: what decided it.
+    """
+
+    name: str
+    count: int
+    shape: tuple[int, ...]
+    axis: int | None
+    parts: tuple[int, ...]
+    length: int
+    nbytes: int
+    why: str
+
+
+@dataclass(frozen=True)
+class PlacedCollective:
+    """Collectives that differ by their layer only. of: what they add up or join. token_bytes: that every rank has in
+    the end, for each token, or for each row of logits."""
+
+    op: str
+    of: str
+    count: int
+    token_bytes: int
+
+
+@dataclass(frozen=True)
+class Placements:
+    """Of a model that is cut for so many ranks."""
+
+    ranks: int
+    weights: tuple[PlacedWeight, ...]
+    collectives: tuple[PlacedCollective, ...]
+
+
+@dataclass(frozen=True)
+class RankBytes:
+    """Of one rank. kv_token: of the cache, a token. arena: of the largest step."""
+
+    weights: int
+    kv_token: int
+    arena: int
+
+
+def rank_bytes(program: Program) -> RankBytes:
+    """What a rank of a program keeps in memory."""
+    limits = program.limits
+    return RankBytes(
+        weights=sum(slot.nbytes for slot in program.weights),
+        kv_token=sum(cache.bytes_per_block(limits.block_size) for cache in program.caches) // limits.block_size,
+        arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
+    )
