@@ -89,7 +89,9 @@ def tiny_model(family: str, **overrides: Any) -> Any:
     auto: Any = AutoModelForCausalLM
     config = AutoConfig.for_model(family, **{**{**FAMILIES, **SPECIAL}[family], **overrides})
     # sdpa, the choice of some versions of transformers for Gemma 2, leaves its soft cap out.
-    model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
+    with torch.random.fork_rng():
+        torch.manual_seed(20240613)  # Of sinks and routers' biases, which begin as noise.
+        model = auto.from_config(config, dtype=torch.float32, attn_implementation="eager")
     generator = torch.Generator().manual_seed(20240613)
     with torch.no_grad():
         for parameter in model.parameters():

@@ -78,6 +78,9 @@ typedef struct {
   LlmcRows y;
   int32_t activation;
   float scale;
+  const int32_t* index;
+  int32_t* pairs;
+  int64_t slots, x_slots, experts;
 } LlmcLinear;
 typedef struct {
   int64_t tokens, groups, channels;
@@ -213,7 +216,7 @@ int64_t llmc_engine_ranks_bytes(int32_t ranks) { return llmc_ranks_bytes(ranks);
 
 const char* llmc_engine_interface(void) {
   return
-      "limits max_batch_tokens=512 max_sequences=64 max_logit_rows=64 max_model_len=64 block_size=16\n"
+      "limits max_batch_tokens=512 max_sequences=64 max_logit_rows=512 max_model_len=64 block_size=16\n"
       "vocabulary 97\n"
       "weight 0 embed F32 [97, 48] panels 24576\n"
       "weight 1 inv_freq F32 [6] vector_f32 24\n"
