@@ -60,7 +60,7 @@ def gather_ranks(engine: EngineDirectory, plan: RankPlan, launch: Launch, tell_l
         place = memory.place(0)
         place.exchange = exchange.function
         rows = StepRows.between(memory, 0, *hops, is_shared=False)
-        return Team(members, shared, memory, place, rows, tell_lost)
+        return Team(members, shared, memory, place, rows, tell_lost, exchange)
     except BaseException:
         end(members)
         shared.close()
@@ -94,7 +94,9 @@ def join_ranks(engine: EngineDirectory, launch: Launch, threads: int) -> None:
     executor = open_rank(engine, plan, max(1, threads // launch.local_ranks), place)
     channel.send({})
     rows = StepRows.between(memory, launch.rank, *hops, is_shared=False)
-    if not serve_steps(executor, channel, rows, channel.receive_into):
+    is_told_to_end = serve_steps(executor, channel, rows, channel.receive_into)
+    exchange.close()
+    if not is_told_to_end:
         channel.send({"gave_up": why[0]})
         raise RankError(f"rank {launch.rank} has lost the others: {why[0]}", at="the engine's ranks", fix=_SEE_FIRST)
 

@@ -148,11 +148,21 @@ def serve_device_rank(
     """Be another rank: open the executor, and do what is told until the other end is closed. Raises LlmcError."""
     executor = open_own()
     channel.send({})
+    message = channel.receive()
+    if message is None:
+        return
+    store = TCPStore("127.0.0.1", message["port"], timeout=patience())
+    place = _met(lambda: meet(plan.rank, plan.ranks, store, memory))
+    try:
+        executor.join(place)
+        _follow(executor, channel, memory)
+    finally:
+        place.part()
+
+
+def _follow(executor: DeviceExecutor, channel: Channel, memory: RankMemory) -> None:
     while (message := channel.receive()) is not None and not memory.lost.any():
-        if message["do"] == "meet":
-            store = TCPStore("127.0.0.1", message["port"], timeout=patience())
-            executor.join(_met(lambda store=store: meet(plan.rank, plan.ranks, store, memory)))  # type: ignore[misc]
-        elif message["do"] == "step":
+        if message["do"] == "step":
             executor.follow(taken_step(message, memory.step(message["number"])))
         elif message["do"] == "copy_blocks":
             executor.copy_blocks(dict(zip(message["to"], message["from"], strict=True)))

@@ -38,12 +38,20 @@ class GlooExchange:
         options._devices = [_device(launch)]
         stage = layout.stage_of(launch.rank)
         self._rank, self._ranks = layout.tensor_rank_of(launch.rank), layout.tensor
-        self._group = _Gloo(PrefixStore(f"gloo{stage}", store), self._rank, self._ranks, options)
+        self._group: Any = _Gloo(PrefixStore(f"gloo{stage}", store), self._rank, self._ranks, options)
+
+    def close(self) -> None:
+        """End gloo's threads. They let go of what Python has made, so one that outlives the interpreter aborts the
+        process."""
+        self._group = None
 
     def _exchange(self, first: int, stride: int, nbytes: int) -> int:
+        group = self._group
         try:
+            if group is None:
+                raise RuntimeError("the ranks have parted")
             places = [_bytes(first + rank * stride, nbytes) for rank in range(self._ranks)]
-            self._group.allgather([places], [places[self._rank]]).wait()
+            group.allgather([places], [places[self._rank]]).wait()
         except Exception as error:  # It cannot go through the library that has called.
             self._failed(" ".join(str(error).split()))
             return 0

@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 from llmc.errors import RankError
 from llmc.processes.lifeline import Lifeline
@@ -49,13 +49,21 @@ class Member:
         return f"was killed by signal {-code}" if code < 0 else f"has ended with code {code}"
 
 
+class Exchange(Protocol):
+    """What collectives go through; its library's threads live until it is closed."""
+
+    def close(self) -> None:
+        """End them."""
+
+
 class Team:
     """Every rank but the first, all of them ready. It is watched from now on.
 
     tell_lost: called by a thread once a rank is lost. place: of the first rank in its library's collectives. memory:
     what all share, or this rank's own, made of `shared`. Once a rank is lost it says so, at which all that share it
     leave their collectives. rows: with which neighbours the first rank exchanges rows, where there are stages. lost:
-    that rank; None also where ranks have lost each other without any that ended.
+    that rank; None also where ranks have lost each other without any that ended. exchange: what brings the places of
+    ranks that share no memory; it is closed with the team.
     """
 
     def __init__(
@@ -66,7 +74,9 @@ class Team:
         place: LlmcRanks,
         rows: StepRows,
         tell_lost: Callable[[], None],
+        exchange: Exchange | None = None,
     ) -> None:
+        self._exchange = exchange
         self.is_lost = threading.Event()
         self._tell_lost = tell_lost
         self.place = place
@@ -139,6 +149,8 @@ class Team:
         self.memory.lost[:] = 1
         self.rows.close()
         end(self._members)
+        if self._exchange is not None:
+            self._exchange.close()
         self._shared.close()
 
     def _watch(self) -> None:
