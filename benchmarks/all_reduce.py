@@ -21,6 +21,7 @@ import sys
 import time
 from collections.abc import Callable
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -109,7 +110,7 @@ def sums() -> dict[str, Sample]:
 
 def _runs(summing: Summing) -> dict[str, Callable[[], float]]:
     return {
-        f"{name}, {nbytes >> 10} KiB": lambda run=run, nbytes=nbytes: run(nbytes)  # type: ignore[misc]
+        f"{name}, {nbytes >> 10} KiB": partial(run, nbytes)
         for nbytes in SIZES
         for name, run in (("shared memory", summing.ours), ("gloo", summing.gloo))
     }

@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Unpack
+from typing import Any, Literal, Unpack
 
 import torch
-from torch import Tensor, nn
-from torch.export import ExportedProgram
+from torch import Tensor
 
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.build_stages import Progress, Stages
@@ -47,7 +46,7 @@ from llmc.engine_format.reader import (
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.files.typed_json import to_json
-from llmc.graph.capture import Captured, capture
+from llmc.graph.capture import Captured, Model, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
@@ -66,9 +65,8 @@ from llmc.program.joined_program import joined_program
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
+from llmc.simulation.choose_division import DivisionWish, consider_divisions
 from llmc.targets import Target, resolve_target
-
-Model = str | Path | nn.Module | ExportedProgram
 
 
 @shows_keywords(BuildKeywords, build_defaults())
@@ -80,6 +78,10 @@ def compile(
     passes: Sequence[Pass] | None = None,
     tokenizer: object | None = None,
     executor: ExecutorName | None = None,
+    parallel: Literal["auto"] | None = None,
+    ranks: int | None = None,
+    memory: float | None = None,
+    trace: str | Path | None = None,
     **options: Unpack[BuildKeywords],
 ) -> Engine:
     """Compile a causal language model and open the engine.
@@ -91,13 +93,15 @@ def compile(
     [1, T, V], or an ExportedProgram of one. target: a name from `llmc targets`. output: where the engine directory
     goes; without it, a temporary one that lives as long as the engine (Engine.save keeps it). passes: replaces
     llmc.passes.default(). tokenizer: for a model object, or in the place of a directory's own: a fast tokenizer of
-    transformers, a tokenizers.Tokenizer, or a directory. executor: as in llmc.load. options: the fields of
-    llmc.options.BuildOptions. Raises LlmcError.
+    transformers, a tokenizers.Tokenizer, or a directory. executor: as in llmc.load. parallel: "auto" divides `ranks`,
+    each with so many GB of memory (by default the target's), as the simulator finds best under the load of a trace (by
+    default 200 requests at once; docs/parallel.md). options: the fields of llmc.options.BuildOptions. Raises LlmcError.
     """
     owned = None if output is not None else tempfile.TemporaryDirectory(prefix="llmc-")
     path = output if owned is None else Path(owned.name) / "engine.llmc"
     assert path is not None
-    built = build(model, path, target=target, passes=passes, tokenizer=tokenizer, **options)
+    wish: Any = {"parallel": parallel, "ranks": ranks, "memory": memory, "trace": trace}
+    built = build(model, path, target=target, passes=passes, tokenizer=tokenizer, **wish, **options)
     return load(built.path, executor=executor, owned=owned)
 
 
@@ -110,11 +114,20 @@ def build(
     passes: Sequence[Pass] | None = None,
     tokenizer: object | None = None,
     progress: Progress | None = None,
+    parallel: Literal["auto"] | None = None,
+    ranks: int | None = None,
+    memory: float | None = None,
+    trace: str | Path | None = None,
     **options: Unpack[BuildKeywords],
 ) -> BuildReport:
     """Compile a model into an engine directory at `output`, whole or not at all. Arguments as in `compile`."""
-    place = path_argument("output", output)
-    return _build(model, place, resolve_target(target), parse_options(options), passes, tokenizer, Stages(progress))
+    place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
+    wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
+    wish.check(options)
+    if parallel is not None:
+        pipeline = default() if passes is None else _checked(passes)
+        parsed = parsed.model_copy(update=consider_divisions(model, resolved, wish, options, pipeline).sizes())
+    return _build(model, place, resolved, parsed, passes, tokenizer, Stages(progress))
 
 
 def _build(

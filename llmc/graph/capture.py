@@ -25,6 +25,9 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions
 
+# A directory, a transformers model, a module from token ids to logits, or an exported one.
+Model = str | Path | nn.Module | ExportedProgram
+
 TOKENIZER, SETTINGS = "tokenizer.json", "tokenizer_config.json"
 TOKENIZER_FILES = (
     TOKENIZER,
@@ -51,9 +54,7 @@ class Captured:
         return next((file for file in self.tokenizer_files if file.name == TOKENIZER), None)
 
 
-def capture(
-    model: str | Path | nn.Module | ExportedProgram, options: BuildOptions, *, may_lack_weights: bool = False
-) -> Captured:
+def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = False) -> Captured:
     """Capture a model directory, a transformers model, a plain module or an exported program.
 
     The graph takes input_ids and positions, both [1, T] int64, and returns logits [1, T, vocab]; T is symbolic.
@@ -75,9 +76,7 @@ def capture(
     return replace(captured, graph=replace(captured.graph, speculative=checkpoint), source=source)
 
 
-def _capture(
-    model: str | Path | nn.Module | ExportedProgram, options: BuildOptions, may_lack_weights: bool
-) -> Captured:
+def _capture(model: Model, options: BuildOptions, may_lack_weights: bool) -> Captured:
     if isinstance(model, ExportedProgram):
         return Captured(*capture_program(model, options))
     if isinstance(model, nn.Module):

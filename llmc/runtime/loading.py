@@ -53,7 +53,7 @@ def load(
     """
     drafts = None if speculation is None else _speculative_config(speculation, output_cache_bytes)
     place, check = path_argument("path", path), None
-    work_for_first_rank(place, threads)
+    work_for_first_rank(place, threads, executor)
     if check_weights:
         directory, check = start_engine(place)
     else:

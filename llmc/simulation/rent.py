@@ -54,10 +54,14 @@ def rent_for_model(
     load: Sequence[Arrival],
     goals: Mapping[str, float],
     told: Told = lambda doing: None,
+    *,
+    has_stages: bool = True,
 ) -> Comparison:
-    """Every division of the ranks, or only that which the options ask for. told: what is being done."""
+    """Every division of the ranks, or only that which the options ask for. told: what is being done. has_stages:
+    whether layers may be in stages."""
     asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
     ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
+    ways = tuple(way for way in ways if has_stages or way.layout.pipeline == 1)
     programs = model_programs(captured, passes, options, machine.target, told)
     machine = _measured(machine, lambda: programs.program(RankLayout()))
     return compare(ways, programs.program, machine, load, goals, _telling(told))

@@ -8,9 +8,13 @@ from typing import Any
 import pytest
 
 from llmc.cli.parallel_options import ParallelOptions
+from llmc.compiler import build, compile
+from llmc.engine_format.manifest import read_manifest
 from llmc.errors import OptionError
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
+from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.simulation.choose_division import DivisionWish, consider_divisions
 from llmc.targets import resolve_target
 from tests.tiny_models import tiny_checkpoint
 
@@ -46,6 +50,26 @@ def test_what_does_not_fit_is_told(checkpoint: Path, trace: Path) -> None:
         plan.divide(checkpoint, resolve_target("h100"), ONE_RANK, default())
 
 
+def test_what_does_not_fit_is_told_in_python(checkpoint: Path, trace: Path, tmp_path: Path) -> None:
+    with pytest.raises(OptionError, match="no way to divide the ranks of h100 serves this"):
+        build(checkpoint, tmp_path / "engine", target="h100", parallel="auto", ranks=2, memory=1e-6, trace=trace)
+
+
+@pytest.mark.slow
+def test_the_best_division_is_built(checkpoint: Path, trace: Path) -> None:
+    """By the rates of this machine, which decide how many ranks it has."""
+    with compile(checkpoint, parallel="auto", ranks=2, trace=trace, max_batch_tokens=32) as engine:
+        assert engine.generate([[1, 2, 3]], SamplingParams(max_tokens=2))
+        built = read_manifest(engine.path).options
+    assert (built["tensor_parallel_size"], built["pipeline_parallel_size"]) in {(1, 1), (2, 1)}
+
+
+def test_gpus_have_no_stages(checkpoint: Path, trace: Path) -> None:
+    """A division that could not be built is not looked at."""
+    found = consider_divisions(checkpoint, resolve_target("h100"), DivisionWish("auto", 2, trace=trace), {}, default())
+    assert [each.division.layout.pipeline for each in found.comparison.outcomes] == [1, 1]
+
+
 def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     assert ParallelOptions().divide(tmp_path, resolve_target("h100"), ONE_RANK, ()) == {}
 
@@ -55,7 +79,9 @@ def test_without_a_plan_nothing_is_done(tmp_path: Path) -> None:
     [
         (ParallelOptions("best", ranks=2), {}, "there is no plan 'best'"),
         (ParallelOptions("auto"), {}, "a plan is chosen for a number of ranks"),
-        (ParallelOptions(ranks=2), {}, "--ranks is for plans that are chosen"),
+        (ParallelOptions("auto", ranks=True), {}, "for a number of ranks, not for True"),
+        (ParallelOptions("auto", ranks=2, memory=0), {}, "a rank cannot have 0 GB"),
+        (ParallelOptions(ranks=2), {}, "ranks is for plans that are chosen"),
         (ParallelOptions("auto", ranks=2), {"tensor_parallel_size": 2}, "the ranks are divided already"),
     ],
 )

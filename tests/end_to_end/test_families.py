@@ -11,7 +11,7 @@ from torch import nn
 
 import llmc
 from llmc import SamplingParams
-from llmc.compiler import Model
+from llmc.graph.capture import Model
 from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy, random_tokens, torch_logits
 from tests.plain_modules import eager_decoder, sdpa_decoder
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model

@@ -55,8 +55,7 @@ def open_executor(
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
     """
-    chosen = _default(directory) if name is None else check_executor_name(name)
-    _check_name(directory, chosen)
+    chosen = chosen_executor(directory, name)
     if chosen == "cuda":
         from llmc.runtime.executors.cuda import open_cuda
 
@@ -68,6 +67,13 @@ def open_executor(
         check_target(directory.path, directory.manifest.target)
     blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, second)
     return _opened(directory, blocks, threads, chosen, check), blocks
+
+
+def chosen_executor(directory: EngineDirectory, name: ExecutorName | None) -> ExecutorName:
+    """The one of that name, or what the engine was built for. Raises OptionError for a name that it is not made for."""
+    chosen = _default(directory) if name is None else check_executor_name(name)
+    _check_name(directory, chosen)
+    return chosen
 
 
 def open_second(

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import partial
 from typing import Protocol, TypeVar
 
 import numpy as np
@@ -86,7 +87,7 @@ class RankedDeviceExecutor:
         try:
             store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, timeout=patience())
             self._team.tell({"do": "meet", "port": store.port})
-            self._place = _met(lambda: meet(0, ranks, store, self._team.memory))
+            self._place = _met(partial(meet, 0, ranks, store, self._team.memory))
             own.join(self._place)
         except BaseException:
             self.close()
@@ -152,7 +153,7 @@ def serve_device_rank(
     if message is None:
         return
     store = TCPStore("127.0.0.1", message["port"], timeout=patience())
-    place = _met(lambda: meet(plan.rank, plan.ranks, store, memory))
+    place = _met(partial(meet, plan.rank, plan.ranks, store, memory))
     try:
         executor.join(place)
         _follow(executor, channel, memory)

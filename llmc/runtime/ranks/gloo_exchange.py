@@ -52,7 +52,7 @@ class GlooExchange:
                 raise RuntimeError("the ranks have parted")
             places = [_bytes(first + rank * stride, nbytes) for rank in range(self._ranks)]
             group.allgather([places], [places[self._rank]]).wait()
-        except Exception as error:  # It cannot go through the library that has called.
+        except RuntimeError as error:  # What gloo raises, of which torch's DistError is one.
             self._failed(" ".join(str(error).split()))
             return 0
         return 1

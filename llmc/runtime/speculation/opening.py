@@ -14,6 +14,7 @@ from llmc.prediction.step_prior import step_prior
 from llmc.program import Limits, Program
 from llmc.program.step_outputs import DRAFT_IDS
 from llmc.runtime.executors.opening import ExecutorName, open_second
+from llmc.runtime.ranks.launch import refuse_launched
 from llmc.runtime.speculation.acceptance import Acceptance, Rejection, Typical
 from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod
 from llmc.runtime.speculation.built_in_draft import BuiltInDraft, start_built_in
@@ -86,16 +87,20 @@ def plan_speculation(
     """For the engine that is about to be opened. limits: the engine's, or lower ones that were asked for.
 
     Warns where many requests get fewer drafts than each may have. Raises OptionError for what does not fit the engine,
-    EngineFormatError for a draft model that is no whole engine.
+    EngineFormatError for a draft model that is no whole engine, RankError for one whose ranks torchrun has not started.
     """
     tokens = min(max_step_tokens or limits.max_batch_tokens, limits.max_batch_tokens)
     _check_room(config.num_speculative_tokens, tokens, limits)
     _warn_of_few_rows(config.num_speculative_tokens, tokens, limits)
     if isinstance(config, DraftModelConfig):
-        return SpeculationPlan(config, first, start_second(Path(config.model), first, check_weights=check_weights))
+        second = start_second(Path(config.model), first, check_weights=check_weights)
+        _check_ranks(second.program, "build what drafts for one rank: --tensor-parallel-size 1")
+        return SpeculationPlan(config, first, second)
     if isinstance(config, Eagle3Config | MtpConfig):
         method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
-        return SpeculationPlan(config, first, start_built_in(first, method, check_weights=check_weights))
+        draft = start_built_in(first, method, check_weights=check_weights)
+        _check_ranks(draft.program, "draft with ngram, suffix or lookahead, or with an engine of one rank")
+        return SpeculationPlan(config, first, draft)
     if isinstance(config, MedusaConfig):
         _check_heads(first)
     return SpeculationPlan(config, first, None)
@@ -103,6 +108,12 @@ def plan_speculation(
 
 def _prior(program: Program, first: EngineDirectory) -> Prior | None:
     return step_prior(program, first.manifest.target.name)
+
+
+def _check_ranks(second: Program, instead: str) -> None:
+    """Of what drafts: those that torchrun has started are ranks of the engine that it drafts for."""
+    if second.layout.ranks > 1:
+        refuse_launched("the engine that drafts", at=OPTION, fix=f"{instead}; or start one process, without torchrun")
 
 
 def _check_heads(engine: EngineDirectory) -> None:

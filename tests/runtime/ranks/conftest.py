@@ -27,18 +27,17 @@ NewEngine = Callable[..., Path]
 
 @pytest.fixture(scope="session")
 def of_ranks(tmp_path_factory: pytest.TempPathFactory) -> NewEngine:
-    """Gives the engine of a tiny Qwen3 for so many ranks, and for so many sequences; each is built once."""
+    """Gives the engine of a tiny Qwen3 for so many ranks, and for so many sequences, of a kind; each is built once."""
     # Not above: compiling imports Triton, and nothing has said yet that its kernels are interpreted.
     from llmc.compiler import build
 
     checkpoint = tiny_checkpoint("qwen3", tmp_path_factory.mktemp("qwen3"))
 
     @cache
-    def built(ranks: int, max_sequences: int = 4) -> Path:
+    def built(ranks: int, max_sequences: int = 4, target: str = "cpu") -> Path:
         folder = tmp_path_factory.mktemp(f"of-{ranks}")
-        return build(
-            checkpoint, folder / "engine.llmc", tensor_parallel_size=ranks, **{**LIMITS, "max_sequences": max_sequences}
-        ).path
+        options = {**LIMITS, "max_sequences": max_sequences}
+        return build(checkpoint, folder / "engine.llmc", target=target, tensor_parallel_size=ranks, **options).path
 
     return built
 

@@ -21,6 +21,8 @@ from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
 from llmc.runtime.ranks.launch import Launch, launched
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.runtime.server.options import ServeOptions
+from llmc.runtime.server.replicas.serve_replicas import serve_replicas
 from tests.runtime.ranks.conftest import NewEngine
 from tests.tiny_models import tiny_tokens
 
@@ -104,6 +106,27 @@ def test_a_port_in_use(of_ranks: NewEngine, first: int) -> None:
 def test_as_many_processes_as_ranks(of_ranks: NewEngine, first: int) -> None:
     with pytest.raises(RankError, match="the engine was built for 3 ranks, and 2 processes were started"):
         load(of_ranks(3), threads=1)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_ranks_of_one_process_are_not_launched(
+    rank: int, of_ranks: NewEngine, first: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of the processes says so, and none waits for the others."""
+    monkeypatch.setenv("RANK", str(rank))
+    with pytest.raises(RankError, match="2 processes, and an engine for reference that reference runs has its ranks"):
+        load(of_ranks(2, target="reference"), threads=1)
+
+
+def test_a_draft_of_several_ranks_is_not_launched(of_ranks: NewEngine, first: int) -> None:
+    drafts = {"method": "draft_model", "model": str(of_ranks(2)), "num_speculative_tokens": 2}
+    with pytest.raises(RankError, match="2 processes, the ranks of one engine, and the engine that drafts has ranks"):
+        load(of_ranks(2), threads=1, speculation=drafts)
+
+
+def test_replicas_are_not_launched(first: int) -> None:
+    with pytest.raises(RankError, match="2 processes, the ranks of one engine, and each replica has ranks of its own"):
+        serve_replicas(ServeOptions(engine=Path("engine.llmc")), 2, "prefix", lambda address: None)
 
 
 def test_what_is_launched() -> None:

@@ -14,6 +14,7 @@ import pytest
 
 from llmc.compiler import build
 from llmc.errors import RankError
+from llmc.runtime.executors.opening import ExecutorName
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
@@ -55,3 +56,12 @@ def test_a_lost_rank_is_named(path: Path) -> None:
         os.kill(lost, signal.SIGKILL)
         with pytest.raises(RankError, match=rf"rank 1 \(process {lost}\) was killed by signal 9"):
             engine.generate([tiny_tokens(5)], SamplingParams(max_tokens=2))
+
+
+@pytest.mark.parametrize("executor", ["triton_interpreter", "reference", None])
+def test_torchrun_starts_none(path: Path, executor: ExecutorName | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process starts the ranks of a machine's GPUs by itself."""
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}.items():
+        monkeypatch.setenv(name, value)
+    with pytest.raises(RankError, match=r"an engine for h100 that .* runs has its ranks on one machine"):
+        load(path, executor=executor)

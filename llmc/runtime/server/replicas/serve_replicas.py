@@ -11,6 +11,7 @@ from pathlib import Path
 from fastapi import FastAPI
 
 from llmc.errors import LlmcError, OptionError
+from llmc.runtime.ranks.launch import refuse_launched
 from llmc.runtime.server.app import outer_middleware
 from llmc.runtime.server.errors import add_error_handlers
 from llmc.runtime.server.lifecycle import Lifecycle
@@ -31,13 +32,19 @@ def serve_replicas(options: ServeOptions, count: int, routing: str, listening: C
     """Serve until the process is told to end; whether every request was finished then.
 
     listening: told the address once every replica answers.
-    Raises OptionError for an unknown routing, LlmcError if a replica does not start.
+    Raises OptionError for an unknown routing, RankError in a process that torchrun has started, LlmcError if a replica
+    does not start.
     """
     names = [known.value for known in Routing]
     if routing not in names:
         raise OptionError(
             f"--routing cannot be {routing!r}", at=f"--routing {routing}", fix=f"give {' or '.join(names)}"
         )
+    refuse_launched(
+        "each replica",
+        at=f"--data-parallel-size {count}",
+        fix="start llmc serve once, without torchrun: replicas start their ranks by themselves",
+    )
     with listen(options) as listener, tempfile.TemporaryDirectory(prefix="llmc-replicas-") as folder:
         router, lifecycle = Router(Routing(routing)), Lifecycle()
         worker_options = options_of_worker(options, count)

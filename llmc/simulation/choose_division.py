@@ -1,0 +1,103 @@
+"""`parallel="auto"`: divide the ranks of a build as the simulator finds best under a load."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from llmc.errors import OptionError
+from llmc.options import parse_options
+
+if TYPE_CHECKING:
+    from llmc.graph.capture import Model
+    from llmc.passes.rewrite import Pass
+    from llmc.simulation.compare import Comparison
+    from llmc.simulation.divisions import Division
+    from llmc.simulation.pricing import Machine
+    from llmc.targets import Target
+
+# Of the load that is taken for granted, at once.
+REQUESTS = 200
+
+
+@dataclass(frozen=True)
+class DivisionWish:
+    """parallel: "auto", or None for a build as its options divide it. ranks: how many there are. memory: GB of one,
+    by default the target's. trace: the load, as `llmc simulate` takes it; by default REQUESTS requests at once."""
+
+    parallel: str | None = None
+    ranks: int | None = None
+    memory: float | None = None
+    trace: Path | None = None
+
+    def check(self, options: Mapping[str, Any]) -> None:
+        """Raise OptionError for what does not go together. options: of the build."""
+        if self.parallel not in (None, "auto"):
+            raise OptionError(f"there is no plan {self.parallel!r}", at=f"parallel={self.parallel!r}", fix="say auto")
+        if self.parallel is None:
+            given = [name for name in ("ranks", "memory", "trace") if getattr(self, name) is not None]
+            if given:
+                raise OptionError(f"{given[0]} is for plans that are chosen", at=given[0], fix="ask for parallel auto")
+        elif type(self.ranks) is not int:
+            seen = "" if self.ranks is None else f", not for {self.ranks!r}"
+            raise OptionError(f"a plan is chosen for a number of ranks{seen}", at="ranks", fix="say how many there are")
+        elif self.memory is not None and (type(self.memory) not in (int, float) or not 0 < self.memory < math.inf):
+            raise OptionError(f"a rank cannot have {self.memory!r} GB", at="memory", fix="give a number above 0")
+        elif options.get("tensor_parallel_size", 1) > 1 or options.get("pipeline_parallel_size", 1) > 1:
+            raise OptionError(
+                "the ranks are divided already",
+                at="parallel=auto",
+                fix="leave out tensor_parallel_size and pipeline_parallel_size, or parallel",
+            )
+
+
+@dataclass(frozen=True)
+class Considered:
+    """comparison: of every division of a machine's ranks that can be built, under a load of so many requests."""
+
+    comparison: Comparison
+    machine: Machine
+    requests: int
+
+    @property
+    def best(self) -> Division:
+        """Raises OptionError where none can serve the load, with what would."""
+        from llmc.simulation.compare import best_or_refuse
+
+        return best_or_refuse(self.comparison, self.machine).division
+
+    def sizes(self) -> dict[str, int]:
+        """Of the best, as options of a build; replicas are for whoever serves. Raises OptionError as `best`."""
+        layout = self.best.layout
+        return {"tensor_parallel_size": layout.tensor, "pipeline_parallel_size": layout.pipeline}
+
+
+def consider_divisions(
+    model: Model,
+    target: Target,
+    wish: DivisionWish,
+    options: Mapping[str, Any],
+    passes: Sequence[Pass],
+    told: Callable[[str], None] = lambda doing: None,
+) -> Considered:
+    """Serve the load in each way to divide the ranks. options: of the build. told: what is being done. Raises
+    LlmcError."""
+    # Here, because they take long to import.
+    from llmc.bench.prompts import PromptShape
+    from llmc.codegen.target_kind import kind_of
+    from llmc.graph.capture import capture
+    from llmc.simulation.load import drawn_load, longest, read_trace
+    from llmc.simulation.rent import machine_of, rent_for_model
+
+    assert wish.ranks is not None, "the wish was checked"
+    load = drawn_load(PromptShape(), REQUESTS, None, 0) if wish.trace is None else read_trace(wish.trace)
+    machine = machine_of(target, wish.ranks, memory_bytes=None if wish.memory is None else int(wish.memory * 1e9))
+    asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
+    told("capturing")
+    captured = capture(model, asked, may_lack_weights=True)
+    has_stages = kind_of(target).has_stages
+    found = rent_for_model(captured, passes, asked, machine, wish.ranks, load, {}, told, has_stages=has_stages)
+    return Considered(found, machine, len(load))
