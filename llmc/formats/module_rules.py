@@ -1,14 +1,90 @@
-"""Rules that say which weights an option is for: `PATTERN=WHAT`, by the weights' names in the checkpoint."""
+"""Options that say something of each weight: `WHAT` for all, `PATTERN=WHAT` for some, by names in the checkpoint."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 from fnmatch import fnmatchcase
+from typing import Generic, Protocol, TypeVar
+
+from llmc.errors import OptionError
 
 
-def matches_module(pattern: str, module: str) -> bool:
-    """Whether a glob is for a module, such as `model.layers.0.mlp.down_proj`: for its name, or the end of it after a
-    dot."""
-    return fnmatchcase(module, pattern) or fnmatchcase(module, f"*.{pattern}")
+class LooksAtData(Protocol):
+    """What a scheme tells of itself. needs_calibration: whether it takes text to run the model on."""
+
+    @property
+    def needs_calibration(self) -> bool: ...
+
+
+S = TypeVar("S")
+SchemeT = TypeVar("SchemeT", bound=LooksAtData)
+
+
+@dataclass(frozen=True)
+class Rule(Generic[S]):
+    """scheme: for modules whose dotted name, or the end of it after a dot, matches the glob pattern; None: none."""
+
+    pattern: str
+    scheme: S | None
+
+    def matches(self, module: str) -> bool:
+        """Whether the rule is for a module, such as `model.layers.0.mlp.down_proj`."""
+        return fnmatchcase(module, self.pattern) or fnmatchcase(module, f"*.{self.pattern}")
+
+
+def last_rule(rules: tuple[Rule[S], ...], module: str) -> Rule[S] | None:
+    """The rule that decides on a module: the last one that matches."""
+    return next((rule for rule in reversed(rules) if rule.matches(module)), None)
+
+
+@dataclass(frozen=True)
+class ModuleSchemes(Generic[SchemeT]):
+    """default: of every product's weight that no rule is for; None leaves it alone."""
+
+    default: SchemeT | None
+    rules: tuple[Rule[SchemeT], ...]
+
+    @property
+    def is_none(self) -> bool:
+        """Whether all weights are left alone."""
+        return not self.schemes
+
+    @property
+    def schemes(self) -> tuple[SchemeT, ...]:
+        """Every scheme that is named."""
+        return tuple(s for s in (self.default, *(rule.scheme for rule in self.rules)) if s is not None)
+
+    @property
+    def needs_calibration(self) -> bool:
+        """Whether it takes text to run the model on."""
+        return any(scheme.needs_calibration for scheme in self.schemes)
+
+    def rule_for(self, *names: str) -> Rule[SchemeT] | None:
+        """The rule that decides on a module of these names, None if the default does; earlier names go first."""
+        return next((rule for name in names if (rule := last_rule(self.rules, name)) is not None), None)
+
+
+def split_items(
+    items: Iterable[str], option: str, parse: Callable[[str], S | None]
+) -> tuple[str | None, tuple[Rule[S], ...]]:
+    """The item that is for everything, if there is one, and the rules of the others. Raises OptionError for a second
+    one for everything."""
+    rules: list[Rule[S]] = []
+    seen: str | None = None
+    for item in items:
+        pattern, text = split_rule(item)
+        if pattern is not None:
+            rules.append(Rule(pattern, parse(text)))
+            continue
+        if seen is not None:
+            raise OptionError(
+                f"two schemes for everything, {seen} and {item}",
+                at=f"{option}={seen},{item}",
+                fix=f"say which modules the second is for, such as lm_head={item}",
+            )
+        seen = item
+    return seen, tuple(rules)
 
 
 def split_rule(item: str) -> tuple[str | None, str]:

@@ -9,7 +9,7 @@ from typing import Literal
 
 from llmc.errors import OptionError
 from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
-from llmc.formats.module_rules import matches_module, split_rule
+from llmc.formats.module_rules import ModuleSchemes, split_items
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 
@@ -168,18 +168,6 @@ def _number(text: str, low: float, high: float, word: str) -> float:
 
 
 @dataclass(frozen=True)
-class Rule:
-    """scheme: for modules whose dotted name, or the end of it after a dot, matches the glob pattern; None: none."""
-
-    pattern: str
-    scheme: Scheme | None
-
-    def matches(self, module: str) -> bool:
-        """Whether the rule is for a module, such as `model.layers.0.mlp.down_proj`."""
-        return matches_module(self.pattern, module)
-
-
-@dataclass(frozen=True)
 class Budget:
     """auto:BITS — the least sensitive weights at 4 bits, others in smaller groups, at 5, 6 or 8 bits or none, so that
     the mean is at most `bits`. method: how those below 8 bits are rounded."""
@@ -195,56 +183,28 @@ class Budget:
 
 
 @dataclass(frozen=True)
-class Quantization:
-    """What the option `quantize` says. default: of every weight that no rule matches; of rules the last one counts."""
+class Quantization(ModuleSchemes[Scheme]):
+    """What the option `quantize` says. budget: of every weight that no rule is for, in the place of a default."""
 
-    default: Scheme | None
-    budget: Budget | None
-    rules: tuple[Rule, ...]
+    budget: Budget | None = None
 
     @property
     def is_none(self) -> bool:
         """Whether nothing is quantized."""
-        return not self.schemes and self.budget is None
-
-    @property
-    def schemes(self) -> tuple[Scheme, ...]:
-        """Every scheme that is named."""
-        return tuple(s for s in (self.default, *(rule.scheme for rule in self.rules)) if s is not None)
+        return super().is_none and self.budget is None
 
     @property
     def needs_calibration(self) -> bool:
         """Whether it takes text to run the model on."""
-        return self.budget is not None or any(s.needs_calibration for s in self.schemes)
-
-    def rule_for(self, module: str) -> Rule | None:
-        """The rule that decides on a module, None if the default does."""
-        return next((rule for rule in reversed(self.rules) if rule.matches(module)), None)
+        return super().needs_calibration or self.budget is not None
 
 
 def parse_quantization(items: Iterable[str]) -> Quantization:
     """Items as in `("int4-gptq:g64", "lm_head=int8", "*.down_proj=none")`. Raises OptionError."""
-    default: Scheme | None = None
-    budget: Budget | None = None
-    rules: list[Rule] = []
-    seen: str | None = None
-    for item in items:
-        pattern, scheme = split_rule(item)
-        if pattern is not None:
-            rules.append(Rule(pattern, parse_scheme(scheme)))
-            continue
-        if seen is not None:
-            raise OptionError(
-                f"two schemes for everything, {seen} and {item}",
-                at=f"quantize={seen},{item}",
-                fix=f"say which modules the second is for, such as lm_head={item}",
-            )
-        seen = item
-        if item.partition(":")[0] == "auto":
-            budget = _parse_budget(item)
-        else:
-            default = parse_scheme(item)
-    return Quantization(default, budget, tuple(rules))
+    default, rules = split_items(items, "quantize", parse_scheme)
+    if default is not None and default.partition(":")[0] == "auto":
+        return Quantization(None, rules, _parse_budget(default))
+    return Quantization(None if default is None else parse_scheme(default), rules)
 
 
 def _parse_budget(text: str) -> Budget:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmc.errors import OptionError
-from llmc.formats.module_rules import matches_module, split_rule
+from llmc.formats.module_rules import ModuleSchemes, split_items
 
 Method = Literal["magnitude", "wanda", "sparsegpt"]
 
@@ -48,60 +48,14 @@ class SparseScheme:
         return False
 
 
-@dataclass(frozen=True)
-class SparseRule:
-    """scheme: for modules whose dotted name, or the end of it after a dot, matches the glob pattern; None: none."""
-
-    pattern: str
-    scheme: SparseScheme | None
-
-
-@dataclass(frozen=True)
-class Sparsity:
-    """What the option `sparsity` says. default: of every product but the output projection; of rules the last one that
-    matches counts."""
-
-    default: SparseScheme | None
-    rules: tuple[SparseRule, ...]
-
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing is made sparse."""
-        return not self.schemes
-
-    @property
-    def schemes(self) -> tuple[SparseScheme, ...]:
-        """Every scheme that is named."""
-        return tuple(s for s in (self.default, *(rule.scheme for rule in self.rules)) if s is not None)
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether it takes text to run the model on."""
-        return any(scheme.needs_calibration for scheme in self.schemes)
-
-    def rule_for(self, module: str) -> SparseRule | None:
-        """The rule that decides on a module, None if the default does."""
-        return next((rule for rule in reversed(self.rules) if matches_module(rule.pattern, module)), None)
+# What the option `sparsity` says. The default is not the output projection's, which decides on every token.
+Sparsity = ModuleSchemes[SparseScheme]
 
 
 def parse_sparsity(items: Iterable[str]) -> Sparsity:
     """Items as in `("sparsegpt:0.5", "lm_head=magnitude:2:4", "*.down_proj=none")`. Raises OptionError."""
-    default: SparseScheme | None = None
-    rules: list[SparseRule] = []
-    seen: str | None = None
-    for item in items:
-        pattern, text = split_rule(item)
-        if pattern is not None:
-            rules.append(SparseRule(pattern, parse_sparse_scheme(text)))
-            continue
-        if seen is not None:
-            raise OptionError(
-                f"two schemes for everything, {seen} and {item}",
-                at=f"sparsity={seen},{item}",
-                fix=f"say which modules the second is for, such as down_proj={item}",
-            )
-        seen, default = item, parse_sparse_scheme(item)
-    return Sparsity(default, tuple(rules))
+    default, rules = split_items(items, "sparsity", parse_sparse_scheme)
+    return Sparsity(None if default is None else parse_sparse_scheme(default), rules)
 
 
 def parse_sparse_scheme(text: str) -> SparseScheme | None:

@@ -21,7 +21,8 @@ from llmc.errors import OptionError
 from llmc.formats.schemes import SCHEMES, Budget, Scheme
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
-from llmc.passes.quantization.plan import HEAD, Planned, head_scheme
+from llmc.passes.planned_weight import HEAD
+from llmc.passes.quantization.plan import Planned, head_scheme
 from llmc.passes.quantization.sensitivity import bits_of, elements_of, ladders, unit_schemes, units_of
 from llmc.passes.quantization.spend_bits import Rung, spend
 
@@ -60,11 +61,11 @@ def choose_schemes(
     measure: the divergence of the model with these schemes, by module. Raises OptionError for a budget that all at 4
     bits exceed.
     """
-    units = units_of([each for each in planned if not each.is_fixed and each.products])
+    units = units_of([each for each in planned if not each.is_ruled and each.products])
     if not units:
         return tuple(planned), {}
-    schemes_of = [unit_schemes(graph, unit, budget) for unit in units]
-    fixed = sum(bits_of(each, each.scheme) for each in planned if each.is_fixed and each.products)
+    schemes_of = [unit_schemes(unit, budget) for unit in units]
+    fixed = sum(bits_of(each, each.scheme) for each in planned if each.is_ruled and each.products)
     elements = sum(elements_of(each) for each in planned if each.products)
     _check_budget(units, schemes_of, budget, fixed, elements)
     rungs = ladders(graph, units, schemes_of, sequences, data)

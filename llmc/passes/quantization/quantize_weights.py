@@ -29,6 +29,7 @@ from llmc.graph.weights import evaluate
 from llmc.ops.token_codes import token_codes, token_values
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import why_not
 from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.gptq import gptq
@@ -71,13 +72,9 @@ quantize_weights = WeightPass("quantize_weights", run, Numerics.LOSSY, budget=_B
 
 
 def _why_not(planned: Planned, quantization: Quantization, reasons: dict[str, str]) -> str:
-    """Why a weight is left alone, by the option's own words."""
-    rule = quantization.rule_for(planned.module)
     if planned.module in reasons:
         return f"{planned.module} keeps all its bits: {reasons[planned.module]}"
-    if rule is None:
-        return f"no rule names {planned.module}, and there is no scheme for all"
-    return f"{rule.pattern}=none leaves {planned.module} alone"
+    return why_not(planned, quantization, "alone")
 
 
 def _divergence(

@@ -21,8 +21,8 @@ from llmc.graph.stored_codes import UnpackedCodes
 from llmc.graph.weights import Constant, Recipe, Stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import PRODUCTS, readers_of_weights
 from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens
-from llmc.passes.quantization.plan import PRODUCTS, readers_of_weights
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog

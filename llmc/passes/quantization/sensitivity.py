@@ -112,7 +112,7 @@ def units_of(planned: Sequence[Planned]) -> list[list[Planned]]:
     return list(units.values())
 
 
-def unit_schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
+def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]:
     """What a unit may get, in ascending bits. Raises OptionError if no group of codes divides its columns."""
     *finer, eight = budget.schemes
     coded = [
@@ -124,7 +124,7 @@ def unit_schemes(graph: ModelGraph, unit: Sequence[Planned], budget: Budget) -> 
     fitting = [scheme for scheme in coded if all(each.shape[1] % (scheme.group or 1) == 0 for each in unit)]
     if not fitting:
         for each in unit:
-            check_columns(graph, each, coded[-1])
+            check_columns(each, coded[-1])
     return [*fitting, eight, None]
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, fx
 from llmc.errors import PassError
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource, evaluate
-from llmc.passes.quantization.plan import PRODUCTS
+from llmc.passes.planned_weight import PRODUCTS
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from llmc.graph.weights import evaluate, stored_names
 from llmc.ops.sparse_weight import is_stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.quantization.plan import PRODUCTS, module_names, readers_of_weights
+from llmc.passes.planned_weight import PRODUCTS, module_names, readers_of_weights
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
 

@@ -18,13 +18,14 @@ from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
 from llmc.formats.sparse_weight import SparseWeight
-from llmc.formats.sparsity import SparseScheme, Sparsity
+from llmc.formats.sparsity import SparseScheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import why_not
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.column_sweep import InputSolvers
 from llmc.passes.quantization.stream import Stream
@@ -48,7 +49,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
     planned = tuple(each for each in plan_zeros(graph, sparsity) if each.module not in done)
     for each in planned:
         for product in each.products if each.scheme is None else ():
-            log.refuse(Refusal(_why_not(each, sparsity), product, is_asked=True))
+            log.refuse(Refusal(why_not(each, sparsity, "dense"), product, is_asked=True))
     sequences: tuple[Tensor, ...] = ()
     if sparsity.needs_calibration or options.calibration is not None:
         sequences = calibration_sequences(graph, options, data)
@@ -145,13 +146,3 @@ def sparse_record(
         error=(float(lost.square().sum()) / right) ** 0.5 if right > 0 else 0.0,
         is_output_error=x is not None,
     )
-
-
-def _why_not(planned: PlannedZeros, sparsity: Sparsity) -> str:
-    """Why a weight is left alone, by the option's own words."""
-    rule = sparsity.rule_for(planned.module)
-    if planned.is_ruled and rule is not None:
-        return f"{rule.pattern}=none leaves {planned.module} dense"
-    if sparsity.default is None:
-        return f"no rule names {planned.module}, and there is no scheme for all"
-    return f"{planned.module} decides on every token: it stays dense unless a rule names it"

@@ -14,9 +14,9 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.weights import evaluate
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import PRODUCTS
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.column_sweep import gram, prepare
-from llmc.passes.quantization.plan import PRODUCTS
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.sparsegpt import sparsegpt

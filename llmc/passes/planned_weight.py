@@ -1,0 +1,115 @@
+"""Which weights an option is for: its rules against the products and lookups of a graph, before any work."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch import fx
+
+from llmc.errors import OptionError
+from llmc.formats.module_rules import LooksAtData, ModuleSchemes, Rule
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Stored, stored_names
+
+_llmc = torch.ops.llmc
+EXPERTS = _llmc.expert_linear.default
+PRODUCTS = frozenset({_llmc.linear.default, _llmc.lm_head.default, EXPERTS})
+HEAD = "lm_head"
+S = TypeVar("S", bound=LooksAtData)
+
+
+@dataclass(frozen=True)
+class PlannedWeight(Generic[S]):
+    """One weight and its scheme, None to leave it alone.
+
+    module: its name in the checkpoint without `.weight`, or lm_head. tensor: of the checkpoint, for messages. readers:
+    the products and lookups that read it, in order. weights: its placeholders, more than one if it is tied. is_ruled:
+    a rule of the user's decided.
+    """
+
+    module: str
+    tensor: str
+    weights: tuple[fx.Node, ...]
+    readers: tuple[fx.Node, ...]
+    scheme: S | None
+    is_ruled: bool
+
+    @property
+    def products(self) -> tuple[fx.Node, ...]:
+        """The readers that multiply."""
+        return tuple(node for node in self.readers if node.target in PRODUCTS)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns."""
+        rows, columns = self.weights[0].meta["val"].shape
+        return int(rows), int(columns)
+
+
+def plan_weights(graph: ModelGraph, wanted: ModuleSchemes[S], option: str) -> tuple[PlannedWeight[S], ...]:
+    """Every weight that is not quantized, in the order in which the step reads them: a product's with the default or
+    what a rule says, one that is looked up only if a rule names it.
+
+    Raises OptionError for a rule that names no module.
+    """
+    planned = tuple(_planned(graph, readers, wanted) for readers in readers_of_weights(graph))
+    modules = [each.module for each in planned] + [weight.module for weight in graph.quantized]
+    check_patterns(wanted.rules, modules, option)
+    return planned
+
+
+def _planned(graph: ModelGraph, readers: Sequence[fx.Node], wanted: ModuleSchemes[S]) -> PlannedWeight[S]:
+    weights = tuple(dict.fromkeys(call_arguments(node)["weight"] for node in readers))
+    module, stored = module_names(graph, readers)
+    rule = wanted.rule_for(module, stored)
+    multiplies = any(node.target in PRODUCTS for node in readers)
+    scheme = rule.scheme if rule is not None else wanted.default if multiplies else None
+    tensor = next(iter(stored_names(graph.weights[weights[0].name])), weights[0].name)
+    return PlannedWeight(module, tensor, weights, tuple(readers), scheme, rule is not None)
+
+
+def readers_of_weights(graph: ModelGraph) -> tuple[tuple[fx.Node, ...], ...]:
+    """The products and lookups of each weight that is not quantized, in order; tied placeholders count as one."""
+    readers: dict[object, list[fx.Node]] = {}
+    for node in graph.graph.nodes:
+        if node.target in PRODUCTS or node.target is _llmc.embedding.default:
+            weight = call_arguments(node)["weight"]
+            if weight.name in graph.weights:
+                recipe = graph.weights[weight.name]
+                readers.setdefault(recipe if isinstance(recipe, Stored) else weight, []).append(node)
+    return tuple(map(tuple, readers.values()))
+
+
+def module_names(graph: ModelGraph, readers: Sequence[fx.Node]) -> tuple[str, str]:
+    """What the weight of these readers is called: lm_head where one of them is that, and by the checkpoint alone."""
+    weight = call_arguments(readers[0])["weight"].name
+    stored = next(iter(stored_names(graph.weights[weight])), weight).removesuffix(".weight")
+    return HEAD if any(node.target is _llmc.lm_head.default for node in readers) else stored, stored
+
+
+def check_patterns(rules: Iterable[Rule[Any]], modules: Sequence[str], option: str) -> None:
+    """Raise OptionError for the first of an option's rules whose pattern no module's name matches."""
+    for rule in rules:
+        if not any(map(rule.matches, modules)):
+            last = sorted({module.rpartition(".")[2] for module in modules})
+            near = difflib.get_close_matches(rule.pattern, [*last, *modules], n=1)
+            raise OptionError(
+                f"no weight is called {rule.pattern!r}",
+                at=f"{option}={rule.pattern}=…",
+                fix=(f"did you mean {near[0]}? " if near else "") + f"names end in {', '.join(last)}",
+            )
+
+
+def why_not(planned: PlannedWeight[S], wanted: ModuleSchemes[S], left: str) -> str:
+    """Why a weight is left alone, by the option's own words. left: what it stays."""
+    rule = wanted.rule_for(planned.module)
+    if planned.is_ruled and rule is not None:
+        return f"{rule.pattern}=none leaves {planned.module} {left}"
+    if wanted.default is None:
+        return f"no rule names {planned.module}, and there is no scheme for all"
+    return f"{planned.module} decides on every token: it stays {left} unless a rule names it"
