@@ -3,7 +3,7 @@
     python -m benchmarks.speculation_acceptance --json results.json
 
 Tokens a step with drafts, and the share of drafts that are accepted: of a draft model, of Medusa heads that are trained
-here by the size of their trees, of lookahead by its window, and of prompt lookup.
+here and of an EAGLE-3 draft by the size of their trees, of lookahead by its window, and of prompt lookup.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from llmc.runtime.speculation.gate import Gate
 
 EXAMPLES = Path("examples")
 TREE_SIZES = (3, 4, 8, 12, 16, 24)
+EAGLE_SIZES = (3, 4, 8, 12, 16)
 WINDOWS = ((5, 3, 5), (10, 3, 10), (7, 4, 7), (4, 5, 4))
 NAMES = (
     *("KING", "RICHARD", "JULIET", "ROMEO", "HAMLET", "BRUTUS", "PORTIA", "DUKE", "QUEEN", "NURSE", "FIRST"),
@@ -51,7 +52,8 @@ def main() -> None:
     medusa = with_heads(target, arguments.directory)
     record = {
         "bard-6m with bard-draft": of_draft_model(target, draft, arguments.threads),
-        "Medusa, greedy, tokens a step by drafts": of_medusa(medusa, arguments.threads),
+        "Medusa, greedy, tokens a step by drafts": by_size(medusa, {"method": "medusa"}, arguments.threads),
+        **of_eagle3(with_eagle3(arguments.directory), arguments.threads),
         "tokens a step by window, n-gram and guesses": of_lookahead(target, arguments.threads),
     }
     for table in tables(record):
@@ -75,13 +77,30 @@ def of_draft_model(target: Path, draft: Path, threads: int | None) -> dict[str, 
     return found
 
 
-def of_medusa(engine: Path, threads: int | None, sizes: Sequence[int] = TREE_SIZES) -> dict[str, float]:
-    """Tokens a step by the size of the trees, of speakers' words and of pieces of the held-out text."""
+def of_eagle3(engine: Path, threads: int | None) -> dict[str, dict[str, float]]:
+    """Of chains and of trees, greedy and at T = 1."""
+    return {
+        f"EAGLE-3, {name}, T = {temperature:g}, tokens a step by drafts": by_size(
+            engine, {"method": "eagle3", "tree_width": width}, threads, EAGLE_SIZES, temperature
+        )
+        for name, width in (("chains", 1), ("trees", 4))
+        for temperature in (0.0, 1.0)
+    }
+
+
+def by_size(
+    engine: Path,
+    given: Mapping[str, object],
+    threads: int | None,
+    sizes: Sequence[int] = TREE_SIZES,
+    temperature: float = 0.0,
+) -> dict[str, float]:
+    """Tokens a step by the number of drafts, of speakers' words and of pieces of the held-out text."""
     text = (EXAMPLES / "data" / "heldout.txt").read_text(encoding="utf-8")
     begun = {"speakers": prompts(16), "held-out text": [text[begin : begin + 120] for begin in range(0, 64000, 4000)]}
     return {
         f"{name}; {size}": outcome(
-            engine, {"method": "medusa", "num_speculative_tokens": size}, texts, 0.0, 96, threads
+            engine, {**given, "num_speculative_tokens": size}, texts, temperature, 96, threads
         ).tokens_a_step
         for name, texts in begun.items()
         for size in sizes
@@ -147,6 +166,14 @@ def with_heads(target: Path, directory: Path) -> Path:
         train_medusa(target, EXAMPLES / "data" / "calibration.txt", heads)
     if not path.exists():
         build(EXAMPLES / "models" / "bard-6m", path, speculative=heads)
+    return path
+
+
+def with_eagle3(directory: Path) -> Path:
+    """bard-6m with the shipped draft, built unless it is there."""
+    path = directory / "bard-6m-eagle3.llmc"
+    if not path.exists():
+        build(EXAMPLES / "models" / "bard-6m", path, speculative=EXAMPLES / "models" / "bard-eagle3")
     return path
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.speculation_acceptance import EXAMPLES, built, of_draft_model, of_medusa, with_heads
+from benchmarks.speculation_acceptance import EXAMPLES, built, by_size, of_draft_model, with_eagle3, with_heads
 from llmc import train_medusa
 
 pytestmark = pytest.mark.slow
@@ -29,4 +29,14 @@ def test_medusa_heads_that_are_trained_as_by_default(directory: Path) -> None:
     target = built("bard-6m", directory)
     trained = train_medusa(target, EXAMPLES / "data" / "calibration.txt", directory / "heads" / "bard-6m.safetensors")
     assert all(head.top_1 >= least for head, least in zip(trained.heads, (0.38, 0.28, 0.22), strict=True))
-    assert of_medusa(with_heads(target, directory), None, (8,))["speakers; 8"] >= 1.9
+    assert by_size(with_heads(target, directory), {"method": "medusa"}, None, (8,))["speakers; 8"] >= 1.9
+
+
+def test_trees_of_an_eagle3_draft_bring_more_than_its_chains(directory: Path) -> None:
+    engine = with_eagle3(directory)
+    for temperature in (0.0, 1.0):
+        chains, trees = (
+            by_size(engine, {"method": "eagle3", "tree_width": width}, None, (8,), temperature) for width in (1, 4)
+        )
+        assert trees["held-out text; 8"] > chains["held-out text; 8"] + 0.1
+        assert trees["speakers; 8"] > chains["speakers; 8"]

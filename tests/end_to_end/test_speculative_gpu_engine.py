@@ -16,8 +16,9 @@ from llmc.engine_format import read_engine
 from tests import draft_checkpoints as drafts
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
-PROMPT, PARAMS = tiny_tokens(5), SamplingParams(max_tokens=3, temperature=0.0)
-SPECULATION = {"method": "eagle3", "num_speculative_tokens": 2}
+PROMPT, PARAMS = tiny_tokens(5), SamplingParams(max_tokens=5, temperature=0.0)
+# Trees, of which the draft reads two nodes at once.
+SPECULATION = {"method": "eagle3", "num_speculative_tokens": 3, "tree_width": 2}
 RUN = """
 import sys
 from llmc import load

@@ -37,6 +37,22 @@ def largest_sum(scaled: Floats, seed: int, counter: int) -> int:
 
     scaled: [vocabulary], logits over the temperature less the largest of them; -inf for what may not be drawn.
     """
+    chosen, sums = _contenders(scaled, seed, counter, 1)
+    place = int(sums.argmax())
+    return int(chosen[place // _GROUP]) * _GROUP + place % _GROUP
+
+
+def largest_sums(scaled: Floats, seed: int, counter: int, most: int) -> tuple[Ints, Doubles]:
+    """The tokens of the `most` largest sums, the largest first, less those that may not be drawn; and the sums."""
+    chosen, sums = _contenders(scaled, seed, counter, most)
+    flat = sums.reshape(-1)
+    places = np.argsort(-flat, kind="stable")[:most]
+    places = places[np.isfinite(flat[places])]
+    return chosen[places // _GROUP] * _GROUP + places % _GROUP, flat[places]
+
+
+def _contenders(scaled: Floats, seed: int, counter: int, most: int) -> tuple[Ints, Doubles]:
+    """Groups of which some have the `most` largest sums, and all sums of theirs: [groups, 64]."""
     vocabulary = len(scaled)
     groups = -(-vocabulary // _GROUP)
     padded = np.full(groups * _GROUP, -np.inf, np.float32)
@@ -45,15 +61,18 @@ def largest_sum(scaled: Floats, seed: int, counter: int) -> int:
     number, winner, _, _ = _words(np.arange(_GROUP_PLACES, _GROUP_PLACES + groups, dtype=np.uint64), seed, counter)
     numbers = _uniform(number)
     winners = (winner >> _WINNER_SHIFT).astype(np.int64)
-    # No clock of a group rings before a 64th of its number. What bounds the largest sum from below: the winners' sums,
-    # and that of the likeliest token, whose clock has rung by _LATEST.
+    # No clock of a group rings before a 64th of its number. What bounds the largest sums from below: the winners' sums,
+    # and for the very largest that of the likeliest token, whose clock has rung by _LATEST.
     ringing = rows[np.arange(groups), winners] - np.log(_waiting_time(numbers) / _GROUP)
-    least = max(float(ringing.max()), -math.log(_LATEST)) - 1e-3
-    latest = np.exp(rows.max(axis=1) - least)
+    if most == 1:
+        least = max(float(ringing.max()), -math.log(_LATEST)) - 1e-3
+    else:
+        least = float(np.partition(ringing, -most)[-most]) - 1e-3 if most <= groups else -np.inf
+    with np.errstate(over="ignore", invalid="ignore"):  # Where fewer may be drawn, all groups that hold any.
+        latest = np.exp(rows.max(axis=1) - least)
     chosen = np.flatnonzero(numbers / _GROUP <= latest)
-    sums = rows[chosen] - np.log(_times(chosen, numbers[chosen], winners[chosen], seed, counter))
-    place = int(sums.argmax())
-    return int(chosen[place // _GROUP]) * _GROUP + place % _GROUP
+    times = _times(chosen, numbers[chosen], winners[chosen], seed, counter)
+    return chosen, rows[chosen].astype(np.float64) - np.log(times)
 
 
 def uniform_pairs(seeds: Ints, counters: Ints) -> Doubles:

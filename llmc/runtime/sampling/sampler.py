@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.errors import RequestError
-from llmc.runtime.sampling.gumbel_noise import largest_sum
+from llmc.runtime.sampling.gumbel_noise import largest_sum, largest_sums
 from llmc.runtime.sampling.logit_edits import LogitEdit, edited
 from llmc.runtime.sampling.row_choice import BEST, EVERY_TOKEN, RowChoice, RowChoices
 from llmc.runtime.sampling.sampling_params import SamplingParams
@@ -187,6 +187,23 @@ class Sampler:
         is_drawn = self._is_random and np.isfinite(scores[best])
         return _draw(scores, best, self._params, self._seed, self._generated + count) if is_drawn else best
 
+    def likely(self, scores: Row, count: int, most: int) -> tuple[TokenIds, npt.NDArray[np.float64]]:
+        """The `most` tokens that are likeliest to be the one after the next `count`, the likeliest first, and how
+        likely each is, if the scores, which `scores_ahead` gave, are only nearly those that will be drawn from."""
+        best = int(scores.argmax())
+        if not np.isfinite(scores[best]):
+            return np.zeros(0, np.int64), np.zeros(0)
+        if self._is_random:
+            scaled = _scaled(scores, best, self._params)
+            ids, sums = largest_sums(scaled, self._seed, self._generated + count, most)
+            # Those that are off by noise like that which draws are made by.
+            weights = np.exp(sums - sums[0])
+            return ids, weights / weights.sum()
+        ids = np.argpartition(-scores, most)[:most] if most < len(scores) else np.arange(len(scores))
+        ids = ids[np.argsort(-scores[ids], kind="stable")]
+        weights = np.exp((scores[ids] - scores[best]).astype(np.float64))
+        return ids, weights / np.exp(scores - scores[best]).sum(dtype=np.float64)
+
     def count(self) -> None:
         """A token was chosen as `choice` says."""
         self._generated += 1
@@ -325,10 +342,15 @@ def _seed(seed: int | None, choice: int) -> int:
 
 def _draw(scores: Row, best: int, params: SamplingParams, seed: int, counter: int) -> int:
     """One of the tokens that the filters keep."""
+    return largest_sum(_scaled(scores, best, params), seed, counter)
+
+
+def _scaled(scores: Row, best: int, params: SamplingParams) -> Row:
+    """What noise is added to: over the temperature, and -inf for what the filters do not keep."""
     ids, _ = candidates(scores, best, params)
-    scaled = (scores - scores[best]) * per_temperature(params)
+    scaled: Row = (scores - scores[best]) * per_temperature(params)
     if ids is not None:
         kept = np.full(len(scores), -np.inf, np.float32)
         kept[ids] = scaled[ids]
         scaled = kept
-    return largest_sum(scaled, seed, counter)
+    return scaled

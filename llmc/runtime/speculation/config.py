@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from llmc.runtime.speculation.drafter import Drafter
 
 MOST_DRAFTS = 1024
+TREE_WIDTH = 4
 EXAMPLE = '\'{"method": "ngram", "num_speculative_tokens": 4}\''
 METHODS = ("draft_model", "eagle3", "lookahead", "medusa", "mtp", "ngram", "suffix")
 
@@ -38,8 +39,16 @@ class DraftModelConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Eagle3Config(MethodConfig):
-    """Of an engine that was built with an EAGLE-3 draft. num_speculative_tokens has to be given."""
+class HiddenConfig(MethodConfig):
+    """num_speculative_tokens has to be given. tree_width: tokens of a request that each step of the draft goes on from;
+    default 4, and 1, which makes chains, where other acceptance than the default one needs them."""
+
+    tree_width: int = number(1, MOST_NODES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Eagle3Config(HiddenConfig):
+    """Of an engine that was built with an EAGLE-3 draft."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,9 +68,8 @@ class LookaheadConfig(MethodConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class MtpConfig(MethodConfig):
-    """Of an engine that was built with the layers that its model predicts further tokens with. num_speculative_tokens
-    has to be given."""
+class MtpConfig(HiddenConfig):
+    """Of an engine that was built with the layers that its model predicts further tokens with."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +105,19 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
     values = {str(key): value for key, value in _object(given).items() if value is not None}
     method = values.pop("method", None)
     acceptance = take_acceptance(values)
+    is_invariant = acceptance.method is AcceptanceMethod.INVARIANT
+    if method in ("eagle3", "mtp"):
+        values = {"tree_width": TREE_WIDTH if is_invariant else 1, **values}
     config = _of_method(method, values)
-    if isinstance(config, LookaheadConfig | MedusaConfig) and acceptance.method is not AcceptanceMethod.INVARIANT:
+    makes_trees = isinstance(config, LookaheadConfig | MedusaConfig)
+    if isinstance(config, HiddenConfig):
+        makes_trees = config.tree_width > 1
+    if makes_trees and not is_invariant:
         raise OptionError(
             f"the method {method!r} drafts trees, and rejection_sample_method {acceptance.method.value!r} is of chains",
             at=OPTION,
-            fix="leave rejection_sample_method out, or draft chains: with a draft model, n-grams or suffixes",
+            fix="leave rejection_sample_method out, or draft chains: with a draft model, n-grams or suffixes, or with "
+            "eagle3 and mtp of tree_width 1",
         )
     return replace(config, acceptance=acceptance)
 

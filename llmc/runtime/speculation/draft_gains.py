@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import math
+
 from llmc.runtime.speculation.draft import Draft
 
 # Of an average, what the last value weighs at the least.
 _NEW = 1 / 32
+# Of the average depth of trees, which are of the model's own making, what the last one weighs.
+_NEW_DEPTH = 1 / 8
 # As if so many drafts had been seen already, and this share of them had come true.
 _FIRST_SHARE, _FIRST_SEEN = 0.7, 1
 # As how many those count that were seen before drafts stopped; and of one depth, those of all depths.
@@ -33,13 +37,14 @@ class DraftGains:
         # By number: whether so many were made.
         self._made: list[_Share] = []
         # Of trees, by how many drafts were asked for; else each is one deeper.
-        self._depths: dict[int, int] = {}
+        self._depths: dict[int, float] = {}
 
     def note(self, asked: int, draft: Draft, accepted: int) -> None:
         """Of one request in one step."""
         depth, made = draft.depth, len(draft)
-        if draft.parents is not None:
-            self._depths[asked] = depth
+        if draft.parents is not None or asked in self._depths:
+            usual = self._depths.setdefault(asked, depth)
+            self._depths[asked] = usual + _NEW_DEPTH * (depth - usual)
         for index in range(min(accepted + 1, depth)):
             if index == len(self._true_at):
                 self._true_at.append(_Share(self._true.value))
@@ -58,18 +63,23 @@ class DraftGains:
     def tokens(self, asked: int) -> float:
         """That a request gets of a step."""
         found = path = 1.0
-        for index in range(self._depth(asked)):
+        for index, share in enumerate(self._levels(asked)):
             path *= self._share_true(index)
-            found += path * self._share_made(index)
+            found += path * share
         return found
+
+    def depth(self, asked: int) -> float:
+        """Of the draft that is made for a request: what making it takes goes with this."""
+        return sum(self._levels(asked))
 
     def drafts(self, asked: int) -> float:
         """That are made for a request."""
         return sum(self._share_made(index) for index in range(asked))
 
-    def _depth(self, asked: int) -> int:
-        # As deep as the deepest where so many were never seen.
-        return self._depths.get(asked) or min(asked, max(self._depths.values(), default=asked))
+    def _levels(self, asked: int) -> list[float]:
+        """By depth, how often a draft is as deep: as the deepest where so many were never asked for."""
+        deepest = self._depths.get(asked) or min(asked, max(self._depths.values(), default=asked))
+        return [self._share_made(index) * min(1.0, deepest - index) for index in range(math.ceil(deepest))]
 
     def _share_made(self, index: int) -> float:
         return self._made[index].value if index < len(self._made) else 1.0

@@ -3,14 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from llmc.runtime.executors.executor import ChoosingExecutor, DrawingExecutor, Executor, Logits
 from llmc.runtime.loop.step import Step
 from llmc.runtime.sampling.row_choice import RowChoices, least_wanted
 from llmc.runtime.sampling.sampler import Sampler
 from llmc.runtime.speculation.acceptance import Probabilities
+
+
+class Likely(NamedTuple):
+    """Tokens, and how likely each is: [tokens] both."""
+
+    tokens: npt.NDArray[np.int64]
+    shares: npt.NDArray[np.float64]
+
 
 # A request's sampler, which is left as it is, and the drafts that come before.
 Guess = tuple[Sampler, Sequence[int]]
@@ -23,6 +33,14 @@ def choose_drafts(
     if says_from_what:
         return drawn_tokens(executor, step, guesses)
     return draft_tokens(executor, step, guesses), [None] * len(guesses)
+
+
+def likely_tokens(executor: Executor, step: Step, guesses: Sequence[Guess], most: int) -> list[Likely]:
+    """Run the step: what is likely for each guess, `most` tokens at the most, the likeliest first."""
+    found = []
+    for (sampler, drafts), row in zip(guesses, executor.step(step), strict=False):
+        found.append(Likely(*sampler.likely(sampler.scores_ahead(row, drafts), len(drafts), most)))
+    return found
 
 
 def draft_tokens(executor: Executor, step: Step, guesses: Sequence[Guess]) -> list[int]:

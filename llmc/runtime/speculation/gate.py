@@ -2,9 +2,10 @@
 
 With k drafts a request gets the tokens that `DraftGains` expects of a step (with drafts of which each comes true with
 probability a, 1 + a + … + a^k: Leviathan et al. 2023, "Fast inference from transformers via speculative decoding"). For
-n requests that takes a step of n · (1 + k) tokens, and k times what the drafter takes for a draft of each. All are
-measured while the engine runs, the time of steps with all that belongs to them; before that, and for sizes that were
-not seen, times are the cost model's, corrected by those that were. Whether it comes out so is seen in `Balance`.
+n requests that takes a step of n · (1 + k) tokens, and what the drafter takes for a draft of each, as often as drafts
+are deep. All are measured while the engine runs, the time of steps with all that belongs to them; before that, and for
+sizes that were not seen, times are the cost model's, corrected by those that were. Whether it comes out so is seen in
+`Balance`.
 """
 
 from __future__ import annotations
@@ -126,10 +127,10 @@ class Gate:
             self._balance.note((usual + own) / plain, gained / requests)
             self._balance.invest((drafting - own) / plain)
 
-    def note_drafting(self, requests: int, drafts: int, seconds: float) -> None:
-        """What the drafter took for so many drafts of each of so many requests."""
+    def note_drafting(self, requests: int, depth: int, seconds: float) -> None:
+        """What the drafter took for drafts of that depth of each of so many requests."""
         usual = self._draft_seconds(requests) if self._draft_prior is not None else 0.0
-        self._drafting.note(requests, min(seconds / drafts, 4 * usual) if usual else seconds / drafts)
+        self._drafting.note(requests, min(seconds / depth, 4 * usual) if usual else seconds / depth)
 
     def seconds(self, requests: int, drafts: int) -> float | None:
         """Of a step with so many drafts asked for of each request, and of making them; None before the first step."""
@@ -139,7 +140,7 @@ class Gate:
             return step if plain is None or step is None else min(plain, step)
         made = self._gains.drafts(drafts)
         step = self._steps.seconds(round(requests * (1 + made)))
-        return step if step is None else step + made * self._draft_seconds(requests)
+        return step if step is None else step + self._gains.depth(drafts) * self._draft_seconds(requests)
 
     def _draft_seconds(self, requests: int) -> float:
         measured = self._drafting.seconds(requests)

@@ -2,8 +2,8 @@
 
 The draft is a second engine over the target's blocks, whose row i is made of the target's hidden state after token i
 and of token i + 1. A step that gives a request its draft begins with the rows of what the target has computed since, of
-which the last one gives the first draft; then the draft's own hidden states take the target's place, one token a step.
-Those rows are written over when the target has computed their tokens.
+which the last one gives the first draft, or several; then the draft's own hidden states take the target's place, one
+token a step, or one level of a tree. Those rows are written over when the target has computed their tokens.
 
 Hidden states are there once. Prompts are read as they are computed; what was computed while drafts did not pay is left
 out, and the draft's cache then begins at the next block. Answers never depend on any of this.
@@ -12,6 +12,7 @@ out, and the draft's cache then begins at the next block. Answers never depend o
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import overload
 
 import numpy as np
@@ -21,24 +22,31 @@ from llmc.runtime.executors.executor import Executor, SideOutputExecutor
 from llmc.runtime.requests.request import Request, SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.acceptance import Probabilities
+from llmc.runtime.speculation.candidates import Candidates, ChainCandidates, TreeCandidates
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.draft_cache import DraftCache
-from llmc.runtime.speculation.draft_tokens import choose_drafts
 from llmc.runtime.speculation.drafter import CachingDrafter
+from llmc.runtime.speculation.growing_tree import GrowingTree, Level
 from llmc.runtime.speculation.hidden_rows import HiddenRows
-from llmc.runtime.speculation.hidden_step import HiddenReading, hidden_step
+from llmc.runtime.speculation.hidden_step import HiddenReading, hidden_step, level_step
 
 
 class HiddenDrafter(CachingDrafter):
     """executor: of the draft, in the target's vocabulary, with as many blocks as the target's. limits: of its steps.
-    says_from_what: whether drafts come with what they were drawn from."""
+    width: tokens of a request that a step goes on from; 1 for chains. says_from_what: whether drafts, which are chains
+    then, come with what they were drawn from."""
 
-    def __init__(self, executor: Executor, limits: Limits, *, says_from_what: bool = False) -> None:
+    def __init__(self, executor: Executor, limits: Limits, *, width: int, says_from_what: bool = False) -> None:
         assert isinstance(executor, SideOutputExecutor)
         self._says_from_what = says_from_what
         self._executor, self._limits = executor, limits
-        self._seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
+        rows = min(limits.max_batch_tokens, limits.max_logit_rows)
+        is_chain = says_from_what or min(width, rows) == 1
+        self._candidates: Candidates = (
+            ChainCandidates(says_from_what=says_from_what) if is_chain else TreeCandidates(min(width, rows))
+        )
+        self._seats = min(limits.max_sequences, rows // self._candidates.width)
         self._cache = DraftCache(executor, limits.block_size)
         self._rows = HiddenRows(limits.block_size)
         self._asked = False
@@ -85,6 +93,7 @@ class HiddenDrafter(CachingDrafter):
         """What it has read may serve others."""
         self._cache.forget(request)
         self._rows.forget(request)
+        self._candidates.forget(request)
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
         """As many drafts as are asked for, of requests whose last tokens' hidden states are there."""
@@ -99,28 +108,30 @@ class HiddenDrafter(CachingDrafter):
 
     def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
         """So many drafts for each of at most `_seats` requests."""
-        drafts: list[list[int]] = [[] for _ in asked]
+        trees = [GrowingTree(most, self._candidates.width) for _, most in asked]
         origins: list[list[Probabilities | None]] = [[] for _ in asked]
         going, readings = self._unread([request for request, _ in asked])
-        while readings:
-            step = hidden_step(readings, self._limits.block_size, max(1, len(going)), (HIDDEN,))
-            rows = [(asked[index][0].sampler, drafts[index]) for index in going]
-            tokens, drawn_from = choose_drafts(self._executor, step, rows, says_from_what=self._says_from_what)
-            hidden = dict(zip(going, self._executor.side_output(HIDDEN).copy(), strict=False))
-            for index, token, origin in zip(going, tokens, drawn_from, strict=True):
-                drafts[index].append(token)
-                origins[index].append(origin)
-            going = [index for index in going if len(drafts[index]) < asked[index][1]]
-            readings = [self._next(asked[index][0], drafts[index], hidden[index]) for index in going]
-        return [
-            Draft(tokens, probabilities=origin if self._says_from_what else None)
-            for tokens, origin in zip(drafts, origins, strict=True)
-        ]
+        nodes: list[tuple[int, int | None]] = [(index, None) for index in going]
+        step = hidden_step(readings, self._limits.block_size, max(1, len(going)), (HIDDEN,)) if readings else None
+        while step is not None:
+            places = [(asked[index][0], trees[index].path(node)) for index, node in nodes]
+            found = self._candidates.after(self._executor, step, places)
+            hidden = self._executor.side_output(HIDDEN).copy()
+            for (index, node), following, state in zip(nodes, found, hidden, strict=False):
+                trees[index].grow(node, following.candidates, state)
+                origins[index].append(following.drawn_from)
+            levels = {index: level for index in going if (level := trees[index].next_level()) is not None}
+            nodes = [(index, node) for index, level in levels.items() for node in level.nodes]
+            read = [(self._level(asked[index][0], level), level) for index, level in levels.items()]
+            step = level_step(read, self._limits.block_size, (HIDDEN,)) if read else None
+        drafts = [tree.draft() for tree in trees]
+        if not self._says_from_what:
+            return drafts
+        return [replace(draft, probabilities=origin) for draft, origin in zip(drafts, origins, strict=True)]
 
-    def _next(self, request: SampledRequest, drafts: Sequence[int], hidden: np.ndarray) -> HiddenReading:
-        """The last draft, with the draft's own hidden state before it."""
-        row = len(request.tokens) - 2 + len(drafts)
-        return self._reading(request, row, drafts[-1:], hidden[None])
+    def _level(self, request: SampledRequest, level: Level) -> HiddenReading:
+        """Nodes of its tree, which begins behind the row of its last token's hidden state."""
+        return self._reading(request, len(request.tokens) - 1 + level.first, level.tokens, level.hidden)
 
     def _unread(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[HiddenReading]]:
         """What one step can read of the requests' last tokens, the shortest readings first; and of which that is the

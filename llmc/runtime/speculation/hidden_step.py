@@ -10,6 +10,7 @@ import numpy as np
 
 from llmc.runtime.loop.step import Step
 from llmc.runtime.speculation.draft_step import Reading, draft_step
+from llmc.runtime.speculation.growing_tree import Level
 from llmc.runtime.speculation.hidden_rows import Hidden
 
 
@@ -34,3 +35,17 @@ def hidden_step(readings: Sequence[HiddenReading], block_size: int, wanted: int,
     skipped = np.repeat(np.array([each.skipped for each in readings], np.int32), counts)
     hidden = np.concatenate([each.hidden for each in readings])
     return replace(step, positions=step.positions + skipped, hidden=hidden, sides=sides)
+
+
+def level_step(levels: Sequence[tuple[HiddenReading, Level]], block_size: int, sides: tuple[str, ...]) -> Step:
+    """The step that reads nodes of trees, of which each sees what leads to it, and gives logits of them all."""
+    readings = [reading for reading, _ in levels]
+    step = hidden_step(readings, block_size, 0, sides)
+    depths = [depth - place for _, level in levels for place, depth in enumerate(level.depths, level.first + 1)]
+    masks = [mask for _, level in levels for mask in level.masks]
+    return replace(
+        step,
+        positions=step.positions + np.array(depths, np.int32),
+        tree_masks=np.array(masks, np.int64),
+        logit_rows=np.arange(len(masks), dtype=np.int32),
+    )

@@ -18,9 +18,7 @@ from llmc.runtime.speculation.best_tree import Candidate, best_tree
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
 from llmc.runtime.speculation.drafter import Drafter
-
-# Candidates whose head is taken at its word.
-_PRIOR = 8.0
+from llmc.runtime.speculation.rank_truth import RankTruth
 
 
 @dataclass(frozen=True)
@@ -38,9 +36,7 @@ class MedusaDrafter(Drafter):
     def __init__(self, *, trees: bool) -> None:
         self._trees = trees
         self._said: dict[SampledRequest, _HeadRows] = {}
-        # By head and rank: how many were expected to come true, and how many have.
-        self._expected: npt.NDArray[np.float64] = np.zeros((0, 0))
-        self._true = self._expected
+        self._truth: RankTruth | None = None
 
     def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
         """The heads' candidates, while drafts pay."""
@@ -51,15 +47,14 @@ class MedusaDrafter(Drafter):
         if not step.sides:
             return
         ids, logprobs = step.side_output(DRAFT_IDS), step.side_output(DRAFT_LOGPROBS)
-        if not self._expected.size:
-            self._expected, self._true = np.full(ids.shape[1:], _PRIOR), np.full(ids.shape[1:], _PRIOR)
+        self._truth = truth = self._truth or RankTruth(*ids.shape[1:])
         for chunk in step.chunks():
             request, row = chunk.request, chunk.last_logit_row
             if row is None or request.finished or not isinstance(request, SampledRequest):
                 continue
             before = self._said.get(request)
             if before is not None:
-                self._learn(before, request.tokens)
+                _learn(truth, before, request.tokens)
             probabilities = np.exp(logprobs[row].astype(np.float64))
             self._said[request] = _HeadRows(len(request.tokens), ids[row].astype(np.int32), probabilities)
 
@@ -73,19 +68,19 @@ class MedusaDrafter(Drafter):
 
     def _draft(self, request: SampledRequest, most: int) -> Draft:
         said = self._said.get(request)
-        if not most or said is None or said.length != len(request.tokens):
+        if not most or said is None or self._truth is None or said.length != len(request.tokens):
             return NO_DRAFT
         if not self._trees:
             return Draft(said.ids[:most, 0].tolist())
-        likely = np.minimum(said.probabilities * (self._true / self._expected), 1.0)
+        likely = self._truth.likely(said.probabilities)
         order = np.argsort(-likely, axis=1, kind="stable")
-        ids, likely = (np.take_along_axis(each, order, 1) for each in (said.ids, likely))
-        by_depth = zip(ids.tolist(), likely.tolist(), strict=True)
+        ids, shares = (np.take_along_axis(each, order, 1).tolist() for each in (said.ids, likely))
+        by_depth = zip(ids, shares, strict=True)
         return best_tree([[Candidate(*each) for each in zip(*head, strict=True)] for head in by_depth], most)
 
-    def _learn(self, said: _HeadRows, tokens: Sequence[int]) -> None:
-        """What has come of candidates: of those whose predecessors came true, too, mostly, as drafts have to."""
-        known = np.asarray(tokens[said.length : said.length + len(said.ids)], np.int32)
-        count = len(known)
-        self._expected[:count] += said.probabilities[:count]
-        self._true[:count] += said.ids[:count] == known[:, None]
+
+def _learn(truth: RankTruth, said: _HeadRows, tokens: Sequence[int]) -> None:
+    """What has come of candidates: of those whose predecessors came true, too, mostly, as drafts have to."""
+    known = np.asarray(tokens[said.length : said.length + len(said.ids)], np.int32)
+    count = len(known)
+    truth.note(said.probabilities[:count], said.ids[:count] == known[:, None])

@@ -63,7 +63,8 @@ class SpeculationPlan:
         if isinstance(self.config, Eagle3Config | MtpConfig):
             assert isinstance(self.second, BuiltInDraft), "it is a part of the engine"
             executor = self.second.open(blocks, threads, name)
-            return partial(HiddenDrafter, executor, self.second.program.limits, says_from_what=needs_origins)
+            limits, width = self.second.program.limits, self.config.tree_width
+            return partial(HiddenDrafter, executor, limits, width=width, says_from_what=needs_origins)
         return partial(new_drafter, self.config)
 
 

@@ -98,7 +98,7 @@ class Speculation:
         proposed = self._drafter.propose(requests, most)
         drafts = [_allowed(request, draft) for request, draft in zip(requests, proposed, strict=True)]
         self._drafting = self._clock() - begin
-        self._proposed = max(map(len, drafts), default=0)
+        self._proposed = max((draft.depth for draft in drafts), default=0)
         self._asked = {request: count for request, count in zip(requests, most, strict=True) if count}
         return drafts if self._acceptance is None else self._judged(requests, drafts)
 

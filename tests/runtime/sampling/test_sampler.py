@@ -222,3 +222,22 @@ def test_unknown_parameters_name_the_nearest() -> None:
         SamplingParams(**values)
     assert caught.value.fix == "did you mean 'temperature'?"
     assert SamplingParams(stop="a").stop == ("a",)
+
+
+@pytest.mark.parametrize("options", [{}, {"temperature": 0.5, "top_p": 0.9}, {"top_k": 3}, {"temperature": 0.0}])
+@pytest.mark.parametrize("size", [VOCAB, 3000])
+def test_what_is_likely_begins_with_what_is_drawn(options: dict[str, Any], size: int) -> None:
+    """Of many seeds and tokens; the others follow in order, each once, and none that may not be drawn."""
+    for seed in range(12):
+        logits = row(seed, size)
+        own = Sampler(SamplingParams(seed=seed, **{"temperature": 1.0, **options}), np.array(PROMPT), size, EOS)
+        ids, shares = own.likely(logits, 0, 8)
+        assert len(set(ids.tolist())) == len(ids) <= options.get("top_k", 8)
+        assert len(ids) == options.get("top_k", 8) or "top_p" in options
+        assert list(shares) == sorted(shares, reverse=True) and 0 < shares.sum() <= 1.0001
+        for place, token in enumerate(ids.tolist()):
+            assert own.guess(logits, 0) == token, place
+            logits = logits.copy()
+            logits[token] -= 1000.0
+            if "top_k" in options or "top_p" in options:
+                break  # Without the first one the filters keep others.

@@ -144,10 +144,16 @@ DRAFTERS: dict[str, Opening] = {
     ),
     "eagle3": lambda engines, form: (
         engines.built("bard-6m", form, draft="bard-eagle3"),
-        {"method": "eagle3", "num_speculative_tokens": 4},
+        {"method": "eagle3", "num_speculative_tokens": 6, "tree_width": 3},
+    ),
+    "eagle3 in chains": lambda engines, form: (
+        engines.built("bard-6m", form, draft="bard-eagle3"),
+        {"method": "eagle3", "num_speculative_tokens": 4, "tree_width": 1},
     ),
     "mtp": lambda engines, form: (
         engines.with_mtp("bard-6m", form),
-        {"method": "mtp", "num_speculative_tokens": 4},
+        {"method": "mtp", "num_speculative_tokens": 6},
     ),
 }
+# Those of which every `make test` runs one like them.
+MORE = frozenset({"eagle3 in chains"})

@@ -11,6 +11,7 @@ import pytest
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config import (
     METHODS,
+    HiddenConfig,
     NgramConfig,
     SpeculativeConfig,
     SuffixConfig,
@@ -63,6 +64,14 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
 )
 def test_defaults_are_those_of_vllm(given: dict[str, Any], expected: SpeculativeConfig) -> None:
     assert parse_speculative_config(given) == parse_speculative_config(json.dumps(given)) == expected
+
+
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_only_the_acceptance_that_trees_have_makes_them(method: str) -> None:
+    for acceptance, trees in (("invariant", True), ("rejection", False), ("typical", False)):
+        given = {"method": method, "num_speculative_tokens": 4, "rejection_sample_method": acceptance}
+        config = parse_speculative_config(given)
+        assert isinstance(config, HiddenConfig) and (config.tree_width > 1) == trees
 
 
 def test_each_method_has_its_drafter() -> None:
@@ -119,6 +128,17 @@ def test_each_method_has_its_drafter() -> None:
             "leave",
         ),
         ({"method": "lookahead", "rejection_sample_method": "rejection"}, "'lookahead' drafts trees", "leave"),
+        (
+            {
+                "method": "eagle3",
+                "num_speculative_tokens": 4,
+                "tree_width": 2,
+                "rejection_sample_method": "rejection",
+            },
+            "'eagle3' drafts trees",
+            "tree_width 1",
+        ),
+        ({"method": "mtp", "num_speculative_tokens": 4, "tree_width": 0}, "tree_width cannot be 0", "from 1 to 63"),
     ],
 )
 def test_what_cannot_be_is_refused_with_what_was_seen(given: Any, problem: str, fix: str) -> None:

@@ -16,9 +16,14 @@ from transformers import AutoModelForCausalLM
 from llmc import Engine, SamplingParams, load
 from llmc.compiler import build
 from llmc.errors import OptionError
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.loop.step import Step
 from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.best_tree import Candidate
+from llmc.runtime.speculation.candidates import Following, Place, TreeCandidates
 from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
+from llmc.runtime.speculation.rank_truth import RankTruth
 from tests import draft_checkpoints as drafts
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
@@ -40,13 +45,19 @@ class Built:
 
     def expected(self, tokens: Sequence[int], count: int) -> list[int]:
         """The drafts after these tokens."""
-        ids, hidden = torch.tensor(list(tokens)), self.states(torch.tensor(tokens[:-1]))
         found: list[int] = []
         for _ in range(count):
-            logits, state = self.next_logits(ids[1:], hidden)
-            found.append(int(self.target_ids[logits[-1].argmax()]))
-            ids, hidden = torch.cat((ids, torch.tensor(found[-1:]))), torch.cat((hidden, state[-1:]))
+            found.append(int(self.target_ids[self.logits(tokens, found).argmax()]))
         return found
+
+    def logits(self, tokens: Sequence[int], drafts: Sequence[int]) -> Tensor:
+        """Of what follows these drafts."""
+        ids, hidden = torch.tensor(list(tokens)), self.states(torch.tensor(tokens[:-1]))
+        logits, state = self.next_logits(ids[1:], hidden)
+        for draft in drafts:
+            ids, hidden = torch.cat((ids, torch.tensor([draft]))), torch.cat((hidden, state[-1:]))
+            logits, state = self.next_logits(ids[1:], hidden)
+        return logits[-1]
 
 
 def _model_states(model: Path) -> Callable[[Tensor], tuple[list[Tensor], Tensor]]:
@@ -130,8 +141,9 @@ def proposals(monkeypatch: pytest.MonkeyPatch) -> list[tuple[list[int], list[int
     return seen
 
 
-def opened(built: Built, **options: Any) -> Engine:
-    return load(built.path, speculation={"method": built.method, "num_speculative_tokens": MOST}, **options)
+def opened(built: Built, width: int = 1, **options: Any) -> Engine:
+    speculation = {"method": built.method, "num_speculative_tokens": MOST, "tree_width": width}
+    return load(built.path, speculation=speculation, **options)
 
 
 def check(built: Built, proposals: list[tuple[list[int], list[int], int]], least: int) -> None:
@@ -155,6 +167,38 @@ def test_drafts_are_those_of_the_oracle(built: Built, proposals: list[tuple[list
         check(built, proposals, 6)
         engine.generate(prompts[1:], GREEDY)
         check(built, proposals, 12)
+
+
+def test_trees_are_those_of_the_oracle(
+    built: Built, proposals: list[tuple[list[int], list[int], int]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What may follow each node that is read is what the oracle says, whose own path leads there. Shares by rank make
+    trees broad and deep at once: in the end ten nodes, of which the best are kept."""
+    said: list[tuple[list[int], list[int], list[int]]] = []
+    real = TreeCandidates.after
+
+    def after(self: TreeCandidates, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+        found = real(self, executor, step, places)
+        for (request, path), following in zip(places, found, strict=True):
+            said.append((list(request.tokens), list(path), [each.token for each in following.candidates]))
+        shares = (0.6, 0.3, 0.05)
+        return [
+            Following([Candidate(each.token, share) for each, share in zip(one.candidates, shares, strict=False)])
+            for one in found
+        ]
+
+    monkeypatch.setattr(TreeCandidates, "after", after)
+    monkeypatch.setattr(RankTruth, "likely", lambda self, shares, depth: shares)
+    with load(built.path) as plain:
+        prompts = [tiny_tokens(5), tiny_tokens(60)[20:]]
+        expected = [each.choices[0].token_ids for each in plain.generate(prompts, GREEDY)]
+    given = {"method": built.method, "num_speculative_tokens": 8, "tree_width": 3}
+    with load(built.path, speculation=given) as engine:
+        assert [each.choices[0].token_ids for each in engine.generate(prompts, GREEDY)] == expected
+    assert {len(path) for _, path, _ in said} >= {0, 1, 2, 3}
+    for tokens, path, found in said[:40]:
+        logits = built.logits(tokens, path)
+        assert found[:3] == built.target_ids[logits.topk(3).indices].tolist(), (len(tokens), path)
 
 
 def test_drafts_after_a_cached_prefix_are_the_same(

@@ -3,10 +3,13 @@ neighbours, and where room is short. The formats other than one are for `make te
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
+from typing import Any
+
 import pytest
 
 from llmc import load
-from tests.runtime.speculation.matrix import DRAFTERS, FORMATS, PROMPTS, QUICK, Engines, asked, one_by_one, told
+from tests.runtime.speculation.matrix import DRAFTERS, FORMATS, MORE, PROMPTS, QUICK, Engines, asked, one_by_one, told
 
 pytestmark = pytest.mark.usefixtures("open_gate")
 
@@ -16,10 +19,12 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(tmp_path_factory.mktemp("formats"))
 
 
-@pytest.mark.parametrize(
-    "form", [form if form == QUICK else pytest.param(form, marks=pytest.mark.slow) for form in FORMATS]
-)
-@pytest.mark.parametrize("drafter", DRAFTERS)
+def _slow(names: Iterable[str], quick: Callable[[str], bool]) -> list[Any]:
+    return [name if quick(name) else pytest.param(name, marks=pytest.mark.slow) for name in names]
+
+
+@pytest.mark.parametrize("form", _slow(FORMATS, lambda form: form == QUICK))
+@pytest.mark.parametrize("drafter", _slow(DRAFTERS, lambda drafter: drafter not in MORE))
 def test_answers_are_those_without_drafts(engines: Engines, drafter: str, form: str) -> None:
     path, speculation = DRAFTERS[drafter](engines, form)
     prompts, params = asked(PROMPTS[:2] if form == QUICK else PROMPTS)

@@ -1,0 +1,103 @@
+"""What may follow a token, by a draft's own logits: the one that a chain goes on with, or several for a tree."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
+
+from llmc.program.step_outputs import CANDIDATES
+from llmc.runtime.executors.executor import Executor
+from llmc.runtime.loop.step import Step
+from llmc.runtime.requests.request import SampledRequest
+from llmc.runtime.speculation.acceptance import Probabilities
+from llmc.runtime.speculation.best_tree import Candidate
+from llmc.runtime.speculation.draft import MOST_NODES
+from llmc.runtime.speculation.draft_tokens import Likely, choose_drafts, likely_tokens
+from llmc.runtime.speculation.rank_truth import RankTruth
+
+# A request, and the drafts that follow its tokens.
+Place = tuple[SampledRequest, list[int]]
+
+
+class Following(NamedTuple):
+    """What may follow, the likeliest first. drawn_from: of the only one, if it was drawn and anybody asks."""
+
+    candidates: Sequence[Candidate]
+    drawn_from: Probabilities | None = None
+
+
+class Candidates(Protocol):
+    """width: how many tokens of a request are gone on from at once."""
+
+    @property
+    def width(self) -> int:
+        """1 for chains."""
+
+    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+        """Run the step, whose first rows of logits are those of the places."""
+
+    def forget(self, request: SampledRequest) -> None:
+        """The request has ended."""
+
+
+class ChainCandidates:
+    """One each, drawn as the request draws its own tokens. says_from_what: whether it comes with what it was drawn
+    from."""
+
+    width = 1
+
+    def __init__(self, *, says_from_what: bool) -> None:
+        self._says_from_what = says_from_what
+
+    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+        """As Candidates."""
+        guesses = [(request.sampler, drafts) for request, drafts in places]
+        tokens, origins = choose_drafts(executor, step, guesses, says_from_what=self._says_from_what)
+        return [Following([Candidate(token, 1.0)], origin) for token, origin in zip(tokens, origins, strict=True)]
+
+    def forget(self, request: SampledRequest) -> None:
+        """Nothing is kept."""
+
+
+class TreeCandidates:
+    """Several, as likely as the draft says, set right by how often candidates of a depth and rank have come true."""
+
+    def __init__(self, width: int) -> None:
+        self._width = width
+        self._truth = RankTruth(MOST_NODES, CANDIDATES)
+        # By request, and by how many tokens it had then: what was said to follow these drafts.
+        self._said: dict[SampledRequest, tuple[int, dict[tuple[int, ...], Likely]]] = {}
+
+    @property
+    def width(self) -> int:
+        """As Candidates."""
+        return self._width
+
+    def after(self, executor: Executor, step: Step, places: Sequence[Place]) -> list[Following]:
+        """As Candidates."""
+        guesses = [(request.sampler, drafts) for request, drafts in places]
+        likely = likely_tokens(executor, step, guesses, CANDIDATES)
+        return [self._following(*place, said) for place, said in zip(places, likely, strict=True)]
+
+    def forget(self, request: SampledRequest) -> None:
+        """Only how often candidates are right is kept."""
+        self._said.pop(request, None)
+
+    def _following(self, request: SampledRequest, drafts: list[int], said: Likely) -> Following:
+        if not drafts:
+            self._learn(request)
+            self._said[request] = len(request.tokens), {}
+        self._said[request][1][tuple(drafts)] = said
+        shares = self._truth.likely(said.shares[None], len(drafts))[0].tolist()
+        found = [Candidate(*each) for each in zip(said.tokens.tolist(), shares, strict=True)]
+        return Following(sorted(found, key=lambda each: -each.probability))
+
+    def _learn(self, request: SampledRequest) -> None:
+        """What has come of what was said last, of candidates whose predecessors came true."""
+        length, said = self._said.get(request, (0, {}))
+        came = tuple(request.tokens[length:])
+        for depth, token in enumerate(came):
+            likely = said.get(came[:depth])
+            if likely is None:
+                break
+            self._truth.note(likely.shares[None], (likely.tokens == token)[None], depth)

@@ -1,0 +1,90 @@
+"""A request's draft while it is made: of what may follow the nodes that are read next, the best become its nodes.
+
+A level of the tree takes a step of the draft, whatever its width. In each step those nodes are read whose children may
+be worth a place in the best tree of so many nodes: as children are worth no more than their parents, only those that
+have a place themselves. Where the draft is sure, it gets deep, and where it is not, it gets broad in fewer steps (Li et
+al. 2024, "EAGLE-2: faster inference of language models with dynamic draft trees").
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+from llmc.runtime.speculation.best_tree import Candidate, best_nodes
+from llmc.runtime.speculation.draft import MOST_NODES, Draft
+from llmc.runtime.speculation.hidden_rows import Hidden
+
+
+class Level(NamedTuple):
+    """Nodes that are read together, in rows behind each other. first: rows of the tree before them. depths, masks: as
+    of a Draft. hidden: [nodes, width], what the draft knew at their parents."""
+
+    nodes: Sequence[int]
+    first: int
+    tokens: Sequence[int]
+    depths: Sequence[int]
+    masks: Sequence[int]
+    hidden: Hidden
+
+
+class GrowingTree:
+    """most: nodes of the draft at the most. width: nodes that are read at once; 1 for a chain."""
+
+    def __init__(self, most: int, width: int) -> None:
+        self._most, self._width = min(most, MOST_NODES), width
+        self._tokens: list[int] = []
+        self._parents: list[int | None] = []
+        self._shares: list[float] = []
+        self._worth: list[float] = []
+        self._hidden: dict[int | None, Hidden] = {}
+        # The nodes that were read, in the order of their rows.
+        self._read: list[int] = []
+
+    def grow(self, node: int | None, candidates: Sequence[Candidate], hidden: Hidden) -> None:
+        """What may follow a node, or the request's last token, each token once; and what the draft knows there."""
+        if node in self._hidden:
+            return
+        self._hidden[node] = hidden
+        worth = 1.0 if node is None else self._worth[node]
+        for token, share in candidates:
+            if share > 0:
+                self._tokens.append(token)
+                self._parents.append(node)
+                self._shares.append(share)
+                self._worth.append(worth * share)
+
+    def next_level(self) -> Level | None:
+        """The nodes to be read next; None if no more are worth it."""
+        # The last one of the best could only have a child in its own place.
+        best = sorted(range(len(self._tokens)), key=lambda node: -self._worth[node])[: self._most - 1]
+        # There are as many rows as nodes: half of what is left stays for what may be deeper.
+        room = min(self._width, -(-(self._most - len(self._read)) // 2))
+        unread = [node for node in best if node not in self._hidden][:room]
+        if not unread:
+            return None
+        first = len(self._read)
+        self._read += unread
+        rows = {node: row for row, node in enumerate(self._read)}
+        parents = [None if (parent := self._parents[node]) is None else rows[parent] for node in self._read]
+        read = Draft([self._tokens[node] for node in self._read], parents)
+        masks, depths = read.masks(), read.depths()
+        if len(unread) == 1 and masks[-1]:
+            first -= 1  # GPUs look at masks of two tokens or more: the one before is read again.
+        nodes = self._read[first:]
+        hidden = np.stack([self._hidden[self._parents[node]] for node in nodes])
+        return Level(nodes, first, read.tokens[first:], depths[first:], masks[first:], hidden)
+
+    def path(self, node: int | None) -> list[int]:
+        """The tokens that lead to a node, and its own."""
+        found: list[int] = []
+        while node is not None:
+            found.append(self._tokens[node])
+            node = self._parents[node]
+        return found[::-1]
+
+    def draft(self) -> Draft:
+        """The best of what has grown."""
+        return best_nodes(Draft(self._tokens, self._parents), self._shares, self._most)

@@ -1,0 +1,34 @@
+"""How often candidates come true, by depth and rank, beside what was said of them."""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+
+Shares = npt.NDArray[np.float64]
+
+# Candidates that were taken at their word, as it were.
+_PRIOR = 8.0
+
+
+class RankTruth:
+    """depths, ranks: of the candidates that there may be."""
+
+    def __init__(self, depths: int, ranks: int) -> None:
+        # How many were expected to come true, and how many have.
+        self._expected: Shares = np.full((depths, ranks), _PRIOR)
+        self._true: Shares = np.full((depths, ranks), _PRIOR)
+
+    def likely(self, said: Shares, depth: int = 0) -> Shares:
+        """How likely they are: [depths, ranks]. said: so are they by what gave them, at this depth and those below."""
+        depths, ranks = said.shape
+        places = slice(depth, depth + depths), slice(ranks)
+        found: Shares = np.minimum(said * (self._true[places] / self._expected[places]), 1.0)
+        return found
+
+    def note(self, said: Shares, is_true: npt.NDArray[np.bool_], depth: int = 0) -> None:
+        """What has come of candidates whose predecessors came true: [depths, ranks] each."""
+        depths, ranks = said.shape
+        places = slice(depth, depth + depths), slice(ranks)
+        self._expected[places] += said
+        self._true[places] += is_true
