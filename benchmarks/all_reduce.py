@@ -5,7 +5,7 @@
 
 All in turns, in one run. A sum: two processes of one thread each add up the same vector of fp32, over and over; a round
 is the median of its calls. A step: a token of one request, of the engine of one rank with two threads, and of that of
-two ranks with one thread each.
+two ranks with one thread each; and what the simulator says of both, by rates of this machine measured in the same run.
 """
 
 from __future__ import annotations
@@ -32,16 +32,24 @@ import torch.distributed
 from benchmarks.measure import Sample, alternate
 from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import load_kernels
+from llmc.codegen.cpp.measured_rates import measured_rates
+from llmc.engine_format import read_engine
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.loading import load
+from llmc.runtime.memory import available_bytes
 from llmc.runtime.ranks.channel import SharedMemory
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.simulation.divisions import Division
+from llmc.simulation.load import Arrival
+from llmc.simulation.pricing import Machine
+from llmc.simulation.serve import Served, serve
 from llmc.targets import host_target
 
 SIZES = (8 << 10, 16 << 10, 512 << 10)
 CALLS = 200
 ROUNDS = 7
-TOKENS = 24
+PROMPT, TOKENS = 32, 24
+ALONE, TOGETHER = "one process, 2 threads", "2 ranks, a thread each"
 
 
 class Summing:
@@ -116,25 +124,39 @@ def _runs(summing: Summing) -> dict[str, Callable[[], float]]:
     }
 
 
-def steps(alone: Path, together: Path) -> dict[str, Sample]:
+def steps(alone: Path, together: Path, rounds: int) -> dict[str, Sample]:
     """Seconds of a token of one request, in turns."""
     with load(alone, threads=2) as one, load(together, threads=2) as ranks:
 
         def token(engine: Any) -> float:
             begin = time.perf_counter()
-            (done,) = engine.generate([list(range(3, 35))], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
+            (done,) = engine.generate([list(range(3, 3 + PROMPT))], SamplingParams(max_tokens=TOKENS, ignore_eos=True))
             assert len(done.token_ids) == TOKENS
             return (time.perf_counter() - begin) / TOKENS
 
-        return alternate(
-            {"one process, 2 threads": lambda: token(one), "2 ranks, a thread each": lambda: token(ranks)}, ROUNDS
-        )
+        return alternate({ALONE: lambda: token(one), TOGETHER: lambda: token(ranks)}, rounds)
+
+
+def simulated(engines: dict[str, Path]) -> dict[str, float]:
+    """Seconds of a token of the same request by the simulator, by rates that are measured now, of all by the same."""
+    programs = {name: read_engine(path, check_weights=False).program for name, path in engines.items()}
+    target = host_target()
+    rates = measured_rates(target, 2, next(iter(programs.values())))
+    print(f"reads {rates.bandwidth / 1e9:.1f} GB/s")
+    machine = Machine(target, available_bytes(), rates=rates, threads=2)
+    found = {}
+    for name, program in programs.items():
+        outcome = serve(program, Division(program.layout, 1), machine, [Arrival(0.0, PROMPT, TOKENS)], {})
+        assert isinstance(outcome, Served)
+        found[name] = max(record.ended for record in outcome.records) / TOKENS
+    return found
 
 
 def main() -> None:
     """Print medians, spreads and ratios."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--engines", nargs=2, type=Path, metavar=("ALONE", "RANKS"))
+    parser.add_argument("--rounds", type=int, default=ROUNDS, help="of the engines")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--note", help="on the machine's state, for the record")
     parser.add_argument("--rank", nargs=2, type=int, help=argparse.SUPPRESS)
@@ -145,15 +167,20 @@ def main() -> None:
         return
     found = sums()
     if given.engines:
-        found |= steps(*given.engines)
+        found |= steps(*given.engines, given.rounds)
     for name, sample in found.items():
         print(f"{name:28} {1e6 * sample.median:10.1f} µs, the best round {1e6 * min(sample.seconds):.1f}")
+    said: dict[str, float] = {}
     if given.engines:
-        one, ranks = (found[name].median for name in ("one process, 2 threads", "2 ranks, a thread each"))
-        print(f"two ranks have {one / ranks:.2f} times the speed of one process")
+        said = simulated(dict(zip((ALONE, TOGETHER), given.engines, strict=True)))
+        measured = found[ALONE].median / found[TOGETHER].median
+        expected = said[ALONE] / said[TOGETHER]
+        print(f"two ranks have {measured:.2f} times the speed of one process; simulated, {expected:.2f} times")
+        print(f"the simulated ratio is {expected / measured - 1:+.1%} off")
     if given.json:
         record = {name: sample.seconds for name, sample in found.items()}
-        given.json.write_text(json.dumps({"note": given.note, "seconds": record}, indent=1) + "\n")
+        text = json.dumps({"note": given.note, "seconds": record, "simulated seconds": said}, indent=1)
+        given.json.write_text(text + "\n")
 
 
 if __name__ == "__main__":

@@ -93,19 +93,17 @@ def measured(model: Path, options: BuildOptions, engine: Path, layers: int | Non
             program = build.program
             rank_bytes = sum(slot.nbytes for slot in program.weights)
             record = Record(stages.seconds, rank_bytes, len(program.launches), plan_peak=peak_bytes())
-            checkpoint = RoundedCheckpoint(captured.source, options.quantization)
+            checkpoint = RoundedCheckpoint(captured.source, graph.quantized)
             with stages("weights"):
-                for number, parts in of_layers(build, checkpoint):
+                for turn, (number, parts) in enumerate(of_layers(build, checkpoint)):
                     if number is not None and layers is not None and number >= layers:
                         continue
-                    start = time.perf_counter()
-                    place = writer.below(f"layers/{number}/")
-                    place.path.mkdir(parents=True)
+                    start, place = time.perf_counter(), writer.below(f"part{turn}/")
+                    place.path.mkdir()
                     record.written += write_and_drop(parts, program, checkpoint, kind, place)
                     record.layers += number is not None
-                    print(
-                        f"layer {number}: {time.perf_counter() - start:.1f} s, {peak_bytes() / 1e9:.2f} GB", flush=True
-                    )
+                    seconds = time.perf_counter() - start
+                    print(f"layer {number}: {seconds:.1f} s, at most {peak_bytes() / 1e9:.2f} GB", flush=True)
     record.peak = peak_bytes()
     return record
 

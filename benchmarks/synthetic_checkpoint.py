@@ -8,13 +8,15 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections.abc import Iterable
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
-from llmc.formats.schemes import Quantization
+from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.schemes import parse_scheme
 from llmc.graph.weights import Constant, Derived, PerRank, Recipe, Stored, WeightSource
 from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest
 
@@ -25,12 +27,13 @@ _PARTS = re.compile(r"(.+)#(codes|scales|zeros)")
 
 class RoundedCheckpoint:
     """A WeightSource of numbers for the shapes of another; NAME#codes, #scales and #zeros are the weight's NAME when
-    it is rounded, which is remembered until `forget`."""
+    it is rounded, as the records of a plan say, which is remembered until `forget`."""
 
-    def __init__(self, shapes: WeightSource, quantization: Quantization) -> None:
+    def __init__(self, shapes: WeightSource, records: Iterable[QuantizedWeight]) -> None:
         generator = torch.Generator().manual_seed(0)
         self._drawn = (torch.randn(_DRAWN, generator=generator) * 0.02).to(torch.bfloat16)
-        self._shapes, self._quantization = shapes, quantization
+        self._shapes = shapes
+        self._schemes = {f"{each.module}.weight": parse_scheme(each.scheme) for each in records}
         self._rounded: dict[str, RoundedWeight] = {}
 
     def names(self) -> tuple[str, ...]:
@@ -47,7 +50,7 @@ class RoundedCheckpoint:
             return self._drawn.repeat(times)[first : first + like.numel()].view(like.shape).to(like.dtype)
         weight, part = asked.groups()
         if weight not in self._rounded:
-            scheme = self._quantization.default
+            scheme = self._schemes[weight]
             assert scheme is not None, "codes are of a scheme"
             self._rounded[weight] = round_to_nearest(self.load(weight), scheme)
         found: Tensor = getattr(self._rounded[weight], part)
