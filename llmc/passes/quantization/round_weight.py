@@ -35,15 +35,22 @@ class RoundedWeight:
 
 def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
     """Codes of a weight [rows, columns]. importance: [columns], weights of the error that scales are fitted to."""
-    codes, scales, zeros = [], [], []
+    whole: dict[str, Tensor] = {}
+    start = 0
     with one_thread():
         for rows in row_chunks(weight, scheme):
-            found, zero = _scales_of(rows, scheme, importance)
-            scales.append(found)
-            codes.append(weight_codes(rows, found, zero, scheme.format))
-            if zero is not None:
-                zeros.append(zero)
-    return RoundedWeight(torch.cat(codes), torch.cat(scales), torch.cat(zeros) if zeros else None, scheme.format)
+            scales, zeros = _scales_of(rows, scheme, importance)
+            parts = {"codes": weight_codes(rows, scales, zeros, scheme.format), "scales": scales, "zeros": zeros}
+            for name, part in parts.items():
+                if part is None:
+                    continue
+                # Not joined in the end: small parts that stay, among what is freed, keep that from being used again,
+                # which took eight times the bytes of the codes.
+                if name not in whole:
+                    whole[name] = part.new_empty((len(weight), part.shape[1]))
+                whole[name][start : start + len(rows)] = part
+            start += len(rows)
+    return RoundedWeight(whole["codes"], whole["scales"], whole.get("zeros"), scheme.format)
 
 
 def fitted_scales(weight: Tensor, scheme: Scheme, importance: Tensor) -> tuple[Tensor, Tensor | None]:
