@@ -167,7 +167,8 @@ def main() -> None:
         return
     found = sums()
     if given.engines:
-        found |= steps(*given.engines, given.rounds)
+        alone, together = given.engines
+        found |= steps(alone, together, given.rounds)
     for name, sample in found.items():
         print(f"{name:28} {1e6 * sample.median:10.1f} µs, the best round {1e6 * min(sample.seconds):.1f}")
     said: dict[str, float] = {}
