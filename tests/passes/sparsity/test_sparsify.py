@@ -9,7 +9,7 @@ import torch
 
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.errors import CheckpointError, LlmcError, OptionError
-from llmc.formats.sparsity import parse_sparse_scheme
+from llmc.formats.sparsity import SparseScheme, parse_sparse_scheme
 from llmc.graph.capture import Captured
 from llmc.graph.memory_source import MemorySource
 from llmc.graph.render import op_name
@@ -49,6 +49,18 @@ def test_equal_elements_are_kept_from_the_first_on() -> None:
     assert kept.tolist() == [[True] * 6, [False] * 6]
     by_row = kept_elements(torch.ones(2, 6), scheme, by_row=True)
     assert by_row.tolist() == [[True] * 3 + [False] * 3] * 2
+
+
+@pytest.mark.parametrize("digits", [0, 1, 7])
+def test_the_largest_of_a_matrix_are_those_that_sorting_finds(digits: int) -> None:
+    """With many equal elements, with some, and with none."""
+    importance = torch.randn(41, 37, generator=torch.Generator().manual_seed(digits)).abs()
+    importance = importance.mul(10**digits).round() / 10**digits
+    for ratio in (0.001, 0.3, 0.5, 0.999):
+        kept = kept_elements(importance, SparseScheme("", "magnitude", ratio), by_row=False)
+        order = importance.flatten().argsort(descending=True, stable=True)
+        assert set(kept.flatten().nonzero().flatten().tolist()) == set(order[: int(kept.sum())].tolist())
+        assert int((~kept).sum()) == round(ratio * importance.numel())
 
 
 @pytest.mark.parametrize(

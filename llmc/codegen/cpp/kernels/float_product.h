@@ -139,6 +139,7 @@ struct FloatProduct {
   using Steps = typename Operands::Steps;
   using X = typename Steps::Step;
   static constexpr int kXPerWord = Operands::kSteps;
+  static constexpr bool kIsInteger = false;
   static constexpr int kXPerRun = 0;
   static constexpr int kWords = 1;
   static constexpr bool kReadsSparse = Operands::kReadsSparse;

@@ -117,6 +117,7 @@ struct IntegerProduct {
   using Steps = IntegerSteps<kBits>;
   using X = int32_t;
   static constexpr int kXPerWord = Steps::kSteps;
+  static constexpr bool kIsInteger = true;
   static constexpr int kXPerRun = 1;  // the sum
   static constexpr int64_t kRunWords = 1 << 20;
   static constexpr int kWords = Steps::kWords;

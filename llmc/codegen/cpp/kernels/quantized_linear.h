@@ -214,6 +214,9 @@ struct BlockProduct {
 
 #if defined(__AVX512VBMI2__)
   static constexpr bool kReadsSparse = Product::kReadsSparse;
+  // Integers are multiplied so fast that only one tile of them hides the expanding; where codes become numbers first,
+  // several tiles take 7% less time if the block is expanded before.
+  bool expands_on_the_way() const { return !decodes && (Product::kIsInteger || tiles.count == 1); }
 
   // Of a block that the first tile expands on the way, to `codes`.
   void operator()(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, int64_t values_per_token,
@@ -356,7 +359,7 @@ void quantized_product(LlmcPool* pool, const LlmcQuantizedLinear& a, const Epilo
                                              : block_of(panels, panel, part);
           if (panels.in_planes()) join_planes(block, bytes);
           if constexpr (BlockProduct<Product>::kReadsSparse)
-            if (panels.is_sparse && !decodes) {
+            if (panels.is_sparse && multiply.expands_on_the_way()) {
               multiply(block, cursor, bytes, values, packed.part_size(part), panel_sums, k == 0);
               continue;
             }

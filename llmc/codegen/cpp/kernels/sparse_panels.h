@@ -44,15 +44,23 @@ constexpr uint8_t kZeroElement<uint8_t> = 128;
 #if defined(__AVX512VBMI2__)
 constexpr bool kExpandsInRegisters = true;
 
+// A register of zeros that compilers do not know to be one: merged with zeros, the instructions below wait for nothing,
+// while with a zeroing mask they wait for what their register held before (Zen 4: a tenth of the time of one token).
+inline __attribute__((always_inline)) __m512i zeros_to_merge() {
+  __m512i zeros = _mm512_setzero_si512();
+  asm("" : "+v"(zeros));
+  return zeros;
+}
+
 // As many elements as a register holds, of which `mask` says the stored ones.
 inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* from, uint32_t mask, uint16_t) {
-  return _mm512_maskz_expand_epi16(mask, _mm512_loadu_si512(from));
+  return _mm512_mask_expand_epi16(zeros_to_merge(), mask, _mm512_loadu_si512(from));
 }
 inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* from, uint64_t mask, uint8_t) {
   return _mm512_mask_expand_epi8(_mm512_set1_epi8(-128), mask, _mm512_loadu_si512(from));
 }
 inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* from, uint16_t mask, uint32_t) {
-  return _mm512_maskz_expand_epi32(mask, _mm512_loadu_si512(from));
+  return _mm512_mask_expand_epi32(zeros_to_merge(), mask, _mm512_loadu_si512(from));
 }
 
 // The next register of elements E; the cursor's value moves on.
