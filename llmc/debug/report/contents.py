@@ -8,10 +8,19 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from llmc.engine_format import EngineFiles, Manifest
-from llmc.engine_format.reader import GRAPHS, NODES_NAME, PASSES_NAME, PLACEMENTS_NAME, STAGES, read_quantization
+from llmc.engine_format.reader import (
+    GRAPHS,
+    NODES_NAME,
+    PASSES_NAME,
+    PLACEMENTS_NAME,
+    STAGES,
+    read_quantization,
+    read_sparsity,
+)
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import REBUILD
 from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
 
 _T = TypeVar("_T")
@@ -21,7 +30,8 @@ _T = TypeVar("_T")
 class EngineContents:
     """passes: as passes.json has them. graphs: (pass number, name, text), in order. sources: lines of the model's
     source; nodes: for each node name the index of its line and the rewrite that made it. code: by file name, the
-    kernels' sources. quantized: what was done to each weight. placements: as placements.json has them; None for a model
+    kernels' sources. quantized: what was done to each weight. sparse: what
+    became of each with zeros. placements: as placements.json has them; None for a model
     that is not cut for several ranks."""
 
     path: Path
@@ -34,6 +44,7 @@ class EngineContents:
     placements: dict[str, Any] | None
     code: dict[str, str]
     quantized: tuple[QuantizedWeight, ...]
+    sparse: tuple[SparseWeight, ...]
 
 
 def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> EngineContents:
@@ -52,6 +63,7 @@ def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> E
         placements=_read(files, PLACEMENTS_NAME, _object) if PLACEMENTS_NAME in files else None,
         code=_read_code(files),
         quantized=read_quantization(files),
+        sparse=read_sparsity(files),
     )
 
 

@@ -14,6 +14,7 @@ from llmc.debug.report.graphs import graphs_data
 from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
 from llmc.debug.report.quantization import quantization_data
+from llmc.debug.report.sparsity import sparsity_data
 from llmc.files.typed_json import to_json
 from llmc.prediction.rates import KindRates, Rates, gpu_rates
 from llmc.targets import gpu_target
@@ -35,6 +36,7 @@ MODULES = (
     "memory",
     "ranks",
     "quantization",
+    "sparsity",
     "navigation",
     "main",
 )
@@ -65,6 +67,7 @@ def report_page(
         "memory": memory_data(contents.program),
         "ranks": contents.placements,
         "quantization": quantization_data(contents, perplexity),
+        "sparsity": sparsity_data(contents),
         "rates": to_json(rates or _default_rates(contents)),
         "profile": None if profile is None else to_json(profile),
     }

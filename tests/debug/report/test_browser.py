@@ -21,6 +21,7 @@ from llmc.debug.report.page import report_page
 from llmc.engine_format import EngineDirectory, read_engine
 from llmc.engine_format.reader import REPORT_NAME
 from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.sparse_weight import SparseWeight
 from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.launch_cost import launch_costs
 from llmc.prediction.launch_time import predict_launch
@@ -202,6 +203,24 @@ def test_quantization_is_shown_by_layer_and_in_all(
         assert "KL 2.00e-02 at 4 bits" in page.locator("#tooltip").inner_text()
         section.get_by_text("Every weight").click()
         assert section.locator("table.quantized tbody tr").count() == 4
+
+
+def test_zeros_are_shown_in_all_and_of_each_weight(
+    browser: Browser, directory: EngineDirectory, tmp_path: Path
+) -> None:
+    masked = SparseWeight("layers.0.up_proj", "up", "sparsegpt:0.5", 384, 128, 0.5, 0.08, True, 9.0, 16.0)
+    weights = (masked, SparseWeight("layers.0.down_proj", "down", "as stored", 128, 384, 0.2, reason="no masks here"))
+    contents = read_contents(directory.files, directory.manifest, directory.program)
+    with opened(browser, report_page(replace(contents, sparse=weights), RATES), tmp_path / "sparse.html") as page:
+        section = page.locator("#sparsity")
+        cards = " ".join(section.locator(".card").all_inner_texts())
+        for part in ("35.0%", "9.00 bits a weight", "1.78 ×", "1\nweights keep their zeros"):
+            assert part in cards, cards
+        rows = [row.split("\t") for row in section.locator("tbody tr").all_inner_texts()]
+        assert rows[0] == ["layers.0.up_proj", "sparsegpt:0.5", "50.0%", "9.00", "1.78 ×", "8.0%", ""]
+        assert rows[1] == ["layers.0.down_proj", "as stored", "20.0%", "dense", "", "as stored", "no masks here"]
+    with opened(browser, report_page(contents, RATES), tmp_path / "plain.html") as page:
+        assert page.locator("#sparsity").count() == 0
 
 
 def test_quality_is_shown_of_an_engine_without_codes(

@@ -10,6 +10,7 @@ import { pipeline } from "./pipeline.js";
 import { qualityTitle, quantization } from "./quantization.js";
 import { ranks } from "./ranks.js";
 import { roofline } from "./roofline.js";
+import { sparsity } from "./sparsity.js";
 
 function main() {
   const sections = [
@@ -20,6 +21,7 @@ function main() {
     { id: "memory", title: "Memory", parts: memory() },
     { id: "ranks", title: "Ranks", parts: ranks() },
     { id: "quantization", title: qualityTitle(), parts: quantization() },
+    { id: "sparsity", title: "Sparsity", parts: sparsity() },
   ].filter((section) => section.parts);
   for (const { id, title, parts } of sections) {
     const section = el("section", { id, "aria-label": title, tabindex: "-1" });
