@@ -19,6 +19,7 @@ class LooksAtData(Protocol):
 
 S = TypeVar("S")
 SchemeT = TypeVar("SchemeT", bound=LooksAtData)
+BudgetT = TypeVar("BudgetT")
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,11 @@ class ModuleSchemes(Generic[SchemeT]):
         return not self.schemes
 
     @property
+    def is_for_all(self) -> bool:
+        """Whether it says something of weights that no rule is for."""
+        return self.default is not None
+
+    @property
     def schemes(self) -> tuple[SchemeT, ...]:
         """Every scheme that is named."""
         return tuple(s for s in (self.default, *(rule.scheme for rule in self.rules)) if s is not None)
@@ -63,6 +69,25 @@ class ModuleSchemes(Generic[SchemeT]):
     def rule_for(self, *names: str) -> Rule[SchemeT] | None:
         """The rule that decides on a module of these names, None if the default does; earlier names go first."""
         return next((rule for name in names if (rule := last_rule(self.rules, name)) is not None), None)
+
+
+@dataclass(frozen=True)
+class BudgetedSchemes(ModuleSchemes[SchemeT], Generic[SchemeT, BudgetT]):
+    """budget: from which every weight that no rule is for gets a scheme of its own, in the place of a default."""
+
+    budget: BudgetT | None = None
+
+    @property
+    def is_none(self) -> bool:
+        return super().is_none and self.budget is None
+
+    @property
+    def is_for_all(self) -> bool:
+        return super().is_for_all or self.budget is not None
+
+    @property
+    def needs_calibration(self) -> bool:
+        return super().needs_calibration or self.budget is not None
 
 
 def split_items(

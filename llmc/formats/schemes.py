@@ -9,7 +9,7 @@ from typing import Literal
 
 from llmc.errors import OptionError
 from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
-from llmc.formats.module_rules import ModuleSchemes, split_items
+from llmc.formats.module_rules import BudgetedSchemes, split_items
 
 Method = Literal["rtn", "gptq", "awq", "smoothquant"]
 
@@ -182,21 +182,8 @@ class Budget:
         return (*(SCHEMES[f"int{bits}{method}"] for bits in (4, 5, 6)), SCHEMES["int8"])
 
 
-@dataclass(frozen=True)
-class Quantization(ModuleSchemes[Scheme]):
-    """What the option `quantize` says. budget: of every weight that no rule is for, in the place of a default."""
-
-    budget: Budget | None = None
-
-    @property
-    def is_none(self) -> bool:
-        """Whether nothing is quantized."""
-        return super().is_none and self.budget is None
-
-    @property
-    def needs_calibration(self) -> bool:
-        """Whether it takes text to run the model on."""
-        return super().needs_calibration or self.budget is not None
+# What the option `quantize` says.
+Quantization = BudgetedSchemes[Scheme, Budget]
 
 
 def parse_quantization(items: Iterable[str]) -> Quantization:

@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from typing import Literal
 
 from llmc.errors import OptionError
-from llmc.formats.module_rules import ModuleSchemes, split_items
+from llmc.formats.module_rules import BudgetedSchemes, split_items
 
 Method = Literal["magnitude", "wanda", "sparsegpt"]
 
-NOT_SPARSE = "none"
+NOT_SPARSE, AUTO = "none", "auto"
 METHODS: tuple[Method, ...] = ("magnitude", "wanda", "sparsegpt")
 # Those that look at data.
 CALIBRATED: frozenset[Method] = frozenset({"wanda", "sparsegpt"})
@@ -48,13 +48,31 @@ class SparseScheme:
         return False
 
 
-# What the option `sparsity` says. The default is not the output projection's, which decides on every token.
-Sparsity = ModuleSchemes[SparseScheme]
+@dataclass(frozen=True)
+class SparseBudget:
+    """METHOD:auto:0.5 — that share of zeros over all weights, fewer of them in those that the output depends on."""
+
+    method: Method
+    ratio: float
+
+    def scheme(self, ratio: float) -> SparseScheme:
+        """Of one weight."""
+        return SparseScheme(f"{self.method}:{ratio:g}", self.method, ratio)
+
+
+# What the option `sparsity` says. Default and budget are not the output projection's, which decides on every token.
+Sparsity = BudgetedSchemes[SparseScheme, SparseBudget]
 
 
 def parse_sparsity(items: Iterable[str]) -> Sparsity:
     """Items as in `("sparsegpt:0.5", "lm_head=magnitude:2:4", "*.down_proj=none")`. Raises OptionError."""
     default, rules = split_items(items, "sparsity", parse_sparse_scheme)
+    method, is_budget, ratio = (default or "").partition(f":{AUTO}:")
+    if default is not None and is_budget:
+        scheme = parse_sparse_scheme(f"{method}:{ratio}")
+        if scheme is None or scheme.pattern is not None:
+            raise _no_ratio(default, f"{method}:{AUTO}:0.5")
+        return Sparsity(None, rules, SparseBudget(scheme.method, scheme.ratio))
     return Sparsity(None if default is None else parse_sparse_scheme(default), rules)
 
 
@@ -71,6 +89,12 @@ def parse_sparse_scheme(text: str) -> SparseScheme | None:
             f"unknown way to choose zeros {name!r}",
             at=f"sparsity={text}",
             fix=f"{hint}known: {', '.join(METHODS)} and none, as in {METHODS[0]}:0.5",
+        )
+    if words[:1] == [AUTO]:
+        raise OptionError(
+            f"{text!r} gives zeros out among all weights, so it cannot be for some",
+            at=f"sparsity={text}",
+            fix=f"give these a ratio, such as {name}:0.5",
         )
     if len(words) == 2:
         kept, of = _pattern(text, words)
@@ -95,9 +119,12 @@ def _ratio(text: str, words: list[str]) -> float:
     except ValueError:
         ratio = float("nan")
     if not 0.0 < ratio < 1.0:
-        raise OptionError(
-            f"{text!r} has no ratio of zeros between 0 and 1",
-            at=f"sparsity={text}",
-            fix=f"such as {text.partition(':')[0]}:0.5; or a pattern, such as {text.partition(':')[0]}:2:4",
-        )
+        method = text.partition(":")[0]
+        raise _no_ratio(text, f"{method}:0.5; or a pattern, such as {method}:2:4")
     return ratio
+
+
+def _no_ratio(text: str, instead: str) -> OptionError:
+    return OptionError(
+        f"{text!r} has no ratio of zeros between 0 and 1", at=f"sparsity={text}", fix=f"such as {instead}"
+    )

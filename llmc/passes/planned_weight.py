@@ -110,6 +110,6 @@ def why_not(planned: PlannedWeight[S], wanted: ModuleSchemes[S], left: str) -> s
     rule = wanted.rule_for(planned.module)
     if planned.is_ruled and rule is not None:
         return f"{rule.pattern}=none leaves {planned.module} {left}"
-    if wanted.default is None:
+    if not wanted.is_for_all:
         return f"no rule names {planned.module}, and there is no scheme for all"
     return f"{planned.module} decides on every token: it stays {left} unless a rule names it"

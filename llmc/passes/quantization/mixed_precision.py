@@ -23,7 +23,15 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import HEAD
 from llmc.passes.quantization.plan import Planned, head_scheme
-from llmc.passes.quantization.sensitivity import bits_of, elements_of, ladders, unit_schemes, units_of
+from llmc.passes.quantization.sensitivity import (
+    Change,
+    bits_of,
+    elements_of,
+    ladders,
+    rounded,
+    unit_schemes,
+    units_of,
+)
 from llmc.passes.quantization.spend_bits import Rung, spend
 
 # Budgets, in bits a weight, for which bits are given out: the same ones whatever is asked, so that a larger budget has
@@ -68,7 +76,7 @@ def choose_schemes(
     fixed = sum(bits_of(each, each.scheme) for each in planned if each.is_ruled and each.products)
     elements = sum(elements_of(each) for each in planned if each.products)
     _check_budget(units, schemes_of, budget, fixed, elements)
-    rungs = ladders(graph, units, schemes_of, sequences, data)
+    rungs = ladders(graph, units, schemes_of, Change(rounded, bits_of), sequences, data)
     trials = _Trials(units, measure)
     choice = _Choice(units, _scaled(units, rungs, trials), fixed, elements, budget)
     found: list[tuple[float, Candidate]] = []
@@ -109,8 +117,8 @@ class _Trials:
 
 
 def _scaled(
-    units: Sequence[Sequence[Planned]], rungs: Sequence[Sequence[Rung]], trials: _Trials
-) -> Sequence[Sequence[Rung]]:
+    units: Sequence[Sequence[Planned]], rungs: Sequence[Sequence[Rung[Scheme]]], trials: _Trials
+) -> Sequence[Sequence[Rung[Scheme]]]:
     """The rungs of the output projection, and those of all other weights, scaled to what they are measured to do."""
     heads = [i for i, unit in enumerate(units) if any(each.module == HEAD for each in unit)]
     if not heads or len(units) == 1:
@@ -134,7 +142,7 @@ class _Choice:
     """What there is to choose from. rungs: of each unit. fixed: bits of what rules decide on. elements: of all."""
 
     units: Sequence[Sequence[Planned]]
-    rungs: Sequence[Sequence[Rung]]
+    rungs: Sequence[Sequence[Rung[Scheme]]]
     fixed: float
     elements: int
     budget: Budget

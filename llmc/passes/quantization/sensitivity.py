@@ -1,44 +1,70 @@
-"""How much the output diverges when the weights of one unit have fewer bits: measured for 4 bits, expected for more.
+"""How much the output diverges when the weights of one unit lose something: measured for one choice, expected for more.
 
 Weights that read the same input make one unit, since they are merged later. The sensitivity of a unit is measured: the
 mean Kullback-Leibler divergence, over calibration tokens, of the model's next-token distribution from what it becomes
-when this unit alone is rounded to 4 bits. All units are measured in one run of the graph that branches at each of
-them, so that memory holds one layer of the weights. What smaller groups or more bits would leave of a divergence
-follows from the rounding errors, each column's weighted by the square of its input: the divergence grows with their
-square.
+when this unit alone is changed, as by rounding it to 4 bits. All units are measured in one run of the graph that
+branches at each of them, so that memory holds one layer of the weights. What other choices would leave of a divergence,
+such as smaller groups, more bits or fewer zeros, follows from the weights' errors, each column's weighted by the square
+of its input: the divergence grows with their square.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
 
 from torch import Tensor, fx
 
+from llmc.formats.module_rules import LooksAtData
 from llmc.formats.schemes import Budget, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import PlannedWeight
 from llmc.passes.quantization.plan import Planned, check_columns
-from llmc.passes.quantization.round_weight import one_thread, round_to_nearest, row_chunks
+from llmc.passes.quantization.round_weight import one_thread, round_to_nearest
 from llmc.passes.quantization.spend_bits import Rung
 from llmc.passes.quantization.stream import Stream
+
+S = TypeVar("S", bound=LooksAtData)
 
 # Sequences and tokens of each that sensitivity is measured on: every unit takes a run of what comes after it.
 _SEQUENCES, _TOKENS = 4, 128
 _UNQUANTIZED_BITS = 16.0
-# Rows of a weight that rounding errors are measured on.
+# Rows of a weight that errors are measured on.
 _ROWS = 256
+
+
+@dataclass(frozen=True)
+class Change(Generic[S]):
+    """What schemes do to weights. value: of a weight [rows, columns], a scheme, and the mean squares of its columns'
+    inputs, None where nothing multiplies it yet. cost: what a weight takes of the budget with a scheme, or with none.
+    tried: the place of the scheme that is measured."""
+
+    value: Callable[[Tensor, S, Tensor | None], Tensor]
+    cost: Callable[[PlannedWeight[S], S | None], float]
+    tried: int = 0
+
+    def error(self, weight: Tensor, scheme: S | None, importance: Tensor) -> float:
+        """The square of what changes in the products of a weight, estimated from some of its rows."""
+        if scheme is None:
+            return 0.0
+        some = weight[:: -(-len(weight) // _ROWS)]
+        with one_thread():
+            total = float((self.value(some, scheme, importance) - some).float().square_().mul_(importance).sum())
+        return max(total * len(weight) / len(some), 1e-30)
 
 
 def ladders(
     graph: ModelGraph,
-    units: Sequence[Sequence[Planned]],
-    schemes_of: Sequence[Sequence[Scheme | None]],
+    units: Sequence[Sequence[PlannedWeight[S]]],
+    schemes_of: Sequence[Sequence[S | None]],
+    change: Change[S],
     sequences: Sequence[Tensor],
     data: ModelData,
-) -> list[list[Rung]]:
-    """What each unit may be given, with the divergence measured for 4 bits and expected for the rest."""
+) -> list[list[Rung[S]]]:
+    """What each unit may be given, with the divergence measured for one scheme and expected for the rest."""
     if not units:
         return []
     sequences = [ids[:_TOKENS] for ids in sequences[:_SEQUENCES]]
@@ -53,20 +79,22 @@ def ladders(
             branches[index] = stream.branch()
         each = next(each for each in units[index] if node in each.readers)
         weight = call_arguments(node)["weight"]
-        values = stream.weight(weight)
-        four = schemes_of[index][0]
-        assert four is not None
-        stream.replace_weight(branches[index], weight, round_to_nearest(values, four).values().to(values.dtype))
-        if node is each.products[0]:
-            importance = stream.rows(call_arguments(node)["x"]).float().square().mean(0)
-            found = [_error(values, scheme, importance) for scheme in schemes_of[index]]
+        values, schemes = stream.weight(weight), schemes_of[index]
+        importance = _importance(stream, node) if node in each.products else None
+        tried = schemes[change.tried]
+        assert tried is not None
+        stream.replace_weight(branches[index], weight, change.value(values, tried, importance).to(values.dtype))
+        if node is each.products[0] and importance is not None:
+            found = [change.error(values, scheme, importance) for scheme in schemes]
             errors[index] = [a + b for a, b in zip(errors.get(index, [0.0] * len(found)), found, strict=True)]
     divergences = _divergences(stream, len(sequences))
     data.progress("sensitivity", len(units), len(units))
     return [
         [
             Rung(
-                scheme, sum(bits_of(each, scheme) for each in unit), divergences[branches[i] - 1] * error / errors[i][0]
+                scheme,
+                sum(change.cost(each, scheme) for each in unit),
+                divergences[branches[i] - 1] * error / errors[i][change.tried],
             )
             for scheme, error in zip(schemes_of[i], errors[i], strict=True)
         ]
@@ -74,18 +102,8 @@ def ladders(
     ]
 
 
-def _error(weight: Tensor, scheme: Scheme | None, importance: Tensor) -> float:
-    """The square of what rounding changes in the products of a weight, estimated from some of its rows."""
-    if scheme is None:
-        return 0.0
-    step = -(-len(weight) // _ROWS)
-    some = weight[::step]
-    with one_thread():
-        total = sum(
-            float((round_to_nearest(rows, scheme).values() - rows).square_().mul_(importance).sum())
-            for rows in row_chunks(some, scheme)
-        )
-    return max(total * len(weight) / len(some), 1e-30)
+def _importance(stream: Stream, product: fx.Node) -> Tensor:
+    return stream.rows(call_arguments(product)["x"]).float().square().mean(0)
 
 
 def _divergences(stream: Stream, sequences: int) -> list[float]:
@@ -104,9 +122,9 @@ def _divergences(stream: Stream, sequences: int) -> list[float]:
     return [max(each, 0.0) for each in found]
 
 
-def units_of(planned: Sequence[Planned]) -> list[list[Planned]]:
+def units_of(planned: Sequence[PlannedWeight[S]]) -> list[list[PlannedWeight[S]]]:
     """Weights that only products of the same input read, together."""
-    units: dict[fx.Node, list[Planned]] = {}
+    units: dict[fx.Node, list[PlannedWeight[S]]] = {}
     for each in planned:
         units.setdefault(call_arguments(each.products[0])["x"], []).append(each)
     return list(units.values())
@@ -128,9 +146,15 @@ def unit_schemes(unit: Sequence[Planned], budget: Budget) -> list[Scheme | None]
     return [*fitting, eight, None]
 
 
-def elements_of(planned: Planned) -> int:
+def elements_of(planned: PlannedWeight[S]) -> int:
+    """Of a weight."""
     rows, columns = planned.shape
     return rows * columns
+
+
+def rounded(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> Tensor:
+    """What a weight becomes by rounding to nearest."""
+    return round_to_nearest(weight, scheme).values()
 
 
 def bits_of(planned: Planned, scheme: Scheme | None) -> float:

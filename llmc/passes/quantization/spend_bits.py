@@ -1,30 +1,31 @@
-"""Give bits out among weights so that what is expected to diverge is least: a knapsack."""
+"""Give bits out among weights, or elements that are kept, so that what is expected to diverge is least: a knapsack."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.formats.schemes import Scheme
-
+S = TypeVar("S")
 # What is left of a budget once all weights have the fewest bits is given out in so many parts.
 _BUDGET_PARTS = 20_000
 
 
 @dataclass(frozen=True)
-class Rung:
-    """A choice for a unit: bits of all its weights, and the divergence that is expected. scheme: None for none."""
+class Rung(Generic[S]):
+    """A choice for a unit: what it takes of all its weights' budget, and the divergence that is expected. scheme: None
+    for none."""
 
-    scheme: Scheme | None
+    scheme: S | None
     bits: float
     divergence: float
 
 
-def spend(ladders: Sequence[Sequence[Rung]], bits: float) -> list[int]:
+def spend(ladders: Sequence[Sequence[Rung[S]]], bits: float) -> list[int]:
     """The rung of each ladder, so that all together take at most `bits` and diverge least.
 
     Each ladder's rungs in ascending bits; the first ones take no more than `bits` in all. Source: the multiple-choice
@@ -50,5 +51,5 @@ def spend(ladders: Sequence[Sequence[Rung]], bits: float) -> list[int]:
     return chosen[::-1]
 
 
-def _costs(ladder: Sequence[Rung], part: float) -> list[int]:
+def _costs(ladder: Sequence[Rung[S]], part: float) -> list[int]:
     return [math.ceil((rung.bits - ladder[0].bits) / part) for rung in ladder]

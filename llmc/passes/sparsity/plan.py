@@ -29,6 +29,11 @@ def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...
     return planned
 
 
+def is_free(planned: PlannedZeros) -> bool:
+    """Whether a budget decides on a weight: not if a rule does, and not on the output projection's."""
+    return bool(planned.products) and not planned.is_ruled and planned.module != HEAD
+
+
 def _check_pattern(planned: PlannedZeros) -> None:
     scheme, (_, columns) = planned.scheme, planned.shape
     if scheme is None or scheme.pattern is None or columns % scheme.pattern[1] == 0:

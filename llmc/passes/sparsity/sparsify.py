@@ -13,12 +13,14 @@ calibration text, with the weights before already sparse. Numerics: lossy.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
+from functools import partial
 
 from torch import Tensor, fx
 
 from llmc.errors import CheckpointError
 from llmc.formats.sparse_weight import SparseWeight
-from llmc.formats.sparsity import SparseScheme
+from llmc.formats.sparsity import SparseScheme, Sparsity
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -26,14 +28,16 @@ from llmc.graph.weights import evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import why_not
-from llmc.passes.quantization.calibration import calibration_sequences
+from llmc.passes.quantization.calibration import calibration_sequences, sequences_and_apart
 from llmc.passes.quantization.column_sweep import InputSolvers
+from llmc.passes.quantization.reference_divergence import Reference
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.sparsity.choose_ratios import SchemeOf, choose_ratios, with_schemes
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.insert_zeros import prune_weight, replace_weight
-from llmc.passes.sparsity.plan import PlannedZeros, plan_zeros
+from llmc.passes.sparsity.plan import PlannedZeros, is_free, plan_zeros
 from llmc.passes.sparsity.sparsegpt import sparsegpt
 
 # Tokens that errors are measured on.
@@ -47,13 +51,20 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         return
     done = {weight.module for weight in graph.sparse}
     planned = tuple(each for each in plan_zeros(graph, sparsity) if each.module not in done)
+    sequences: tuple[Tensor, ...] = ()
+    reasons: dict[str, str] = {}
+    if sparsity.budget is not None:
+        sequences, apart = sequences_and_apart(graph, options, data)
+        measure = partial(_divergence, graph, sparsity, sequences, Reference(graph, data.source, apart), data)
+        free = [each for each in planned if is_free(each)]
+        schemes, reasons = choose_ratios(graph, free, sparsity.budget, sequences, data, measure)
+        planned = with_schemes(planned, schemes)
+    elif sparsity.needs_calibration or options.calibration is not None:
+        sequences = calibration_sequences(graph, options, data)
     for each in planned:
         for product in each.products if each.scheme is None else ():
             log.refuse(Refusal(why_not(each, sparsity, "dense"), product, is_asked=True))
-    sequences: tuple[Tensor, ...] = ()
-    if sparsity.needs_calibration or options.calibration is not None:
-        sequences = calibration_sequences(graph, options, data)
-    _Sparsifier(graph, log, data, Stream(graph, data.source, sequences) if sequences else None).run(planned)
+    _Sparsifier(graph, log, data, Stream(graph, data.source, sequences) if sequences else None, reasons).run(planned)
 
 
 # Single logits of a model with half of its weights move by most of the logits' spread.
@@ -61,11 +72,36 @@ _BUDGET = 2.0
 sparsify = WeightPass("sparsify", run, Numerics.LOSSY, budget=_BUDGET)
 
 
-class _Sparsifier:
-    """One run over a graph. stream: calibration tokens on their way through it; None where no text was given."""
+def _divergence(
+    graph: ModelGraph,
+    sparsity: Sparsity,
+    sequences: tuple[Tensor, ...],
+    reference: Reference,
+    data: ModelData,
+    schemes: SchemeOf,
+) -> float:
+    """How far a copy of the graph moves from the reference when its weights get these schemes, by module."""
+    trial = graph.copy()
+    done = {weight.module for weight in graph.sparse}
+    planned = with_schemes([each for each in plan_zeros(trial, sparsity) if each.module not in done], schemes)
+    quiet = replace(data, progress=lambda *_: None)
+    _Sparsifier(trial, None, quiet, Stream(trial, data.source, sequences), {}).run(planned)
+    return reference.divergence(trial)
 
-    def __init__(self, graph: ModelGraph, log: RewriteLog, data: ModelData, stream: Stream | None) -> None:
-        self._graph, self._log, self._data, self._stream = graph, log, data, stream
+
+class _Sparsifier:
+    """One run over a graph. log: None for a trial. stream: calibration tokens on their way through it; None where no
+    text was given. reasons: by module, of a share of zeros."""
+
+    def __init__(
+        self,
+        graph: ModelGraph,
+        log: RewriteLog | None,
+        data: ModelData,
+        stream: Stream | None,
+        reasons: dict[str, str],
+    ) -> None:
+        self._graph, self._log, self._data, self._stream, self._reasons = graph, log, data, stream, reasons
         self._solvers = None if stream is None else InputSolvers(stream)
 
     def run(self, planned: tuple[PlannedZeros, ...]) -> None:
@@ -75,7 +111,9 @@ class _Sparsifier:
         for done, node in enumerate(stops):
             each, scheme = at[node]
             self._data.progress("sparsify", done, len(at))
-            self._log.step(f"{each.module} to {scheme.name}", *each.readers)
+            if self._log is not None:
+                why = f" ({self._reasons[each.module]})" if each.module in self._reasons else ""
+                self._log.step(f"{each.module} to {scheme.name}{why}", *each.readers)
             self._sparsify(each, scheme, self._input(each, node))
         self._data.progress("sparsify", len(at), len(at))
 

@@ -15,7 +15,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from llmc.errors import OptionError
-from llmc.formats.schemes import parse_scheme
+from llmc.formats.schemes import Scheme, parse_scheme
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.weights import WeightSource
@@ -162,7 +162,7 @@ def test_a_trained_model_diverges_less_with_more_bits_on_two_other_texts(bard: C
         last = found
 
 
-def _ladder(bits: tuple[float, ...], divergences: tuple[float, ...]) -> list[Rung]:
+def _ladder(bits: tuple[float, ...], divergences: tuple[float, ...]) -> list[Rung[Scheme]]:
     return [Rung(None, *each) for each in zip(bits, divergences, strict=True)]
 
 
