@@ -1,9 +1,10 @@
 """Find the zeros that a checkpoint has in its weights, so that they need not be stored.
 
-Looks at some rows of each product's weight, and counts in those that have zeros there; changes no number. Checkpoints
+Looks at some rows of each product's weight, and counts in those that have zeros there, unless the rows hold nothing
+else: so a checkpoint without weights is not read for that. Changes no number. Checkpoints
 that store masks (graph/sparse_checkpoint.py) have given the model's own weights by then, and are counted alike.
 store_sparse, the last but one of all passes, stores what is found without its zeros.
-Must have: a weight of which a tenth is zero at least, and not all of it. Numerics: exact.
+Must have: a weight of which a tenth is zero at least, and not all of the rows. Numerics: exact.
 """
 
 from __future__ import annotations
@@ -43,13 +44,16 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         products = [reader for reader in readers if reader.target in PRODUCTS]
         if module in known or len(names) != 1 or not products:
             continue
-        if _zeros(_some_rows(data.source.load(names[0]))) < LEAST_ZEROS:
+        some = _some_rows(data.source.load(names[0]))
+        if _zeros(some) == 1.0:
+            reason = f"{len(some)} rows of {names[0]} hold nothing but zeros: it stays as it is"
+            log.refuse(Refusal(reason, products[0]))
+            continue
+        if _zeros(some) < LEAST_ZEROS:
             continue
         weight = evaluate(graph.weights[node.name], data.source)
         zeros, (rows, columns) = _zeros(weight), weight.shape
-        if zeros == 1.0:
-            log.refuse(Refusal(f"{names[0]} {[rows, columns]} holds nothing but zeros: it stays as it is", products[0]))
-        elif zeros >= LEAST_ZEROS:
+        if zeros >= LEAST_ZEROS:
             graph.sparse = (*graph.sparse, SparseWeight(module, names[0], FOUND, rows, columns, zeros))
 
 
