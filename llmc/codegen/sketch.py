@@ -14,11 +14,14 @@ from torch import fx
 
 from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.expand_sparse import SPARSE
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.lowering import plan_step
+from llmc.errors import LoweringError
 from llmc.graph.dtype_names import DTYPE_NAMES
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
+from llmc.ops.sparse_weight import MASK_BITS
 from llmc.options import BuildOptions
 from llmc.program import LOOP, Layout, Program
 from llmc.program.launch_arguments import Argument, Operand
@@ -65,12 +68,13 @@ class SketchBackend:
     def panels_nbytes(
         self, shape: tuple[int, ...], scales: torch.Tensor, has_zeros: bool, format: str, layout: Layout
     ) -> int:
-        raise NotImplementedError("codes lie in rows")
+        raise LoweringError("on paper codes lie in rows", at=f"layout {layout.value}")
 
     def sparse_nbytes(
         self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype, count: int, scales: torch.Tensor | None
     ) -> int:
-        raise NotImplementedError("weights without their zeros lie in panels")
+        masks = 8 * shape[0] * -(-shape[1] // MASK_BITS)
+        return masks + count * dtype.itemsize + (0 if scales is None else scales.numel() * scales.dtype.itemsize)
 
     def loop_call(self, name: str, loop: Loop, pointers: Sequence[Operand]) -> KernelCall:
         return KernelCall(name, LOOP, {f"p{index}": pointer for index, pointer in enumerate(pointers)})
@@ -99,6 +103,13 @@ class SketchBackend:
 
     def _part(self, name: str, node: fx.Node, call: Call) -> dict[str, Argument]:
         """What a product's kernel reads in the place of a claimed argument: codes, or x as it was."""
+        if node.target in SPARSE:
+            dtype = call.dtype("values")
+            return {
+                name: call.sparse_panels(
+                    Layout.SPARSE_PANELS if dtype.is_floating_point else Layout.SPARSE_CODE_PANELS, dtype
+                )
+            }
         if "codes" in arguments_of(node):
             parts = zip(("codes", "scales", "zeros"), call.code_rows(), strict=True)
             return {f"{name}_{part}": operand for part, operand in parts if operand is not None}

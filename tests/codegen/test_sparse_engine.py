@@ -9,13 +9,17 @@ import torch
 
 from llmc.codegen.cpp.cpp_kind import CppKind
 from llmc.codegen.cpp.lowering import Lowered, lower
+from llmc.codegen.cpp.products import NO_SPARSE_EXPERTS
 from llmc.codegen.expand_sparse import expand_sparse
+from llmc.codegen.sketch import sketch
+from llmc.compiler import build
 from llmc.graph.execute import Chunk, run_steps
 from llmc.options import parse_options
 from llmc.targets import CPU_TARGETS, CpuTarget, host_target, resolve_target
 from tests.codegen.engine_harness import run_engine
 from tests.passes.quantization.quantizing import TOKENS, captured_llama
 from tests.passes.sparsity.sparse_graphs import sparse
+from tests.tiny_models import tiny_checkpoint
 
 STEPS = (
     (Chunk(0, 0, TOKENS[:20]), Chunk(1, 0, TOKENS[5:8])),
@@ -60,6 +64,27 @@ def test_a_target_without_vbmi2_says_why_it_is_dense() -> None:
     dense = expand_sparse(graph, CppKind(plain).dense_reason)
     assert {each.bits for each in dense.sparse} == {None}
     assert not [x for x in _families(lower(dense, plain, OPTIONS)) if x.startswith("sparse_")]
+
+
+@has_kernels
+@pytest.mark.slow
+def test_experts_keep_their_zeros_and_say_why(tmp_path: Path) -> None:
+    model = tiny_checkpoint("mixtral", tmp_path / "model")
+    report = build(model, tmp_path / "e.llmc", target=host_target().name, sparsity="magnitude:0.5", max_model_len=64)
+    reasons = {each.module: each.reason for each in report.sparse}
+    assert {name for name, reason in reasons.items() if reason == NO_SPARSE_EXPERTS} == {
+        name for name in reasons if "expert" in name
+    }
+    assert any(each.bits is not None for each in report.sparse)
+
+
+@pytest.mark.parametrize("quantize", ["", "int8"])
+def test_on_paper_a_sparse_weight_takes_its_bits(quantize: str) -> None:
+    """Where there are no kernels yet: for plans and simulations."""
+    graph = sparse("magnitude:0.5", quantize).graph
+    stored = [slot.nbytes for slot in sketch(graph, OPTIONS).weights if slot.layout.is_sparse]
+    predicted = sum((each.bits or 0.0) * each.rows * each.columns / 8 for each in graph.sparse)
+    assert len(stored) == 8 and sum(stored) == pytest.approx(predicted, rel=1e-6)
 
 
 def _families(lowered: Lowered) -> list[str]:

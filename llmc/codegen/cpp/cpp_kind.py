@@ -16,6 +16,7 @@ from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.cpp.pack import pack
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.cpp.pack_sparse import DENSE, pack_sparse, pack_sparse_codes
+from llmc.codegen.cpp.products import EXPERT_LINEAR, NO_SPARSE_EXPERTS
 from llmc.codegen.quantized_support import check_kernels
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import OptionError
@@ -70,10 +71,12 @@ class CppKind:
         return pack_codes(codes, scales, zeros, format, layout)
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """Where no instruction puts elements into their places."""
-        if self.target.has("avx512_vbmi2"):
-            return None
-        return f"{self.target.name} has no VBMI2 instructions, which put elements into their places"
+        """Where no instruction puts elements into their places, and of experts."""
+        if not self.target.has("avx512_vbmi2"):
+            return f"{self.target.name} has no VBMI2 instructions, which put elements into their places"
+        if any(reader.target is EXPERT_LINEAR for reader in storage.users):
+            return NO_SPARSE_EXPERTS
+        return None
 
     def fitting_sequences(self, program: Program) -> int | None:
         """Of a machine that is not known."""

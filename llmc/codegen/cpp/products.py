@@ -21,8 +21,9 @@ from llmc.graph.refusal import Refusal
 from llmc.targets import CpuTarget
 
 _LM_HEAD = torch.ops.llmc.lm_head.default
-_EXPERT_LINEAR = torch.ops.llmc.expert_linear.default
-_OF_SEVERAL_ROWS = frozenset({_LM_HEAD, _EXPERT_LINEAR})
+EXPERT_LINEAR = torch.ops.llmc.expert_linear.default
+_OF_SEVERAL_ROWS = frozenset({_LM_HEAD, EXPERT_LINEAR})
+NO_SPARSE_EXPERTS = "no kernel finds one expert's rows among weights without their zeros"
 MOST_EXPERTS = 1024  # kMostExperts in kernels/experts.h
 
 
@@ -107,12 +108,12 @@ def refusal(node: fx.Node, target: CpuTarget) -> Refusal | None:
         ranks = (1,) if is_lookup else (2, 3) if name == "x" and node.target in _OF_SEVERAL_ROWS else (2,)
         if tensor.meta["val"].dim() not in ranks:
             return Refusal(f"{name} has shape {list(tensor.meta['val'].shape)}; the kernel takes rank {ranks}", node)
-    if node.target is _EXPERT_LINEAR:
+    if node.target is EXPERT_LINEAR:
         experts, rows = given["experts"], given["weight"].meta["val"].shape[0] // given["experts"]
         if rows % PANEL:
             return Refusal(f"an expert has {rows} rows; the kernel knows multiples of {PANEL}", node)
         if experts > MOST_EXPERTS:
             return Refusal(f"there are {experts} experts; the kernel knows up to {MOST_EXPERTS}", node)
         if not storage.of_experts:
-            return Refusal("no kernel finds one expert's rows among weights without their zeros", node)
+            return Refusal(NO_SPARSE_EXPERTS, node)
     return storage.refusal(node, unrounded_parts(node))
