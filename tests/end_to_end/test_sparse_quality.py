@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 
+from llmc.formats.sparsity import parse_sparse_scheme
 from llmc.graph.capture import Captured, capture
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
@@ -17,10 +18,11 @@ from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.runner import run_pipeline
 from llmc.passes.sparsity.sparsify import sparsify
+from tests.end_to_end.plain_sparse_model import perplexity, plain_sparse_model
 
 EXAMPLES = Path(__file__).parent.parent.parent / "examples"
 MODEL = EXAMPLES / "models" / "bard-6m"
-WINDOW = 256
+TEXT = str(EXAMPLES / "data" / "calibration.txt")
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +44,7 @@ def _data(captured: Captured) -> ModelData:
 
 
 def _perplexity(captured: Captured, windows: tuple[Tensor, ...], sparsity: str) -> float:
-    given = {"calibration": str(EXAMPLES / "data" / "calibration.txt"), "sparsity": sparsity}
+    given = {"calibration": TEXT, "sparsity": sparsity}
     graph = run_pipeline(captured.graph, (sparsify,), parse_options(given), data=_data(captured)).graph
     total, tokens = 0.0, 0
     for some in (windows[i : i + 16] for i in range(0, len(windows), 16)):
@@ -52,11 +54,30 @@ def _perplexity(captured: Captured, windows: tuple[Tensor, ...], sparsity: str) 
     return float(torch.tensor(total / tokens).exp())
 
 
+METHODS = ("magnitude", "wanda", "sparsegpt")
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("form", ["0.5", "2:4"])
-def test_what_looks_at_more_keeps_more(captured: Captured, heldout: tuple[Tensor, ...], form: str) -> None:
-    methods = ("magnitude", "wanda", "sparsegpt")
-    found = {method: _perplexity(captured, heldout, f"{method}:{form}") for method in methods}
+@pytest.mark.parametrize("form", ["0.5", "0.6", "0.7", "2:4"])
+def test_what_looks_at_more_keeps_more_as_plain_implementations_do(
+    captured: Captured, heldout: tuple[Tensor, ...], form: str
+) -> None:
+    found = {method: _perplexity(captured, heldout, f"{method}:{form}") for method in METHODS}
     assert found["sparsegpt"] < found["wanda"] < found["magnitude"]
     if form == "0.5":
         assert found["sparsegpt"] <= 1.06 * _perplexity(captured, heldout, "none")
+    calibration = calibration_sequences(captured.graph, parse_options({"calibration": TEXT}), _data(captured))
+    for method in METHODS:
+        scheme = parse_sparse_scheme(f"{method}:{form}")
+        assert scheme is not None
+        plain = plain_sparse_model(MODEL, calibration, method, scheme.ratio, scheme.pattern)
+        assert found[method] == pytest.approx(perplexity(plain, heldout), rel=0.01), method
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ratio", ["0.5", "0.7"])
+def test_zeros_given_out_by_sensitivity_cost_no_more(
+    captured: Captured, heldout: tuple[Tensor, ...], ratio: str
+) -> None:
+    same, given_out = (_perplexity(captured, heldout, f"sparsegpt:{form}") for form in (ratio, f"auto:{ratio}"))
+    assert given_out <= same

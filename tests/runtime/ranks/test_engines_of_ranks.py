@@ -9,9 +9,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from llmc.engine_format.reader import read_engine
+from llmc.engine_format.reader import read_engine, read_sparsity
 from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from llmc.targets import host_target
 from tests.medusa_heads import medusa_1
 from tests.runtime.ranks.conftest import LIMITS
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_tokens
@@ -54,6 +55,20 @@ def test_greedy_tokens_are_those_of_one_rank(
         path = built(model, tmp_path / f"{count}.llmc", count)
         assert read_engine(path).program.ranks == count
         assert tokens(path, prompts, GREEDY) == expected
+
+
+@slow
+@pytest.mark.parametrize("quantize", ["", "w8a8"])
+def test_sparse_weights_are_cut_after_their_zeros_were_chosen(quantize: str, tmp_path: Path) -> None:
+    """So each rank has part of the zeros of one, and all ranks together its tokens."""
+    model, prompts = tiny_checkpoint("llama", tmp_path / "model", hidden_size=96), [tiny_tokens(33)]
+    options = {"sparsity": "magnitude:0.5,lm_head=magnitude:0.3", "quantize": quantize}
+    alone, together = (built(model, tmp_path / f"{n}.llmc", n, **options) for n in (1, 2))
+    masked = [slot.layout.is_sparse for slot in read_engine(together).program.weights]
+    assert any(masked) or not host_target().has("avx512_vbmi2")
+    zeros = [[each.zeros for each in read_sparsity(read_engine(path).files)] for path in (alone, together)]
+    assert zeros[0] == zeros[1]
+    assert tokens(together, prompts, GREEDY) == tokens(alone, prompts, GREEDY)
 
 
 @pytest.mark.parametrize(
