@@ -58,7 +58,7 @@ def test_greedy_tokens_are_those_of_one_rank(
 
 
 @slow
-@pytest.mark.parametrize("quantize", ["", "w8a8"])
+@pytest.mark.parametrize("quantize", ["", "int8"])
 def test_sparse_weights_are_cut_after_their_zeros_were_chosen(quantize: str, tmp_path: Path) -> None:
     """So each rank has part of the zeros of one, and all ranks together its tokens."""
     model, prompts = tiny_checkpoint("llama", tmp_path / "model", hidden_size=96), [tiny_tokens(33)]
