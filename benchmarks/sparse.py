@@ -45,7 +45,7 @@ def main() -> None:
     console.print(record["bytes"])
     with ExitStack() as stack:
         contestants = [stack.enter_context(c) for c in start(engines, model, arguments)]
-        for workload in (w for name in _WORKLOADS for w in WORKLOADS if w.name == name):
+        for workload in (w for name in arguments.workloads for w in WORKLOADS if w.name == name):
             runs: dict[str, Callable[[], float]] = {c.name: partial(workload.run, c) for c in contestants}
             samples = alternate(runs, arguments.rounds)
             record["workloads"][workload.name] = {name: list(s.seconds) for name, s in samples.items()}
@@ -59,6 +59,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=Path("examples/out"), help="for the checkpoint and engines")
     parser.add_argument("--sparsity", default="magnitude:0.5,lm_head=magnitude:0.5")
     parser.add_argument("--quantize", help="the scheme of both engines, as for llmc build")
+    parser.add_argument("--workloads", nargs="+", default=_WORKLOADS, choices=_WORKLOADS)
     parser.add_argument("--engines", type=Path, nargs=2, metavar=("SPARSE", "DENSE"), help="built before")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=5)
