@@ -58,6 +58,7 @@ METHODS = ("magnitude", "wanda", "sparsegpt")
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("form", ["0.5", "0.6", "0.7", "2:4"])
 def test_what_looks_at_more_keeps_more_as_plain_implementations_do(
     captured: Captured, heldout: tuple[Tensor, ...], form: str
@@ -75,6 +76,7 @@ def test_what_looks_at_more_keeps_more_as_plain_implementations_do(
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(3600)
 @pytest.mark.parametrize("ratio", ["0.5", "0.7"])
 def test_zeros_given_out_by_sensitivity_cost_no_more(
     captured: Captured, heldout: tuple[Tensor, ...], ratio: str
