@@ -10,6 +10,7 @@ from pathlib import Path
 
 from llmc import engine_format
 from llmc.engine_format import Manifest, ModelRecord, TargetRecord
+from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.dtype_names import torch_name
@@ -31,8 +32,9 @@ class BuildReport:
     kernels: launches of each in a step of one token. binaries: of GPU kernels, by kernel and instruction set.
     decode_bytes: of one step with a single token at context 1. unplanned_bytes: what the intermediates would take
     without sharing one arena. fitting_sequences: of max_model_len tokens, in a GPU's memory beside the engine; None
-    for a CPU. program: what a step runs, in all stages. quantized: what was done to each weight. sparse: what became of
-    each with zeros. kv_bytes: of the KV cache, a token. warnings: what its user may not expect, a line each.
+    for a CPU. program: what a step runs, in all stages. quantized: what was done to each weight. sparse: what
+    became of each with zeros. pruned: what each part lost. kv_bytes: of the KV cache, a token. warnings: what its
+    user may not expect, a line each.
     """
 
     path: Path
@@ -50,6 +52,7 @@ class BuildReport:
     seconds: dict[str, float]
     quantized: tuple[QuantizedWeight, ...]
     sparse: tuple[SparseWeight, ...]
+    pruned: tuple[PrunedPart, ...]
     kv_bytes: int
     warnings: tuple[str, ...] = ()
 
@@ -86,6 +89,7 @@ def build_report(
         seconds=seconds,
         quantized=result.graph.quantized,
         sparse=result.graph.sparse,
+        pruned=result.graph.pruned,
         kv_bytes=manifest.memory["kv_per_token"],
         warnings=warnings,
     )

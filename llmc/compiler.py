@@ -39,6 +39,7 @@ from llmc.engine_format.reader import (
     NODES_NAME,
     PASSES_NAME,
     PLACEMENTS_NAME,
+    PRUNING_NAME,
     QUANTIZATION_NAME,
     REPORT_NAME,
     SPARSITY_NAME,
@@ -46,6 +47,9 @@ from llmc.engine_format.reader import (
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
 from llmc.files.typed_json import to_json
+from llmc.formats.pruned_part import PrunedPart
+from llmc.formats.quantized_weight import QuantizedWeight
+from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.capture import Captured, Model, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.finite_weights import FiniteWeights
@@ -295,8 +299,13 @@ def run_passes(
 
 
 def write_weight_records(graph: ModelGraph, writer: EngineWriter) -> None:
-    """What became of weights that have codes, and of those that have zeros."""
-    for name, records in ((QUANTIZATION_NAME, graph.quantized), (SPARSITY_NAME, graph.sparse)):
+    """What became of weights that have codes, of those that have zeros, and of parts that lost some of theirs."""
+    made: dict[str, tuple[QuantizedWeight | SparseWeight | PrunedPart, ...]] = {
+        QUANTIZATION_NAME: graph.quantized,
+        SPARSITY_NAME: graph.sparse,
+        PRUNING_NAME: graph.pruned,
+    }
+    for name, records in made.items():
         if records:
             text = json.dumps([asdict(record) for record in records], indent=1, ensure_ascii=False)
             writer.write_text(name, text + "\n")

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from llmc.errors import OptionError
 from llmc.formats.cache_format import parse_cache_format
+from llmc.formats.pruning import Pruning, parse_pruning
 from llmc.formats.schemes import Quantization, parse_quantization
 from llmc.formats.sparsity import Sparsity, parse_sparsity
 
@@ -41,6 +42,8 @@ class BuildOptions(BaseModel):
     kv_dtype: of the KV cache; auto is dtype. kv_cache: int8, int4 or fp8 codes instead (llmc/formats/cache_format.py).
     quantize: schemes of weights and activations (formats/schemes.py); one for all, then PATTERN=SCHEME for some;
     a text is split at commas. sparsity: which elements of weights become zero (formats/sparsity.py), in the same form.
+    prune: how much of its inner channels, heads and layers a model loses (formats/pruning.py), a share or a number of
+    each kind, then PATTERN=SHARE or =none for some.
     calibration: the path of a UTF-8 text, or of token ids in a .json or .npy file, for
     methods that look at data; calibration_sequences of calibration_length tokens are taken from its beginning.
     max_model_len: longest sequence in tokens, prompt and output together; None is the model's own limit.
@@ -66,6 +69,7 @@ class BuildOptions(BaseModel):
     kv_cache: str = "auto"
     quantize: tuple[str, ...] = ()
     sparsity: tuple[str, ...] = ()
+    prune: tuple[str, ...] = ()
     calibration: str | None = None
     calibration_sequences: int = Field(default=32, ge=1, le=65536)
     calibration_length: int = Field(default=256, ge=16, le=65536)
@@ -92,7 +96,7 @@ class BuildOptions(BaseModel):
         name = str(value).removeprefix("torch.").lower()
         return _SPELLINGS.get(name, name)
 
-    @field_validator("quantize", "sparsity", mode="before")
+    @field_validator("quantize", "sparsity", "prune", mode="before")
     @classmethod
     def _split(cls, value: Any) -> Any:
         return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -107,6 +111,12 @@ class BuildOptions(BaseModel):
     @classmethod
     def _is_sparsity(cls, value: tuple[str, ...]) -> tuple[str, ...]:
         parse_sparsity(value)
+        return value
+
+    @field_validator("prune")
+    @classmethod
+    def _is_pruning(cls, value: tuple[str, ...]) -> tuple[str, ...]:
+        parse_pruning(value)
         return value
 
     @field_validator("calibration", "speculative", mode="before")
@@ -131,6 +141,11 @@ class BuildOptions(BaseModel):
         """What `sparsity` says."""
         return parse_sparsity(self.sparsity)
 
+    @property
+    def pruning(self) -> Pruning:
+        """What `prune` says."""
+        return parse_pruning(self.prune)
+
 
 class BuildKeywords(TypedDict, total=False):
     """The fields of BuildOptions as keywords, for type checkers and editors, in the forms in which they are taken."""
@@ -140,6 +155,7 @@ class BuildKeywords(TypedDict, total=False):
     kv_cache: str
     quantize: str | Sequence[str]
     sparsity: str | Sequence[str]
+    prune: str | Sequence[str]
     calibration: str | PathLike[str] | None
     calibration_sequences: int
     calibration_length: int

@@ -18,6 +18,7 @@ from rich.text import Text
 from llmc.cli.completion import complete_targets
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.parallel_options import ParallelOptions
+from llmc.cli.pruning import pruning_table
 from llmc.cli.quantization import mean_bits, quantization_table
 from llmc.cli.shown_warnings import show_warning
 from llmc.cli.sparsity import sparsity_table
@@ -107,6 +108,8 @@ def _print_report(report: BuildReport, unnamed: Path | None) -> None:
     console = standard_output()
     console.print(passes_table(report))
     console.print(kernels_table(report))
+    if report.pruned:
+        console.print(pruning_table(report.pruned))
     if report.quantized:
         console.print(quantization_table(report.quantized))
     if report.sparse:

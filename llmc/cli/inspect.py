@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from llmc.cli.pruning import pruning_table
 from llmc.cli.quantization import quantization_table
 from llmc.cli.sparsity import sparsity_table
 from llmc.cli.table import Column, FittingTable, facts, standard_output
@@ -25,6 +26,7 @@ def inspect(
     weights: Annotated[bool, typer.Option("--weights", help="every weight with its layout")] = False,
     quantization: Annotated[bool, typer.Option("--quantization", help="scheme, bits and error of each weight")] = False,
     sparsity: Annotated[bool, typer.Option("--sparsity", help="zeros, bits and error of each sparse weight")] = False,
+    pruning: Annotated[bool, typer.Option("--pruning", help="what was taken out of each part, and its error")] = False,
     context: Annotated[
         int | None,
         typer.Option(help="cached positions of the decode step that costs are for; default: up to 1024", min=1),
@@ -52,6 +54,8 @@ def inspect(
         print_quantization(console, directory)
     if sparsity:
         print_sparsity(console, directory)
+    if pruning:
+        print_pruning(console, directory)
 
 
 def print_quantization(console: Console, directory: EngineDirectory) -> None:
@@ -68,6 +72,14 @@ def print_sparsity(console: Console, directory: EngineDirectory) -> None:
 
     found = read_sparsity(directory.files)
     console.print(sparsity_table(found) if found else "no weight is sparse")
+
+
+def print_pruning(console: Console, directory: EngineDirectory) -> None:
+    """What the build's report says of each part that lost something."""
+    from llmc.engine_format.reader import read_pruning
+
+    found = read_pruning(directory.files)
+    console.print(pruning_table(found) if found else "nothing was pruned")
 
 
 def overview(directory: EngineDirectory) -> FittingTable:

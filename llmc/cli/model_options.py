@@ -36,6 +36,10 @@ class ModelOptions:
         list[str] | None,
         Option(help="zeros, such as sparsegpt:0.5 or wanda:2:4, or PATTERN=… for some weights (repeatable, or commas)"),
     ] = None
+    prune: Annotated[
+        list[str] | None,
+        Option(help="channels=0.125, heads=0.25, layers=2, or PATTERN=SHARE for some parts (repeatable, or commas)"),
+    ] = None
     kv_cache: Annotated[str, Option(help="auto, or codes: int8, int4, fp8")] = _DEFAULTS.kv_cache
     calibration: Annotated[Path | None, Option(help="text or token file for methods that look at data")] = None
     calibration_sequences: Annotated[int, Option(help="sequences taken from it")] = _DEFAULTS.calibration_sequences
@@ -66,6 +70,7 @@ class ModelOptions:
             "kv_dtype": self.kv_dtype,
             "quantize": ",".join(self.quantize or ()),
             "sparsity": ",".join(self.sparsity or ()),
+            "prune": ",".join(self.prune or ()),
             "kv_cache": self.kv_cache,
             "calibration": None if self.calibration is None else str(self.calibration),
             "calibration_sequences": self.calibration_sequences,

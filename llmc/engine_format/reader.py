@@ -14,6 +14,7 @@ from llmc.engine_format.weight_file import StoredTensor, check_slot, read_header
 from llmc.errors import EngineFormatError, TargetError
 from llmc.files.atomic_directory import TEMPORARY_SUFFIX
 from llmc.files.typed_json import REBUILD, from_json
+from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
@@ -31,6 +32,7 @@ GRAPH_NAME = "graph.json"
 # What quantization did to each weight; absent from an engine without.
 QUANTIZATION_NAME = "report/quantization.json"
 SPARSITY_NAME = "report/sparsity.json"
+PRUNING_NAME = "report/pruning.json"
 # The page of `llmc report`, and the text of `llmc explain`; an engine that a build did not write may have none.
 REPORT_NAME = "report/report.html"
 EXPLANATION_NAME = "report/explain.txt"
@@ -199,6 +201,13 @@ def read_sparsity(files: EngineFiles) -> tuple[SparseWeight, ...]:
     if SPARSITY_NAME not in files:
         return ()
     return from_json(tuple[SparseWeight, ...], files.json(SPARSITY_NAME), str(files.path / SPARSITY_NAME))
+
+
+def read_pruning(files: EngineFiles) -> tuple[PrunedPart, ...]:
+    """What each part of a model lost; nothing for an engine without. Raises EngineFormatError."""
+    if PRUNING_NAME not in files:
+        return ()
+    return from_json(tuple[PrunedPart, ...], files.json(PRUNING_NAME), str(files.path / PRUNING_NAME))
 
 
 def check_directory(path: Path) -> None:

@@ -9,6 +9,7 @@ import torch
 from torch import fx
 
 from llmc.formats.cache_format import CacheFormat
+from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.fake_value import FakeValues
@@ -77,7 +78,7 @@ class ModelGraph:
     pipeline_stages: how many run one after the other on ranks of their own, cut at llmc::hand_over. pipeline_stage:
     which of them the graph is; None for all in one.
     Every node's meta["val"] is a FakeTensor (or SymInt) with the symbolic token count T.
-    quantized, sparse: what became of each weight that has codes, or zeros.
+    quantized, sparse: what became of each weight that has codes, or zeros. pruned: what each part lost.
     side_outputs: the names of what the graph returns after its logits, in order. speculative: the checkpoint of what is
     to draft for the model, if anything is; draft: what attach_draft made of it.
     fakes: makes fake values, and remembers them for all copies.
@@ -90,6 +91,7 @@ class ModelGraph:
     caches: tuple[CacheSpec, ...] = ()
     quantized: tuple[QuantizedWeight, ...] = ()
     sparse: tuple[SparseWeight, ...] = ()
+    pruned: tuple[PrunedPart, ...] = ()
     side_outputs: tuple[str, ...] = ()
     speculative: DraftCheckpoint | None = None
     medusa: MedusaCheckpoint | None = None

@@ -26,7 +26,11 @@ the same over the reals. How to add one: [custom-passes.md](custom-passes.md).
 _GROUPS = (
     ("Canonical", "From aten, as torch.export returns it, to llmc:: ops over tokens.", canonical),
     ("Speculative", "What drafting tokens needs, as `--speculative` asks.", speculative),
-    ("Quantization", "Codes in the place of weights and activations, as `--quantize` asks.", quantization),
+    (
+        "Quantization",
+        "Less of a model, zeros, codes: as `--prune`, `--sparsity`, `--quantize` ask.",
+        quantization,
+    ),
     (
         "Parallel",
         "A part of the weights or of the layers for each rank, as `--tensor-parallel-size` and "

@@ -38,6 +38,9 @@ from llmc.passes.parallel.cut_stages import cut_stages
 from llmc.passes.parallel.partition import partition
 from llmc.passes.parallel.partition_experts import partition_experts
 from llmc.passes.parallel.separate_products import separate_products
+from llmc.passes.pruning.drop_layers import drop_layers
+from llmc.passes.pruning.prune_channels import prune_channels
+from llmc.passes.pruning.prune_heads import prune_heads
 from llmc.passes.quantization.check_quantizable import check_quantizable
 from llmc.passes.quantization.multiply_unrounded import multiply_unrounded
 from llmc.passes.quantization.quantize_kv_cache import quantize_kv_cache
@@ -116,9 +119,10 @@ def speculative() -> tuple[Pass, ...]:
 
 
 def quantization() -> tuple[Pass, ...]:
-    """Zeros and codes in the place of weights and activations, as the options `sparsity` and `quantize` ask; nothing
-    without them."""
-    return (read_codes, check_quantizable, read_sparse, scale_channels, sparsify, quantize_weights)
+    """Less of a model, then zeros and codes in the place of weights and activations, as the options `prune`, `sparsity`
+    and `quantize` ask; nothing without them."""
+    pruning = (drop_layers, prune_heads, prune_channels)
+    return (read_codes, check_quantizable, *pruning, read_sparse, scale_channels, sparsify, quantize_weights)
 
 
 def parallel() -> tuple[Pass, ...]:

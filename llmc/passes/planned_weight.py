@@ -58,8 +58,7 @@ def plan_weights(graph: ModelGraph, wanted: ModuleSchemes[S], option: str) -> tu
     Raises OptionError for a rule that names no module.
     """
     planned = tuple(_planned(graph, readers, wanted) for readers in readers_of_weights(graph))
-    modules = [each.module for each in planned] + [weight.module for weight in graph.quantized]
-    check_patterns(wanted.rules, modules, option)
+    check_patterns(wanted.rules, modules_of(graph), option)
     return planned
 
 
@@ -90,6 +89,13 @@ def module_names(graph: ModelGraph, readers: Sequence[fx.Node]) -> tuple[str, st
     weight = call_arguments(readers[0])["weight"].name
     stored = next(iter(stored_names(graph.weights[weight])), weight).removesuffix(".weight")
     return HEAD if any(node.target is _llmc.lm_head.default for node in readers) else stored, stored
+
+
+def modules_of(graph: ModelGraph) -> list[str]:
+    """What rules may name: every weight's module, also of those that have codes or went with their layer."""
+    dense = [module_names(graph, readers)[0] for readers in readers_of_weights(graph)]
+    gone = [module for part in graph.pruned for module in part.modules]
+    return [*dense, *(weight.module for weight in graph.quantized), *gone]
 
 
 def check_patterns(rules: Iterable[Rule[Any]], modules: Sequence[str], option: str) -> None:

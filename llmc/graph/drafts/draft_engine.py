@@ -15,9 +15,10 @@ def draft_options(options: BuildOptions, limits: Limits) -> tuple[BuildOptions, 
     """The draft's, and what a build should say of them. limits: of the engine that it drafts for.
 
     Its weights are quantized and made sparse alike, unless that needs text to calibrate on: a draft reads hidden
-    states.
+    states. For the same reason it is not pruned.
     """
-    changes: dict[str, object] = {"speculative": None, "max_model_len": limits.max_model_len, "stop_after": None}
+    changes: dict[str, object] = {"speculative": None, "prune": (), "stop_after": None}
+    changes |= {"max_model_len": limits.max_model_len}
     notes: tuple[str, ...] = ()
     if options.quantization.needs_calibration:
         changes |= {"quantize": (), "calibration": None}

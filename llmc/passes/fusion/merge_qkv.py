@@ -42,7 +42,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             log.refuse(refused.refusal)
             continue
         log.step(" + ".join(n.name for n in linears), *linears)
-        _merge(graph, linears)
+        merge_products(graph, linears)
 
 
 def _three_products(x: Any, q: Any, k: Any, v: Any, q_bias: Any, k_bias: Any, v_bias: Any) -> tuple[Any, ...]:
@@ -70,7 +70,8 @@ def _check(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:
         check_stackable(graph, list(zip(biases, linears, strict=True)))
 
 
-def _merge(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:
+def merge_products(graph: ModelGraph, linears: Sequence[fx.Node]) -> None:
+    """Make one product of several of one input, and slices of it."""
     arguments = [call_arguments(n) for n in linears]
     weight = stack_rows(graph, [a["weight"] for a in arguments])
     bias = None if arguments[0]["bias"] is None else stack_rows(graph, [a["bias"] for a in arguments])

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
-from typing import cast
 
 import torch
 from torch import Tensor, fx
@@ -32,16 +31,14 @@ from llmc.graph.weights import Constant, Derived, PerRank
 from llmc.options import BuildOptions
 from llmc.passes.parallel.choose_plan import choose_plan
 from llmc.passes.parallel.norm_parts import channel_shares, norm_parts
-from llmc.passes.parallel.propagate_placements import AxesClass, Placements
+from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
+from llmc.passes.parallel.resized_axes import resize_calls, resize_values
 from llmc.passes.parallel.roles import Role, is_weight, roles
 from llmc.passes.parallel.split import Split
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import same_value
 
 aten, _llmc = torch.ops.aten, torch.ops.llmc
-# Their second argument is the shape of the result.
-_NAME_SIZES = (aten.reshape.default, aten.view.default, aten.expand.default)
 
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
@@ -111,16 +108,10 @@ class _Cut:
         for node, axis in self.axes.members:
             if is_weight(self.graph, node):
                 self._cut_weight(node, axis)
-            if node not in whole:
-                value: Tensor = node.meta["val"]
-                length = self._split(node, axis).length
-                node.meta["val"] = value.new_empty([length if i == axis else s for i, s in enumerate(value.shape)])
+        resize_values(self.axes, self._length, whole)
         for role in members:
             self._rewrite(role)
-        for node, _ in self.axes.members:
-            if node.target in _NAME_SIZES:
-                self._reshape(node)
-        self._refresh({node for node, _ in self.axes.members})
+        resize_calls(self.graph, self.placements, self.axes, self._length)
 
     def _cut_weight(self, node: fx.Node, axis: int) -> None:
         split = self._split(node, axis)
@@ -209,14 +200,6 @@ class _Cut:
         self.graph.weights[node.name] = own[0] if len(own) == 1 else PerRank(own)
         return node
 
-    def _reshape(self, node: fx.Node) -> None:
-        """Sizes that a call names become those of a part."""
-        sizes = list(cast("list[int]", node.args[1]))
-        for axis, size in enumerate(sizes):
-            if size != -1 and self.placements.find(node, axis) is self.axes:
-                sizes[axis] = self._split(node, axis).length
-        node.update_arg(1, sizes)
-
     def _axis(self, node: fx.Node) -> int:
         value: Tensor = node.meta["val"]
         return next(axis for axis in range(value.dim()) if self.placements.find(node, axis) is self.axes)
@@ -224,14 +207,5 @@ class _Cut:
     def _split(self, node: fx.Node, axis: int) -> Split:
         return self.split.of(self.placements.scale(node, axis))
 
-    def _refresh(self, changed: set[fx.Node]) -> None:
-        """Fake values of what was changed or is new, and of all that reads what has another shape now: a model of many
-        layers has many classes, each of which touches little of the graph."""
-        for node in self.graph.graph.nodes:
-            if node.op != "call_function":
-                continue
-            known = node.meta.get("val")
-            if known is None or node in changed or any(operand in changed for operand in node.all_input_nodes):
-                node.meta["val"] = self.graph.fakes.of(node)
-                if known is None or not same_value(known, node.meta["val"]):
-                    changed.add(node)
+    def _length(self, place: NodeAxis) -> int:
+        return self._split(*place).length

@@ -33,8 +33,13 @@ _LINEAR = torch.ops.llmc.linear.default
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Try every product, in order."""
-    if options.tensor_parallel_size == 1:
-        return
+    if options.tensor_parallel_size > 1:
+        separate(graph, log)
+
+
+def separate(graph: ModelGraph, log: RewriteLog) -> tuple[tuple[fx.Node, ...], ...]:
+    """Take every product apart that only slices read. Returns the products that each became."""
+    found: list[tuple[fx.Node, ...]] = []
     for linear in graph.graph.find_nodes(op="call_function", target=_LINEAR):
         reader = linear
         if len(linear.users) == 1 and (only := next(iter(linear.users))).target is aten.reshape.default:
@@ -47,8 +52,8 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             log.refuse(refusal)
             continue
         log.step(" + ".join(piece.node.name for piece in pieces), linear, *(piece.node for piece in pieces))
-        for piece in pieces:
-            _separate(graph, linear, reader, piece)
+        found.append(tuple(_separate(graph, linear, reader, piece) for piece in pieces))
+    return tuple(found)
 
 
 separate_products = GraphPass("separate_products", run, Numerics.REORDER)
@@ -106,7 +111,7 @@ def _rows(tensor: fx.Node) -> dict[str, fx.Node]:
     return stored_rows(tensor) if part_of(tensor) is Part.STORAGE else {"": tensor}
 
 
-def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece) -> None:
+def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece) -> fx.Node:
     width = 1 if reader is linear else int(reader.meta["val"].shape[2])
     start, end = piece.start * width, piece.end * width
     arguments = call_arguments(linear)
@@ -115,11 +120,13 @@ def _separate(graph: ModelGraph, linear: fx.Node, reader: fx.Node, piece: _Piece
             None if tensor is None else _sliced(graph, tensor, start, end)
             for tensor in (arguments["weight"], arguments["bias"])
         )
-        alone = graph.graph.call_function(_LINEAR, (arguments["x"], weight, bias, arguments["dtype"]))
+        product = graph.graph.call_function(_LINEAR, (arguments["x"], weight, bias, arguments["dtype"]))
+        alone = product
         if reader is not linear:
             shape = [-1, piece.end - piece.start, width]
             alone = graph.graph.call_function(aten.reshape.default, (alone, shape))
     piece.node.replace_all_uses_with(alone)
+    return product
 
 
 def _sliced(graph: ModelGraph, tensor: fx.Node, start: int, end: int) -> fx.Node:

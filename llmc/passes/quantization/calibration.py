@@ -66,6 +66,8 @@ def calibration_sequences(
 
 
 def _what_looks(options: BuildOptions) -> str:
+    if not options.pruning.is_none:
+        return f"prune={','.join(options.prune)}"
     if options.zeros.needs_calibration:
         return f"sparsity={','.join(options.sparsity)}"
     return f"quantize={','.join(options.quantize)}"

@@ -1,4 +1,4 @@
-"""Find out before the hours of a calibration what would make `quantize`, `sparsity` or `kv_cache` fail after them.
+"""Find out before the hours of a calibration what would make `quantize`, `sparsity`, `prune` or `kv_cache` fail after.
 
 Checked, the cheap first: rules and groups against the weights, the groups of a KV cache against the heads of every
 attention, the calibration data; then every stored tensor that the graph reads, one at a time, for numbers that are NaN
@@ -18,6 +18,7 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
+from llmc.passes.planned_weight import check_patterns, modules_of
 from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.plan import plan
 from llmc.passes.quantization.quantize_kv_cache import check_heads
@@ -32,21 +33,28 @@ _CHUNK = 1 << 16
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Check what was asked for; nothing where weights and caches stay as they are."""
-    quantization = options.quantization
-    if not quantization.is_none:
-        plan(graph, quantization)
-    if not options.zeros.is_none:
-        plan_zeros(graph, options.zeros)
+    quantization, zeros, pruning = options.quantization, options.zeros, options.pruning
+    check_plans(graph, options)
+    check_patterns(pruning.rules, modules_of(graph), "prune")
     if options.kv_cache != "auto":
         _check_caches(graph, parse_cache_format(options.kv_cache))
-    if quantization.is_none and options.zeros.is_none:
+    if quantization.is_none and zeros.is_none and pruning.is_none:
         return
-    if quantization.needs_calibration or options.zeros.needs_calibration or options.calibration is not None:
+    needs_text = quantization.needs_calibration or zeros.needs_calibration or not pruning.is_none
+    if needs_text or options.calibration is not None:
         calibration_sequences(graph, options, data)
         _check_numbers(graph, data, "to calibrate with", "choose a scheme that rounds to nearest, such as int4")
-    if not options.zeros.is_none:
+    if not zeros.is_none:
         _check_numbers(graph, data, "to choose zeros of", "leave --sparsity out")
     _check_finite(graph, data)
+
+
+def check_plans(graph: ModelGraph, options: BuildOptions) -> None:
+    """Rules, groups and patterns against the weights as they are now. Raises OptionError."""
+    if not options.quantization.is_none:
+        plan(graph, options.quantization)
+    if not options.zeros.is_none:
+        plan_zeros(graph, options.zeros)
 
 
 check_quantizable = WeightPass("check_quantizable", run, Numerics.EXACT)

@@ -1,0 +1,113 @@
+"""Structured pruning as data: what `--prune` spells, and how much of each part of a model it takes out."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from llmc.errors import OptionError
+from llmc.formats.module_rules import Rule, split_rule
+
+Kind = Literal["channels", "heads"]
+KINDS: tuple[Kind, ...] = ("channels", "heads")
+LAYERS = "layers"
+_NOTHING = "none"
+
+
+@dataclass(frozen=True)
+class Pruning:
+    """channels: the share of each MLP's inner channels that goes. heads: of each attention's KV heads, with the query
+    heads that read them. layers: how many go. rules: other shares, or None, for what has weights of these names; the
+    last one that matches counts."""
+
+    channels: float = 0.0
+    heads: float = 0.0
+    layers: int = 0
+    rules: tuple[Rule[float], ...] = ()
+
+    @property
+    def is_none(self) -> bool:
+        """Whether nothing is taken out."""
+        return self.layers == 0 and not any(map(self.takes, KINDS))
+
+    def takes(self, kind: Kind) -> bool:
+        """Whether any of that kind may go."""
+        return self.ratio_of_all(kind) > 0 or any(rule.scheme for rule in self.rules)
+
+    def ratio_of_all(self, kind: Kind) -> float:
+        """What no rule is for loses so much."""
+        return self.channels if kind == "channels" else self.heads
+
+    def rule_for(self, modules: Collection[str]) -> Rule[float] | None:
+        """The rule that decides on what has these weights."""
+        return next((rule for rule in reversed(self.rules) if any(map(rule.matches, modules))), None)
+
+    def ratio(self, kind: Kind, modules: Collection[str]) -> float:
+        """The share of channels or heads that goes where these are the weights."""
+        rule = self.rule_for(modules)
+        return self.ratio_of_all(kind) if rule is None else rule.scheme or 0.0
+
+    def keeps_layer(self, modules: Collection[str]) -> bool:
+        """Whether a layer of these weights has to stay: rules leave every one of them alone."""
+        found = [self.rule_for([module]) for module in modules]
+        return bool(found) and all(rule is not None and rule.scheme is None for rule in found)
+
+
+def parse_pruning(items: Iterable[str]) -> Pruning:
+    """Items as in `("channels=0.125", "heads=0.25", "layers=2", "*.layers.0.*=none")`. Raises OptionError."""
+    found, seen = Pruning(), set[str]()
+    for item in items:
+        name, text = split_rule(item)
+        if name is None:
+            raise OptionError(
+                f"{item!r} does not say what is to be taken out",
+                at=f"prune={item}",
+                fix="such as channels=0.125, heads=0.25 or layers=2",
+            )
+        if name in seen:
+            raise OptionError(f"{name} is there twice", at=f"prune={item}", fix="leave one of them out")
+        seen.add(name)
+        if name == LAYERS:
+            found = replace(found, layers=_count(item, text))
+        elif name == "channels":
+            found = replace(found, channels=_ratio(item, text))
+        elif name == "heads":
+            found = replace(found, heads=_ratio(item, text))
+        else:
+            _check_name(item, name)
+            ratio = None if text == _NOTHING else _ratio(item, text)
+            found = replace(found, rules=(*found.rules, Rule(name, ratio)))
+    return found
+
+
+def _check_name(item: str, name: str) -> None:
+    """A pattern that looks like a kind is one that is misspelled."""
+    near = difflib.get_close_matches(name, (*KINDS, LAYERS), n=1, cutoff=0.75)
+    if near and name.isalpha():
+        raise OptionError(
+            f"{name!r} is nothing that can be taken out of a model",
+            at=f"prune={item}",
+            fix=f"did you mean {near[0]}? A pattern of names has dots or asterisks, such as *{name}",
+        )
+
+
+def _ratio(item: str, text: str) -> float:
+    try:
+        ratio = float(text)
+    except ValueError:
+        ratio = float("nan")
+    if not 0.0 < ratio < 1.0:
+        raise OptionError(
+            f"{text!r} is no share between 0 and 1, of which something stays",
+            at=f"prune={item}",
+            fix=f"such as {item.partition('=')[0]}=0.125",
+        )
+    return ratio
+
+
+def _count(item: str, text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise OptionError(f"{text!r} is no number of layers", at=f"prune={item}", fix=f"such as {LAYERS}=2")
+    return int(text)

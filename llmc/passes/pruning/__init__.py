@@ -1,0 +1,1 @@
+"""Passes that take whole channels, heads and layers out of a model, and leave a smaller dense graph."""

@@ -1,0 +1,120 @@
+"""Find what can be taken out: classes of axes that lie between products, as those that ranks cut.
+
+    down(silu(gate(x)) * up(x))          the rows of gate and up, the columns of down: channels
+    o(attention(q(x), k(x), v(x)))       a KV head's rows of k and v, the rows of q and the columns of o that go with it
+A class will do if products alone make it and sum over it, and everything between works on each part by itself. The
+channels of the residual stream, which lookups make, are none, and neither is the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from llmc.formats.pruning import Kind
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part, record_of
+from llmc.graph.refusal import Refusal
+from llmc.graph.render import op_name
+from llmc.graph.weights import stored_names
+from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
+from llmc.passes.parallel.roles import Role, is_weight, roles
+from llmc.passes.planned_weight import EXPERTS
+
+_LINEAR = torch.ops.llmc.linear.default
+_ATTENTION = torch.ops.llmc.attention.default
+
+
+@dataclass(frozen=True)
+class InnerAxes:
+    """A class of axes that may lose elements. kind: heads where an attention is between. unit: elements of the class
+    that belong together, such as those of a KV head and of its query heads. products: those that sum over it."""
+
+    axes: AxesClass
+    kind: Kind
+    unit: int
+    products: tuple[fx.Node, ...]
+    weights: tuple[NodeAxis, ...]
+    modules: tuple[str, ...]
+
+    @property
+    def count(self) -> int:
+        """Of units."""
+        return self.axes.size // self.unit
+
+    @property
+    def module(self) -> str:
+        """What it is called: the checkpoint's name of the product that sums over it."""
+        return self.modules[-1]
+
+
+def inner_axes(graph: ModelGraph, placements: Placements, kind: Kind) -> Iterator[InnerAxes | Refusal]:
+    """Every class of a kind in the order of the graph, or why it has to stay as it is."""
+    touching: dict[AxesClass, list[Role]] = {}
+    for role in roles(graph, placements):
+        for each in role.classes():
+            touching.setdefault(each, []).append(role)
+    for each, members in touching.items():
+        weights = tuple((node, axis) for node, axis in each.members if is_weight(graph, node))
+        readers = [role.node for role in members if _reads(role, each)]
+        makers = [role.node for role in members if role.node not in readers and _is_product(role.node)]
+        if not readers or not makers or any(_is_looked_up(node) for node, _ in weights):
+            continue
+        if kind == ("heads" if any(role.node.target is _ATTENTION for role in members) else "channels"):
+            yield _refusal(each, members) or _found(graph, each, kind, tuple(readers), weights)
+
+
+def _found(
+    graph: ModelGraph, axes: AxesClass, kind: Kind, readers: tuple[fx.Node, ...], weights: tuple[NodeAxis, ...]
+) -> InnerAxes:
+    unit = math.lcm(*(scale.per for scale in axes.members.values()))
+    summed = {call_arguments(node)["weight"] for node in readers}
+    ordered = sorted((node for node, _ in weights), key=summed.__contains__)
+    names = [name for node in ordered for name in stored_names(graph.weights[node.name])[:1]]
+    modules = dict.fromkeys(name.removesuffix(".weight") for name in names if not name.endswith(".bias"))
+    return InnerAxes(axes, kind, unit, readers, weights, tuple(modules))
+
+
+def _reads(role: Role, each: AxesClass) -> bool:
+    """Whether a product multiplies with the class's elements."""
+    return _is_product(role.node) and (each in role.sums or any(each is axes for _, axes in role.gathers))
+
+
+def _is_product(node: fx.Node) -> bool:
+    return node.target in (_LINEAR, EXPERTS)
+
+
+def _is_looked_up(weight: fx.Node) -> bool:
+    """Whether a matrix is a table of tokens or positions, or multiplied into logits."""
+    storages = [user for user in weight.users if _is_storage(user)]
+    readers = [reader for user in weight.users for reader in (user.users if user in storages else (user,))]
+    return weight.meta["val"].dim() > 1 and not any(map(_is_product, readers))
+
+
+def _is_storage(node: fx.Node) -> bool:
+    record = record_of(node)
+    return record is not None and record.part is Part.STORAGE
+
+
+def _refusal(each: AxesClass, members: list[Role]) -> Refusal | None:
+    for node, _ in each.members:
+        if _is_storage(node):
+            return Refusal(f"{node.name} is stored as codes: channels and heads are taken out of dense weights", node)
+    for role in members:
+        node, seen = role.node, f"{role.node.name} ({_call(role.node)})"
+        if each in role.squares:
+            return Refusal(f"{seen} divides by the mean square of all {each.size} channels", node)
+        if node.target is EXPERTS:
+            return Refusal(f"{seen} multiplies the channels of each token's own experts", node)
+        if each in role.takes or any(axes is each for _, axes in role.gathers):
+            return Refusal(f"{seen} needs all {each.size} elements of the axis at once", node)
+    return None
+
+
+def _call(node: fx.Node) -> str:
+    return op_name(node.target) if node.op == "call_function" else node.op

@@ -1,0 +1,26 @@
+"""Take the KV heads out of each attention that add least to its output, with the query heads that read them.
+
+    o(attention(q(x), k(x), v(x)))  ->  the same with fewer rows of q, k and v, and fewer columns of o
+The KV cache becomes smaller alike. Classes of axes say which query heads read which KV head, where biases, sinks and
+norms go along, and what a product of Q, K and V at once has of each (it is taken apart for it and put together again);
+contributions.py says how much each KV head adds on calibration text. One rewrite for each attention.
+Must have: the option `prune`; more than one KV head; no norm over the channels of all heads.
+Numerics: lossy. What is left is dense, and smaller. Source: Ma et al. 2023, "LLM-Pruner".
+"""
+
+from __future__ import annotations
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.options import BuildOptions
+from llmc.passes.model_data import ModelData
+from llmc.passes.pruning.prune_units import prune_units
+from llmc.passes.rewrite import Numerics, WeightPass
+from llmc.passes.rewrite_log import RewriteLog
+
+
+def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
+    """Every attention, in order."""
+    prune_units("heads", graph, options, log, data)
+
+
+prune_heads = WeightPass("prune_heads", run, Numerics.LOSSY, budget=3.0)

@@ -1,0 +1,1 @@
+"""Tests of the passes that take channels, heads and layers out."""
