@@ -14,11 +14,13 @@ from llmc.engine_format.reader import (
     PASSES_NAME,
     PLACEMENTS_NAME,
     STAGES,
+    read_pruning,
     read_quantization,
     read_sparsity,
 )
 from llmc.errors import EngineFormatError
 from llmc.files.typed_json import REBUILD
+from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
@@ -30,9 +32,9 @@ _T = TypeVar("_T")
 class EngineContents:
     """passes: as passes.json has them. graphs: (pass number, name, text), in order. sources: lines of the model's
     source; nodes: for each node name the index of its line and the rewrite that made it. code: by file name, the
-    kernels' sources. quantized: what was done to each weight. sparse: what
-    became of each with zeros. placements: as placements.json has them; None for a model
-    that is not cut for several ranks."""
+    kernels' sources. quantized: what was done to each weight. sparse: what became of each with zeros. pruned: what
+    each part of the model lost. placements: as placements.json has them; None for a model that is not cut for several
+    ranks."""
 
     path: Path
     manifest: Manifest
@@ -45,6 +47,7 @@ class EngineContents:
     code: dict[str, str]
     quantized: tuple[QuantizedWeight, ...]
     sparse: tuple[SparseWeight, ...]
+    pruned: tuple[PrunedPart, ...]
 
 
 def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> EngineContents:
@@ -64,6 +67,7 @@ def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> E
         code=_read_code(files),
         quantized=read_quantization(files),
         sparse=read_sparsity(files),
+        pruned=read_pruning(files),
     )
 
 

@@ -13,6 +13,7 @@ from llmc.debug.report.contents import EngineContents
 from llmc.debug.report.graphs import graphs_data
 from llmc.debug.report.kernels import kernels_data
 from llmc.debug.report.memory import memory_data
+from llmc.debug.report.pruning import pruning_data
 from llmc.debug.report.quantization import quantization_data
 from llmc.debug.report.sparsity import sparsity_data
 from llmc.files.typed_json import to_json
@@ -31,6 +32,7 @@ MODULES = (
     "controls",
     "overview",
     "pipeline",
+    "pruning",
     "kernels",
     "roofline",
     "memory",
@@ -63,6 +65,7 @@ def report_page(
         "passes": contents.passes,
         "provenance": {"sources": contents.sources, "nodes": contents.nodes},
         **graphs_data(contents.graphs, contents.path),
+        "pruning": pruning_data(contents),
         "kernels": kernels_data(contents),
         "memory": memory_data(contents.program),
         "ranks": contents.placements,

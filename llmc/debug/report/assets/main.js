@@ -7,6 +7,7 @@ import { memory } from "./memory.js";
 import { navigation } from "./navigation.js";
 import { overview } from "./overview.js";
 import { pipeline } from "./pipeline.js";
+import { pruning } from "./pruning.js";
 import { qualityTitle, quantization } from "./quantization.js";
 import { ranks } from "./ranks.js";
 import { roofline } from "./roofline.js";
@@ -16,6 +17,7 @@ function main() {
   const sections = [
     { id: "overview", title: "Overview", parts: overview() },
     { id: "pipeline", title: "Pipeline", parts: pipeline() },
+    { id: "pruning", title: "Pruning", parts: pruning() },
     { id: "kernels", title: "Kernels", parts: kernels(controls()) },
     { id: "roofline", title: "Roofline", parts: roofline() },
     { id: "memory", title: "Memory", parts: memory() },
