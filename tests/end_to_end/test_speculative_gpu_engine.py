@@ -25,7 +25,13 @@ from llmc import load
 from llmc.runtime.speculation import opening
 from tests.end_to_end.test_speculative_gpu_engine import PARAMS, PROMPT, SPECULATION
 from tests.runtime.speculation.guesses import Open
-opening.Gate = Open
+
+class Once(Open):
+    def drafts(self, requests, room):
+        count, self.most = super().drafts(requests, room), 0
+        return count
+
+opening.Gate = Once
 with load(sys.argv[1], executor="triton_interpreter", speculation=SPECULATION) as engine:
     print(list(engine.generate(PROMPT, PARAMS)[0].choices[0].token_ids), engine.loop.speculation.stats.draft_tokens)
 """

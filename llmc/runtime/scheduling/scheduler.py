@@ -171,7 +171,7 @@ class Scheduler:
         """
         self._number += 1
         preemptions = self.preemptions
-        if self._speculation is not None:
+        if self._speculation is not None and not self._speculation.rests(len(self._decoding)):
             self._choose_who_drafts(self._speculation)
         outline = StepOutline(self._budget - len(self._decoding), self._rows - len(self._decoding))
         self._grow_decodes(outline)

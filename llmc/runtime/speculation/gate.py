@@ -92,6 +92,11 @@ class Gate:
         self._pause = min(2 * self._pause, _LONGEST_PAUSE) if best else _FIRST_PAUSE
         return True
 
+    def rest(self) -> int:
+        """For how many steps of as many requests `drafts` would say the same: it is not asked in these, nor told."""
+        steps, self._left = max(0, self._left - 1), min(self._left, 1)
+        return steps
+
     @property
     def wants_time(self) -> bool:
         """Whether `note_plain` is to hear of a step without drafts: of one in a few, and of none that began with a

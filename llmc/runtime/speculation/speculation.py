@@ -45,6 +45,8 @@ class Speculation:
         self._begin = self._drafting = 0.0
         self._asked: dict[Request, int] = {}
         self._sides: tuple[str, ...] = ()
+        # So many steps of so many requests have no drafts, and nobody is asked.
+        self._rest, self._resting = 0, 0
         # Whether the next step, if it has no chunks, leaves no sides and is not observed: as most without drafts.
         self.is_idle = False
         self._proposed = self._asked_before = 0
@@ -71,6 +73,13 @@ class Speculation:
         """The same for a loop without requests; nothing is known of what the old one's wrote."""
         return Speculation(self._new_drafter, self._gate.most, self._new_gate, self._acceptance, self._clock)
 
+    def rests(self, requests: int) -> bool:
+        """Whether the next step, of so many requests, is without drafts as the last one: then nothing else is asked."""
+        if self._rest and requests == self._resting:
+            self._rest -= 1
+            return True
+        return False
+
     def pays(self, requests: int, room: int) -> bool:
         """Whether so many requests should get drafts in the next step, which begins now and has room for so many
         tokens."""
@@ -79,6 +88,7 @@ class Speculation:
         if not self._most:
             self._asked_before = 0
         self.is_idle = not (self._most or self._sides or self._gate.wants_time)
+        self._rest, self._resting = self._gate.rest() if self.is_idle else 0, requests
         if not self.is_idle:
             self._begin = self._clock()
         return self._most > 0
