@@ -71,6 +71,21 @@ def test_sparse_weights_are_cut_after_their_zeros_were_chosen(quantize: str, tmp
     assert tokens(together, prompts, GREEDY) == tokens(alone, prompts, GREEDY)
 
 
+@slow
+@pytest.mark.parametrize(("family", "ranks"), [("mixtral", 2), ("gpt_oss", 3)])
+def test_each_rank_has_some_of_the_experts(family: str, ranks: int, tmp_path: Path) -> None:
+    """Four experts on two ranks, and on three, which is uneven; a rank has fewer bytes than one with all experts."""
+    model = tiny_checkpoint(family, tmp_path / "model", intermediate_size=96)
+    prompts, sampling = [tiny_tokens(33), tiny_tokens(7)], SamplingParams(max_tokens=64, temperature=0.0)
+    expected = tokens(built(model, tmp_path / "alone.llmc", 1), prompts, sampling)
+    sizes = []
+    for some in (False, True):
+        path = built(model, tmp_path / f"{some}.llmc", ranks, enable_expert_parallel=some)
+        assert tokens(path, prompts, sampling) == expected
+        sizes.append(sum(slot.nbytes for slot in read_engine(path).program.weights))
+    assert sizes[1] < 0.7 * sizes[0]
+
+
 @pytest.mark.parametrize(
     "scheme", ["w4a8", *(pytest.param(s, marks=slow) for s in ("int4-gptq:g32", "int4:g32", "mxfp4"))]
 )
