@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -91,8 +92,10 @@ def _why(weight: fx.Node, axis: int) -> str:
 
 
 def _sharing(spans: list[tuple[int, int]]) -> str:
-    different = len(set(spans))
-    return "" if different == len(spans) else f"; {len(spans) // different} ranks keep the same"
+    counts = Counter(span for span in spans if span[0] < span[1])
+    most, without = max(counts.values()), len(spans) - counts.total()
+    shared = f"; {most} ranks keep the same" if most > 1 else ""
+    return shared + (f"; {without} of the ranks have none" if without else "")
 
 
 def _reader(weight: fx.Node) -> fx.Node | None:

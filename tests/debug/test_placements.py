@@ -39,6 +39,17 @@ def test_each_kind_of_weight_is_one_row_with_its_part(explanation: Explanation) 
     assert found["model.embed_tokens.weight"].length == 4096 // 4 + 1
 
 
+def test_more_ranks_than_heads() -> None:
+    options = parse_options({"tensor_parallel_size": 8})
+    found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options).ranks
+    assert found is not None
+    why = {each.name.split(".")[-2]: each.why for each in found.placements.weights}
+    assert why["k_proj"].endswith("; 2 ranks keep the same; 4 of the ranks have none")
+    assert why["q_proj"].endswith("of the result; 4 of the ranks have none") and why["up_proj"].endswith(
+        "of the result"
+    )
+
+
 def test_collectives_say_what_they_bring_together(explanation: Explanation) -> None:
     assert explanation.ranks is not None
     found = [(each.op, each.count, each.token_bytes) for each in explanation.ranks.placements.collectives]
