@@ -25,7 +25,7 @@ def plain_sparse_model(
     for layer in model.model.layers:
         for group in _GROUPS:
             modules = [module for name, module in layer.named_modules() if name.rpartition(".")[2] in group]
-            x = _input_of(model, modules[0], batch)
+            x = torch.empty(0) if method == "magnitude" else _input_of(model, modules[0], batch)
             for module in modules:
                 module.weight.data = _pruned(module.weight.data, x, method, ratio, pattern)
     return model

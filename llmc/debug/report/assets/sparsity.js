@@ -46,5 +46,6 @@ function list(weights) {
     weight.error === null ? "as stored" : inPercent(weight.error), ...(reasons ? [weight.reason ?? ""] : []),
   ]);
   const columns = [["Weight", "wide"], ["Zeros by", ""], ["Zeros", "num"], ["Bits", "num"], ["Gain", "num"], ["Error", "num"], ...(reasons ? [["Why dense", "wide"]] : [])];
-  return table(columns, rows, { class: "quantized" });
+  const summary = el("summary", {}, "Every weight ", el("small", {}, inCount(weights.length)));
+  return el("details", { class: "quiet", open: weights.length <= 24 }, summary, table(columns, rows, { class: "quantized" }));
 }
