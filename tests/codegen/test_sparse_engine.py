@@ -10,12 +10,12 @@ import torch
 from llmc.codegen.cpp.cpp_kind import CppKind
 from llmc.codegen.cpp.lowering import Lowered, lower
 from llmc.codegen.cpp.products import NO_SPARSE_EXPERTS
-from llmc.codegen.expand_sparse import expand_sparse
+from llmc.codegen.expand_sparse import SPARSE, expand_sparse
 from llmc.codegen.sketch import sketch
 from llmc.compiler import build
 from llmc.graph.execute import Chunk, run_steps
 from llmc.options import parse_options
-from llmc.targets import CPU_TARGETS, CpuTarget, host_target, resolve_target
+from llmc.targets import CPU_TARGETS, CpuTarget, gpu_target, host_target, resolve_target
 from tests.codegen.engine_harness import run_engine
 from tests.passes.quantization.quantizing import TOKENS, captured_llama
 from tests.passes.sparsity.sparse_graphs import sparse
@@ -64,6 +64,15 @@ def test_a_target_without_vbmi2_says_why_it_is_dense() -> None:
     dense = expand_sparse(graph, CppKind(plain).dense_reason)
     assert {each.bits for each in dense.sparse} == {None}
     assert not [x for x in _families(lower(dense, plain, OPTIONS)) if x.startswith("sparse_")]
+
+
+def test_a_gpu_gets_dense_weights_and_says_why() -> None:
+    triton_kind = pytest.importorskip("llmc.codegen.triton.triton_kind")
+    dense = expand_sparse(
+        sparse("magnitude:0.5", "int8").graph, triton_kind.TritonKind(gpu_target("h100")).dense_reason
+    )
+    assert {each.reason for each in dense.sparse} == {"no kernel for h100 reads masks"}
+    assert not [node for node in dense.graph.nodes if node.target in SPARSE]
 
 
 @has_kernels
