@@ -16,7 +16,7 @@ from llmc.codegen.call import Call
 from llmc.codegen.kernel_ir import Loop
 from llmc.graph.product_parts import part_of
 from llmc.graph.refusal import Refusal
-from llmc.program import Layout, RowRange
+from llmc.program import Layout, RowRange, StepOutput
 from llmc.program.launch_arguments import Argument, Operand
 
 
@@ -24,8 +24,8 @@ from llmc.program.launch_arguments import Argument, Operand
 class KernelCall:
     """The part of a launch (llmc.program.Launch) that a backend decides.
 
-    seconds: predicted of a group, with the call that does the work. others: of the first call, groups that could stand
-    for it.
+    wanted: as of Launch. moved: bytes, as of Launch, where they are others than the node's. seconds: predicted of a
+    group, with the call that does the work. others: of the first call, groups that could stand for it.
     """
 
     kernel: str
@@ -34,6 +34,8 @@ class KernelCall:
     dtypes: tuple[str, ...] = ()
     grid: tuple[str, ...] = ()
     only: RowRange | None = None
+    wanted: tuple[StepOutput, ...] = ()
+    moved: str | None = None
     seconds: float | None = None
     others: tuple[tuple[KernelCall, ...], ...] = ()
 
@@ -69,7 +71,7 @@ class Backend(Protocol):
     def calls(self, node: fx.Node, call: Call) -> tuple[tuple[KernelCall, ...], ...]:
         """The launches that compute the node: groups in order, of which each starts with the one that does the work.
 
-        Groups with different `only` are alternatives to each other.
+        Groups with different `only` or `wanted` are alternatives to each other.
         """
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:

@@ -299,7 +299,8 @@ def _group_launches(group: Sequence[KernelCall], origin: Origin, moved: str, flo
 
 def _launch(call: KernelCall, origin: Origin, moved: str, flops: str) -> Launch:
     function = call.kernel, call.family, call.dtypes, call.arguments
-    return Launch(*function, origin, moved, flops, call.grid, call.only, seconds=call.seconds)
+    moved = moved if call.moved is None else call.moved
+    return Launch(*function, origin, moved, flops, call.grid, call.only, call.wanted, seconds=call.seconds)
 
 
 def _written(units: Sequence[Unit], kept: Sequence[View], views: Views) -> dict[Unit, tuple[Value, ...]]:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from llmc.debug.coverage import Coverage
-from llmc.debug.hf_plan import beside, hf_plan
+from llmc.debug.hf_plan import agreement, beside, hf_plan
 from llmc.debug.placement_record import Placements, RankBytes, rank_bytes
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME, PLACEMENTS_NAME
@@ -26,9 +26,10 @@ class RankExplanation:
     plan: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
-        """Plain data; beside: "same", or how Hugging Face's plan differs."""
+        """Plain data; beside: "same", or how Hugging Face's plan differs; agreement: matrices, and those cut alike."""
         weights = [to_json(each) | {"beside": beside(each, self.plan)} for each in self.placements.weights]
-        return {**to_json(self.placements), "weights": weights, "memory": to_json(self.memory)}
+        alike = agreement(self.placements.weights, self.plan) if self.plan else None
+        return {**to_json(self.placements), "weights": weights, "memory": to_json(self.memory), "agreement": alike}
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from importlib.util import find_spec
 
 from llmc.debug.placement_record import PlacedWeight
@@ -46,6 +46,13 @@ def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
     if len(weight.shape) == 1 or (weight.axis == axis and not besides):
         return "same"
     return f"it cuts {_AXES[axis]} {besides}".rstrip()
+
+
+def agreement(weights: Iterable[PlacedWeight], plan: Mapping[str, str]) -> tuple[int, int]:
+    """Matrices, and those that both cut alike."""
+    matrices = [weight for weight in weights if len(weight.shape) > 1]
+    same = [weight for weight in matrices if beside(weight, plan) == "same"]
+    return sum(each.count for each in matrices), sum(each.count for each in same)
 
 
 def _names(module: str, name: str) -> bool:

@@ -28,12 +28,14 @@ class PlacedWeight:
 @dataclass(frozen=True)
 class PlacedCollective:
     """Collectives that differ by their layer only. of: what they add up or join. token_bytes: that every rank has in
-    the end, for each token, or for each row of logits."""
+    the end, for each token, or for each row of logits. chosen_bytes: of logits, what ranks of CPUs exchange in their
+    place for a row of which only the token is wanted."""
 
     op: str
     of: str
     count: int
     token_bytes: int
+    chosen_bytes: int | None = None
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from llmc.debug.hf_plan import beside
+from llmc.debug.hf_plan import agreement, beside
 from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements, RankBytes
 
 
@@ -34,7 +34,7 @@ def placement_lines(found: Placements, memory: RankBytes | None, plan: Mapping[s
             f"{memory.arena / 1e6:.1f} MB",
         )
     if plan:
-        count, same = _agreement(found, plan)
+        count, same = agreement(found.weights, plan)
         yield "", f"  beside Hugging Face's plan: {same} of {count} weights are cut alike"
 
 
@@ -59,15 +59,9 @@ def part_text(weight: PlacedWeight) -> str:
 
 def collective_text(each: PlacedCollective) -> str:
     """`all_reduce of linear with …: 16384 bytes a token`."""
-    return f"{each.op} of {each.of}: {each.token_bytes} bytes a token"
+    whole = f"{each.op} of {each.of}: {each.token_bytes} bytes a token"
+    return whole if each.chosen_bytes is None else f"{whole}; on CPUs {each.chosen_bytes} where only tokens are wanted"
 
 
 def _times(count: int) -> str:
     return f"{count} × " if count > 1 else ""
-
-
-def _agreement(found: Placements, plan: Mapping[str, str]) -> tuple[int, int]:
-    """Matrices, and those that both cut alike."""
-    matrices = [weight for weight in found.weights if len(weight.shape) > 1]
-    same = [weight for weight in matrices if beside(weight, plan) == "same"]
-    return sum(each.count for each in matrices), sum(each.count for each in same)

@@ -18,6 +18,7 @@ from llmc.graph.op_record import record_of
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
+from llmc.prediction.collectives import CANDIDATE_BYTES
 
 _PARTITIONS = ("partition", "partition_experts")
 _NUMBER = re.compile(r"(?<=[._])\d+(?=[._])")
@@ -114,7 +115,10 @@ def _collectives(graph: ModelGraph) -> Iterator[PlacedCollective]:
     for node in graph.graph.nodes:
         if node.op == "call_function" and op_name(node.target) in _COLLECTIVES:
             of = _origin(graph, call_arguments(node)["x"])
-            each = PlacedCollective(op_name(node.target).removeprefix("llmc."), of, 1, _row_bytes(node.meta["val"]))
+            of_logits = op_name(node.target) == _COLLECTIVES[1] and node is graph.logits()
+            chosen = CANDIDATE_BYTES * graph.ranks if of_logits else None
+            name = op_name(node.target).removeprefix("llmc.")
+            each = PlacedCollective(name, of, 1, _row_bytes(node.meta["val"]), chosen)
             found[each] = found.get(each, 0) + 1
     for each, count in found.items():
         yield replace(each, count=count)

@@ -96,7 +96,7 @@ class OpRecord:
     part: Part | None
     takes: Mapping[str, Part]
     axes: AxisRule | None
-    across: Callable[..., Tensor] | None
+    across: Callable[..., Any] | None
     fallback: str | None
 
 

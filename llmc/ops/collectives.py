@@ -12,7 +12,8 @@ from llmc.errors import LoweringError
 from llmc.ops.registry import FROM_CAPTURED, IN_NO_GRAPH, like, op, per_element
 
 
-def _alone(name: str) -> LoweringError:
+def alone(name: str) -> LoweringError:
+    """That a collective was called as if it were an op like others."""
     return LoweringError(
         f"llmc::{name} was called on one rank alone", fix="run all ranks of the graph: llmc.graph.execute does"
     )
@@ -28,7 +29,7 @@ def _sum(xs: list[Tensor], ranks: int) -> Tensor:
 @op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(1), rows=("x",), across=_sum)
 def all_reduce(x: Tensor, ranks: int) -> Tensor:
     """The sum of all ranks' x, in fp32 in the order of ranks, rounded once, on every rank. x: [..., channels]."""
-    raise _alone("all_reduce")
+    raise alone("all_reduce")
 
 
 @op(fake=like("x"), stages=FROM_CAPTURED, flops=per_element(0))
@@ -40,7 +41,8 @@ def hand_over(x: Tensor, stage: int) -> Tensor:
     return x.clone()
 
 
-def _join(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:
+def joined(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:
+    """What llmc::all_gather gives of all ranks' x."""
     bounds = [0, *ends.tolist()]
     return torch.cat([x[..., : end - start] for x, start, end in zip(xs, bounds, bounds[1:], strict=False)], dim=-1)
 
@@ -50,7 +52,7 @@ def _join(xs: list[Tensor], ends: Tensor, channels: int) -> Tensor:
     stages=FROM_CAPTURED,
     flops=per_element(0),
     rows=("x",),
-    across=_join,
+    across=joined,
 )
 def all_gather(x: Tensor, ends: Tensor, channels: int) -> Tensor:
     """All ranks' channels one after the other, on every rank.
@@ -58,7 +60,7 @@ def all_gather(x: Tensor, ends: Tensor, channels: int) -> Tensor:
     x: [..., width]; ends: [ranks], int32, where each rank's end in the result [..., channels]; what a rank has beyond
     its own is padding and left out.
     """
-    raise _alone("all_gather")
+    raise alone("all_gather")
 
 
 @op(

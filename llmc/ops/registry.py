@@ -85,7 +85,7 @@ def op(
     part: Part | None = None,
     takes: Mapping[str, Part] = MappingProxyType({}),
     axes: str | None = None,
-    across: Callable[..., torch.Tensor] | None = None,
+    across: Callable[..., Any] | None = None,
     fallback: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated eager reference as an llmc:: op of its name, with the schema of its signature.

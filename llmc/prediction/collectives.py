@@ -7,16 +7,21 @@ from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch
 
-ALL_REDUCE, ALL_GATHER = "all_reduce", "all_gather"
+ALL_REDUCE, ALL_GATHER, CHOOSE_ACROSS = "all_reduce", "all_gather", "choose_across"
+# What a rank tells of a row of logits: its likeliest token, with its logit; where the row draws, a round more.
+CANDIDATE_BYTES = 8
 
 
 def is_collective(launch: Launch) -> bool:
     """Whether ranks talk to each other in it."""
-    return launch.family in (ALL_REDUCE, ALL_GATHER)
+    return launch.family in (ALL_REDUCE, ALL_GATHER, CHOOSE_ACROSS)
 
 
 def collective_bytes(launch: Launch, step: StepShape, ranks: int) -> float:
-    """Of what every rank has in the end. A collective's launch reads its own part and writes the whole."""
+    """Of what every rank has in the end. A collective's launch reads its own part and writes the whole, but one that
+    chooses tokens, which reads logits and writes next to nothing."""
+    if launch.family == CHOOSE_ACROSS:
+        return float(CANDIDATE_BYTES * ranks * step.logit_rows)
     moved = evaluate_expression(launch.bytes_moved, step.values())
     return moved / 2 if launch.family == ALL_REDUCE else moved * ranks / (ranks + 1)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,10 @@ from llmc.debug.explain_model import explain_model
 from llmc.debug.explain_text import overview_lines
 from llmc.debug.hf_plan import beside, hf_plan
 from llmc.debug.placement_record import PlacedWeight
+from llmc.debug.report.contents import read_contents
+from llmc.debug.report.page import report_page, script
+from llmc.engine_format import read_engine
+from llmc.files.typed_json import to_json
 from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
@@ -61,10 +66,25 @@ def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
     text = "\n".join(line.text for line in overview_lines("bard", explanation))
     assert "6 × model.layers.*.self_attn.k_proj.weight [128 × 256]: rows, 64 a rank" in text
     assert "23040 bytes a token in 14 collectives" in text
+    assert "16384 bytes a token; on CPUs 32 where only tokens are wanted" in text
     assert "42 of 43 weights are cut alike" in text
     data = json.loads(json.dumps(explanation.to_json()))["ranks"]
     assert data["ranks"] == 4 and data["memory"]["kv_token"] == 1536
     assert {each["beside"] for each in data["weights"]} >= {"same", "not in its plan: every rank has it whole"}
+
+
+def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) -> None:
+    """With Hugging Face's plan."""
+    assert explanation.ranks is not None
+    directory = read_engine(draft_engine)
+    contents = read_contents(directory.files, directory.manifest, directory.program)
+    placements = to_json(explanation.ranks.placements)
+    page = report_page(replace(contents, placements=placements))
+    data = json.loads(page.partition('<script id="data" type="application/json">')[2].partition("</script>")[0])
+    said, shown = explanation.ranks.to_json(), data["ranks"]
+    assert {**shown, "memory": None} == {**json.loads(json.dumps(said)), "memory": None}
+    assert shown["agreement"] == [43, 42]
+    assert "Beside Hugging Face's plan" in script()
 
 
 def test_one_rank_has_no_placements() -> None:

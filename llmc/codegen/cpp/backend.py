@@ -55,7 +55,7 @@ class CppBackend:
         fields = kernel_api().fields(function)
         assert values.keys() <= set(fields), f"{function} takes {fields}, and was given {tuple(values)}"
         arguments = {name: values[name] for name in fields if name in values}
-        return ((KernelCall(function, family, arguments, dtypes),),)
+        return kernel.groups(KernelCall(function, family, arguments, dtypes), call)
 
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
         return packed_nbytes(shape, layout, dtype)

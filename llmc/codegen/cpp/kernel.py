@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import torch
 from torch import fx
 
+from llmc.codegen.backend import KernelCall
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.cpp.kernel_api import kernel_api
 from llmc.codegen.cpp.kernel_library import function_name
@@ -26,18 +27,22 @@ DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16"}
 SCALES = {torch.float32: "f32", torch.float16: "f16", torch.bfloat16: "bf16"}
 
 Arguments = dict[str, Argument]
+# As Backend.calls gives them.
+Groups = tuple[tuple[KernelCall, ...], ...]
 
 
 @dataclass(frozen=True)
 class Kernel:
     """family: of functions, one for each combination of element_types. arguments: by the fields of their struct; what
-    is left out, or None, is zero. in_place: an argument that may lie where a result goes, and which result."""
+    is left out, or None, is zero. in_place: an argument that may lie where a result goes, and which result. groups: the
+    launches that a call becomes."""
 
     family: str | Callable[[Call], str]
     element_types: Callable[[Call], tuple[str, ...]]
     arguments: Callable[[Call], Arguments]
     refusal: Callable[[fx.Node, CpuTarget], Refusal | None]
     in_place: tuple[tuple[str, int], ...] = ()
+    groups: Callable[[KernelCall, Call], Groups] = lambda called, call: ((called,),)
 
 
 def no_more(call: Call) -> Arguments:

@@ -7,18 +7,12 @@ from typing import Any
 import torch
 
 import llmc.ops  # noqa: F401  (registers the ops that the table names)
-from llmc.codegen.call import Call
 from llmc.codegen.cpp.cache_kernels import attended, caching
-from llmc.codegen.cpp.kernel import Arguments, Kernel, by_name
+from llmc.codegen.cpp.kernel import Kernel, by_name
 from llmc.codegen.cpp.products import lookup, product, sent
-from llmc.program.launch_arguments import Operand
+from llmc.codegen.cpp.rank_kernels import among_ranks, gathered
 
 _llmc = torch.ops.llmc
-
-
-def among_ranks(call: Call) -> Arguments:
-    """Where this process stands among others, and nothing else that is the same for all."""
-    return {"ranks": Operand("engine", "ranks")}
 
 
 KERNELS: dict[Any, Kernel] = {
@@ -34,7 +28,7 @@ KERNELS: dict[Any, Kernel] = {
     _llmc.embedding.default: lookup(),
     _llmc.rank_rows.default: by_name("rank_rows", {"ids": "tokens:"}, typed=()),
     _llmc.all_reduce.default: by_name("all_reduce", {"x": "tokens: channels"}, more=among_ranks),
-    _llmc.all_gather.default: by_name("all_gather", {"x": "tokens: groups? width"}, more=among_ranks),
+    _llmc.all_gather.default: gathered(),
     _llmc.select_rows.default: by_name("select_rows", {"x": "_: channels*", "rows": "selected:"}),
     _llmc.select_channels.default: by_name("select_channels", {"x": "tokens: _", "order": "channels"}),
     _llmc.top_tokens.default: by_name("top_tokens", {"logits": "rows: _? vocabulary"}, results=("ids", "logprobs")),

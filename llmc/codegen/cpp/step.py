@@ -10,7 +10,7 @@ from llmc.codegen.cpp.kernel_library import PAGED_ATTENTION
 from llmc.codegen.cpp.printer import pointer, print_loop, wrapped
 from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.origin import describe, one_line
-from llmc.program import LOOP, Affine, Launch, Origin, Program
+from llmc.program import LOOP, Affine, Launch, Origin, Program, StepOutput
 from llmc.program.engine_structs import ENGINE_STRUCTS
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.program_interface import interface_text
@@ -21,7 +21,7 @@ _COUNTS = {
     Count.REQUESTS: "R",
     Count.MAX_BLOCKS: "step->max_blocks",
 }
-_INPUTS = {"logit_rows": "logit_row_ids"}
+_INPUTS = {"logit_rows": "step->logit_row_ids", "choices": "choices"}
 _ELEMENTS = {"F32": "float", "BF16": "loops::bf16", "I32": "int32_t"}
 
 
@@ -148,9 +148,23 @@ def _scratch(program: Program) -> Iterator[str]:
             yield f"llmc_paged_attention_scratch({', '.join(map(str, shape))})"
 
 
+_STEP = "void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step)"
+_CHOICE = "const LlmcChooseRows* choices"
+# Of an engine whose steps may give tokens in the place of logits: one function for both.
+_EITHER = f"static void run_step(LlmcEngine* engine, const LlmcStep* step, {_CHOICE})"
+_ENTRIES = f"""
+{_STEP} {{ run_step(engine, step, nullptr); }}
+
+void llmc_engine_step_choosing(LlmcEngine* engine, const LlmcStep* step, {_CHOICE}) {{
+  run_step(engine, step, choices);
+}}
+"""
+
+
 def _step(program: Program) -> str:
+    can_choose = any(launch.wanted for launch in program.launches)
     lines = [
-        "void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step) {",
+        f"{_EITHER if can_choose else _STEP} {{",
         "  LlmcPool* const pool = engine->pool;",
         "  int64_t* const times = engine->times;",
         "  const void* const* const w = engine->weights;",
@@ -165,7 +179,7 @@ def _step(program: Program) -> str:
     lines.append("  mark(times, 0);")
     for number, launch in enumerate(program.launches):
         lines += ["", *printer.guarded(launch), f"  mark(times, {number + 1});"]
-    return "\n".join([*lines, "}"]) + "\n"
+    return "\n".join([*lines, "}"]) + "\n" + (_ENTRIES if can_choose else "")
 
 
 class _LaunchPrinter:
@@ -181,6 +195,8 @@ class _LaunchPrinter:
         """The call, under the condition that the step wants what it is for."""
         conditions = [f"step->sides & {self._mask(launch.sides)}"] if launch.sides else []
         conditions += [f"!(step->sides & {self._mask(launch.unless)})"] if launch.unless else []
+        if launch.wanted:
+            conditions.append(f"choices {'==' if StepOutput.LOGITS in launch.wanted else '!='} nullptr")
         if not conditions:
             yield from self.lines(launch)
             return
@@ -229,7 +245,7 @@ class _LaunchPrinter:
             return f"engine->{operand.name}"
         if operand.space == "cache":
             return f"engine->caches[{self._caches[operand.name]}]"
-        return f"step->{_INPUTS.get(operand.name, operand.name)}"
+        return _INPUTS.get(operand.name, f"step->{operand.name}")
 
 
 def _affine(offset: Affine) -> str:

@@ -96,8 +96,9 @@ class CppExecutor:
         """Where the logits go that `step` returns."""
         return self._logits
 
-    def run(self, step: Step, output: Logits) -> None:
-        """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage."""
+    def run(self, step: Step, output: Logits, choices: LlmcChooseRows | None = None) -> None:
+        """A step. output: room for the logits of its rows, or for what each of its tokens hands to the next stage.
+        choices: of an engine of several ranks, to have tokens instead of logits."""
         rows = len(step.logit_rows)
         arguments = LlmcStep(
             len(step.input_ids),
@@ -116,7 +117,10 @@ class CppExecutor:
             self._sides.mask(step.sides),
             None if step.hidden is None else step.hidden.ctypes.data,
         )
-        self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
+        if choices is None:
+            self._library.llmc_engine_step(self._engine, ctypes.byref(arguments))
+        else:
+            self._library.llmc_engine_step_choosing(self._engine, ctypes.byref(arguments), ctypes.byref(choices))
         self._sides.note_step(len(step.input_ids), rows)
 
     def _end_check(self) -> None:
@@ -185,6 +189,11 @@ class ChoosingCppExecutor(CppExecutor):
         self._covered = np.ones(rows, np.bool_)
         self._library.llmc_engine_choose.restype = None
         self._library.llmc_engine_choose.argtypes = (c_void_p, POINTER(LlmcChooseRows))
+        # Engines of several ranks that an older llmc made gather logits whole.
+        self._chooses_across = hasattr(self._library, "llmc_engine_step_choosing")
+        if self._chooses_across:
+            across = self._library.llmc_engine_step_choosing
+            across.restype, across.argtypes = None, (c_void_p, POINTER(LlmcStep), POINTER(LlmcChooseRows))
 
     def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
         """A step, then its rows' tokens. Every row is covered."""
@@ -194,16 +203,18 @@ class ChoosingCppExecutor(CppExecutor):
 
     def draw(self, logits: Logits, choices: RowChoices) -> npt.NDArray[np.int32]:
         """Tokens of at most max_logit_rows rows, with the engine's threads."""
-        arguments = LlmcChooseRows(
-            *logits.shape,
-            logits.ctypes.data,
-            *(getattr(choices, name).ctypes.data for name in CHOICE_INPUTS),
-            self._tokens.ctypes.data,
-            self._scores.ctypes.data,
-        )
+        arguments = self._rows(choices, logits.shape, logits.ctypes.data)
         self._library.llmc_engine_choose(self._engine, ctypes.byref(arguments))
         # The step's own tokens are read again after rows that the host changed are drawn.
         return self._tokens[: len(logits)].copy()
+
+    def run_choosing(self, step: Step, choices: RowChoices) -> None:
+        """A step on all ranks at once that leaves tokens and no logits."""
+        self.run(step, self._logits, self._rows(choices, (len(step.logit_rows), 0), None))
+
+    def _rows(self, choices: RowChoices, shape: tuple[int, ...], logits: int | None) -> LlmcChooseRows:
+        numbers = (getattr(choices, name).ctypes.data for name in CHOICE_INPUTS)
+        return LlmcChooseRows(*shape, logits, *numbers, self._tokens.ctypes.data, self._scores.ctypes.data)
 
     def logits(self, first: int, count: int) -> Logits:
         """Rows of the last step's logits, a view."""

@@ -76,7 +76,8 @@ class ChoosingExecutor(Executor, Protocol):
         """Run one step like `step`, for tokens. wanted: the least that the choices need, not LOGITS."""
 
     def logits(self, first: int, count: int) -> Logits:
-        """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call."""
+        """Rows of the last step's logits, unless that wanted BEST only; overwritten by the next call. Ranks that all
+        choose leave none, unless a score was not finite (RowChoices.reads_logits)."""
 
 
 @runtime_checkable

@@ -37,7 +37,7 @@ def compute_choosing(executor: ChoosingExecutor, step: Step, plan: StepPlan) -> 
         choices += ahead(chunk.request.choice if chunk.draft.acceptance is None else None, chunk)
     if not any(choices):
         return compute(executor, step)
-    given, wanted = RowChoices.of([choice or BEST for choice in choices]), least_wanted(choices)
+    given, wanted = RowChoices.of(choices), least_wanted(choices)
     chosen = executor.choose(step, wanted, given)
     if wanted is StepOutput.BEST and np.isinf(chosen.scores).any():
         executor.step(step)  # It may be NaN, too: only logits tell, and a step of this kind leaves none.

@@ -7,11 +7,15 @@ import mmap
 import os
 import socket
 import struct
+from collections.abc import Iterable
 from typing import Any
 
 import numpy as np
 
+from llmc.program import CHOICE_INPUTS
 from llmc.runtime.loop.step import STEP_ARRAYS, Step
+from llmc.runtime.memory import Bytes
+from llmc.runtime.sampling.row_choice import RowChoices
 
 _LENGTH = struct.Struct("<I")
 _ALIGNMENT = 64
@@ -80,14 +84,14 @@ class SharedMemory:
         os.close(self.descriptor)
 
 
-def put_step(step: Step, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[str, Any]:
+def put_step(step: Step, memory: Bytes, choices: RowChoices | None = None) -> dict[str, Any]:
     """Write a step's arrays into memory that has room for them; the message that says where they are.
 
-    They are its first `nbytes` bytes.
+    They are its first `nbytes` bytes. choices: of a step that all ranks choose the tokens of.
     """
     places: dict[str, Any] = {}
     start = end = 0
-    for name, array in step.arrays():
+    for name, array in (*step.arrays(), *(() if choices is None else choices.arrays().items())):
         data = np.ascontiguousarray(array)
         memory[start : start + data.nbytes] = data.reshape(-1).view(np.uint8)
         places[name] = [start, data.dtype.str, list(data.shape)]
@@ -96,12 +100,22 @@ def put_step(step: Step, memory: np.ndarray[Any, np.dtype[np.uint8]]) -> dict[st
     return {"do": "step", "arrays": places, "nbytes": end, "sides": list(step.sides)}
 
 
-def taken_step(message: dict[str, Any], memory: np.ndarray[Any, np.dtype[np.uint8]]) -> Step:
+def taken_step(message: dict[str, Any], memory: Bytes) -> Step:
     """The step of a message, with arrays of its own."""
+    return Step(**_taken(STEP_ARRAYS, message, memory), sides=tuple(message["sides"]))
+
+
+def taken_choices(message: dict[str, Any], memory: Bytes) -> RowChoices | None:
+    """How all ranks choose the step's tokens; None where the first one has its logits."""
+    arrays = _taken(CHOICE_INPUTS, message, memory)
+    return RowChoices(**arrays) if arrays else None
+
+
+def _taken(names: Iterable[str], message: dict[str, Any], memory: Bytes) -> dict[str, Any]:
     arrays: dict[str, Any] = {}
-    for name in STEP_ARRAYS:
+    for name in names:
         if name in message["arrays"]:
             start, dtype, shape = message["arrays"][name]
             count = int(np.prod(shape)) * np.dtype(dtype).itemsize
             arrays[name] = memory[start : start + count].view(dtype).reshape(shape).copy()
-    return Step(**arrays, sides=tuple(message["sides"]))
+    return arrays

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from llmc.engine_format import EngineDirectory
-from llmc.program import Program, RankLayout
+from llmc.program import CHOICE_INPUTS, Program, RankLayout
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.memory import Bytes
 
@@ -132,7 +132,8 @@ def _step_bytes(program: Program) -> int:
     limits = program.limits
     blocks = -(-limits.max_model_len // limits.block_size)
     words = 8 * limits.max_batch_tokens + 4 * limits.max_sequences + limits.max_sequences * blocks
-    return _aligned(4 * (words + limits.max_logit_rows + program.hidden_width * limits.max_batch_tokens) + 4096)
+    rows = (1 + len(CHOICE_INPUTS)) * limits.max_logit_rows
+    return _aligned(4 * (words + rows + program.hidden_width * limits.max_batch_tokens) + 4096)
 
 
 def _aligned(nbytes: int) -> int:

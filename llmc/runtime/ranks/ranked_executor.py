@@ -11,17 +11,21 @@ import ctypes
 import os
 from collections.abc import Callable, Mapping
 
+import numpy as np
+
 from llmc.engine_format import EngineDirectory
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import RankError
+from llmc.program import StepOutput
 from llmc.program.engine_structs import LlmcRanks
 from llmc.runtime.executors.cpp import ChoosingCppExecutor, open_library
-from llmc.runtime.executors.executor import Logits
+from llmc.runtime.executors.executor import Chosen, Logits
 from llmc.runtime.loop.step import Ints, Step
 from llmc.runtime.ranks.launch import launched
 from llmc.runtime.ranks.local_ranks import start_ranks
 from llmc.runtime.ranks.rank_plan import RankPlan
 from llmc.runtime.ranks.team import Team
+from llmc.runtime.sampling.row_choice import RowChoices
 
 
 class RankedCppExecutor(ChoosingCppExecutor):
@@ -44,6 +48,8 @@ class RankedCppExecutor(ChoosingCppExecutor):
         self._team = self._gather()
         try:
             super().__init__(engine, blocks, own, check, ranks=self._place)
+            # Stages hand logits from one to the other.
+            self._chooses_across = self._chooses_across and engine.program.layout.pipeline == 1
         except BaseException:
             self._team.close()
             raise
@@ -54,6 +60,21 @@ class RankedCppExecutor(ChoosingCppExecutor):
         logits = super().step(step)
         self._team.check()
         return logits
+
+    def choose(self, step: Step, wanted: StepOutput, choices: RowChoices) -> Chosen:
+        """A step, then its rows' tokens. Where no row has filters and nobody reads logits, all ranks choose, each among
+        its own, and logits do not travel; but those of a step with a score that is not finite do after all."""
+        if not self._chooses_across or wanted is StepOutput.FILTERED or choices.reads_logits:
+            return super().choose(step, wanted, choices)
+        self._team.tell_step(step, choices=choices)
+        self.run_choosing(step, choices)
+        self._team.check()
+        self._end_check()
+        rows = len(step.logit_rows)
+        chosen = Chosen(self._tokens[:rows].copy(), self._scores[:rows].copy(), self._covered[:rows])
+        if not np.isfinite(chosen.scores).all():
+            self.step(step)
+        return chosen
 
     def copy_blocks(self, copies: Mapping[int, int]) -> None:
         """Of every rank's layers."""

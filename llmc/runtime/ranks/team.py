@@ -17,6 +17,7 @@ from llmc.runtime.loop.step import Step
 from llmc.runtime.ranks.channel import Channel, SharedMemory, put_step
 from llmc.runtime.ranks.rank_memory import RankMemory
 from llmc.runtime.ranks.step_rows import StepRows
+from llmc.runtime.sampling.row_choice import RowChoices
 from llmc.settings import settings
 
 _TICK_SECONDS = 0.25
@@ -101,11 +102,12 @@ class Team:
             with suppress(OSError):  # The watcher says which rank was lost.
                 member.channel.send(message)
 
-    def tell_step(self, step: Step, number: int = 0) -> None:
-        """All of them, who copy its arrays before they begin. Raises RankError as `tell`."""
+    def tell_step(self, step: Step, number: int = 0, choices: RowChoices | None = None) -> None:
+        """All of them, who copy its arrays before they begin. choices: where all choose its tokens. Raises RankError as
+        `tell`."""
         self.check()
         arrays = self.memory.step(number)
-        message = {**put_step(step, arrays), "number": number}
+        message = {**put_step(step, arrays, choices), "number": number}
         data = arrays[: message["nbytes"]].data
         for member in self._members:
             with suppress(OSError):

@@ -16,8 +16,8 @@ from llmc.engine_format.reader import of_rank, read_engine
 from llmc.errors import LlmcError
 from llmc.processes.lifeline import end_with
 from llmc.program.engine_structs import LlmcRanks
-from llmc.runtime.executors.cpp import CppExecutor
-from llmc.runtime.ranks.channel import Channel, SharedMemory, taken_step
+from llmc.runtime.executors.cpp import ChoosingCppExecutor
+from llmc.runtime.ranks.channel import Channel, SharedMemory, taken_choices, taken_step
 from llmc.runtime.ranks.greeting import Greeting
 from llmc.runtime.ranks.rank_memory import MemoryLayout, RankMemory
 from llmc.runtime.ranks.rank_plan import RankPlan
@@ -59,13 +59,13 @@ def await_plan(channel: Channel) -> RankPlan | None:
     return None if message is None else RankPlan(**message)
 
 
-def open_rank(engine: EngineDirectory, plan: RankPlan, threads: int, place: LlmcRanks) -> CppExecutor:
+def open_rank(engine: EngineDirectory, plan: RankPlan, threads: int, place: LlmcRanks) -> ChoosingCppExecutor:
     """With the rank's program and weights. Raises LlmcError."""
-    return CppExecutor(of_rank(engine, plan.rank), plan.blocks, threads, ranks=place)
+    return ChoosingCppExecutor(of_rank(engine, plan.rank), plan.blocks, threads, ranks=place)
 
 
 def serve_steps(
-    executor: CppExecutor,
+    executor: ChoosingCppExecutor,
     channel: Channel,
     rows: StepRows,
     fetch: Callable[[memoryview], bool] = lambda memory: True,
@@ -80,7 +80,11 @@ def serve_steps(
             arrays = memory.step(message["number"])
             if not fetch(arrays[: message["nbytes"]].data):
                 return True
-            rows.run(executor, taken_step(message, arrays), message["number"])
+            step, choices = taken_step(message, arrays), taken_choices(message, arrays)
+            if choices is None:
+                rows.run(executor, step, message["number"])
+            else:
+                executor.run_choosing(step, choices)
             if memory.lost.any():
                 return False
         elif message["do"] == "copy_blocks":

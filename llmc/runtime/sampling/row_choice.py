@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, fields
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from llmc.program import StepOutput
+from llmc.program import CHOICE_INPUTS, StepOutput
 
 # As top_k: all tokens (llmc.ops.sampling.EVERY_TOKEN, which needs torch).
 EVERY_TOKEN = 2**31 - 1
@@ -44,7 +44,10 @@ BEST = RowChoice(0.0, EVERY_TOKEN, 1.0, 0.0, 0, 0)
 
 @dataclass(frozen=True)
 class RowChoices:
-    """The choices of a step's rows as arrays, [L] each; their names are those of llmc.program.CHOICE_INPUTS."""
+    """The choices of a step's rows as arrays, [L] each; their names are those of llmc.program.CHOICE_INPUTS.
+
+    reads_logits: some rows have none, and who asks for the step reads their logits.
+    """
 
     temperature: npt.NDArray[np.float32]
     top_k: npt.NDArray[np.int32]
@@ -52,10 +55,12 @@ class RowChoices:
     min_p: npt.NDArray[np.float32]
     seeds: npt.NDArray[np.int32]
     counters: npt.NDArray[np.int32]
+    reads_logits: bool = False
 
     @staticmethod
-    def of(choices: Sequence[RowChoice]) -> RowChoices:
-        """The arrays for those rows."""
+    def of(given: Sequence[RowChoice | None]) -> RowChoices:
+        """The arrays for those rows. None: of a row whose logits are read instead, as if it took the likeliest."""
+        choices = [choice or BEST for choice in given]
         if all(choice is BEST for choice in choices):  # Most steps; the rest is slower by far.
             count = len(choices)
             return RowChoices(
@@ -65,6 +70,7 @@ class RowChoices:
                 min_p=np.zeros(count, np.float32),
                 seeds=np.zeros(count, np.int32),
                 counters=np.zeros(count, np.int32),
+                reads_logits=not all(given),
             )
         temperature, top_k, top_p, min_p, seeds, counters = zip(*choices, strict=True)
         return RowChoices(
@@ -74,14 +80,18 @@ class RowChoices:
             min_p=np.array(min_p, np.float32),
             seeds=np.array(seeds, np.int32),
             counters=np.array(counters, np.int32),
+            reads_logits=not all(given),
         )
+
+    def arrays(self) -> dict[str, npt.NDArray[np.float32 | np.int32]]:
+        """By name."""
+        return {name: getattr(self, name) for name in CHOICE_INPUTS}
 
     def padded(self, rows: int) -> RowChoices:
         """With rows that take the likeliest, up to that many."""
-        more = RowChoices.of([BEST] * (rows - len(self.temperature)))
-        return RowChoices(
-            **{f.name: np.concatenate([getattr(self, f.name), getattr(more, f.name)]) for f in fields(RowChoices)}
-        )
+        more = RowChoices.of([BEST] * (rows - len(self.temperature))).arrays()
+        arrays: dict[str, Any] = {name: np.concatenate([own, more[name]]) for name, own in self.arrays().items()}
+        return replace(self, **arrays)
 
 
 def least_wanted(choices: Sequence[RowChoice | None]) -> StepOutput:

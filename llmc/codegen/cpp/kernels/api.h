@@ -166,6 +166,9 @@ int64_t llmc_engine_ranks_bytes(int32_t ranks);
 const char* llmc_engine_interface(void);
 LlmcEngine* llmc_engine_open(const LlmcBindings* bindings);
 void llmc_engine_step(LlmcEngine* engine, const LlmcStep* step);
+// Of engines of several ranks: a step that gives tokens instead of logits, on all ranks at once, and the same ones. choices:
+// temperature, seeds and counters of its rows, which have no filters, and where their tokens and scores go.
+void llmc_engine_step_choosing(LlmcEngine* engine, const LlmcStep* step, const LlmcChooseRows* choices);
 // Chooses tokens with the engine's threads, of logits that a step has given.
 void llmc_engine_choose(LlmcEngine* engine, const LlmcChooseRows* rows);
 // From now on every step writes to times[0] when its first launch begins and to times[i + 1] when launch i has ended,

@@ -7,31 +7,22 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
-#include <limits>
-#include <type_traits>
 
-#include "activation.h"
-#include "gumbel_noise.h"
-#include "row.h"
+#include "logit_row.h"
 
 namespace {
 
-using llmc::AllLanes;
+using llmc::LogitBlock;
 using llmc::Vec;
 using llmc::broadcast;
+using llmc::kInfinity;
+using Row = llmc::LogitRow;
 
-constexpr int64_t kBlock = 512;
-constexpr float kInfinity = std::numeric_limits<float>::infinity();
 // Weights in (2^-64, 1] by the upper 13 of their bits, 16 bins for each power of two; all others are in the last.
 constexpr int kBinShift = 19;
 constexpr uint32_t kBins = 64 * 16 + 1;
 // One vector in so many is looked at to guess.
 constexpr int kSample = 32;
-
-struct Block {
-  float largest;
-  float sum;
-};
 
 // Tokens that may come, in order, and their weights; a vector more than a row has fits.
 struct Candidates {
@@ -43,62 +34,23 @@ struct Candidates {
 // What one thread works with.
 struct Scratch {
   double* bins;
-  Block* blocks;
+  LogitBlock* blocks;
   float* weights;  // candidates'
   int32_t* tokens;
   float* spare;  // as many as weights
 
-  static int64_t blocks_of(int64_t vocabulary) { return (vocabulary + kBlock - 1) / kBlock; }
-  static int64_t candidates_of(int64_t vocabulary) { return blocks_of(vocabulary) * kBlock + llmc::kLanes; }
+  static int64_t candidates_of(int64_t vocabulary) { return Row::blocks_of(vocabulary) * llmc::kLogitBlock + llmc::kLanes; }
   static int64_t bytes(int64_t vocabulary) {
-    const int64_t bins = kBins * sizeof(double), blocks = blocks_of(vocabulary) * sizeof(Block);
+    const int64_t bins = kBins * sizeof(double), blocks = Row::blocks_of(vocabulary) * sizeof(LogitBlock);
     return bins + blocks + candidates_of(vocabulary) * static_cast<int64_t>(2 * sizeof(float) + sizeof(int32_t));
   }
   Scratch(void* memory, int64_t vocabulary)
       : bins(static_cast<double*>(memory)),
-        blocks(reinterpret_cast<Block*>(bins + kBins)),
-        weights(reinterpret_cast<float*>(blocks + blocks_of(vocabulary))),
+        blocks(reinterpret_cast<LogitBlock*>(bins + kBins)),
+        weights(reinterpret_cast<float*>(blocks + Row::blocks_of(vocabulary))),
         tokens(reinterpret_cast<int32_t*>(weights + candidates_of(vocabulary))),
         spare(reinterpret_cast<float*>(tokens + candidates_of(vocabulary))) {}
 };
-
-// One row, its numbers, and what was found out about it.
-struct Row {
-  const float* logits;
-  int64_t vocabulary;
-  float per_temperature;
-  const Block* blocks;
-  float largest;
-  double total;  // Σ weights; a token's weight is e^((logit - largest) / temperature)
-
-  int64_t begin(int64_t block) const { return block * kBlock; }
-  int64_t end(int64_t block) const { return std::min(vocabulary, (block + 1) * kBlock); }
-  // A logit whose weight is this, or a little less.
-  float logit_of(float weight) const {
-    return weight <= 0.0f ? -kInfinity : largest + (std::log(weight) - 1e-3f) / per_temperature;
-  }
-  float weight_of(float logit) const { return llmc::exp(broadcast((logit - largest) * per_temperature))[0]; }
-};
-
-float largest_of(const float* logits, int64_t count) {
-  Vec largest = broadcast(-kInfinity), broken = {};
-  llmc::for_vectors(count, [&](int64_t i, auto lanes) {
-    Vec x = llmc::load(logits + i, lanes);
-    if constexpr (!std::is_same_v<decltype(lanes), AllLanes>) {  // the lanes beyond the end read as zero
-      float padded[llmc::kLanes];
-      llmc::store(padded, broadcast(-kInfinity));
-      llmc::store(padded, x, lanes);
-      x = llmc::load(padded);
-    }
-    broken += x - x;  // NaN for NaN, and for infinities
-    largest = llmc::maximum(largest, x);
-  });
-  const float found = llmc::maximum_of(largest);
-  if (llmc::sum_of(broken) == 0.0f) return found;
-  for (int64_t i = 0; i < count; i++)  // -inf is a logit like any other
-    if (std::isnan(logits[i])) return kInfinity;
-  return found;
-}
 
 float sum_of(const float* logits, int64_t count, float largest, float per_temperature) {
   Vec sum = {};
@@ -108,40 +60,12 @@ float sum_of(const float* logits, int64_t count, float largest, float per_temper
   return llmc::sum_of(sum);
 }
 
-// The lowest token with the largest logit, or that is NaN where one is.
-int32_t first_largest(const Row& row) {
-  if (row.largest == kInfinity)
-    for (int64_t i = 0; i < row.vocabulary; i++)
-      if (std::isnan(row.logits[i])) return static_cast<int32_t>(i);
-  for (int64_t block = 0;; block++) {
-    if (row.blocks[block].largest != row.largest) continue;
-    for (int64_t i = row.begin(block); i < row.end(block); i++)
-      if (row.logits[i] == row.largest) return static_cast<int32_t>(i);
-  }
-}
-
-// All tokens, the block with the largest logit first: what is found there lets most others be passed over.
-void offer_all(const Row& row, llmc::LargestSum* found) {
-  static_assert(llmc::LargestSum::kTile % kBlock == 0 || kBlock % llmc::LargestSum::kTile == 0);
-  const auto offer = [&](int64_t begin) {
-    const int64_t end = std::min(row.vocabulary, begin + llmc::LargestSum::kTile);
-    float bound = -kInfinity;
-    for (int64_t block = begin / kBlock; row.begin(block) < end; block++)
-      bound = std::max(bound, row.blocks[block].largest);
-    found->offer_tile(begin, end, bound);
-  };
-  const int64_t likeliest = first_largest(row) / llmc::LargestSum::kTile * llmc::LargestSum::kTile;
-  offer(likeliest);
-  for (int64_t begin = 0; begin < row.vocabulary; begin += llmc::LargestSum::kTile)
-    if (begin != likeliest) offer(begin);
-}
-
 // The tokens whose logit is at least `least`. Without branches, which nobody could predict.
 Candidates gather(const Row& row, float least, const Scratch& scratch) {
   float* const weights = scratch.weights;
   int32_t* const tokens = scratch.tokens;
   int64_t count = 0;
-  for (int64_t block = 0; block < Scratch::blocks_of(row.vocabulary); block++) {
+  for (int64_t block = 0; block < Row::blocks_of(row.vocabulary); block++) {
     if (row.blocks[block].largest < least) continue;
     const int64_t end = row.end(block);
     int64_t i = row.begin(block);
@@ -191,7 +115,7 @@ Candidates filter(const Candidates& c, const Keep& keep) {
 
 // The k likeliest, and those that are as likely as the k-th.
 Candidates keep_top_k(const Row& row, int64_t k, const Scratch& scratch) {
-  const int64_t blocks = Scratch::blocks_of(row.vocabulary);
+  const int64_t blocks = Row::blocks_of(row.vocabulary);
   float* const logits = scratch.spare;
   // At least k tokens, and few more, reach the k-th largest of the blocks' largest.
   float least = -kInfinity;
@@ -279,9 +203,8 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   const float temperature = a.temperature[index];
   const bool is_random = temperature > 0.0f;
   const float* logits = a.logits + index * a.vocabulary;
-  // A temperature near 0 must not make 0 · inf of equal logits.
-  Row row = {logits, a.vocabulary, is_random ? std::min(1.0f / temperature, 1e30f) : 1.0f, scratch.blocks, -kInfinity, 0};
-  const int64_t blocks = Scratch::blocks_of(a.vocabulary);
+  Row row = {logits, a.vocabulary, llmc::per_temperature_of(temperature), scratch.blocks, -kInfinity, 0};
+  const int64_t blocks = Row::blocks_of(a.vocabulary);
   const int64_t top_k = a.top_k[index];
   const double top_p = a.top_p[index];
   const float min_p = a.min_p[index];
@@ -290,14 +213,14 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   for (int64_t block = 0; block < blocks; block++) {
     const float* begin = logits + row.begin(block);
     const int64_t count = row.end(block) - row.begin(block);
-    const float largest = largest_of(begin, count);
+    const float largest = llmc::largest_of(begin, count);
     row.largest = std::max(row.largest, largest);
     const bool has_sum = needs_total && std::isfinite(largest);
     scratch.blocks[block] = {largest, has_sum ? sum_of(begin, count, largest, row.per_temperature) : 0.0f};
   }
   a.scores[index] = row.largest;
   if (!is_random || !std::isfinite(row.largest)) {
-    const int32_t token = row.largest == -kInfinity ? 0 : first_largest(row);
+    const int32_t token = row.largest == -kInfinity ? 0 : llmc::first_largest(row);
     a.tokens[index] = token;
     if (row.largest == kInfinity) a.scores[index] = logits[token];  // NaN is told from infinity
     return;
@@ -307,7 +230,7 @@ void choose_row(const LlmcChooseRows& a, int64_t index, void* memory) {
   const llmc::NoiseKey key = {static_cast<uint32_t>(a.seeds[index]), static_cast<uint32_t>(a.counters[index])};
   llmc::LargestSum found(logits, row.largest, row.per_temperature, key);
   if (!cuts_k && !cuts_p && !cuts_min) {
-    offer_all(row, &found);
+    llmc::offer_all(row, 0, &found);
     a.tokens[index] = found.token();
     return;
   }

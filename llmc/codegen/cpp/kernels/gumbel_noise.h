@@ -69,20 +69,23 @@ inline Vec uniform_of(VecBits bits) {
 // -log(1 - u): exponentially distributed.
 inline double waiting_time(float number) { return -std::log1p(-static_cast<double>(number)); }
 
-// The token of the largest (logit - largest) / temperature + noise, the lowest one of equals.
+// The token of the largest (logit - largest) / temperature + noise, the lowest one of equals. Tokens are counted from where
+// the logits begin; noise is that of the ids, which begin at `first`.
 class LargestSum {
  public:
   // The tokens that one call of offer_tile looks at.
   static constexpr int64_t kTile = int64_t{kNoiseGroup} * kLanes;
 
-  LargestSum(const float* logits, float largest, float per_temperature, NoiseKey key)
-      : logits_(logits), largest_(largest), per_temperature_(per_temperature), key_(key) {}
+  LargestSum(const float* logits, float largest, float per_temperature, NoiseKey key, int64_t first = 0)
+      : logits_(logits), largest_(largest), per_temperature_(per_temperature), key_(key), first_(first) {}
 
   int32_t token() const { return token_; }
+  // -inf while nothing was offered that could win against what a row is known to have.
+  double sum() const { return sum_; }
 
-  // All tokens in [begin, end), which lie in one tile; none of their logits is above `bound`.
+  // All tokens in [begin, end), at most a tile, which begin with a group; none of their logits is above `bound`.
   void offer_tile(int64_t begin, int64_t end, float bound) {
-    const Groups groups = groups_of(places_from(kGroupPlaces + static_cast<uint32_t>(begin / kNoiseGroup)));
+    const Groups groups = groups_of(places_from(kGroupPlaces + static_cast<uint32_t>((first_ + begin) / kNoiseGroup)));
     const VecInt may_win = groups.least <= broadcast(weight_of(bound) * scale_);
     const int64_t count = (end - begin + kNoiseGroup - 1) / kNoiseGroup;
     for (int64_t lane = 0; lane < count; lane++) {
@@ -98,6 +101,7 @@ class LargestSum {
       const int64_t lanes = std::min<int64_t>(kLanes, count - i);
       VecBits token = {};
       std::memcpy(&token, tokens + i, static_cast<size_t>(lanes) * 4);
+      token += static_cast<uint32_t>(first_);
       const VecBits group = token / kNoiseGroup;
       const Groups groups = groups_of(group + kGroupPlaces);
       const VecInt may_win = groups.least <= load(weights + i, lanes) * scale_;
@@ -153,7 +157,7 @@ class LargestSum {
     if (least > maximum_of(heaviest)) return;
     for (int64_t run = 0; run < kNoiseRun; run += kLanes) {
       VecBits words[4];
-      random_words(key_, places_from(static_cast<uint32_t>(first / 4 + run)), words);
+      random_words(key_, places_from(static_cast<uint32_t>((first_ + first) / 4 + run)), words);
       for (int64_t i = run; i < count; i += kNoiseRun) {
         const Vec numbers = uniform_of(words[i / kNoiseRun]);
         const VecInt may_win = numbers + least <= weights[i / kLanes];
@@ -181,6 +185,7 @@ class LargestSum {
   float largest_;
   float per_temperature_;
   NoiseKey key_;
+  int64_t first_;
   double sum_ = -static_cast<double>(kAny);
   int32_t token_ = 0;
   float scale_ = kAny;  // times this, a token's weight is the latest time that wins

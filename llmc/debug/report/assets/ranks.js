@@ -6,23 +6,24 @@ import { inBytes, inCount } from "./units.js";
 
 export function ranks() {
   if (!data.ranks) return null;
-  const { ranks: count, weights, collectives } = data.ranks;
+  const { ranks: count, weights, collectives, agreement } = data.ranks;
   const cut = weights.filter((weight) => weight.axis !== null), whole = weights.filter((weight) => weight.axis === null);
   const exchanged = collectives.reduce((total, each) => total + each.count * each.token_bytes, 0);
   return [
     el("h2", {}, "Ranks"),
     el("p", { class: "lead" }, `${count} ranks run the same step, each with its part of the weights and of the cache.`),
+    ...(agreement ? [el("p", {}, `Beside Hugging Face's plan: ${agreement[1]} of ${agreement[0]} matrices are cut alike.`)] : []),
     el("h3", {}, "Cut", el("small", {}, `${inBytes(bytes(cut))} on each`)), list(cut),
     el("h3", {}, "Whole on every rank", el("small", {}, inBytes(bytes(whole)))), list(whole),
     el("h3", {}, "Exchanged", el("small", {}, `${inBytes(exchanged)} a token`)),
-    table([["Collective", ""], ["Of", "wide"], ["Count", "num"], ["A token", "num"]],
-      collectives.map((each) => [el("code", {}, each.op), each.of, inCount(each.count), inBytes(each.token_bytes)])),
+    table([["Collective", ""], ["Of", "wide"], ["Count", "num"], ["A token", "num"], ["On CPUs, where only tokens are wanted", "num"]],
+      collectives.map((each) => [el("code", {}, each.op), each.of, inCount(each.count), inBytes(each.token_bytes), each.chosen_bytes ? inBytes(each.chosen_bytes) : ""])),
   ];
 }
 
 function list(weights) {
-  return table([["Weight", "wide"], ["Count", "num"], ["Shape", ""], ["On a rank", ""], ["Bytes", "num"], ["Why", "wide"]],
-    weights.map((weight) => [el("code", {}, weight.name), inCount(weight.count), weight.shape.join(" × "), part(weight), inBytes(weight.nbytes), weight.why]));
+  return table([["Weight", "wide"], ["Count", "num"], ["Shape", ""], ["On a rank", ""], ["Bytes", "num"], ["Why", "wide"], ["Hugging Face", "wide"]],
+    weights.map((weight) => [el("code", {}, weight.name), inCount(weight.count), weight.shape.join(" × "), part(weight), inBytes(weight.nbytes), weight.why, weight.shape.length > 1 ? weight.beside ?? "" : ""]));
 }
 
 function part(weight) {

@@ -1,0 +1,42 @@
+"""Kernels in which ranks meet: where they stand among others, and logits of which only tokens are wanted.
+
+The gather of a step's logits is two launches, of which a step has one: all_gather where anybody reads logits, and
+choose_across where tokens are chosen of which no filter says anything. A step that gives tokens so moves a few bytes a
+row instead of the vocabulary.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from llmc.codegen.backend import KernelCall
+from llmc.codegen.call import Call
+from llmc.codegen.cpp.kernel import Arguments, Groups, Kernel, by_name
+from llmc.program import StepOutput
+from llmc.program.launch_arguments import Operand
+
+CHOOSE_ACROSS = "choose_across"
+_CHOSEN = (StepOutput.BEST, StepOutput.DRAWN)
+_GATHERED = (StepOutput.LOGITS, StepOutput.FILTERED)
+_CHOICES = Operand("input", "choices")
+
+
+def among_ranks(call: Call) -> Arguments:
+    """Where this process stands among others, and nothing else that is the same for all."""
+    return {"ranks": Operand("engine", "ranks")}
+
+
+def gathered() -> Kernel:
+    """Of llmc::all_gather."""
+    kernel = by_name("all_gather", {"x": "tokens: groups? width"}, more=among_ranks)
+    return replace(kernel, groups=_or_chosen)
+
+
+def _or_chosen(gather: KernelCall, call: Call) -> Groups:
+    if call.result().space != "output" or gather.dtypes != ("F32",):
+        return ((gather,),)
+    (width,) = call.shape("x")
+    kept = {name: gather.arguments[name] for name in ("tokens", "width", "ends", "x")}
+    arguments = {**kept, "choices": _CHOICES, **among_ranks(call)}
+    chosen = KernelCall(f"llmc_{CHOOSE_ACROSS}", CHOOSE_ACROSS, arguments, wanted=_CHOSEN, moved=f"{4 * width}*L")
+    return (replace(gather, wanted=_GATHERED),), (chosen,)
