@@ -13,6 +13,7 @@ nothing of quality.
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import sys
@@ -34,7 +35,7 @@ from llmc.debug.compare import Perplexity, windows
 from llmc.engine_format import read_engine
 
 DENSE = "dense"
-DECODE_STEPS = 64
+DECODE_STEPS = 512
 ZEROS = ("0.5", "0.6", "0.7", "2:4")
 METHODS = ("magnitude", "wanda", "sparsegpt")
 FORMS: Mapping[str, Mapping[str, str]] = {
@@ -62,12 +63,14 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console(stderr=True)
     record: dict[str, Any] = {"machine": machine(arguments.threads), "forms": {}}
+    # A long run may be ended before its last form, and go on later.
+    known = json.loads(arguments.json.read_text())["forms"] if arguments.json and arguments.json.exists() else {}
     model = arguments.speed_model or arguments.model
     engines: dict[str, Path] = {}
     for form in arguments.forms:
         engines[form] = engine_of(model, form, arguments.ids or arguments.calibration, arguments.directory)
-        record["forms"][form] = {"bits": bits(engines[form], engines[DENSE])}
-        if arguments.speed_model is None:
+        record["forms"][form] = known.get(form, {}) | {"bits": bits(engines[form], engines[DENSE])}
+        if arguments.speed_model is None and "perplexity" not in record["forms"][form]:
             record["forms"][form]["perplexity"] = perplexity(engines[form], arguments.text, arguments.length)
         write(record, arguments.json)
         console.print(form, record["forms"][form])
@@ -92,7 +95,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--directory", type=Path, default=ROOT / "out", help="for engines")
     parser.add_argument("--without-speed", action="store_true")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -136,7 +139,7 @@ def decoding(engines: Mapping[str, Path], arguments: argparse.Namespace) -> dict
 def markdown(forms: Mapping[str, Mapping[str, Any]]) -> str:
     """The table."""
     lines = ["| form | bits a weight | perplexity | decoding, tokens/s | over dense |", "|---|--:|--:|--:|--:|"]
-    for name, found in forms.items():
+    for name, found in ((name, forms[name]) for name in FORMS if name in forms):
         quality = f"{found['perplexity']:.2f}" if "perplexity" in found else ""
         speed, gain = "", ""
         if "seconds" in found:
