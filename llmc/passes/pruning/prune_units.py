@@ -102,5 +102,5 @@ def _nothing(kind: Kind, graph: ModelGraph, pruning: Pruning, refusals: Sequence
     return OptionError(
         f"nothing can be taken out: {reason}",
         at=f"prune={kind}={pruning.ratio_of_all(kind):g}",
-        fix=f"take a larger share, or leave {kind} out; llmc explain --pass prune_{kind} says why for each layer",
+        fix=f"take a larger share, or leave {kind} out",
     )
