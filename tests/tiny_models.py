@@ -74,6 +74,7 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "bloom": {"vocab_size": 160, "hidden_size": 64, "n_layer": 2, "n_head": 4},
         "llama4_text": {**_SIZES, "attention_chunk_size": 4, "head_dim": 16, "num_local_experts": 2},
         "doge": _SIZES,
+        "phimoe": {**_SIZES, "sliding_window": _WINDOW, "num_local_experts": 4},
         "bert": {**_MHA, "is_decoder": False},
     }
 )

@@ -144,16 +144,21 @@ def capture_pretrained(model: Any, options: BuildOptions) -> HFCapture:
 
 
 class LogitsOnly(nn.Module):
-    """A transformers causal LM as forward(input_ids, positions) -> logits of all tokens, without a cache."""
+    """A transformers causal LM as forward(input_ids, positions) -> logits of all tokens, without a cache.
+
+    Models that number tokens from the ids (RoBERTa's begin behind the padding's) take no positions.
+    """
 
     def __init__(self, model: Any) -> None:
         super().__init__()
         self.model = model
+        self._numbers_ids = any(hasattr(part, "create_position_ids_from_input_ids") for part in model.modules())
 
     def forward(self, input_ids: Tensor, positions: Tensor) -> Tensor:
         """input_ids, positions: [1, T]; returns [1, T, vocab]."""
         with explained_at_once():
-            logits: Tensor = self.model(input_ids=input_ids, position_ids=positions, use_cache=False).logits
+            given = {} if self._numbers_ids else {"position_ids": positions}
+            logits: Tensor = self.model(input_ids=input_ids, use_cache=False, **given).logits
         return logits
 
 

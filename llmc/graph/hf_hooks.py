@@ -1,14 +1,15 @@
 """The attention, mask and experts functions "llmc" that transformers models call while they are captured.
 
-The attention hook emits one llmc::attention, which is causal by itself; the mask hook returns no mask, so that no mask
-arithmetic remains in the graph. The experts hook emits two llmc::expert_linear with the model's own gate in between.
-They refuse what the ops do not say, since dropping it would change the results. llmc.ops must have been imported.
+The attention hook emits one llmc::attention, which is causal by itself; the mask hook returns no mask where that is
+all it says, so that no mask arithmetic remains in the graph. The experts hook emits two llmc::expert_linear with the
+model's own gate in between. They refuse what the ops do not say, since dropping it would change the results. llmc.ops
+must have been imported.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -102,15 +103,14 @@ def attention_hook(
     s_aux: Tensor | None = None,
     **options: Any,
 ) -> tuple[Tensor, None]:
-    """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim]."""
+    """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
+
+    Masks that say more than a window are refused here, where they are used: some models make masks for encoders that
+    they do not have.
+    """
     layer = f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')}"
-    if attention_mask is not None:
-        raise CaptureError(
-            f"{layer} passes its own mask to the attention, which llmc cannot express",
-            fix="only causal attention, with or without a sliding window, is supported",
-        )
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
-    if not causal:
+    if not causal and getattr(attention_mask, _KINDS, None) is None:
         raise CaptureError(f"{layer} is not causal", fix="only decoder models with causal attention are supported")
     # Models pass through whatever their forward was given; only what has a value and a meaning here can be refused.
     unknown = sorted(name for name, option in options.items() if option is not None and name not in _INERT)
@@ -119,23 +119,38 @@ def attention_hook(
             f"{layer} passes {', '.join(unknown)} to the attention, which llmc::attention does not know",
             fix="report the model; attention with this option is not supported",
         )
-    q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
+    window: int | None = getattr(attention_mask, _WINDOW, None)
+    if window is not None:
+        sliding_window, attention_mask = window, None
+    if attention_mask is not None:
+        unknown = sorted(getattr(attention_mask, _KINDS, ()))
+        raise CaptureError(
+            f"{layer} masks its attention by {', '.join(unknown)}, which llmc::attention cannot express"
+            if unknown
+            else f"{layer} passes its own mask to the attention, which llmc cannot express",
+            fix="only causal attention, with or without a sliding window, is supported",
+        )
+    q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
     out = torch.ops.llmc.attention.default(q, k, v, scale, sliding_window, softcap, s_aux)
     return out.unsqueeze(0), None
 
 
-def mask_hook(mask_function: Callable[..., Any], attention_mask: Tensor | None = None, **sizes: Any) -> None:
-    """No mask: llmc::attention is causal by itself and gets its window as an argument.
-
-    Refuses masks that are neither causal nor causal in a window, which the attention hook would never see.
+def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
+    """No mask where it is causal: llmc::attention is that by itself. Any other one as transformers makes it, with a
+    note of what it says: some models tell their window to nobody else.
     """
-    unknown = sorted(_kinds(mask_function) - _EXPRESSIBLE)
-    if unknown:
-        raise CaptureError(
-            f"the model masks its attention by {', '.join(unknown)}, which llmc::attention cannot express",
-            fix="only causal attention, with or without a sliding window, is supported",
-        )
+    kinds = _kinds(mask_function)
+    if kinds <= _CAUSAL:
+        return None
+    from transformers.masking_utils import eager_mask
+
+    mask: Tensor = eager_mask(mask_function=mask_function, **sizes)
+    if kinds <= _CAUSAL | {_SLIDING}:
+        setattr(mask, _WINDOW, min(_windows(mask_function)))
+    else:
+        setattr(mask, _KINDS, frozenset(kinds - _CAUSAL - {_SLIDING}))
+    return mask
 
 
 # Masks are closures over other masks, known by where in transformers.masking_utils they were made. Packing keeps
@@ -147,24 +162,33 @@ _COMBINED = frozenset(
         "remap_positions_for_packed_sequence.<locals>.inner_mask",
     }
 )
-_EXPRESSIBLE = frozenset(
-    {
-        "causal_mask_function",
-        "sliding_window_overlay",
-        "packed_sequence_mask_function",
-    }
-)
+_CAUSAL = frozenset({"causal_mask_function", "packed_sequence_mask_function"})
+_SLIDING = "sliding_window_overlay"
+# The attribute of a mask that says how many positions a query sees.
+_WINDOW = "llmc_window"
+# Of one that llmc::attention cannot express: by what it masks.
+_KINDS = "llmc_kinds"
 
 
 def _kinds(mask_function: Callable[..., Any]) -> set[str]:
     """The elementary masks that a mask function is the intersection of."""
-    name = mask_function.__qualname__
-    if name not in _COMBINED:
-        return {name.removesuffix(".<locals>.inner_mask")}
-    kinds: set[str] = set()
+    return {part.__qualname__.removesuffix(".<locals>.inner_mask") for part in _elementary(mask_function)}
+
+
+def _windows(mask_function: Callable[..., Any]) -> list[int]:
+    """The widths of the sliding windows in it."""
+    windows = [part for part in _elementary(mask_function) if part.__qualname__.startswith(_SLIDING)]
+    return [
+        cell.cell_contents for part in windows for cell in part.__closure__ or () if isinstance(cell.cell_contents, int)
+    ]
+
+
+def _elementary(mask_function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:
+    if mask_function.__qualname__ not in _COMBINED:
+        yield mask_function
+        return
     for cell in mask_function.__closure__ or ():
         inner = cell.cell_contents
         for part in inner if isinstance(inner, tuple | list) else (inner,):
             if callable(part) and hasattr(part, "__qualname__"):
-                kinds |= _kinds(part)
-    return kinds
+                yield from _elementary(part)

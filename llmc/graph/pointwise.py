@@ -168,6 +168,23 @@ def _gelu(to: Statements, node: fx.Node) -> int:
     )
 
 
+def _expm1(to: Statements, node: fx.Node) -> int:
+    """tanh(x / 2) · (exp(x) + 1), which keeps the digits of a small x."""
+    x, one = to.read(node.args[0], Kind.FLOAT), to.number(1.0, Kind.FLOAT)
+    half = to.apply("tanh", to.apply("mul", x, to.number(0.5, Kind.FLOAT)))
+    return to.apply("mul", half, to.apply("add", to.apply("exp", x), one))
+
+
+def _log1p(to: Statements, node: fx.Node) -> int:
+    """log(u) · x / (u - 1) with u = 1 + x as it is rounded, and x where that is 1. Source: Kahan's HP-15C handbook."""
+    x, one = to.read(node.args[0], Kind.FLOAT), to.number(1.0, Kind.FLOAT)
+    u = to.apply("add", x, one)
+    rounded = to.apply("sub", u, one)
+    is_lost = to.apply("eq", rounded, to.number(0.0, Kind.FLOAT), kind=Kind.BOOL)
+    divisor = to.apply("where", is_lost, one, rounded)
+    return to.apply("where", is_lost, x, to.apply("div", to.apply("mul", to.apply("log", u), x), divisor))
+
+
 def _where(to: Statements, node: fx.Node) -> int:
     kind = _result(node)
     condition = to.read(node.args[0], Kind.BOOL)
@@ -236,7 +253,9 @@ POINTWISE: dict[Any, Emit] = {
     _aten.clamp_max.default: lambda to, node: to.apply(
         "minimum", to.read(node.args[0], _result(node)), to.read(node.args[1], _result(node)), kind=_result(node)
     ),
+    _aten.expm1.default: _expm1,
     _aten.gelu.default: _gelu,
+    _aten.log1p.default: _log1p,
     _aten.where.self: _where,
     _aten.masked_fill.Scalar: _masked_fill,
     _aten.masked_fill.Tensor: _masked_fill,

@@ -46,7 +46,7 @@ _TOKENWISE = SHAPE_OPS | ELEMENTARY.keys()
 # Of aten's ops, what else is legal if the build allows a contract of this name to be missed.
 _FALLBACKS: dict[str, frozenset[Any]] = {
     "linear": frozenset({aten.addmm.default, aten.bmm.default, aten.linear.default, aten.matmul.default}),
-    "pointwise": frozenset({aten.cumsum.default, aten.erfc.default, aten.log1p.default, aten.var.correction}),
+    "pointwise": frozenset({aten.cumsum.default, aten.erfc.default, aten.var.correction}),
 }
 
 # Step inputs before the caches, with their ranks.

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from llmc.passes.canonical.check_canonical import check_canonical
 from llmc.passes.canonical.fold_constants import fold_constants
+from llmc.passes.canonical.join_parts import join_parts
 from llmc.passes.canonical.make_lm_head import make_lm_head
 from llmc.passes.canonical.merge_duplicates import merge_duplicates
+from llmc.passes.canonical.normalize_lookups import normalize_lookups
 from llmc.passes.canonical.normalize_ops import normalize_ops
 from llmc.passes.canonical.normalize_routing import normalize_routing
 from llmc.passes.canonical.positions_input import positions_input
@@ -13,6 +15,7 @@ from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
+from llmc.passes.canonical.unfold_complex import unfold_complex
 from llmc.passes.custom import installed, place
 from llmc.passes.fusion.from_aten.fuse_eager_attention import fuse_eager_attention
 from llmc.passes.fusion.from_aten.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
@@ -24,7 +27,12 @@ from llmc.passes.fusion.from_aten.fuse_layer_norm import (
 )
 from llmc.passes.fusion.from_aten.fuse_linear import fuse_embedding, fuse_linear
 from llmc.passes.fusion.from_aten.fuse_rms_norm import fuse_rms_norm, fuse_rms_norm_without_weight
-from llmc.passes.fusion.from_aten.fuse_rope import fuse_partial_rope, fuse_rope, fuse_rope_casts
+from llmc.passes.fusion.from_aten.fuse_rope import (
+    fuse_partial_rope,
+    fuse_rope,
+    fuse_rope_backwards,
+    fuse_rope_casts,
+)
 from llmc.passes.fusion.from_aten.fuse_rope_angles import fuse_rope_angles
 from llmc.passes.fusion.from_aten.fuse_sdpa_attention import fuse_sdpa_attention
 from llmc.passes.fusion.fuse_add_norm import fuse_add_norm
@@ -84,7 +92,10 @@ def canonical() -> tuple[Pass, ...]:
     return (
         remove_export_residue,
         normalize_ops,
+        join_parts,
+        unfold_complex,
         positions_input,
+        normalize_lookups,
         remove_batch_axis,
         normalize_routing,
         fold_constants,
@@ -100,6 +111,7 @@ def canonical() -> tuple[Pass, ...]:
         fuse_rope_angles,
         simplify_repeats,
         fuse_rope,
+        fuse_rope_backwards,
         fuse_silu,
         fuse_tanh_gelu,
         fuse_gated_activation,

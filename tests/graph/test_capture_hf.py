@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 from tokenizers.models import BPE
 
 from llmc.errors import CaptureError, CheckpointError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.capture import Captured, capture
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.stage import Stage
@@ -229,6 +230,12 @@ def test_masks_that_the_attention_cannot_say_are_refused() -> None:
         capture(tiny_model("doge"), BuildOptions())
     with pytest.raises(CaptureError, match="bidirectional"):
         capture(tiny_model("bert"), BuildOptions())
+
+
+def test_a_window_that_only_the_mask_knows_is_kept() -> None:
+    graph = capture(tiny_model("phimoe"), BuildOptions()).graph
+    attentions = [n for n in graph.graph.nodes if n.target is torch.ops.llmc.attention.default]
+    assert [call_arguments(n)["window"] for n in attentions] == [6, 6]
 
 
 def test_attention_options_that_change_the_result_are_refused() -> None:

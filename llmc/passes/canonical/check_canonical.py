@@ -62,7 +62,11 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 def _check_rope(calls: list[fx.Node], log: RewriteLog) -> None:
     angles = [n for n in calls if n.target is torch.ops.llmc.rope_angles.default]
     halves = [half for n in angles for half in n.users]
-    loose = [u for half in halves for u in half.users if u.target is not torch.ops.llmc.rope.default]
+    # The other way around is the sine of the negative angle.
+    halves += [u for half in halves for u in half.users if u.target is aten.neg.default]
+    loose = [
+        u for half in halves for u in half.users if u.target is not torch.ops.llmc.rope.default and u not in halves
+    ]
     if loose:
         raise _missed("rope", loose[0], f"{op_name(loose[0].target)} uses rotary angles by itself", len(loose), log)
 

@@ -1,9 +1,11 @@
 """Give each operation one spelling, so that later patterns need only one.
 
     view, _unsafe_view, flatten, unflatten  →  reshape, with -1 for the token axis, so that no shape arithmetic remains
+    one that only adds or drops axes of size 1, whatever the others are  →  unsqueeze, squeeze
     what is taken out of split, chunk, unbind  →  slice or select of the source
     t, mT, a permute that swaps two dims  →  transpose
-    mm, bmm  →  matmul;  addmm, x·W, linear(x, Wᵀ)  →  linear(x, transpose(W))
+    mm, bmm  →  matmul;  addmm, x·W, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
+    min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
     square  →  pow(x, 2);  rsub  →  sub;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
     native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
 Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
@@ -25,7 +27,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, sizes_with_inferred, tensor_of
+from llmc.passes.shapes import front_dim, is_one, same_shape, sizes_with_inferred, tensor_of
 from llmc.passes.uses import is_weight
 
 aten = torch.ops.aten
@@ -40,9 +42,29 @@ def _reshape(node: fx.Node) -> Call | None:
     value = tensor_of(node)
     sizes = None if value is None else sizes_with_inferred(value.shape)
     if sizes is None:
-        return None
+        return _without_ones(node)
     is_done = node.target is aten.reshape.default and list(call_arguments(node)["shape"]) == sizes
     return None if is_done else Call(aten.reshape.default, (node.args[0], sizes))
+
+
+def _without_ones(node: fx.Node) -> Call | None:
+    """Several sizes are symbolic: what is left are axes of size 1, taken away and put where they are wanted."""
+    source, before, after = node.args[0], tensor_of(node.args[0]), tensor_of(node)
+    if before is None or after is None or not same_shape(_long(before), _long(after)):
+        return None
+    value: Any = source
+    for dim in reversed(range(before.dim())):
+        if is_one(before.shape[dim]):
+            value = Call(aten.squeeze.dim, (value, dim))
+    for dim in range(after.dim()):
+        if is_one(after.shape[dim]):
+            value = Call(aten.unsqueeze.default, (value, dim))
+    return value if isinstance(value, Call) else None
+
+
+def _long(value: torch.Tensor) -> list[Any]:
+    """The sizes that are not 1."""
+    return [size for size in value.shape if not is_one(size)]
 
 
 def _part(node: fx.Node) -> Call | None:
@@ -156,6 +178,36 @@ def _linear(node: fx.Node) -> Call | None:
     return None
 
 
+def _baddbmm(node: fx.Node) -> Call:
+    arguments = call_arguments(node)
+    product: Any = Call(aten.matmul.default, (arguments["batch1"], arguments["batch2"]))
+    if arguments["alpha"] != 1:
+        product = Call(aten.mul.Tensor, (product, arguments["alpha"]))
+    added: Any = arguments["self"]
+    if arguments["beta"] != 1:
+        added = Call(aten.mul.Tensor, (added, arguments["beta"]))
+    return Call(aten.add.Tensor, (product, added))
+
+
+def _clamp(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    value: Any = arguments["self"]
+    if arguments["min"] is not None:
+        value = Call(aten.maximum.default, (value, arguments["min"]))
+    if arguments["max"] is not None:
+        value = Call(aten.minimum.default, (value, arguments["max"]))
+    return value if isinstance(value, Call) else None
+
+
+def _renamed(target: Any) -> Rule:
+    return lambda node: Call(target, tuple(node.args))
+
+
+def _concat(node: fx.Node) -> Call:
+    arguments = call_arguments(node)
+    return Call(aten.cat.default, (arguments["tensors"], arguments["dim"]))
+
+
 def _to_matmul(node: fx.Node) -> Call:
     return Call(aten.matmul.default, tuple(node.args))
 
@@ -228,14 +280,21 @@ _RULES: dict[Any, Rule] = {
     operator.getitem: _part,
     aten._softmax.default: _softmax,
     aten._unsafe_view.default: _reshape,
+    aten.__and__.Tensor: _renamed(aten.bitwise_and.Tensor),
+    aten.__or__.Tensor: _renamed(aten.bitwise_or.Tensor),
     aten.add.Scalar: _to_tensor_overload(aten.add.Tensor),
     aten.addmm.default: _addmm,
+    aten.baddbmm.default: _baddbmm,
     aten.bmm.default: _to_matmul,
+    aten.clamp.Tensor: _clamp,
+    aten.concat.default: _concat,
     aten.div.Scalar: _to_tensor_overload(aten.div.Tensor),
     aten.flatten.using_ints: _reshape,
     aten.linear.default: _linear,
     aten.mT.default: _swap_last,
     aten.masked_fill.Scalar: _masked_fill,
+    aten.max.other: _renamed(aten.maximum.default),
+    aten.min.other: _renamed(aten.minimum.default),
     aten.mm.default: _to_matmul,
     aten.mul.Scalar: _to_tensor_overload(aten.mul.Tensor),
     aten.permute.default: _permute,

@@ -2,6 +2,8 @@
 
     arange(T)  →  positions
     weight[:T]  →  embedding(weight, positions)
+    zeros(1, T), ones(1, T), full([1, T], x)  →  full_like(positions, x)
+    cumsum(input_ids != padding)  →  positions + 1, since no request is padded
 Must have: the count of this step's tokens as the end, from 0 in steps of 1; used as positions (in arithmetic, a
 comparison or a table lookup), not as indices of this step's rows, which are other numbers once requests are batched.
 """
@@ -22,7 +24,7 @@ from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import same_size, tensor_of
+from llmc.passes.shapes import front_dim, same_shape, same_size, tensor_of
 from llmc.passes.uses import DATA_MOVEMENT
 
 aten = torch.ops.aten
@@ -36,7 +38,10 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     weights = frozenset(n.name for n in graph.weight_nodes())
     counted = _counted_rule(source, tokens)
     rules: dict[Any, Rule] = dict.fromkeys(_ARANGES, counted)
-    apply_rules(graph, rules | {aten.slice.Tensor: _first_rows_rule(source, tokens, weights)}, log)
+    rules |= dict.fromkeys(_FILLED, _filled_rule(positions))
+    rules[aten.slice.Tensor] = _first_rows_rule(source, tokens, weights)
+    rules[aten.cumsum.default] = _unpadded_rule(positions)
+    apply_rules(graph, rules, log)
 
 
 def _counted_rule(positions: fx.Node | Call, tokens: Any) -> Rule:
@@ -86,10 +91,46 @@ def _first_rows_rule(positions: fx.Node | Call, tokens: Any, weights: frozenset[
     return rule
 
 
+def _filled_rule(positions: fx.Node) -> Rule:
+    def rule(node: fx.Node) -> Call | None:
+        """One number for each token, as a row of token types is."""
+        value, tokens = tensor_of(node), tensor_of(positions)
+        if value is None or tokens is None or not same_shape(value.shape, tokens.shape):
+            return None
+        number = _FILLED[node.target]
+        filling = call_arguments(node)["fill_value"] if number is None else number
+        return Call(aten.full_like.default, (positions, filling), {"dtype": value.dtype})
+
+    return rule
+
+
+def _unpadded_rule(positions: fx.Node) -> Rule:
+    def rule(node: fx.Node) -> Call | None:
+        """How many tokens there are up to each one, padding not counted."""
+        value, counted = tensor_of(node), node.args[0]
+        while isinstance(counted, fx.Node) and counted.target is aten._to_copy.default:
+            counted = counted.args[0]
+        if value is None or not isinstance(counted, fx.Node) or counted.target is not aten.ne.Scalar:
+            return None
+        along_tokens = front_dim(call_arguments(node)["dim"], value.dim()) == value.dim() - 1
+        if not along_tokens or getattr(counted.args[0], "name", None) != "input_ids":
+            return None
+        count = Call(aten.add.Tensor, (positions, 1))
+        return count if value.dtype is torch.int64 else Call(aten._to_copy.default, (count,), {"dtype": value.dtype})
+
+    return rule
+
+
 def _is_slice(node: fx.Node) -> bool:
     return node.target is aten.slice.Tensor
 
 
+# None: the number that the call says.
+_FILLED: dict[Any, int | None] = {
+    **dict.fromkeys((aten.zeros.default, aten.new_zeros.default, aten.zeros_like.default), 0),
+    **dict.fromkeys((aten.ones.default, aten.new_ones.default, aten.ones_like.default), 1),
+    **dict.fromkeys((aten.full.default, aten.new_full.default), None),
+}
 _ARANGES = (aten.arange.default, aten.arange.start, aten.arange.start_step)
 _USES = POINTWISE.keys() | {aten.embedding.default, aten.matmul.default}
 

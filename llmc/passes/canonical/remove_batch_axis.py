@@ -24,7 +24,7 @@ from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, build, substitute
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, is_one, sizes_with_inferred, tensor_of
+from llmc.passes.shapes import front_dim, is_one, same_shape, sizes_with_inferred, tensor_of
 
 aten = torch.ops.aten
 
@@ -60,7 +60,7 @@ def _unbatch(graph: fx.Graph, node: fx.Node, log: RewriteLog) -> None:
     if any(_unbatched(a) is not None for a in node.all_input_nodes):
         rule = _RULES.get(node.target)
         new = rule(node) if rule is not None else None
-    elif node.target is aten.reshape.default:
+    elif node.target in (aten.reshape.default, aten.expand.default):
         new = _added_axis(node)
     else:
         return
@@ -189,11 +189,15 @@ def _reshape(node: fx.Node) -> Call | None:
 
 
 def _added_axis(node: fx.Node) -> Call | None:
-    """A reshape that puts the batch axis back before the tokens."""
-    value = tensor_of(node)
-    if value is None or value.dim() < 2 or not is_one(value.shape[0]):
+    """A reshape or expand that puts the batch axis back before the tokens."""
+    value, before = tensor_of(node), tensor_of(node.args[0])
+    if value is None or before is None or value.dim() < 2 or not is_one(value.shape[0]):
         return None
     if not any(isinstance(s, SymInt) for s in value.shape):
+        return None
+    if same_shape(before.shape, value.shape[1:]):
+        return Call(aten.unsqueeze.default, (node.args[0], 0))
+    if node.target is aten.expand.default:
         return None
     sizes = sizes_with_inferred(value.shape[1:])
     return None if sizes is None else _batched(Call(aten.reshape.default, (node.args[0], sizes)))
@@ -301,10 +305,10 @@ _RULES: dict[Any, Callable[[fx.Node], Call | fx.Node | int | None]] = {
     aten.cumsum.default: _along("dim"),
     aten.embedding.default: _embedding,
     aten.expand.default: _expand,
+    aten.full_like.default: _first_tensor,
     aten.layer_norm.default: _layer_norm,
     aten.leaky_relu.default: _broadcast,
     aten.linear.default: _first_tensor,
-    aten.log1p.default: _broadcast,
     aten.matmul.default: _matmul,
     aten.mean.dim: _along("dim"),
     aten.repeat_interleave.self_int: _along("dim"),

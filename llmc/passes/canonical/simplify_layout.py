@@ -2,7 +2,8 @@
 
     transpose(transpose(x, 0, 1), 0, 1)  →  x
     op(transpose(x, 0, 1))               →  transpose(op(x), 0, 1), for ops over the last axis and pointwise ones
-    reshape(reshape(x, …), shape)        →  reshape(x, shape);  unsqueeze and squeeze of one axis  →  nothing
+    unsqueeze(x, 0) of tokens, reshape(x, [1, …]) of them  →  transpose(unsqueeze(x, 1), 0, 1), and so back
+    reshape(reshape(x, …), shape)        →  reshape(x, shape), also of unsqueeze;  unsqueeze and squeeze  →  nothing
     cast(cast(x, float32), x.dtype)      →  x
 Must have: for several arguments, each of them transposed or broadcast along neither axis.
 """
@@ -24,7 +25,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, same_value, tensor_of
+from llmc.passes.shapes import front_dim, is_one, same_shape, same_value, tensor_of
 
 aten = torch.ops.aten
 
@@ -47,12 +48,24 @@ def _transposed(call: Call | fx.Node) -> Call:
     return Call(aten.transpose.int, (call, 0, 1))
 
 
-def _transpose(node: fx.Node) -> fx.Node | None:
+def _transpose(node: fx.Node) -> Call | fx.Node | None:
     inner = node.args[0]
+    if isinstance(inner, fx.Node) and inner.target is aten.unsqueeze.default and _dims(node) == [0, 1]:
+        return _transposed_unsqueeze(inner)
     if not isinstance(inner, fx.Node) or inner.target is not aten.transpose.int:
         return None
     source = inner.args[0]
     return source if _dims(node) == _dims(inner) and isinstance(source, fx.Node) else None
+
+
+def _transposed_unsqueeze(inner: fx.Node) -> Call | None:
+    source, value = inner.args[0], inner.meta["val"]
+    axis = front_dim(call_arguments(inner)["dim"], value.dim())
+    if axis == 0:
+        return Call(aten.unsqueeze.default, (source, 1))
+    if axis == 1:
+        return None
+    return Call(aten.unsqueeze.default, (Call(aten.transpose.int, (source, 0, 1)), axis))
 
 
 def _dims(transpose: fx.Node) -> list[int]:
@@ -62,14 +75,16 @@ def _dims(transpose: fx.Node) -> list[int]:
 
 
 def _over_last_axis(node: fx.Node) -> Call | None:
-    """Norms, products with a weight: only the first argument has the transposed axes."""
+    """Norms, products with a weight: only the first argument has the transposed axes, or one of size 1 in between."""
     first, *rest = node.args
     source = _untransposed(first)
-    return (
-        None
-        if source is None or tensor_of(node) is None
-        else _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
-    )
+    if tensor_of(node) is None or not isinstance(first, fx.Node):
+        return None
+    if source is not None:
+        return _transposed(Call(node.target, (source, *rest), dict(node.kwargs)))
+    if first.target is aten.unsqueeze.default and first.meta["val"].dim() == 3 and first.args[1] == 1:
+        return Call(aten.unsqueeze.default, (Call(node.target, (first.args[0], *rest), dict(node.kwargs)), 1))
+    return None
 
 
 def _pointwise(node: fx.Node) -> Call | None:
@@ -77,13 +92,16 @@ def _pointwise(node: fx.Node) -> Call | None:
     if value is None or not any(_untransposed(a) is not None for a in node.args):
         return None
     args: list[Any] = []
-    for argument in node.args:
-        tensor = tensor_of(argument)
+    each: Any
+    for each in node.args:
+        argument, tensor = each, tensor_of(each)
         source = _untransposed(argument)
         if source is not None and tensor is not None and tensor.dim() == value.dim():
             args.append(source)
-        elif tensor is None or tensor.dim() < 2:
+        elif tensor is None or tensor.dim() < value.dim() - 1:
             args.append(argument)
+        elif tensor.dim() == value.dim() and (is_one(tensor.shape[0]) or is_one(tensor.shape[1])):
+            args.append(_transposed(argument))
         else:
             return None
     return _transposed(Call(node.target, tuple(args), dict(node.kwargs)))
@@ -107,23 +125,45 @@ def _cat(node: fx.Node) -> Call | None:
     return _transposed(Call(aten.cat.default, (sources, {0: 1, 1: 0}.get(dim, dim))))
 
 
+def _expand(node: fx.Node) -> Call | None:
+    source, sizes = _untransposed(node.args[0]), list(call_arguments(node)["size"])
+    if source is None or len(sizes) != source.meta["val"].dim():
+        return None
+    return _transposed(Call(aten.expand.default, (source, [sizes[1], sizes[0], *sizes[2:]])))
+
+
+def _of_tokens(source: Any, node: fx.Node) -> Call | None:
+    """unsqueeze(x, 0) of x [tokens, …]."""
+    before, after = tensor_of(source), tensor_of(node)
+    if before is None or after is None or before.dim() < 2:
+        return None
+    tokens: Any = before.shape[0]
+    if not isinstance(tokens, torch.SymInt):
+        return None
+    is_added = is_one(after.shape[0]) and same_shape(after.shape[1:], before.shape)
+    return _transposed(Call(aten.unsqueeze.default, (source, 1))) if is_added else None
+
+
 def _reshape(node: fx.Node) -> Call | fx.Node | None:
     source, shape = node.args[:2]
     if not isinstance(source, fx.Node):
         return None
     if same_value(tensor_of(source), tensor_of(node)):
         return source
-    if source.target is aten.reshape.default:
+    if source.target in (aten.reshape.default, aten.unsqueeze.default):
         return Call(aten.reshape.default, (source.args[0], shape))
-    return None
+    inner = _untransposed(source)
+    if inner is not None and (is_one(inner.meta["val"].shape[0]) or is_one(inner.meta["val"].shape[1])):
+        return Call(aten.reshape.default, (inner, shape))
+    return _of_tokens(source, node)
 
 
 def _squeeze(node: fx.Node) -> fx.Node | None:
     return _inverse(node, aten.unsqueeze.default, 1)
 
 
-def _unsqueeze(node: fx.Node) -> fx.Node | None:
-    return _inverse(node, aten.squeeze.dim, 0)
+def _unsqueeze(node: fx.Node) -> Call | fx.Node | None:
+    return _inverse(node, aten.squeeze.dim, 0) or _of_tokens(node.args[0], node)
 
 
 def _inverse(node: fx.Node, target: Any, more_axes: int) -> fx.Node | None:
@@ -152,6 +192,7 @@ _RULES: dict[Any, Rule] = {
     **dict.fromkeys(POINTWISE, _pointwise),
     aten._to_copy.default: _cast,
     aten.cat.default: _cat,
+    aten.expand.default: _expand,
     aten.reshape.default: _reshape,
     aten.slice.Tensor: _slice,
     aten.squeeze.dim: _squeeze,

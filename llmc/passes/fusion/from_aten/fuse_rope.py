@@ -2,7 +2,9 @@
 
     x · C + cat([-x[half:], x[:half]]) · S, with C = unsqueeze(cat([cos, cos])), S likewise   →  rope(x, cos, sin)
     x · C + pairs([-x[1::2], x[0::2]]) · S, with C = unsqueeze(each of cos twice)              →  interleaved rope
+    x · C + cat([x[half:], -x[:half]]) · S                                                     →  rope(x, cos, -sin)
     cat([a·C - b·S, b·C + a·S]), with a, b = x[:half], x[half:] and C = unsqueeze(cos)         →  rope(x, cos, sin)
+    the same with a, b = x[0::2], x[1::2]                                       →  rope(cat([a, b]), cos, sin)
     cat([rope(x[:rotary], cos, sin), x[rotary:]])                                              →  rope(x, cos, sin)
 Must have: x of three axes, tokens and heads in either order, as C's axis of size 1 tells; as many angles as half of
 the channels that turn. x of [heads, tokens, channels] is transposed around the op.
@@ -28,12 +30,22 @@ aten = torch.ops.aten
 
 def rotate_half(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, start: Any, middle: Any, end: Any) -> Any:
     """transformers' rotate_half."""
+    back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
+    turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
+    return _with_turned(x, turned, cos, sin, axis, dtype, wide)
 
+
+def rotate_back(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any, start: Any, middle: Any, end: Any) -> Any:
+    """nanochat's, the other way around."""
+    front = aten.neg.default(aten.slice.Tensor(x, -1, start, middle))
+    turned = aten.cat.default([aten.slice.Tensor(x, -1, middle, end), front], -1)
+    return _with_turned(x, turned, cos, sin, axis, dtype, wide)
+
+
+def _with_turned(x: Any, turned: Any, cos: Any, sin: Any, axis: Any, dtype: Any, wide: Any) -> Any:
     def twice(half: Any) -> Any:
         return aten._to_copy.default(aten.cat.default([half, half], -1), dtype=dtype)
 
-    back = aten.neg.default(aten.slice.Tensor(x, -1, middle, end))
-    turned = aten.cat.default([back, aten.slice.Tensor(x, -1, start, middle)], -1)
     x, turned = (aten._to_copy.default(y, dtype=wide) for y in (x, turned))
     return either(
         *(
@@ -66,6 +78,12 @@ def rotate_pairs(
 def split_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, start: Any, middle: Any, end: Any) -> Any:
     """Both halves turned by themselves."""
     a, b = aten.slice.Tensor(x, -1, start, middle), aten.slice.Tensor(x, -1, middle, end)
+    return either(*(aten.cat.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype)))
+
+
+def pairs_to_halves(x: Any, cos: Any, sin: Any, axis: Any, dtype: Any, end: Any, last: Any) -> Any:
+    """Even and odd channels turned by themselves and left apart, as in DeepSeek's and its kin."""
+    a, b = aten.slice.Tensor(x, -1, 0, last, 2), aten.slice.Tensor(x, -1, 1, end, 2)
     return either(*(aten.cat.default(pair, -1) for pair in _turned(a, b, cos, sin, axis, dtype)))
 
 
@@ -116,8 +134,11 @@ def _is_end(seen: Any, wanted: int, name: str) -> bool:
     return bool(seen == wanted or (name == "last" and seen == wanted - 1))
 
 
-def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match: Match) -> Any:
+def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, last: Any, match: Match) -> Any:
     interleaved = flat is not None
+    if last is not None and not interleaved:
+        width = match.tensor("x").shape[-1]
+        x = aten.cat.default([aten.slice.Tensor(x, -1, first, width, 2) for first in (0, 1)], -1)
     cos, sin = _before_cast(cos), _before_cast(sin)
     result = match.root.meta["val"].dtype
     if match.tensor("x").dtype is not result:
@@ -127,6 +148,10 @@ def _replacement(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match:
         return torch.ops.llmc.rope.default(x, cos, sin, interleaved)
     by_token = aten.transpose.int(x, 0, 1)
     return aten.transpose.int(torch.ops.llmc.rope.default(by_token, cos, sin, interleaved), 0, 1)
+
+
+def _backwards(x: Any, cos: Any, sin: Any, axis: int | None, match: Match) -> Any:
+    return _replacement(x, cos, aten.neg.default(_before_cast(sin)), axis, None, None, match)
 
 
 def _before_cast(angles: fx.Proxy) -> fx.Proxy:
@@ -161,17 +186,27 @@ def _cast_precondition(match: Match) -> Refusal | None:
     return None if x.dtype is dtype else Refusal(f"the rotation returns {dtype} but x is {x.dtype}", match.root)
 
 
+_EXAMPLES = tuple(
+    {
+        **{"x": shape, "cos": (3, 2), "sin": (3, 2), "axis": axis, "width": [3, 4], "flat": list(shape)},
+        **{"start": 0, "middle": 2, "end": 4, "last": 4},
+    }
+    for axis, shape in ((1, (3, 1, 4)), (0, (1, 3, 4)))
+)
 fuse_rope = Rewrite(
     "fuse_rope",
-    patterns=(rotate_half, rotate_pairs, split_halves, split_pairs),
-    examples=tuple(
-        {
-            **{"x": shape, "cos": (3, 2), "sin": (3, 2), "axis": axis, "width": [3, 4], "flat": list(shape)},
-            **{"start": 0, "middle": 2, "end": 4, "last": 4},
-        }
-        for axis, shape in ((1, (3, 1, 4)), (0, (1, 3, 4)))
-    ),
+    patterns=(rotate_half, rotate_pairs, split_halves, split_pairs, pairs_to_halves),
+    examples=_EXAMPLES,
     replacement=_replacement,
+    precondition=_precondition,
+    numerics=Numerics.REORDER,
+    stage=Stage.CAPTURED,
+)
+fuse_rope_backwards = Rewrite(
+    "fuse_rope_backwards",
+    patterns=(rotate_back,),
+    examples=_EXAMPLES,
+    replacement=_backwards,
     precondition=_precondition,
     numerics=Numerics.REORDER,
     stage=Stage.CAPTURED,

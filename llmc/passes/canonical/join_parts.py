@@ -1,0 +1,100 @@
+"""Make one join of what a model puts together piece by piece.
+
+    y = new_empty(…); y[..., :n] = a; y[..., n:] = b  →  cat([a, b], -1), each part spread as it was when written
+    repeat(x, [1, 2, 1])                               →  cat([x, x], 1), or expand where x has one
+    copy(y, x)                                         →  x in y's dtype, expanded to y's shape
+Must have: slices in steps of 1 along one axis of a known size, which cover it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import front_dim, is_one, same_shape, tensor_of
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    apply_rules(graph, _RULES, log)
+
+
+def _written(node: fx.Node) -> Call | None:
+    """The last of the slices that are written into a tensor, with those before it."""
+    value = tensor_of(node)
+    if value is None:
+        return None
+    dim = front_dim(call_arguments(node)["dim"], value.dim())
+    size: Any = value.shape[dim]
+    if isinstance(size, torch.SymInt):
+        return None
+    parts: dict[tuple[int, int], Any] = {}
+    current: Any = node
+    while isinstance(current, fx.Node) and current.target is aten.slice_scatter.default:
+        arguments = call_arguments(current)
+        start, end = arguments["start"] or 0, arguments["end"]
+        end = size if end is None else min(front_dim(end, size), size)
+        if front_dim(arguments["dim"], value.dim()) != dim or arguments["step"] != 1:
+            return None
+        if not isinstance(arguments["src"], fx.Node) or arguments["src"].meta["val"].shape[dim] != end - start:
+            return None
+        parts.setdefault((start, end), arguments["src"])
+        current = arguments["self"]
+    spans = sorted(parts)
+    covered = [0, *(end for _, end in spans)] == [*(start for start, _ in spans), size]
+    return Call(aten.cat.default, ([parts[span] for span in spans], dim)) if covered else None
+
+
+def _copied(node: fx.Node) -> Call | fx.Node | None:
+    into, source = tensor_of(node), call_arguments(node)["src"]
+    value = tensor_of(source)
+    if into is None or value is None:
+        return None
+    result: Any = source
+    if value.dtype is not into.dtype:
+        result = Call(aten._to_copy.default, (result,), {"dtype": into.dtype})
+    if not same_shape(value.shape, into.shape):
+        if value.dim() != into.dim():
+            return None
+        pairs: Any = zip(value.shape, into.shape, strict=True)
+        sizes = [-1 if same_shape([a], [b]) or isinstance(b, torch.SymInt) else b for a, b in pairs]
+        result = Call(aten.expand.default, (result, sizes))
+    return result if isinstance(result, Call | fx.Node) else None
+
+
+def _repeated(node: fx.Node) -> Call | fx.Node | None:
+    source, repeats = node.args[0], call_arguments(node)["repeats"]
+    value = tensor_of(source)
+    if value is None or any(not isinstance(n, int) or n < 1 for n in repeats):
+        return None
+    result: Any = source
+    for _ in range(len(repeats) - value.dim()):
+        result = Call(aten.unsqueeze.default, (result, 0))
+    sizes = [1] * (len(repeats) - value.dim()) + list(value.shape)
+    spread = [count if is_one(size) and count > 1 else -1 for size, count in zip(sizes, repeats, strict=True)]
+    if any(count > 1 for count in spread):
+        result = Call(aten.expand.default, (result, spread))
+    for dim, (size, count) in enumerate(zip(sizes, repeats, strict=True)):
+        if count > 1 and not is_one(size):
+            result = Call(aten.cat.default, ([result] * count, dim))
+    return result if isinstance(result, Call | fx.Node) else None
+
+
+_RULES: dict[Any, Rule] = {
+    aten.copy.default: _copied,
+    aten.repeat.default: _repeated,
+    aten.slice_scatter.default: _written,
+}
+
+
+join_parts = GraphPass("join_parts", _run, Numerics.EXACT, Stage.CAPTURED)
