@@ -46,6 +46,7 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
+from llmc.files.hub_model import local_model
 from llmc.files.typed_json import to_json
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -93,13 +94,14 @@ def compile(
     For any target on any machine: where the engine cannot run, it can be looked at (`report`, `explain`, `predict`) and
     saved, and what needs the target raises TargetError.
 
-    model: a Hugging Face directory, a transformers model, a torch.nn.Module from token ids [1, T] to logits
-    [1, T, V], or an ExportedProgram of one. target: a name from `llmc targets`. output: where the engine directory
-    goes; without it, a temporary one that lives as long as the engine (Engine.save keeps it). passes: replaces
-    llmc.passes.default(). tokenizer: for a model object, or in the place of a directory's own: a fast tokenizer of
-    transformers, a tokenizers.Tokenizer, or a directory. executor: as in llmc.load. parallel: "auto" divides `ranks`,
-    each with so many GB of memory (by default the target's), as the simulator finds best under the load of a trace (by
-    default 200 requests at once; docs/parallel.md). options: the fields of llmc.options.BuildOptions. Raises LlmcError.
+    model: a Hugging Face directory, a name on the hub (org/name, org/name@revision), a transformers model, a
+    torch.nn.Module from token ids [1, T] to logits [1, T, V], or an ExportedProgram of one. target: a name from `llmc
+    targets`. output: where the engine directory goes; without it, a temporary one that lives as long as the engine
+    (Engine.save keeps it). passes: replaces llmc.passes.default(). tokenizer: for a model object, or in the place of a
+    directory's own: a fast tokenizer of transformers, a tokenizers.Tokenizer, or a directory. executor: as in
+    llmc.load. parallel: "auto" divides `ranks`, each with so many GB of memory (by default the target's), as the
+    simulator finds best under the load of a trace (by default 200 requests at once; docs/parallel.md). options: the
+    fields of llmc.options.BuildOptions. Raises LlmcError.
     """
     owned = None if output is not None else tempfile.TemporaryDirectory(prefix="llmc-")
     path = output if owned is None else Path(owned.name) / "engine.llmc"
@@ -128,6 +130,8 @@ def build(
     place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
     wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
     wish.check(options)
+    if isinstance(model, str):
+        model = local_model(model)
     if parallel is not None:
         pipeline = default() if passes is None else _checked(passes)
         parsed = parsed.model_copy(update=consider_divisions(model, resolved, wish, options, pipeline).sizes())

@@ -21,6 +21,7 @@ from llmc.cache import CacheKind, open_cache
 from llmc.cache.source_digest import source_digest
 from llmc.engine_format.manifest import is_engine
 from llmc.errors import CheckpointError
+from llmc.files.hub_model import model_name
 from llmc.options import BuildKeywords, parse_options
 from llmc.targets import resolve_target
 from llmc.version import VERSION
@@ -64,7 +65,7 @@ def find_or_build_engine(
 
         build(directory, path, target=target, progress=progress, **options)
 
-    name = f"{directory.resolve().name}-{engine_key(directory, target, options)[:20]}.llmc"
+    name = f"{model_name(directory)}-{engine_key(directory, target, options)[:20]}.llmc"
     return open_cache(CacheKind.ENGINES).find_or_make(name, is_engine, make)
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Unpack
 from llmc.engine_argument import check_follows, engine_of
 from llmc.engine_format.path_argument import path_argument
 from llmc.errors import OptionError
+from llmc.files.hub_model import local_model
 from llmc.keywords import expanded
 from llmc.runtime.engine import Engine
 from llmc.runtime.loading import load
@@ -32,11 +33,11 @@ class _Signature:
 class LLM(TextGenerator):
     """A model, ready to generate, for any number of threads. Close it, or use it as a context manager.
 
-    model: an engine directory, an Engine, or a Hugging Face directory, which is compiled when it is first used and
-    found in the engine cache from then on. target and build_options: for that, as in llmc.compile; an engine that was
-    not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes, speculation: as in
-    llmc.load, so not for an Engine, which is loaded. chat_template: a template's text, a Jinja file, or the name of a
-    built-in template; default is the model's own. Raises LlmcError.
+    model: an engine directory, an Engine, or a Hugging Face directory or hub name, which is compiled when it is first
+    used and found in the engine cache from then on. target and build_options: for that, as in llmc.compile; an engine
+    that was not built so is refused. threads, kv_cache_bytes, kv_memory, prefix_cache, output_cache_bytes, speculation:
+    as in llmc.load, so not for an Engine, which is loaded. chat_template: a template's text, a Jinja file, or the name
+    of a built-in template; default is the model's own. Raises LlmcError.
     """
 
     __signature__ = _Signature()
@@ -68,7 +69,8 @@ class LLM(TextGenerator):
             _refuse_opening(opening)
             check_follows(model.path, target, build_options)
         else:
-            self._engine = load(engine_of(path_argument("model", model), target=target, **build_options), **opening)
+            place = local_model(model) if isinstance(model, str) else path_argument("model", model)
+            self._engine = load(engine_of(place, target=target, **build_options), **opening)
         super().__init__(self._engine.completer, self._engine.conversations, chat_template)
         if chat_template is not None:
             self._engine.conversations.template(chat_template)

@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from llmc.cli.bisect_session import Asked, Session, open_session
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 def bisect(
-    model: Annotated[Path, typer.Argument(help="model directory")],
+    model: Annotated[Path, model_argument("model directory")],
     *,
     check: Annotated[
         str | None,

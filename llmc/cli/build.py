@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.text import Text
 
 from llmc.cli.completion import complete_targets
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.parallel_options import ParallelOptions
 from llmc.cli.pruning import pruning_table
@@ -26,6 +27,7 @@ from llmc.cli.stage_bars import StageBars
 from llmc.cli.table import Column, FittingTable, facts, standard_output
 from llmc.cli.units import in_bytes, in_seconds
 from llmc.errors import BuildWarning, OptionError
+from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options
 from llmc.runtime.threads import thread_count
 from llmc.targets import resolve_target
@@ -37,7 +39,7 @@ _DEFAULTS = BuildOptions()
 
 
 def build(
-    model: Annotated[Path, typer.Argument(help="Hugging Face directory: config.json and safetensors")],
+    model: Annotated[Path, model_argument("Hugging Face directory: config.json and safetensors, or a name on the hub")],
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="engine directory to write; default: MODEL-TARGET.llmc, in this directory"),
@@ -123,7 +125,7 @@ def _print_report(report: BuildReport, unnamed: Path | None) -> None:
 
 def default_output(model: Path, target: str) -> Path:
     """In the current directory, after the model and the name of what it is built for."""
-    return Path(f"{model.resolve().name}-{target.replace(',', '-')}.llmc")
+    return Path(f"{model_name(model)}-{target.replace(',', '-')}.llmc")
 
 
 def ask_before_replacing(path: Path, force: bool) -> None:

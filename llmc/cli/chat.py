@@ -14,6 +14,7 @@ from rich.console import Console
 
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
+from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import TokenOptions
 from llmc.errors import LlmcError, OptionError, RequestError
@@ -46,7 +47,7 @@ class Answerer(Protocol):
 
 
 def chat(
-    model: Annotated[Path, typer.Argument(help="engine directory, or a model directory that is built (once) for it")],
+    model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
     system: Annotated[str | None, typer.Option(help="system message")] = None,
     chat_template: Annotated[str | None, typer.Option(help=TEMPLATE_HELP)] = None,
     max_tokens: Annotated[int, typer.Option(help="of an answer")] = 512,

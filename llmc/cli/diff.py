@@ -12,6 +12,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.sample_options import SampleOptions
 from llmc.cli.status_line import status_line
@@ -28,7 +29,7 @@ OVER_BUDGET = 1
 
 
 def diff(
-    model: Annotated[Path, typer.Argument(help="model directory, or an engine to compare with another")],
+    model: Annotated[Path, model_argument("model directory, or an engine to compare with another")],
     other: Annotated[Path | None, typer.Argument(help="the other engine")] = None,
     passes: Annotated[str | None, typer.Option(help="which passes: A..B, A.., ..B or A; default: all")] = None,
     nodes: Annotated[bool, typer.Option("--nodes", help="every rewrite that changed a bit, with its nodes")] = False,

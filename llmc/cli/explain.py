@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 
 if TYPE_CHECKING:
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def explain(
-    model: Annotated[Path, typer.Argument(help="model directory, or an engine")],
+    model: Annotated[Path, model_argument("model directory, or an engine")],
     only_pass: Annotated[str | None, typer.Option("--pass", help="every rewrite and refusal of one pass")] = None,
     node: Annotated[str | None, typer.Option(help="what happened to one node")] = None,
     *,

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.options import parse_options
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def passes(
-    model: Annotated[Path | None, typer.Argument(help="model directory to run the pipeline on")] = None,
+    model: Annotated[Path | None, model_argument("model directory to run the pipeline on")] = None,
     *,
     chosen: ModelOptions,
     stop_after: Annotated[int | None, typer.Option(help="cut the pipeline after this rewrite number")] = None,

@@ -15,6 +15,7 @@ from rich.console import Console
 
 from llmc.cli.conversation_prompt import TEMPLATE_HELP, ConversationPrompt, check_template, conversation_prompt
 from llmc.cli.engine_options import EngineOptions
+from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import SamplingOptions
 from llmc.errors import OptionError
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
 
 def run(
-    model: Annotated[Path, typer.Argument(help="engine directory, or a model directory that is built (once) for it")],
+    model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
     prompt: Annotated[list[str] | None, typer.Option("--prompt", "-p", help="text to continue (repeatable)")] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="a file whose text is the prompt")] = None,
     chat: Annotated[

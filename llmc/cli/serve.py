@@ -13,8 +13,10 @@ from rich.console import Console
 
 from llmc.cli.engine_options import EngineOptions
 from llmc.cli.missing_package import require_extra
+from llmc.cli.model_argument import model_argument
 from llmc.cli.server_options import AnswerOptions, CapacityOptions, ListeningOptions, serve_options
 from llmc.errors import OptionError
+from llmc.files.hub_model import repository_of
 
 if TYPE_CHECKING:
     from llmc.runtime.server.options import ServeOptions
@@ -58,7 +60,7 @@ def config_values(path: Path, known: Container[str]) -> dict[str, Any]:
 
 
 def serve(
-    model: Annotated[Path, typer.Argument(help="engine directory, or a model directory that is built (once) for it")],
+    model: Annotated[Path, model_argument("engine directory, or a model directory that is built (once) for it")],
     config: Annotated[
         Path | None, typer.Option(callback=read_config, is_eager=True, help="a YAML file with any of these flags")
     ] = None,
@@ -90,7 +92,7 @@ def with_engine(options: ServeOptions, built: EngineOptions) -> ServeOptions:
     if engine == options.engine:
         return options
     # The engine is called after its key in the cache; requests call it after the model.
-    name = options.served_model_name or (options.engine.resolve().name,)
+    name = options.served_model_name or (repository_of(options.engine) or options.engine.resolve().name,)
     return replace(options, engine=engine, served_model_name=name)
 
 

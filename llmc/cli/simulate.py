@@ -10,10 +10,12 @@ import typer
 from rich.console import Console
 
 from llmc.cli.machine_options import MachineOptions
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_output
 from llmc.cli.shape_options import ShapeOptions
 from llmc.cli.table import standard_output
+from llmc.files.hub_model import model_name
 from llmc.options import BuildOptions, parse_options
 
 if TYPE_CHECKING:
@@ -25,7 +27,9 @@ _DEFAULTS = BuildOptions()
 
 
 def simulate(
-    model: Annotated[Path, typer.Argument(help="model directory, of which config.json is enough, or an engine")],
+    model: Annotated[
+        Path, model_argument("model directory, of which config.json is enough, or an engine", weights=False)
+    ],
     *,
     machine: MachineOptions,
     trace: Annotated[
@@ -65,7 +69,7 @@ def simulate(
         "max_sequences": max_sequences,
     }
     comparison = _compared(model, chosen, limits, rented, ranks, load, goals)
-    title = f"{model.resolve().name} on {ranks} × {rented.target.name}: {len(load)} requests"
+    title = f"{model_name(model)} on {ranks} × {rented.target.name}: {len(load)} requests"
     console = standard_output()
     console.print(comparison_table(comparison, title))
     refusals = refusals_table(comparison)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.console import Console
 
+from llmc.cli.model_argument import model_argument
 from llmc.cli.model_options import ModelOptions
 from llmc.cli.output_file import check_output, write_output
 from llmc.errors import OptionError
@@ -20,7 +21,7 @@ FORMATS = ("svg", "dot", "mermaid", "onnx", "json")
 
 
 def viz(
-    source: Annotated[Path, typer.Argument(help="model directory, or an engine")],
+    source: Annotated[Path, model_argument("model directory, or an engine")],
     stage: Annotated[str, typer.Option(help="captured, canonical, serving or optimized")] = "optimized",
     form: Annotated[str, typer.Option("--format", help=", ".join(FORMATS))] = "svg",
     output: Annotated[Path | None, typer.Option("--output", "-o", help="default: standard output")] = None,

@@ -13,6 +13,7 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CaptureError, CheckpointError
+from llmc.files.hub_model import local_model
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
@@ -86,7 +87,7 @@ def _capture(model: Model, options: BuildOptions, may_lack_weights: bool) -> Cap
             f"cannot compile a {type(model).__name__}",
             fix="pass a model directory, a transformers model, an nn.Module or an ExportedProgram",
         )
-    directory = Path(model)
+    directory = local_model(model)
     files = tuple(directory / name for name in TOKENIZER_FILES if (directory / name).is_file())
     check_tokenizer(directory)
     return Captured(*capture_directory(directory, options, may_lack_weights=may_lack_weights), files)

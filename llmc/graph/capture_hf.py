@@ -9,6 +9,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from llmc.errors import CaptureError
+from llmc.files.hub_model import model_name
 from llmc.graph import hf_hooks
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
@@ -50,7 +51,7 @@ def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weight
     kept = None if entry is None else find_capture(entry)
     if kept is not None:
         graph, notes = kept
-        graph.info = replace(graph.info, name=directory.resolve().name)
+        graph.info = replace(graph.info, name=model_name(directory))
         return graph, ConfigSource(directory, graph) if lacks_weights else SafetensorsSource(directory), notes
     if lacks_weights:
         graph = capture_config(directory, options)
@@ -78,7 +79,7 @@ def capture_config(directory: Path, options: BuildOptions) -> ModelGraph:
             name: Stored(first.setdefault(id(tensor), name), tensor.dtype) for name, tensor in tensors.items()
         }
         make_parameters_fake(model)
-        info, _ = model_info(directory.resolve().name, loaded.config, {}, dtype)
+        info, _ = model_info(model_name(directory), loaded.config, {}, dtype)
     return _capture(model, recipes, info)
 
 
@@ -111,7 +112,7 @@ def read_directory(directory: Path, options: BuildOptions) -> ReadModel:
     with valid_values(config.model_type, file):
         make_parameters_fake(model)
         generation = {**({} if whole is None else _token_ids(whole)), **generation_defaults(directory)}
-        info, ids = model_info(directory.resolve().name, config, generation, dtype)
+        info, ids = model_info(model_name(directory), config, generation, dtype)
     notes = (() if whole is None else (left_out(whole),)) + unread + ids
     return ReadModel(model, recipes, info, source, notes)
 

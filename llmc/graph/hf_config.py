@@ -38,7 +38,7 @@ def check_directory(directory: Path) -> None:
         raise CheckpointError(
             "no such model directory",
             at=directory,
-            fix="pass a local directory; `hf download NAME --local-dir DIR` fetches one from the hub",
+            fix="name a directory that exists, or a model on the hub: org/name",
         )
     if not directory.is_dir():
         raise CheckpointError(

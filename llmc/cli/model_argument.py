@@ -1,0 +1,15 @@
+"""The argument of the verbs that take a model: a path, or a name on the hub, which is fetched as the line is read."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from typer import Argument
+
+from llmc.files.hub_model import local_model
+
+
+def model_argument(text: str, *, weights: bool = True) -> Any:
+    """Annotates a Path. text: its help. weights: False for verbs to which config.json is enough."""
+    return Argument(help=text, parser=partial(local_model, weights=weights), metavar="MODEL")

@@ -1,0 +1,102 @@
+"""Models by their names on the Hugging Face hub: `org/name`, or `org/name@revision`.
+
+huggingface_hub fetches them into its own cache and shows how far it is; its settings are those of the hub's other users
+(HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). What is fetched is data, never code.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+
+from llmc.errors import CheckpointError
+
+# What a build reads. Directories of other formats (onnx/, original/) and weights that stand there twice are left out.
+_CONFIGURATION = ("*.json", "*.jinja")
+_WEIGHTS = ("*.safetensors",)
+_LEFT_OUT = ("*/*", "consolidated*.safetensors")
+
+
+@dataclass(frozen=True)
+class HubName:
+    """repository: `org/name`. revision: a branch, tag or commit; None for the default branch."""
+
+    repository: str
+    revision: str | None = None
+
+    @property
+    def command(self) -> str:
+        """What fetches it by hand."""
+        return f"hf download {self.repository}" + (f" --revision {self.revision}" if self.revision else "")
+
+
+def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
+    """Where a model is on this machine: a path as it is, and a hub name's snapshot, which is fetched first.
+
+    A string is a hub name if it looks like one and nothing stands at that path. weights: False fetches only
+    what describes the model. Raises CheckpointError for what the hub does not have or does not give.
+    """
+    name = hub_name(model) if isinstance(model, str) and not Path(model).exists() else None
+    return Path(model) if name is None else _fetched(name, (*_CONFIGURATION, *_WEIGHTS) if weights else _CONFIGURATION)
+
+
+def hub_name(text: str) -> HubName | None:
+    """None for what cannot be one, such as a path with more or less than one slash."""
+    found = _NAME.fullmatch(text)
+    return None if found is None else HubName(found["repository"], found["revision"])
+
+
+def repository_of(directory: Path) -> str | None:
+    """`org/name` of a snapshot in the hub's cache, which is called after its commit; None for any other directory."""
+    place = directory.resolve()
+    found = _SNAPSHOTS.fullmatch("/".join(place.parts[-3:-1]))
+    return None if found is None else found["repository"].replace("--", "/")
+
+
+def model_name(directory: Path) -> str:
+    """What a model is called: as its directory, or as its repository without the owner."""
+    repository = repository_of(directory)
+    return directory.resolve().name if repository is None else repository.rpartition("/")[2]
+
+
+_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_SNAPSHOTS = re.compile(r"models--(?P<repository>.+)/snapshots")
+
+
+def _fetched(name: HubName, wanted: tuple[str, ...]) -> Path:
+    # Takes a while to import, and a directory does without.
+    from huggingface_hub import snapshot_download
+
+    try:
+        found = snapshot_download(
+            name.repository,
+            revision=name.revision,
+            allow_patterns=list(wanted),
+            ignore_patterns=list(_LEFT_OUT),
+            library_name="llmc",
+        )
+    except Exception as error:  # Also of whichever HTTP library the hub's client has: requests, httpx or httpx2.
+        problem, fix = _reason(error, name)
+        raise CheckpointError(f"{name.repository} {problem}", at=name.repository, fix=fix) from None
+    return Path(found)
+
+
+def _reason(error: Exception, name: HubName) -> tuple[str, str]:
+    """The problem and what to do."""
+    from huggingface_hub import errors as hub
+
+    text = " ".join(str(error.__cause__ or error).split())
+    if isinstance(error, hub.GatedRepoError):
+        page = f"https://huggingface.co/{name.repository}"
+        return "asks those who use it for their consent", f"agree at {page}, then `hf auth login` or set HF_TOKEN"
+    if isinstance(error, hub.RepositoryNotFoundError):
+        fix = "correct the path or the name; for a private model: `hf auth login`, or set HF_TOKEN"
+        return "is no directory here and no model on the hub", fix
+    if isinstance(error, hub.RevisionNotFoundError):
+        return f"has no revision {name.revision!r}", "name a branch, a tag or a commit that it has"
+    if isinstance(error, hub.LocalEntryNotFoundError):
+        fix = f"where there is a network: {name.command}; HF_HOME says where the cache is"
+        return f"is no directory here, and the hub cannot be asked for it: {text:.200}", fix
+    return f"cannot be fetched: {text:.200}", f"see whether this works: {name.command}"

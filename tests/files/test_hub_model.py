@@ -1,0 +1,120 @@
+"""Models by their names on the hub: huggingface_hub itself, against a hub on this machine."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from llmc.files.hub_model import HubName, hub_name, local_model, model_name, repository_of
+from tests.hub_server import COMMIT, Hub, hub_with
+
+MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
+# huggingface_hub reads its settings when it is imported.
+ASK = """
+import json, sys
+from llmc.errors import LlmcError
+from llmc.files.hub_model import local_model
+for name, weights in json.loads(sys.argv[1]):
+    try:
+        print(json.dumps(str(local_model(name, weights=weights))))
+    except LlmcError as error:
+        print(json.dumps([error.problem, error.fix]))
+"""
+
+
+@pytest.fixture
+def hub(tmp_path: Path) -> Iterator[Hub]:
+    files = tmp_path / "files"
+    (files / "original").mkdir(parents=True)
+    for file in MODEL.iterdir():
+        (files / file.name).symlink_to(file)
+    (files / "modeling_code.py").write_text("raise SystemExit('code from a checkpoint has run')")
+    (files / "consolidated.safetensors").write_bytes(b"the same weights again")
+    (files / "original" / "params.json").write_text("{}")
+    with hub_with("org/tiny", files) as hub:
+        yield hub
+
+
+def ask(hub: Hub, tmp_path: Path, *names: tuple[str, bool], **environment: str) -> list[str | list[str]]:
+    done = subprocess.run(
+        [sys.executable, "-c", ASK, json.dumps(names)],
+        env={**os.environ, "HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home"), **environment},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return [json.loads(line) for line in done.stdout.splitlines()]
+
+
+def test_only_what_a_build_reads_is_fetched_and_found_without_a_network(hub: Hub, tmp_path: Path) -> None:
+    wanted = {file.name for file in MODEL.iterdir() if file.suffix in (".json", ".jinja", ".safetensors")}
+    described, whole = ask(hub, tmp_path, ("org/tiny", False), ("org/tiny", True))
+    assert set(hub.asked) == wanted and len(hub.asked) == len(wanted)
+    assert described == whole == str(tmp_path / "home" / "hub" / "models--org--tiny" / "snapshots" / COMMIT)
+    snapshot = Path(str(whole))
+    assert {file.name for file in snapshot.iterdir()} == wanted
+    assert (repository_of(snapshot), model_name(snapshot)) == ("org/tiny", "tiny")
+    offline = ask(hub, tmp_path, ("org/tiny", True), ("org/tiny@" + COMMIT, True), HF_HUB_OFFLINE="1")
+    assert offline == [whole, whole]
+    assert ask(hub, tmp_path, ("org/tiny", True), HF_ENDPOINT="http://127.0.0.1:1") == [whole]
+
+
+def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path) -> None:
+    answers = ask(hub, tmp_path, ("org/other", True), ("org/gated", True), ("org/tiny@v9", True))
+    assert [each[0] for each in answers] == [
+        "org/other is no directory here and no model on the hub",
+        "org/gated asks those who use it for their consent",
+        "org/tiny has no revision 'v9'",
+    ]
+    offline = ask(hub, tmp_path, ("org/new@v2", True), HF_HUB_OFFLINE="1")[0]
+    assert "the hub cannot be asked for it" in offline[0] and "hf download org/new --revision v2" in offline[1]
+    away = ask(hub, tmp_path, ("org/new", True), HF_ENDPOINT="http://127.0.0.1:1")[0]
+    assert "the hub cannot be asked for it" in away[0] and "hf download org/new" in away[1]
+
+
+@pytest.mark.parametrize("text", ["tiny", "/org/tiny", "./org/tiny", "a/b/c", "../tiny", "org/", "org/tiny@", "~/tiny"])
+def test_paths_are_no_names(text: str) -> None:
+    assert hub_name(text) is None
+    assert local_model(text) == Path(text)
+
+
+def test_names() -> None:
+    assert hub_name("org/tiny") == HubName("org/tiny")
+    assert hub_name("Qwen/Qwen3-0.6B@refs/pr/1") == HubName("Qwen/Qwen3-0.6B", "refs/pr/1")
+
+
+def test_what_stands_here_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "org" / "tiny").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path)
+    assert local_model("org/tiny") == Path("org/tiny")
+    assert model_name(Path("org/tiny")) == "tiny"
+    assert local_model(Path("org/another")) == Path("org/another")
+
+
+@pytest.mark.slow
+def test_every_verb_takes_a_name(hub: Hub, tmp_path: Path) -> None:
+    environment = {"HF_ENDPOINT": hub.url, "HF_HOME": str(tmp_path / "home")}
+
+    def llmc(*words: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "llmc", *words],
+            env={**os.environ, **environment},
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+        )
+        assert done.returncode == 0, done.stderr
+        return done.stdout
+
+    llmc("build", "org/tiny")
+    [engine] = tmp_path.glob("tiny-*.llmc")
+    sample = ("--prompt", "KING:", "--max-tokens", "12", "--temperature", "0")
+    assert llmc("run", "org/tiny@main", *sample) == llmc("run", engine.name, *sample)
+    assert "tiny on" in llmc("simulate", "org/tiny", "--num-prompts", "2")
+    assert llmc("explain", "org/tiny").splitlines()[1:] == llmc("explain", str(MODEL)).splitlines()[1:]
