@@ -166,6 +166,8 @@ class _Writer:
         if isinstance(expression, sympy.Add | sympy.Mul):
             sign = "+" if isinstance(expression, sympy.Add) else "*"
             return [sign, *(self._expression(argument) for argument in expression.args)]
+        if isinstance(expression, sympy.Pow) and isinstance(expression.exp, sympy.Integer) and expression.exp > 0:
+            return ["*", *[self._expression(expression.base)] * int(expression.exp)]
         raise _NotSayable
 
 

@@ -132,10 +132,13 @@ def _negated_mask(name: str) -> Apply:
 
 
 OPERATIONS: dict[str, Apply] = {
-    **{name: _scalar(name, "default") for name in ("neg", "abs", "exp", "tanh", "sigmoid", "silu", "relu", "erf")},
+    **{
+        name: _scalar(name, "default")
+        for name in ("neg", "abs", "exp", "expm1", "tanh", "sigmoid", "silu", "relu", "erf")
+    },
     **{name: _scalar(name, "default") for name in ("gelu", "sin", "cos", "floor", "ceil", "square", "softplus")},
     "gelu_tanh": lambda b, x, y: b.call(aten.gelu.default, x, approximate="tanh"),
-    **{name: _of_positive(name) for name in ("sqrt", "rsqrt", "log", "reciprocal")},
+    **{name: _of_positive(name) for name in ("sqrt", "rsqrt", "log", "log1p", "reciprocal")},
     "power": _of_positive("pow", "Tensor_Scalar", 1.7),
     **{f"pow_{n}": _scalar("pow", "Tensor_Scalar", n) for n in (2, 3)},
     **{f"root_{n}": _of_positive("pow", "Tensor_Scalar", n) for n in (0.5, -0.5, -1)},

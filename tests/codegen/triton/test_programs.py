@@ -70,7 +70,9 @@ def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
     assert_close(got.numpy(), torch_logits(tiny_model(family), tokens))
 
 
-@pytest.mark.parametrize(("seed", "nodes"), [(0, 4), (1, 18), pytest.param(1, 55, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("seed", "nodes"), [(0, 4), *(pytest.param(1, nodes, marks=pytest.mark.slow) for nodes in (18, 55))]
+)
 def test_trees_have_the_logits_of_their_chains(seed: int, nodes: int, tmp_path: Path) -> None:
     """Up to rounding: what is hidden is masked, not left out."""
     graph, source = llama(torch.float32, layers=1)

@@ -26,13 +26,12 @@ def _another_epsilon(x: Any, weight: Any, eps: float) -> Any:
     return ops.rms_norm.default(x, weight, eps + 1e-6)
 
 
-def _swapped_halves(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match: Match) -> Any:
-    result = fuse_rope.replacement(x, sin, cos, axis, flat, match)
-    return result
+def _swapped_halves(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, last: Any, match: Match) -> Any:
+    return fuse_rope.replacement(x, sin, cos, axis, flat, last, match)
 
 
-def _other_way_round(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, match: Match) -> Any:
-    return fuse_rope.replacement(x, cos, aten.neg.default(sin), axis, flat, match)
+def _other_way_round(x: Any, cos: Any, sin: Any, axis: int | None, flat: Any, last: Any, match: Match) -> Any:
+    return fuse_rope.replacement(x, cos, aten.neg.default(sin), axis, flat, last, match)
 
 
 def _ungated(x: Any, gate: Any, up: Any, gate_bias: Any, up_bias: Any, weight: Any, bias: Any, match: Match) -> Any:

@@ -156,4 +156,4 @@ DRAFTERS: dict[str, Opening] = {
     ),
 }
 # Those of which every `make test` runs one like them.
-MORE = frozenset({"eagle3 in chains"})
+MORE = frozenset({"draft_model", "eagle3 in chains", "lookahead", "medusa", "mtp"})
