@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from tests.runtime.server.conftest import serving
 
+OPEN_GATE = Path(__file__).parent / "open_gate"
 # What comes next stands in the prompt.
 BODY = {"prompt": "my lord, my lord, my lord, my lord, my lord, my", "max_tokens": 24, "temperature": 0, "logprobs": 2}
 
@@ -18,7 +20,12 @@ BODY = {"prompt": "my lord, my lord, my lord, my lord, my lord, my", "max_tokens
 @pytest.fixture(scope="module")
 def drafting(engine_directory: Path) -> Iterator[httpx.Client]:
     config = '{"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1}'
-    with serving(engine_directory, "--speculative-config", config) as live, live.client() as client:
+    paths = os.pathsep.join(filter(None, (str(OPEN_GATE), os.environ.get("PYTHONPATH"))))
+    environment = {"PYTHONPATH": paths}
+    with (
+        serving(engine_directory, "--speculative-config", config, environment=environment) as live,
+        live.client() as client,
+    ):
         yield client
 
 
