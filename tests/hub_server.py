@@ -27,9 +27,8 @@ class Hub:
 @contextmanager
 def hub_with(repository: str, directory: Path) -> Iterator[Hub]:
     """A hub that has the model under that name, of which `org/gated` wants consent, and no other."""
-    server = ThreadingHTTPServer(("127.0.0.1", 0), _Handler)
-    hub = Hub(f"http://127.0.0.1:{server.server_port}", repository, directory)
-    server.hub = hub  # type: ignore[attr-defined]
+    server = _Server(("127.0.0.1", 0), _Handler)
+    hub = server.hub = Hub(f"http://127.0.0.1:{server.server_port}", repository, directory)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
     thread.start()
     try:
@@ -40,7 +39,12 @@ def hub_with(repository: str, directory: Path) -> Iterator[Hub]:
         thread.join()
 
 
+class _Server(ThreadingHTTPServer):
+    hub: Hub
+
+
 class _Handler(BaseHTTPRequestHandler):
+    server: _Server
     protocol_version = "HTTP/1.1"
 
     def do_HEAD(self) -> None:
@@ -53,7 +57,7 @@ class _Handler(BaseHTTPRequestHandler):
         """Nothing."""
 
     def _answer(self, *, with_body: bool) -> None:
-        hub: Hub = self.server.hub  # type: ignore[attr-defined]
+        hub = self.server.hub
         path = self.path.partition("?")[0]
         if "org/gated" in path:
             return self._error(403, "GatedRepo")

@@ -68,12 +68,7 @@ class SafetensorsSource:
                 at=entry.file,
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
-        if entry.shape != shape:
-            raise CheckpointError(
-                f"tensor {name!r} has shape {list(entry.shape)}, where config.json makes it {list(shape)}",
-                at=entry.file,
-                fix="check that config.json belongs to these weights",
-            )
+        check_shape(name, entry.shape, shape, entry.file)
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU in its stored dtype; raises CheckpointError if it is missing."""
@@ -93,6 +88,16 @@ class SafetensorsSource:
                 fix="use an unquantized checkpoint (F32, BF16 or F16)",
             )
         return max(elements, key=lambda dtype: elements[dtype])
+
+
+def check_shape(name: str, found: tuple[int, ...], expected: tuple[int, ...], file: Path) -> None:
+    """Raise CheckpointError unless a tensor, or what is stored as several, has the shape that the model gives it."""
+    if found != expected:
+        raise CheckpointError(
+            f"tensor {name!r} has shape {list(found)}, where config.json makes it {list(expected)}",
+            at=file,
+            fix="check that config.json belongs to these weights",
+        )
 
 
 def load_tensor(name: str, entry: TensorEntry) -> Tensor:

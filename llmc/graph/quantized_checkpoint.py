@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, read_json
+from llmc.graph.checkpoint import SafetensorsSource, TensorEntry, check_shape, read_json
 from llmc.graph.code_numbers import code_numbers
 from llmc.graph.marlin_24 import marlin_24_shape, unpack_marlin_24
 from llmc.graph.quantization_config import MARLIN_24, ModuleGroup, StoredScheme, scheme_of, stored_schemes
@@ -79,12 +79,8 @@ class QuantizedSource:
         weight = self._weights.get(name)
         if weight is None:
             self._files.check(name, shape, floating=floating)
-        elif weight.shape != shape:
-            raise CheckpointError(
-                f"quantized tensor {name!r} has shape {list(weight.shape)}, where config.json makes it {list(shape)}",
-                at=self._entry(weight).file,
-                fix="check that config.json belongs to these weights",
-            )
+        else:
+            check_shape(name, weight.shape, shape, self._entry(weight).file)
 
     def load(self, name: str) -> Tensor:
         """The tensor on the CPU: dequantized to fp32 if it is a quantized weight, or the part of one that is named."""

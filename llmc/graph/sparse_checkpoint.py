@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.checkpoint import SafetensorsSource, check_shape, read_json
 
 BITMASK, BITMASK_24 = "sparse-bitmask", "sparse-24-bitmask"
 _REQUIRED = ("shape", "compressed", "bitmask")
@@ -82,12 +82,8 @@ class SparseSource:
         weight = self._weights.get(name)
         if weight is None:
             self._files.check(name, shape, floating=floating)
-        elif weight.shape != shape:
-            raise CheckpointError(
-                f"tensor {name!r} has shape {list(weight.shape)}, where config.json makes it {list(shape)}",
-                at=self._files.entry(weight.tensors["shape"]).file,
-                fix="check that config.json belongs to these weights",
-            )
+        else:
+            check_shape(name, weight.shape, shape, self._files.entry(weight.tensors["shape"]).file)
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""

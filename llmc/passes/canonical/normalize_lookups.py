@@ -151,7 +151,10 @@ def _argmax(node: fx.Node) -> Call | None:
 def _numbers(node: fx.Node, graph: ModelGraph) -> Tensor | None:
     """The values of a constant of the program."""
     while node.target in (aten.expand.default, aten.lift_fresh_copy.default, aten.clone.default):
-        node = node.args[0]  # type: ignore[assignment]
+        of = node.args[0]
+        if not isinstance(of, fx.Node):
+            return None
+        node = of
     recipe = graph.weights.get(node.name)
     return recipe.value if isinstance(recipe, Constant) else None
 
