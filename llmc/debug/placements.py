@@ -93,10 +93,8 @@ def _why(weight: fx.Node, axis: int) -> str:
 
 
 def _sharing(spans: list[tuple[int, int]]) -> str:
-    counts = Counter(span for span in spans if span[0] < span[1])
-    most, without = max(counts.values()), len(spans) - counts.total()
-    shared = f"; {most} ranks keep the same" if most > 1 else ""
-    return shared + (f"; {without} of the ranks have none" if without else "")
+    most = max(Counter(spans).values())
+    return f"; {most} ranks keep the same" if most > 1 else ""
 
 
 def _reader(weight: fx.Node) -> fx.Node | None:

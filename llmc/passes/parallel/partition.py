@@ -29,12 +29,12 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived, PerRank
 from llmc.options import BuildOptions
-from llmc.passes.parallel.choose_plan import choose_plan
+from llmc.passes.parallel.choose_plan import Plan, choose_plan
 from llmc.passes.parallel.norm_parts import channel_shares, norm_parts
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
 from llmc.passes.parallel.resized_axes import resize_calls, resize_values
 from llmc.passes.parallel.roles import Role, is_weight, roles
-from llmc.passes.parallel.split import Split
+from llmc.passes.parallel.split import Split, most_ranks
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -62,6 +62,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
             at=graph.info.name,
             fix="build with tensor_parallel_size=1",
         )
+    _check_all_have_some(graph, plan, ranks)
     graph.ranks = ranks
     for each, split in plan.splits:
         cut = _Cut(graph, placements, each, split)
@@ -70,6 +71,22 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
 
 
 partition = GraphPass("partition", run, Numerics.REORDER)
+
+
+def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
+    """Raise PassError where a rank would have nothing but padding of what is cut: of heads, as a rule."""
+    idle = [(each, split.idle) for each, split in plan.splits if split.idle]
+    if not idle:
+        return
+    axes, without = max(idle, key=lambda found: found[1])
+    name = next(node.name for node, _ in axes.members if is_weight(graph, node))
+    most = most_ranks([each for each, _ in plan.splits], ranks)
+    raise PassError(
+        f"{ranks} tensor ranks are more than can be used: the {axes.size} elements of {name} that would be cut are in "
+        f"{ranks - without} parts that stay together, such as heads, and {without} of the ranks would have none",
+        at=f"tensor_parallel_size={ranks}",
+        fix=f"the most that can be used is tensor_parallel_size={most}",
+    )
 
 
 def _left_whole(graph: ModelGraph, placements: Placements, cut: Collection[AxesClass], ranks: int) -> list[Refusal]:

@@ -4,7 +4,8 @@
         has its experts of w and v, and i counts from the first of them
 An index that is no expert of a rank yields zeros there, so that every token's sum is made of all ranks' parts. Where
 experts do not divide, the last ranks have fewer; what fills them up is zero, too.
-Must have: the option enable_expert_parallel, and ranks; without them there is nothing to do. Between the products there
+Must have: the option enable_expert_parallel, and ranks, no more than experts; without the option there is nothing to
+do. Between the products there
 may be only what works on each slot by itself, and all that comes out is summed.
 Numerics: reorder, since a token's experts are added up in the order of ranks.
 """
@@ -16,6 +17,7 @@ from itertools import groupby
 import torch
 from torch import Tensor, fx
 
+from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import Part, record_of
@@ -38,17 +40,29 @@ def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     products = [node for node in graph.graph.nodes if node.target is _llmc.expert_linear.default]
     for index, found in groupby(products, key=lambda node: call_arguments(node)["index"]):
         mixture = tuple(found)
-        refusal = _refusal(graph, mixture, ranks)
+        refusal = _refusal(graph, mixture)
         if isinstance(refusal, Refusal):
             log.refuse(refusal)
         elif not any(is_per_rank(graph.weights[weight.name]) for weight in _weights(graph, mixture[0])):
             experts = call_arguments(mixture[0])["experts"]
+            _check_all_have_some(experts, ranks)
             log.step(f"{experts} experts of {_names(graph, mixture)} on {ranks} ranks", *mixture)
             graph.ranks = ranks
             _share(graph, index, mixture, even_split(experts, ranks))
 
 
 partition_experts = GraphPass("partition_experts", _run, Numerics.REORDER, Stage.CANONICAL)
+
+
+def _check_all_have_some(experts: int, ranks: int) -> None:
+    if experts < ranks:
+        raise PassError(
+            f"{ranks} tensor ranks are more than can be used: a layer's {experts} experts leave "
+            f"{ranks - experts} of them none",
+            at=f"tensor_parallel_size={ranks}",
+            fix=f"the most that can be used is tensor_parallel_size={experts}; without enable_expert_parallel, all "
+            "ranks have all experts",
+        )
 
 
 def _names(graph: ModelGraph, mixture: tuple[fx.Node, ...]) -> str:
@@ -64,10 +78,7 @@ def _weights(graph: ModelGraph, product: fx.Node) -> list[fx.Node]:
     return [part for part in (*parts, bias) if part is not None]
 
 
-def _refusal(graph: ModelGraph, mixture: tuple[fx.Node, ...], ranks: int) -> Refusal | None:
-    experts = call_arguments(mixture[0])["experts"]
-    if experts < ranks:
-        return Refusal(f"{experts} experts are fewer than {ranks} ranks", mixture[0])
+def _refusal(graph: ModelGraph, mixture: tuple[fx.Node, ...]) -> Refusal | None:
     for product in mixture:
         weight = call_arguments(product)["weight"]
         record = record_of(weight)

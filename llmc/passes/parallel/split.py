@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
@@ -24,13 +24,19 @@ class Split:
         return Split(spans, -(-self.length // scale.per) * scale.unit)
 
     @property
+    def idle(self) -> int:
+        """Ranks that have none."""
+        return sum(start == stop for start, stop in self.spans)
+
+    @property
     def padding(self) -> int:
         """Elements of all ranks together that stand for none."""
         return sum(self.length - (stop - start) for start, stop in self.spans)
 
 
 def split_class(axes: AxesClass, ranks: int) -> Split | None:
-    """The split with the least on each rank; None if there is none that leaves each less than all.
+    """The split with the least on each rank, and of those with the fewest ranks that have none; None if there is none
+    that leaves each less than all.
 
     An axis of `shared` units has one unit for all elements of a rank, or whole units only: so query heads stay with
     the KV head that they read, and codes with their scale.
@@ -41,12 +47,21 @@ def split_class(axes: AxesClass, ranks: int) -> Split | None:
         for split in (_even(axes.size, unit, ranks), *_within(axes, unit, ranks))
         if split.length < axes.size and all(_keeps(split, per) for per in axes.shared)
     ]
-    return min(found, key=lambda split: split.length, default=None)
+    return min(found, key=lambda split: (split.length, split.idle), default=None)
+
+
+def most_ranks(classes: Collection[AxesClass], ranks: int) -> int:
+    """The most ranks, up to so many, each of which can have something of every class."""
+    return next((n for n in range(ranks, 1, -1) if all(_is_for_all(split_class(each, n)) for each in classes)), 1)
 
 
 def even_split(size: int, ranks: int) -> Split:
     """Elements one after the other, as many on each rank, or one less on the last ones."""
     return _even(size, 1, ranks)
+
+
+def _is_for_all(split: Split | None) -> bool:
+    return split is not None and not split.idle
 
 
 def _units(axes: AxesClass) -> Iterator[int]:

@@ -93,11 +93,10 @@ def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> N
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_every_cut_runs(ranks: int) -> None:
+def test_every_cut_runs() -> None:
     graph, source = llama(layers=2)
-    for stop in range(1, rewrites(cut(graph, ranks).records)):
-        options = BuildOptions(tensor_parallel_size=ranks, stop_after=stop)
+    for stop in range(1, rewrites(cut(graph, 2).records)):
+        options = BuildOptions(tensor_parallel_size=2, stop_after=stop)
         close(graph, run_pipeline(graph, parallel(), options).graph, source)
 
 

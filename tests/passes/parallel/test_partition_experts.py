@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from llmc.architectures.tiny_config import tiny_architecture
+from llmc.errors import PassError
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
@@ -54,8 +55,9 @@ def test_codes_are_slices_of_those_of_one_rank(captured: Captured) -> None:
             assert torch.equal(evaluate(recipe, captured.source, rank), part)
 
 
-def test_more_ranks_than_experts_are_refused(captured: Captured) -> None:
-    result = cut(captured, 5)
-    (record,) = (each for each in result.records if each.name == "partition_experts")
-    assert record.rewrites == () and "4 experts are fewer than 5 ranks" in record.refusals[0].reason
-    assert experts_of(result.graph) == [4] * 4
+def test_more_ranks_than_experts_are_an_error(captured: Captured) -> None:
+    """Where there are heads enough."""
+    options = BuildOptions(tensor_parallel_size=5, enable_expert_parallel=True, disable_passes=("partition",))
+    with pytest.raises(PassError, match="5 tensor ranks are more than can be used: a layer's 4 experts") as caught:
+        run_pipeline(captured.graph, built_in(), options, data=ModelData(captured.source))
+    assert caught.value.fix is not None and "the most that can be used is tensor_parallel_size=4" in caught.value.fix

@@ -27,7 +27,7 @@ def heads(count: int, kv_heads: int) -> AxesClass:
         (8, 2, 4, 2, 1),  # two ranks keep each KV head
         (6, 2, 4, 2, 1),  # three query heads of a KV head on two ranks
         (12, 2, 5, 3, 1),  # two ranks for one KV head, three for the other
-        (4, 2, 3, 2, 1),  # a rank without heads
+        (4, 2, 3, 2, 1),  # two ranks for one KV head, one for the other
         (32, 8, 3, 12, 3),
         (52, 52, 8, 7, 7),  # 52 heads over 8 ranks, vllm#2652
         (6, 6, 4, 2, 2),
