@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -136,20 +136,26 @@ def speculators(directory: Path, *, taps: int = 3, model_type: str = "qwen3", **
 QWEN = {"embedding": "mtp.pre_fc_norm_embedding", "hidden": "mtp.pre_fc_norm_hidden", "both": "mtp.fc"}
 
 
-def add_qwen_mtp(model: Path) -> Path:
-    """Give a checkpoint a layer as Qwen's."""
+def add_qwen_mtp(model: Path, drafting: int = 1) -> Path:
+    """Give a checkpoint so many layers as Qwen's."""
     shapes: dict[str, tuple[int, ...]] = {
         f"{QWEN['embedding']}.weight": (WIDTH,),
         f"{QWEN['hidden']}.weight": (WIDTH,),
         f"{QWEN['both']}.weight": (WIDTH, 2 * WIDTH),
         "mtp.norm.weight": (WIDTH,),
     }
-    return _added(model, layer_tensors("mtp.layers.0.", 31) | random_tensors(shapes, 32))
+    layers = [layer_tensors(f"mtp.layers.{number}.", 31 + 10 * number) for number in range(drafting)]
+    return added(model, dict(item for each in layers for item in each.items()) | random_tensors(shapes, 32))
 
 
-def add_deepseek_mtp(model: Path, layers: int = 2) -> Path:
-    """Give a checkpoint of so many layers one as DeepSeek's, with an output matrix of its own."""
-    prefix = f"model.layers.{layers}."
+def add_deepseek_mtp(
+    model: Path,
+    number: int = 2,
+    layer: Callable[[str, int], dict[str, Tensor]] = layer_tensors,
+) -> Path:
+    """Give a checkpoint a layer of this number as DeepSeek's, with an output matrix of its own. layer: the tensors of
+    the decoder layer in it, by their prefix and a seed."""
+    prefix = f"model.layers.{number}."
     shapes: dict[str, tuple[int, ...]] = {
         f"{prefix}enorm.weight": (WIDTH,),
         f"{prefix}hnorm.weight": (WIDTH,),
@@ -157,12 +163,18 @@ def add_deepseek_mtp(model: Path, layers: int = 2) -> Path:
         f"{prefix}shared_head.norm.weight": (WIDTH,),
         f"{prefix}shared_head.head.weight": (VOCAB, WIDTH),
     }
-    file = model / "config.json"
-    file.write_text(json.dumps({**json.loads(file.read_text()), "num_nextn_predict_layers": 1}))
-    return _added(model, layer_tensors(prefix, 41) | random_tensors(shapes, 42))
+    return added(model, layer(prefix, 41 + 10 * number) | random_tensors(shapes, 42 + 10 * number))
 
 
-def _added(model: Path, tensors: Mapping[str, Tensor]) -> Path:
+def deepseek_names(number: int) -> dict[str, str]:
+    """For `mtp_logits`."""
+    prefix = f"model.layers.{number}."
+    names = {"embedding": "enorm", "hidden": "hnorm", "both": "eh_proj", "layer": "", "norm": "shared_head.norm"}
+    return {name: prefix + tensor for name, tensor in names.items()}
+
+
+def added(model: Path, tensors: Mapping[str, Tensor]) -> Path:
+    """The checkpoint with these tensors beside its own."""
     file = model / "model.safetensors"
     save_file(load_file(file) | {name: tensor.contiguous() for name, tensor in tensors.items()}, file)
     return model
@@ -237,11 +249,17 @@ def mtp_logits(
     hidden: Tensor,
     embeddings: Tensor,
     output: Tensor,
+    layer: Callable[[Tensor, Mapping[str, Tensor], str], Tensor] | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Of an MTP layer. names: of its norms, its projection, its layer and its last norm."""
-    positions, layer = torch.arange(len(ids)), names["layer"]
+    """Of an MTP layer. names: of its norms, its projection, its layer and its last norm. layer: what the decoder layer
+    makes of [T, WIDTH] with the tensors of a prefix; a Llama's by default."""
     parts = (normed(embeddings[ids], w[f"{names['embedding']}.weight"]), normed(hidden, w[f"{names['hidden']}.weight"]))
     x = torch.cat(parts, dim=-1) @ w[f"{names['both']}.weight"].T
-    x = x + attended(normed(x, w[f"{layer}input_layernorm.weight"]), w, layer, positions)
-    out = normed(after_attention(x, w, layer), w[f"{names['norm']}.weight"])
+    out = normed((layer or llama_layer)(x, w, names["layer"]), w[f"{names['norm']}.weight"])
     return out @ output.T, out
+
+
+def llama_layer(x: Tensor, w: Mapping[str, Tensor], prefix: str) -> Tensor:
+    """[T, WIDTH] after a decoder layer."""
+    x = x + attended(normed(x, w[f"{prefix}input_layernorm.weight"]), w, prefix, torch.arange(len(x)))
+    return after_attention(x, w, prefix)

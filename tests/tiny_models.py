@@ -83,12 +83,13 @@ SPECIAL: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 def tiny_model(family: str, **overrides: Any) -> Any:
     """A transformers causal LM of 2 layers in fp32 with seeded weights, wide enough that its logits differ clearly.
 
-    overrides: config settings, such as tie_word_embeddings=True; by default ties are the family's own.
+    overrides: config settings, such as tie_word_embeddings=True, and all sizes of a family that is not listed here; by
+    default ties are the family's own.
     """
     from transformers import AutoConfig, AutoModelForCausalLM
 
     auto: Any = AutoModelForCausalLM
-    config = AutoConfig.for_model(family, **{**{**FAMILIES, **SPECIAL}[family], **overrides})
+    config = AutoConfig.for_model(family, **{**{**FAMILIES, **SPECIAL}.get(family, {}), **overrides})
     # sdpa, the choice of some versions of transformers for Gemma 2, leaves its soft cap out.
     with torch.random.fork_rng():
         torch.manual_seed(20240613)  # Of sinks and routers' biases, which begin as noise.

@@ -4,20 +4,37 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from llmc.errors import CheckpointError
-from llmc.graph.checkpoint_kind import ModelSource
 from llmc.graph.hf_converters import Converted, converted_tensors
 from llmc.graph.text_half import text_names
 from llmc.graph.weights import Recipe, Stored
 
 
+class StoredShapes(Protocol):
+    """What a checkpoint holds, by its headers."""
+
+    @property
+    def directory(self) -> Path:
+        """Where it lies."""
+
+    def names(self) -> tuple[str, ...]:
+        """All tensor names, sorted."""
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor; raises CheckpointError if there is none of that name."""
+
+    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
+        """Raise CheckpointError unless the tensor has this shape and, if asked, a floating-point type."""
+
+
 def stored_recipes(
     model: Any,
-    source: ModelSource,
+    source: StoredShapes,
     *,
     text_half: bool = False,
     read_elsewhere: Collection[str] = (),
@@ -92,7 +109,7 @@ def _unread(model: Any, available: Mapping[str, str], known: Iterable[str], used
 
 
 def _converted(
-    model: Any, groups: Mapping[int, list[str]], stored: Mapping[str, str], source: ModelSource
+    model: Any, groups: Mapping[int, list[str]], stored: Mapping[str, str], source: StoredShapes
 ) -> tuple[dict[str, Recipe], set[str]]:
     """What transformers' converters make of the checkpoint for these groups, and of which of its tensors."""
     recipes: dict[str, Recipe] = {}
@@ -110,7 +127,7 @@ def _converted(
     return recipes, sources
 
 
-def _check_shape(name: str, made: Converted, tensor: Tensor, source: ModelSource) -> None:
+def _check_shape(name: str, made: Converted, tensor: Tensor, source: StoredShapes) -> None:
     if made.shape != tuple(tensor.shape):
         raise CheckpointError(
             f"{name} comes out of {made.sources[0]} and others as {list(made.shape)}, where config.json makes it "

@@ -6,7 +6,8 @@ the recipe; the build evaluates it when that weight is written, so memory holds 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import torch
@@ -71,6 +72,23 @@ def evaluate(recipe: Recipe, source: WeightSource, rank: int = 0) -> Tensor:
     kwargs = {name: _evaluate_argument(a, source, rank) for name, a in recipe.kwargs}
     result: Tensor = recipe.target(*args, **kwargs)
     return result
+
+
+def renamed(recipe: Recipe, names: Mapping[str, str]) -> Recipe:
+    """The same of tensors that another source calls otherwise: `names` by those that the recipe has."""
+    if isinstance(recipe, Stored):
+        return replace(recipe, name=names[recipe.name])
+    if isinstance(recipe, PerRank):
+        return PerRank(tuple(renamed(each, names) for each in recipe.recipes))
+    if isinstance(recipe, Constant):
+        return recipe
+
+    def argument(value: Any) -> Any:
+        if isinstance(value, tuple | list):
+            return tuple(map(argument, value))
+        return renamed(value, names) if isinstance(value, Recipe) else value
+
+    return Derived(recipe.target, argument(recipe.args), tuple((key, argument(value)) for key, value in recipe.kwargs))
 
 
 def is_per_rank(recipe: Recipe) -> bool:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from llmc.errors import OptionError
 from llmc.program import Program
 from llmc.runtime.memory import available_bytes
@@ -13,10 +15,10 @@ _MAX_SLOTS = 2**31 - 1
 
 
 def block_count(
-    program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None, second: Program | None = None
+    program: Program, kv_cache_bytes: int | None, kv_memory: float | None = None, beside: Sequence[Program] = ()
 ) -> int:
     """Blocks for every sequence at full length, or as many as kv_cache_bytes, or the share kv_memory of the free
-    memory, holds. second: of an engine that has as many blocks, and its part of the memory.
+    memory, holds. beside: of engines that have as many blocks, and their part of the memory.
 
     The default is 0.4 of the free memory, or more if a single sequence of max_model_len needs it and the free memory
     holds it. Raises OptionError if there is not even room for that.
@@ -25,7 +27,7 @@ def block_count(
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(available_bytes(), kv_memory, kv_cache_bytes)
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
-    block_bytes = bytes_per_block(program) + (0 if second is None else bytes_per_block(second))
+    block_bytes = sum(bytes_per_block(each) for each in (program, *beside))
     needed = per_sequence * block_bytes
     room = default_bytes(available_bytes(), needed) if kv_cache_bytes is None else kv_cache_bytes
     blocks = min(wanted, room // block_bytes) if block_bytes else wanted

@@ -73,9 +73,9 @@ def load(
     asked = None
     if drafts is not None:
         asked = plan_speculation(drafts, directory, limits, max_step_tokens, check_weights=check_weights)
-    second = None if asked is None or asked.second is None else asked.second.program
+    beside = () if asked is None else asked.programs
     count, is_temporary = thread_count(threads), owned is not None
-    opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, second)
+    opened, blocks = open_or_explain(directory, executor, kv_cache_bytes, kv_memory, count, is_temporary, check, beside)
     started = asked.start(blocks, count, executor) if asked and not isinstance(opened, AbsentExecutor) else None
     loop = StepLoop(opened, limits, blocks, max_step_tokens, speculation=started)
     return Engine(

@@ -80,8 +80,9 @@ class DraftCheckpoint(Protocol):
     def combination(self, target: Target) -> Combination | None:
         """How the tapped states become one; None where there is one. Raises CheckpointError."""
 
-    def module(self, target: Target) -> DraftModule:
-        """The layers. Raises CheckpointError for those of another model."""
+    def modules(self, target: Target) -> tuple[DraftModule, ...]:
+        """What drafts: the first of them reads the target's hidden states, each further one those of the one before.
+        Raises CheckpointError for those of another model."""
 
 
 class DraftTensors:
@@ -125,14 +126,13 @@ class DraftTensors:
 
 
 def parameter_recipes(
-    module: nn.Module, tensors: DraftTensors, stored: Mapping[str, str], shared: Mapping[str, Recipe]
+    module: nn.Module, tensors: DraftTensors, stored: Mapping[str, str], known: Mapping[str, Recipe]
 ) -> dict[str, Recipe]:
     """Of every parameter of a draft's module. stored: the checkpoint's name for each prefix of parameters' names, the
-    longest of which counts. shared: recipes of the parameters that are the target's."""
-    recipes: dict[str, Recipe] = {}
+    longest of which counts. known: those that are there already, for one because they are the target's."""
+    recipes = dict(known)
     for name, parameter in module.named_parameters(remove_duplicate=False):
-        if name in shared:
-            recipes[name] = shared[name]
+        if name in known:
             continue
         prefix = max((each for each in stored if name.startswith(each)), key=len)
         recipes[name] = tensors.recipe(

@@ -116,9 +116,9 @@ class Eagle3Checkpoint:
         """Raises CheckpointError for a draft of another model."""
         return _combination(self.settings, DraftTensors(self.source, target.name), target)
 
-    def module(self, target: Target) -> DraftModule:
-        """Raises CheckpointError for a draft of another model."""
-        return _module(self.settings, self.source, target)
+    def modules(self, target: Target) -> tuple[DraftModule, ...]:
+        """One. Raises CheckpointError for a draft of another model."""
+        return (_module(self.settings, self.source, target),)
 
 
 def _combination(settings: Eagle3Settings, tensors: DraftTensors, target: Target) -> Combination:

@@ -1,9 +1,10 @@
 """Layers that predict one token more, which models bring with them: Qwen's `mtp.*` and DeepSeek's `model.layers.N.*`.
 
 Both read the hidden state after the target's last norm, as the models' own code gives it to them, and hand on their
-own output after their norm. Qwen has `mtp.fc`, `pre_fc_norm_embedding`, `pre_fc_norm_hidden` and `norm`; DeepSeek the
-same as `eh_proj`, `enorm`, `hnorm` and `shared_head.norm`, after the model's N layers. In both, the embedding comes
-before the hidden state. The layer itself is one of the target's architecture.
+own output after their norm, to the next of several layers and to further drafts. Qwen has `mtp.fc`,
+`pre_fc_norm_embedding`, `pre_fc_norm_hidden` and `norm`, for all its layers; DeepSeek the same as `eh_proj`, `enorm`,
+`hnorm` and `shared_head.norm` in each, after the model's N layers. In both, the embedding comes before the hidden
+state. The layers themselves are of the target's architecture.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,52 +29,40 @@ from llmc.graph.drafts.draft_checkpoint import (
 )
 from llmc.graph.drafts.draft_decoder import decoder_of
 from llmc.graph.drafts.draft_modules import MtpDraft
+from llmc.graph.drafts.renamed_layer import RenamedLayer
 from llmc.graph.hf_config import load_config
 from llmc.graph.weights import WeightSource
-
-# What layers have that no engine computes yet, by a part of their tensors' names.
-_NOT_YET = {"mlp.experts.": "a mixture of experts", "self_attn.kv_a_proj": "multi-head latent attention"}
 
 
 @dataclass(frozen=True)
 class MtpCheckpoint:
-    """The first such layer of a directory; as DraftCheckpoint. names: the checkpoint's, by prefixes of MtpDraft's
-    parameters. layers: how many there are."""
+    """The layers of a directory, in the order of what they predict; as DraftCheckpoint. layers: of each the
+    checkpoint's names, by prefixes of MtpDraft's parameters."""
 
     source: SafetensorsSource
-    names: Mapping[str, str]
-    layers: int
+    layers: tuple[Mapping[str, str], ...]
     method: Method = "mtp"
 
     def taps(self, layers: int) -> None:
         """What the output matrix reads."""
 
     def notes(self, layers: int) -> tuple[str, ...]:
-        """Of layers that are left out."""
-        if self.layers == 1:
-            return ()
-        return (f"of {self.layers} layers that predict further tokens the first one drafts them all",)
+        """Nothing."""
+        return ()
 
     def combination(self, target: Target) -> None:
         """None: there is one hidden state."""
 
-    def module(self, target: Target) -> DraftModule:
-        """Raises CheckpointError for another model's, or a layer that engines do not compute."""
-        self._check_known()
+    def modules(self, target: Target) -> tuple[DraftModule, ...]:
+        """One of each layer. Raises CheckpointError for another model's."""
+        return tuple(self._module(names, target) for names in self.layers)
+
+    def _module(self, names: Mapping[str, str], target: Target) -> DraftModule:
         file = self.source.directory / "config.json"
         loaded = load_config(self.source.directory)
-        config = _one_layer(loaded.config)
-        for name, found, wanted in (
-            ("hidden_size", config.hidden_size, target.width),
-            ("vocab_size", config.vocab_size, target.vocab_size),
-        ):
-            if found != wanted:
-                raise CheckpointError(
-                    f"the draft's {name} is {found}, that of {target.name} is {wanted}",
-                    at=file,
-                    fix="take the draft that was trained for this model",
-                )
-        tensors = DraftTensors(self.source, target.name)
+        layer = RenamedLayer(self.source, names[LAYER], names[NORM], set(names.values()) - {names[LAYER]})
+        config = _one_layer(loaded.config, has_experts=layer.has_experts)
+        _check_sizes(config, target, file)
         decoder = decoder_of(config, loaded.model_class, file, target.dtype)
         width, eps = config.hidden_size, config.rms_norm_eps
         with torch.device("meta"):
@@ -85,53 +75,49 @@ class MtpCheckpoint:
                 decoder,
                 nn.Linear(width, target.vocab_size, bias=False, dtype=target.dtype),
             )
-        shared = {
+        tensors = DraftTensors(self.source, target.name)
+        known = {
             name: recipe
             for name, recipe in (("embed_tokens.weight", target.embedding), ("lm_head.weight", target.output))
-            if self.names.get(name, "") not in tensors
+            if names.get(name, "") not in tensors
         }
-        return DraftModule(
-            module, parameter_recipes(module, tensors, self.names, shared), width, target.vocab_size, None
-        )
+        known |= {f"decoder.{name}": recipe for name, recipe in layer.recipes(decoder).items()}
+        recipes = parameter_recipes(module, tensors, names, known)
+        return DraftModule(module, recipes, width, target.vocab_size, None)
 
-    def _check_known(self) -> None:
-        prefix = self.names["decoder.layers.0."]
-        for part, what in _NOT_YET.items():
-            if any(name.startswith(prefix + part) for name in self.source.names()):
-                raise CheckpointError(
-                    f"the layer that predicts further tokens has {what}, which engines do not compute yet",
-                    at=self.source.directory,
-                    fix="build without --speculative, and let a draft model or n-grams speculate",
-                )
+
+# The prefixes of MtpDraft's parameters that are those of a layer of the target's kind, and of the norm behind it.
+LAYER, NORM = "decoder.layers.0.", "decoder.norm."
 
 
 def qwen_mtp(source: SafetensorsSource) -> MtpCheckpoint:
-    """Of a directory with `mtp.*`."""
+    """Of a directory with `mtp.*`, whose layers have one projection and one set of norms."""
     names = {
         "embedding_norm.": "mtp.pre_fc_norm_embedding.",
         "hidden_norm.": "mtp.pre_fc_norm_hidden.",
         "projection.": "mtp.fc.",
-        "decoder.layers.0.": "mtp.layers.0.",
-        "decoder.norm.": "mtp.norm.",
+        NORM: "mtp.norm.",
     }
-    layers = {name.split(".")[2] for name in source.names() if name.startswith("mtp.layers.")}
-    return MtpCheckpoint(source, names, len(layers))
+    numbers = {int(part) for name in source.names() if (part := _qwen_layer(name)).isdigit()} or {0}
+    return MtpCheckpoint(source, tuple({**names, LAYER: f"mtp.layers.{number}."} for number in sorted(numbers)))
 
 
 def deepseek_mtp(source: SafetensorsSource) -> MtpCheckpoint:
     """Of a directory with `model.layers.N.eh_proj`."""
-    found = sorted(int(number) for number in _projections(source))
-    layer = f"model.layers.{found[0]}."
-    names = {
-        "embedding_norm.": f"{layer}enorm.",
-        "hidden_norm.": f"{layer}hnorm.",
-        "projection.": f"{layer}eh_proj.",
-        "decoder.layers.0.": layer,
-        "decoder.norm.": f"{layer}shared_head.norm.",
-        "embed_tokens.weight": f"{layer}embed_tokens.weight",
-        "lm_head.weight": f"{layer}shared_head.head.weight",
-    }
-    return MtpCheckpoint(source, names, len(found))
+    prefixes = [f"model.layers.{number}." for number in sorted(map(int, _projections(source)))]
+    layers = [
+        {
+            "embedding_norm.": f"{layer}enorm.",
+            "hidden_norm.": f"{layer}hnorm.",
+            "projection.": f"{layer}eh_proj.",
+            LAYER: layer,
+            NORM: f"{layer}shared_head.norm.",
+            "embed_tokens.weight": f"{layer}embed_tokens.weight",
+            "lm_head.weight": f"{layer}shared_head.head.weight",
+        }
+        for layer in prefixes
+    ]
+    return MtpCheckpoint(source, tuple(layers))
 
 
 def has_mtp(source: SafetensorsSource) -> bool:
@@ -151,10 +137,38 @@ def _projections(source: WeightSource) -> list[str]:
     return [each[2] for each in parts if len(each) == 5 and each[:2] == ["model", "layers"] and each[2].isdigit()]
 
 
-def _one_layer(config: Any) -> Any:
-    """The config of one layer with full attention, the last of its kind."""
+def _qwen_layer(name: str) -> str:
+    """The number of the layer that a tensor belongs to; empty for another."""
+    parts = name.split(".")
+    return parts[2] if parts[:2] == ["mtp", "layers"] and len(parts) > 3 else ""
+
+
+def _check_sizes(config: Any, target: Target, file: Path) -> None:
+    for name, found, wanted in (
+        ("hidden_size", config.hidden_size, target.width),
+        ("vocab_size", config.vocab_size, target.vocab_size),
+    ):
+        if found != wanted:
+            raise CheckpointError(
+                f"the draft's {name} is {found}, that of {target.name} is {wanted}",
+                at=file,
+                fix="take the draft that was trained for this model",
+            )
+
+
+def _one_layer(config: Any, *, has_experts: bool) -> Any:
+    """The config of one layer with full attention, the last of its kind, with experts or without."""
     one = copy.deepcopy(config)
     one.num_hidden_layers = 1
     if getattr(one, "layer_types", None):
         one.layer_types = ["full_attention" if "full_attention" in one.layer_types else one.layer_types[-1]]
+    # As architectures say which of their layers have experts.
+    for name, value in (
+        ("first_k_dense_replace", 0 if has_experts else 1),
+        ("mlp_layer_types", ["sparse" if has_experts else "dense"]),
+        ("mlp_only_layers", [] if has_experts else [0]),
+        ("decoder_sparse_step", 1),
+    ):
+        if getattr(one, name, None) is not None:
+            setattr(one, name, value)
     return one

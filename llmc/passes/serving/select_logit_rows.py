@@ -98,8 +98,9 @@ def _select_at_the_end(graph: ModelGraph, options: BuildOptions, log: RewriteLog
 
 
 def _of_wanted_rows(graph: ModelGraph) -> tuple[fx.Node, ...]:
-    """The side outputs that a draft goes on from: nobody goes on from rows without logits."""
-    sides = graph.sides() if step_input(graph, HIDDEN) is not None else {}
+    """The side outputs that a draft goes on from: nobody goes on from rows without logits, but for another draft."""
+    is_last = step_input(graph, HIDDEN) is not None and graph.draft is None
+    sides = graph.sides() if is_last else {}
     return tuple(node for name, node in sides.items() if name == HIDDEN)
 
 

@@ -2,6 +2,7 @@
 
     hidden[T, n · C]  ->  linear(rms_norm(hidden), fc)[T, C], where the draft reads several states, and as it has norms
 The second graph, ModelGraph.draft, goes through the same passes by itself, into an engine of its own beside the first.
+Of several layers, of which each drafts from the states of the one before, each is the draft of that one.
 Its embeddings and output matrix are the target's where its checkpoint has none.
 Must have: `tap_hidden_states` before it, and a draft that was made for this model.
 Numerics: exact.
@@ -36,12 +37,16 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         return
     target = target_of(graph)
     combination = checkpoint.combination(target)
-    made = checkpoint.module(target)
+    modules = checkpoint.modules(target)
     if combination is not None:
         _combine(graph, combination, checkpoint, log)
     log.step(f"attach the layers that {checkpoint.method} drafts with", _source(graph))
-    offsets = None if made.id_offsets is None else Stored(made.id_offsets, torch.int64)
-    graph.draft = AttachedDraft(draft_graph(made, checkpoint.method, graph.info), checkpoint.method, offsets)
+    last: AttachedDraft | None = None
+    for made in reversed(modules):
+        offsets = None if made.id_offsets is None else Stored(made.id_offsets, torch.int64)
+        drafting = draft_graph(made, checkpoint.method, graph.info)
+        drafting.draft, last = last, AttachedDraft(drafting, checkpoint.method, offsets)
+    graph.draft = last
 
 
 attach_draft = GraphPass("attach_draft", run, Numerics.EXACT)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmc.errors import OptionError
@@ -45,11 +46,11 @@ class DeviceMemory:
 
 
 def plan_device_memory(
-    program: Program, free: int, kv_cache_bytes: int | None, second: Program | None = None
+    program: Program, free: int, kv_cache_bytes: int | None, beside: Sequence[Program] = ()
 ) -> DeviceMemory:
     """How a device's `free` bytes are used: the KV cache gets kv_cache_bytes, or what is left after the rest.
 
-    second: of an engine that will be opened there with as many blocks.
+    beside: of engines that will be opened there with as many blocks.
 
     Never more than every sequence at full length needs. Raises OptionError with the arithmetic if one sequence of
     max_model_len does not fit.
@@ -57,18 +58,18 @@ def plan_device_memory(
     limits = program.limits
     wanted, per_sequence = wanted_blocks(program, kv_cache_bytes)
     least = memory_of_blocks(program, per_sequence)
-    beside = None if second is None else memory_of_blocks(second, per_sequence)
+    others = [memory_of_blocks(each, per_sequence) for each in beside]
     reserved = max(RESERVED_BYTES, int(RESERVED_FRACTION * free))
-    block = least.block + (0 if beside is None else beside.block)
-    left = free - least.fixed - (0 if beside is None else beside.fixed) - reserved - block
+    block = least.block + sum(each.block for each in others)
+    left = free - least.fixed - sum(each.fixed for each in others) - reserved - block
     room = left if kv_cache_bytes is None else min(left, kv_cache_bytes)
     blocks = min(wanted, max(0, room) // block) if block else wanted
     if blocks < per_sequence or left < 0:
         given = "" if kv_cache_bytes is None else f" and kv_cache_bytes={kv_cache_bytes}"
-        others = "" if beside is None else f", and of the draft model {beside.arithmetic()}"
+        drafting = "".join(f", and of what drafts {each.arithmetic()}" for each in others)
         raise OptionError(
-            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {least.arithmetic()}{others}, "
-            f"with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
+            f"one sequence of max_model_len={limits.max_model_len} tokens does not fit: {least.arithmetic()}{drafting}"
+            f", with {_gb(reserved)} kept for graphs; the GPU has {_gb(free)} free{given}",
             at="the GPU's memory",
             fix="free the GPU of other processes, or build with a smaller max_model_len or max_batch_tokens, or for a "
             "larger GPU",

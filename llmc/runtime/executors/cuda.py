@@ -57,13 +57,13 @@ def open_cuda(
     kv_cache_bytes: int | None,
     kv_memory: float | None = None,
     *,
-    second: Program | None = None,
+    beside: Sequence[Program] = (),
     blocks: int | None = None,
 ) -> CudaExecutor | RankedDeviceExecutor:
     """The engine on torch's current device, one of several ranks on as many. Raises TargetError, ToolchainError,
     OptionError or RankError if it cannot run.
 
-    second: of an engine that will be opened there with as many blocks. blocks: of the cache, instead of what fits.
+    beside: of engines that will be opened there with as many blocks. blocks: of the cache, instead of what fits.
     """
     device = open_device(engine.path)
     ranks = engine.program.ranks
@@ -73,7 +73,7 @@ def open_cuda(
     if kv_memory is not None:
         kv_cache_bytes = share_bytes(free, kv_memory, kv_cache_bytes)
     if blocks is None:
-        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, second)
+        memory = plan_device_memory(binaries.program, free, kv_cache_bytes, beside)
     else:
         memory = memory_of_blocks(binaries.program, blocks)
     own = CudaExecutor(engine, device, binaries, memory)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from typing import Literal, get_args
 
 from llmc.engine_format import EngineDirectory
@@ -26,14 +27,14 @@ def open_or_explain(
     threads: int,
     is_temporary: bool,
     check: WeightCheck | None = None,
-    second: Program | None = None,
+    beside: Sequence[Program] = (),
 ) -> tuple[Executor, int]:
     """As open_executor; where this machine cannot run the engine and none was named, one that says so at each step.
 
     is_temporary: the engine goes when it is closed, and has to be saved first.
     """
     try:
-        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check, second)
+        return open_executor(directory, kv_cache_bytes, kv_memory, threads, name, check, beside)
     except TargetError as error:
         if name is not None:
             raise
@@ -47,10 +48,10 @@ def open_executor(
     threads: int,
     name: ExecutorName | None = None,
     check: WeightCheck | None = None,
-    second: Program | None = None,
+    beside: Sequence[Program] = (),
 ) -> tuple[Executor, int]:
     """The executor, and how many blocks its KV cache has. name: None for what the engine was built for. check: of the
-    weights, under way; the executor gives nothing away before it has ended well. second: of an engine that will be
+    weights, under way; the executor gives nothing away before it has ended well. beside: of engines that will be
     opened with as many blocks.
 
     Raises TargetError if this machine has not what it needs, OptionError for a name that the engine is not made for.
@@ -61,11 +62,11 @@ def open_executor(
 
         if check is not None:
             check.wait()
-        executor = open_cuda(directory, kv_cache_bytes, kv_memory, second=second)
+        executor = open_cuda(directory, kv_cache_bytes, kv_memory, beside=beside)
         return executor, executor.blocks
     if chosen == "cpp":
         check_target(directory.path, directory.manifest.target)
-    blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, second)
+    blocks = block_count(directory.whole_program, kv_cache_bytes, kv_memory, beside)
     return _opened(directory, blocks, threads, chosen, check), blocks
 
 

@@ -1,8 +1,9 @@
-"""The engine inside an engine, of what drafts from its hidden states."""
+"""The engine inside an engine, of what drafts from its hidden states; and the one inside that, of its next layer."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from itertools import pairwise
 
 import numpy as np
 
@@ -19,24 +20,39 @@ from llmc.runtime.speculation.draft_vocabulary import TokenIds, in_vocabulary
 
 
 @dataclass(frozen=True)
-class BuiltInDraft:
-    """directory: of the inner engine; check: of its weights, under way. ids: the outer one's, one for each of its
-    tokens; None where the vocabularies are the same. vocab_size: of the outer one."""
+class DraftLayer:
+    """An inner engine. check: of its weights, under way."""
 
     directory: EngineDirectory
     check: WeightCheck | None
+
+
+@dataclass(frozen=True)
+class BuiltInDraft:
+    """layers: each drafts from the hidden states of the one before, the first one from the outer engine's. ids: the
+    outer one's tokens, one for each of theirs; None where the vocabularies are the same. vocab_size: of the outer one.
+    """
+
+    layers: tuple[DraftLayer, ...]
     ids: TokenIds | None
     vocab_size: int
 
     @property
-    def program(self) -> Program:
-        """What its cache takes of the memory follows from it."""
-        return self.directory.program
+    def programs(self) -> tuple[Program, ...]:
+        """What their caches take of the memory follows from them. The first one's limits are those of all."""
+        return tuple(layer.directory.program for layer in self.layers)
 
-    def open(self, blocks: int, threads: int, name: ExecutorName | None) -> Executor:
+    def open(self, blocks: int, threads: int, name: ExecutorName | None) -> list[Executor]:
         """In the outer one's vocabulary. Raises TargetError."""
-        executor = open_second(self.directory, blocks, threads, name, self.check)
-        return in_vocabulary(executor, self.ids, self.vocab_size, self.program.limits.max_logit_rows)
+        opened = [open_second(layer.directory, blocks, threads, name, layer.check) for layer in self.layers]
+        rows = self.programs[0].limits.max_logit_rows
+        return [in_vocabulary(executor, self.ids, self.vocab_size, rows) for executor in opened]
+
+    def close(self) -> None:
+        """Without having opened it."""
+        for layer in self.layers:
+            if layer.check is not None:
+                layer.check.cancel()
 
 
 def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) -> BuiltInDraft:
@@ -49,24 +65,28 @@ def start_built_in(first: EngineDirectory, method: str, *, check_weights: bool) 
             at=OPTION,
             fix="build it with one: llmc build MODEL --speculative DIRECTORY, or mtp",
         )
-    if check_weights:
-        directory, check = start_engine(path)
-    else:
-        directory, check = read_engine(path, check_weights=False, check_machine=False), None
+    layers: list[DraftLayer] = []
+    while f"{DRAFT}/manifest.json" in (layers[-1].directory if layers else first).files:
+        path = path / DRAFT if layers else path
+        if check_weights:
+            layers.append(DraftLayer(*start_engine(path)))
+        else:
+            layers.append(DraftLayer(read_engine(path, check_weights=False, check_machine=False), None))
+    draft = BuiltInDraft(tuple(layers), None, first.program.vocab_size)
     try:
-        if directory.manifest.model.family != method:
+        family = layers[0].directory.manifest.model.family
+        if family != method:
             raise OptionError(
-                f"the engine was built with a draft for {directory.manifest.model.family!r}, not for {method!r}",
+                f"the engine was built with a draft for {family!r}, not for {method!r}",
                 at=OPTION,
-                fix=f'say "method": "{directory.manifest.model.family}"',
+                fix=f'say "method": "{family}"',
             )
-        ids = _ids(first, directory)
-        _check_fits(first.program, directory.program, directory)
+        for outer, layer in pairwise([first, *(each.directory for each in layers)]):
+            _check_fits(outer.program, layer.program, layer)
+        return replace(draft, ids=_ids(first, layers[0].directory))
     except (EngineFormatError, OptionError):
-        if check is not None:
-            check.cancel()
+        draft.close()
         raise
-    return BuiltInDraft(directory, check, ids, first.program.vocab_size)
 
 
 def _ids(first: EngineDirectory, draft: EngineDirectory) -> TokenIds | None:

@@ -28,10 +28,10 @@ class _Place:
 
 class DraftCache:
     """Rows by block; a BlockWatcher. A row's token is whatever names it: the rows before it and their tokens decide
-    what it holds."""
+    what it holds. executors: which all have read the same rows."""
 
-    def __init__(self, executor: Executor, block_size: int) -> None:
-        self._executor = executor
+    def __init__(self, executors: Sequence[Executor], block_size: int) -> None:
+        self._executors = executors
         self._block_size = block_size
         self._tokens: dict[int, list[int]] = {}
         self._places: dict[Request, _Place] = {}
@@ -45,7 +45,8 @@ class DraftCache:
         """Copied at once: no step of the second engine comes between the plan and the first one's copy."""
         tokens = self._tokens.get(source)
         if tokens:
-            self._executor.copy_blocks({block: source})
+            for executor in self._executors:
+                executor.copy_blocks({block: source})
             self._tokens[block] = tokens.copy()
 
     def known(self, request: Request, tokens: Sequence[int]) -> int:

@@ -30,7 +30,7 @@ class DraftModel(CachingDrafter):
         self._says_from_what = says_from_what
         self._limits = limits
         self._seats = min(limits.max_sequences, limits.max_batch_tokens, limits.max_logit_rows)
-        self._cache = DraftCache(executor, limits.block_size)
+        self._cache = DraftCache((executor,), limits.block_size)
 
     def watch(self, pool: BlockPool) -> None:
         """Its cache follows the pool's blocks."""

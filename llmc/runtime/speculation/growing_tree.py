@@ -31,11 +31,11 @@ class Level(NamedTuple):
 
 
 class GrowingTree:
-    """most: nodes of the draft at the most. width: nodes that are read at once; 1 for a chain."""
+    """most: nodes of the draft at the most. width: nodes that are read at once; 1 for a chain. tokens: of all nodes."""
 
     def __init__(self, most: int, width: int) -> None:
         self._most, self._width = min(most, MOST_NODES), width
-        self._tokens: list[int] = []
+        self.tokens: list[int] = []
         self._parents: list[int | None] = []
         self._shares: list[float] = []
         self._worth: list[float] = []
@@ -51,7 +51,7 @@ class GrowingTree:
         worth = 1.0 if node is None else self._worth[node]
         for token, share in candidates:
             if share > 0:
-                self._tokens.append(token)
+                self.tokens.append(token)
                 self._parents.append(node)
                 self._shares.append(share)
                 self._worth.append(worth * share)
@@ -59,7 +59,7 @@ class GrowingTree:
     def next_level(self) -> Level | None:
         """The nodes to be read next; None if no more are worth it."""
         # The last one of the best could only have a child in its own place.
-        best = sorted(range(len(self._tokens)), key=lambda node: -self._worth[node])[: self._most - 1]
+        best = sorted(range(len(self.tokens)), key=lambda node: -self._worth[node])[: self._most - 1]
         # There are as many rows as nodes: half of what is left stays for what may be deeper.
         room = min(self._width, -(-(self._most - len(self._read)) // 2))
         unread = [node for node in best if node not in self._hidden][:room]
@@ -68,8 +68,9 @@ class GrowingTree:
         first = len(self._read)
         self._read += unread
         rows = {node: row for row, node in enumerate(self._read)}
-        parents = [None if (parent := self._parents[node]) is None else rows[parent] for node in self._read]
-        read = Draft([self._tokens[node] for node in self._read], parents)
+        # What has grown by itself was read in rows before those of the tree, as the request's last token was.
+        parents = [None if (parent := self._parents[node]) is None else rows.get(parent) for node in self._read]
+        read = Draft([self.tokens[node] for node in self._read], parents)
         masks, depths = read.masks(), read.depths()
         if len(unread) == 1 and masks[-1]:
             first -= 1  # GPUs look at masks of two tokens or more: the one before is read again.
@@ -81,10 +82,10 @@ class GrowingTree:
         """The tokens that lead to a node, and its own."""
         found: list[int] = []
         while node is not None:
-            found.append(self._tokens[node])
+            found.append(self.tokens[node])
             node = self._parents[node]
         return found[::-1]
 
     def draft(self) -> Draft:
         """The best of what has grown."""
-        return best_nodes(Draft(self._tokens, self._parents), self._shares, self._most)
+        return best_nodes(Draft(self.tokens, self._parents), self._shares, self._most)

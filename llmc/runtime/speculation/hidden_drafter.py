@@ -5,69 +5,80 @@ and of token i + 1. A step that gives a request its draft begins with the rows o
 which the last one gives the first draft, or several; then the draft's own hidden states take the target's place, one
 token a step, or one level of a tree. Those rows are written over when the target has computed their tokens.
 
+A draft of several layers has an engine of each. The next layer reads the same rows, of the hidden states of the layer
+before and of tokens one place further on, where the last ones are drafts: each layer gives a draft further on. Drafts
+beyond those are of the last layer, by its own hidden states. Source: DeepSeek-AI 2024, "DeepSeek-V3 technical report",
+2.2; of further drafts it says nothing.
+
 Hidden states are there once. Prompts are read as they are computed; what was computed while drafts did not pay is left
 out, and the draft's cache then begins at the next block. Answers never depend on any of this.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import replace
-from typing import overload
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from llmc.program import HIDDEN, Limits
 from llmc.runtime.executors.executor import Executor, SideOutputExecutor
-from llmc.runtime.requests.request import Request, SampledRequest
+from llmc.runtime.loop.step import Step
+from llmc.runtime.requests.request import SampledRequest
 from llmc.runtime.scheduling.block_pool import BlockPool
 from llmc.runtime.speculation.acceptance import Probabilities
 from llmc.runtime.speculation.candidates import Candidates, ChainCandidates, TreeCandidates
 from llmc.runtime.speculation.computed_step import ComputedStep
 from llmc.runtime.speculation.draft import NO_DRAFT, Draft
-from llmc.runtime.speculation.draft_cache import DraftCache
 from llmc.runtime.speculation.drafter import CachingDrafter
 from llmc.runtime.speculation.growing_tree import GrowingTree, Level
-from llmc.runtime.speculation.hidden_rows import HiddenRows
+from llmc.runtime.speculation.hidden_rows import Hidden
 from llmc.runtime.speculation.hidden_step import HiddenReading, hidden_step, level_step
+from llmc.runtime.speculation.unread_rows import Unread, UnreadRows
+
+
+@dataclass(slots=True)
+class _Asked:
+    """Who wants so many drafts, and what there is of them. rows: that are yet to be read. is_ready: whether one step
+    reads them all."""
+
+    request: SampledRequest
+    most: int
+    tree: GrowingTree
+    rows: Unread
+    is_ready: bool = False
+    origins: list[Probabilities | None] = field(default_factory=list)
+
+    def wants(self, layer: int) -> bool:
+        """Whether the step of a layer is to give it a draft."""
+        return self.is_ready and layer < self.most
 
 
 class HiddenDrafter(CachingDrafter):
-    """executor: of the draft, in the target's vocabulary, with as many blocks as the target's. limits: of its steps.
-    width: tokens of a request that a step goes on from; 1 for chains. says_from_what: whether drafts, which are chains
-    then, come with what they were drawn from."""
+    """layers: executors of the draft, in the target's vocabulary, with as many blocks as the target's. limits: of their
+    steps. width: tokens of a request that a step goes on from; 1 for chains, as of several layers in any case.
+    says_from_what: whether drafts, which are chains then, come with what they were drawn from."""
 
-    def __init__(self, executor: Executor, limits: Limits, *, width: int, says_from_what: bool = False) -> None:
-        assert isinstance(executor, SideOutputExecutor)
+    def __init__(self, layers: Sequence[Executor], limits: Limits, *, width: int, says_from_what: bool = False) -> None:
         self._says_from_what = says_from_what
-        self._executor, self._limits = executor, limits
+        self._layers, self._limits = layers, limits
         rows = min(limits.max_batch_tokens, limits.max_logit_rows)
-        is_chain = says_from_what or min(width, rows) == 1
+        is_chain = says_from_what or len(layers) > 1 or min(width, rows) == 1
         self._candidates: Candidates = (
             ChainCandidates(says_from_what=says_from_what) if is_chain else TreeCandidates(min(width, rows))
         )
         self._seats = min(limits.max_sequences, rows // self._candidates.width)
-        self._cache = DraftCache(executor, limits.block_size)
-        self._rows = HiddenRows(limits.block_size)
+        self._unread = UnreadRows(layers, limits.block_size)
         self._asked = False
 
     def watch(self, pool: BlockPool) -> None:
         """Its cache follows the pool's blocks."""
-        pool.watch(self)
-
-    def given(self, blocks: Sequence[int]) -> None:
-        """As a BlockWatcher."""
-        self._cache.given(blocks)
-        self._rows.given(blocks)
-
-    def copied(self, block: int, source: int) -> None:
-        """As a BlockWatcher."""
-        self._cache.copied(block, source)
-        self._rows.copied(block, source)
+        pool.watch(self._unread)
 
     def close(self) -> None:
-        """Free the draft's engine."""
-        self._executor.close()
+        """Free the draft's engines."""
+        for layer in self._layers:
+            layer.close()
 
     def sides(self, pays: bool, has_prompts: bool) -> tuple[str, ...]:
         """Hidden states: of what decodes where drafts pay, and of every prompt, which nobody computes again."""
@@ -84,15 +95,14 @@ class HiddenDrafter(CachingDrafter):
             request = chunk.request
             if request.finished or not isinstance(request, SampledRequest):
                 continue
-            self._rows.add(request, chunk.start, hidden[[chunk.token_row + index for index in chunk.own]])
+            self._unread.add(request, chunk.start, hidden[[chunk.token_row + index for index in chunk.own]])
             if chunk.tokens > 1 and chunk.logit_rows < chunk.tokens:
                 prompts.append(request)
-        self._read(prompts)
+        self._read_prompts(prompts)
 
     def forget(self, request: SampledRequest) -> None:
         """What it has read may serve others."""
-        self._cache.forget(request)
-        self._rows.forget(request)
+        self._unread.forget(request)
         self._candidates.forget(request)
 
     def propose(self, requests: Sequence[SampledRequest], most: Sequence[int]) -> list[Draft]:
@@ -106,116 +116,118 @@ class HiddenDrafter(CachingDrafter):
                 found[index] = draft
         return found
 
-    def _write(self, asked: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
+    def _write(self, wanted: Sequence[tuple[SampledRequest, int]]) -> list[Draft]:
         """So many drafts for each of at most `_seats` requests."""
-        trees = [GrowingTree(most, self._candidates.width) for _, most in asked]
-        origins: list[list[Probabilities | None]] = [[] for _ in asked]
-        going, readings = self._unread([request for request, _ in asked])
-        nodes: list[tuple[int, int | None]] = [(index, None) for index in going]
-        step = hidden_step(readings, self._limits.block_size, max(1, len(going)), (HIDDEN,)) if readings else None
-        while step is not None:
-            places = [(asked[index][0], trees[index].path(node)) for index, node in nodes]
-            found = self._candidates.after(self._executor, step, places)
-            hidden = self._executor.side_output(HIDDEN).copy()
-            for (index, node), following, state in zip(nodes, found, hidden, strict=False):
-                trees[index].grow(node, following.candidates, state)
-                origins[index].append(following.drawn_from)
-            levels = {index: level for index in going if (level := trees[index].next_level()) is not None}
-            nodes = [(index, node) for index, level in levels.items() for node in level.nodes]
-            read = [(self._level(asked[index][0], level), level) for index, level in levels.items()]
-            step = level_step(read, self._limits.block_size, (HIDDEN,)) if read else None
-        drafts = [tree.draft() for tree in trees]
-        if not self._says_from_what:
-            return drafts
-        return [replace(draft, probabilities=origin) for draft, origin in zip(drafts, origins, strict=True)]
+        found = ((request, most, self._unread.to_the_last(request)) for request, most in wanted)
+        asked = {
+            request: _Asked(request, most, GrowingTree(most, self._candidates.width), rows)
+            for request, most, rows in found
+            if rows is not None
+        }
+        self._read_rows(self._fitting(asked.values()))
+        going = [each for each in asked.values() if each.is_ready]
+        while levels := [(each, level) for each in going if (level := each.tree.next_level()) is not None]:
+            read = [(self._level(each.request, level), level) for each, level in levels]
+            step = level_step(read, self._limits.block_size, (HIDDEN,))
+            self._grow(-1, step, [(each, node) for each, level in levels for node in level.nodes])
+        return [self._draft(asked.get(request)) for request, _ in wanted]
+
+    def _draft(self, asked: _Asked | None) -> Draft:
+        if asked is None:
+            return NO_DRAFT
+        draft = asked.tree.draft()
+        return replace(draft, probabilities=asked.origins) if self._says_from_what else draft
+
+    def _fitting(self, asked: Iterable[_Asked]) -> list[_Asked]:
+        """Those whose rows one step can read, the shortest first; of one more the first rows."""
+        room, found = self._limits.max_batch_tokens, []
+        for each in sorted(asked, key=lambda each: len(each.rows.hidden)):
+            each.is_ready = len(each.rows.hidden) <= room
+            if not each.is_ready:
+                each.rows = self._unread.complete(each.rows.first(room))
+            room -= len(each.rows.hidden)
+            found.append(each)
+            if not each.is_ready:
+                break
+        return found
+
+    def _read_rows(self, asked: list[_Asked]) -> None:
+        """All layers read the rows; each gives a draft of those that are ready and want as many."""
+        for each in asked:
+            self._unread.read(each.rows)
+        for layer in range(len(self._layers)):
+            for each in asked:
+                if not each.wants(layer):
+                    each.rows = self._unread.complete(each.rows)
+            asked = sorted((each for each in asked if len(each.rows.hidden)), key=lambda each: not each.wants(layer))
+            if not asked:
+                return
+            wanting = [each for each in asked if each.wants(layer)]
+            readings = [self._unread.reading(each.rows, layer, each.tree.tokens) for each in asked]
+            step = hidden_step(readings, self._limits.block_size, max(1, len(wanting)), (HIDDEN,))
+            # So far each tree is a chain, of as many nodes as layers have read.
+            states = self._grow(layer, step, [(each, layer - 1 if layer else None) for each in wanting])
+            for each, part in zip(asked, _of_readings(states, readings), strict=True):
+                each.rows = each.rows._replace(hidden=part)
+
+    def _grow(self, layer: int, step: Step, nodes: Sequence[tuple[_Asked, int | None]]) -> Hidden:
+        """A layer's step, whose first rows of logits say what may follow these nodes. Returns its hidden states: of
+        each token, or for the last layer of each row of logits."""
+        executor = self._layers[layer]
+        places = [(each.request, each.tree.path(node)) for each, node in nodes]
+        found = self._candidates.after(executor, step, places)
+        states = _states(executor)
+        is_last = executor is self._layers[-1]
+        for (each, node), following, state in zip(
+            nodes, found, states if is_last else states[step.logit_rows], strict=False
+        ):
+            each.tree.grow(node, following.candidates, state)
+            each.origins.append(following.drawn_from)
+        return states
 
     def _level(self, request: SampledRequest, level: Level) -> HiddenReading:
         """Nodes of its tree, which begins behind the row of its last token's hidden state."""
-        return self._reading(request, len(request.tokens) - 1 + level.first, level.tokens, level.hidden)
+        return self._unread.place(request, len(request.tokens) - 1 + level.first, level.tokens, level.hidden)
 
-    def _unread(self, requests: Sequence[SampledRequest]) -> tuple[list[int], list[HiddenReading]]:
-        """What one step can read of the requests' last tokens, the shortest readings first; and of which that is the
-        rest, in the same order."""
-        found = {}
-        for index, request in enumerate(requests):
-            reading = self._rest(request, len(request.tokens) - 1)
-            if reading is not None:
-                found[index] = reading
-        room, readings, ready = self._limits.max_batch_tokens, [], []
-        for index, reading in sorted(found.items(), key=lambda item: len(item[1].tokens)):
-            if len(reading.tokens) > room:
-                readings += [self._noted(requests[index], _first(reading, room))] if room else []
-                break
-            room -= len(reading.tokens)
-            readings.append(self._noted(requests[index], reading))
-            ready.append(index)
-        return ready, readings
-
-    def _read(self, requests: Iterable[SampledRequest]) -> None:
+    def _read_prompts(self, requests: Iterable[SampledRequest]) -> None:
         """All of the requests' rows but the last, whose step gives the first draft."""
         left = list(requests)
         while left:
-            room, readings, going = self._limits.max_batch_tokens, [], []
+            room, rows, going = self._limits.max_batch_tokens, [], []
             for request in left[: self._seats]:
-                end = self._rows.end(request)
-                reading = None if end is None else self._rest(request, end - 1, is_last=False)
-                if reading is None or not reading.tokens:
+                found = self._unread.of_prompt(request)
+                if found is None:
                     continue
                 if room:
-                    part = _first(reading, room)
-                    room -= len(part.tokens)
-                    readings.append(self._noted(request, part))
+                    rows.append(found.first(room))
+                    room -= len(rows[-1].hidden)
+                    self._unread.read(rows[-1])
                 going.append(request)
             left = [*going, *left[self._seats :]]
-            if readings:
-                self._executor.step(hidden_step(readings, self._limits.block_size, 1, ()))
+            if rows:
+                self._read_through(rows)
 
-    def _rest(self, request: SampledRequest, end: int, is_last: bool = True) -> HiddenReading | None:
-        """The rows of a request before `end` that are yet to be read, the last one in any case if `is_last`; None if
-        their hidden states are not all there."""
-        size, names = self._limits.block_size, _Following(request.tokens)
-        start = min(self._cache.known(request, names), end - is_last)
-        found = self._rows.found(request, start, end)
-        if found is None and self._rows.found(request, end - 1, end) is not None:
-            # What comes between is lost: the cache begins behind it.
-            first = self._rows.first(request)
-            if first is not None and first > start:
-                self._cache.skip(request, -(-first // size))
-                start = min(self._cache.known(request, names), end - is_last)
-                found = self._rows.found(request, start, end)
-        if found is None or start < self._cache.skipped(request) * size:
-            return None
-        return self._reading(request, start, names[start:end], found)
-
-    def _reading(self, request: SampledRequest, start: int, tokens: Sequence[int], hidden: np.ndarray) -> HiddenReading:
-        begin = self._cache.skipped(request)
-        return HiddenReading(request.standing.blocks[begin:], begin * self._limits.block_size, start, tokens, hidden)
-
-    def _noted(self, request: Request, reading: HiddenReading) -> HiddenReading:
-        self._cache.note(request, reading.start, reading.tokens)
-        self._rows.read(request, reading.start + len(reading.tokens))
-        return reading
+    def _read_through(self, rows: list[Unread]) -> None:
+        """All layers read rows that have no drafts in them."""
+        for number, layer in enumerate(self._layers):
+            is_last = layer is self._layers[-1]
+            readings = [self._unread.reading(each, number, ()) for each in rows]
+            layer.step(hidden_step(readings, self._limits.block_size, 1, () if is_last else (HIDDEN,)))
+            if not is_last:
+                states = _of_readings(_states(layer), readings)
+                rows = [each._replace(hidden=part) for each, part in zip(rows, states, strict=True)]
 
 
-class _Following(Sequence[int]):
-    """What rows of a draft's cache are called: each by the token after it."""
-
-    def __init__(self, tokens: list[int]) -> None:
-        self._tokens = tokens
-
-    def __len__(self) -> int:
-        return len(self._tokens) - 1
-
-    @overload
-    def __getitem__(self, key: int) -> int: ...
-    @overload
-    def __getitem__(self, key: slice) -> list[int]: ...
-    def __getitem__(self, key: int | slice) -> int | list[int]:
-        if isinstance(key, int):
-            return self._tokens[key + 1]
-        start, stop, _ = key.indices(len(self))
-        return self._tokens[start + 1 : stop + 1]
+def _states(layer: Executor) -> Hidden:
+    """What the layer's last step left, kept."""
+    assert isinstance(layer, SideOutputExecutor)
+    states: Hidden = layer.side_output(HIDDEN).astype(np.float32)
+    return states
 
 
-def _first(reading: HiddenReading, count: int) -> HiddenReading:
-    return reading._replace(tokens=reading.tokens[:count], hidden=reading.hidden[:count])
+def _of_readings(states: Hidden, readings: Sequence[HiddenReading]) -> Iterator[Hidden]:
+    """The hidden states of each reading's tokens, of those of a step's."""
+    begin = 0
+    for each in readings:
+        yield states[begin : begin + len(each.tokens)]
+        begin += len(each.tokens)

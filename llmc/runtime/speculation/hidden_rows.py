@@ -3,7 +3,7 @@
 Row i of a draft's cache is made of the target's hidden state after token i and of token i + 1. The target gives a
 hidden state once, in the step that computes its token; who finds the token's block in the prefix cache gets none. So
 the last hidden state of each block is kept beside it: with it a draft can go on where another token follows than the
-one it has read.
+one it has read. Of drafts of several layers, which read further tokens, the last ones are kept, as many as layers.
 """
 
 from __future__ import annotations
@@ -32,17 +32,14 @@ class Pending:
         return self.start + len(self.hidden)
 
 
-_NOTHING: tuple[int | None, Hidden] = (None, np.empty(0, np.float32))
-
-
 class HiddenRows:
-    """A BlockWatcher."""
+    """A BlockWatcher. kept: hidden states by block."""
 
-    def __init__(self, block_size: int) -> None:
-        self._block_size = block_size
+    def __init__(self, block_size: int, kept: int = 1) -> None:
+        self._block_size, self._kept = block_size, kept
         self._pending: dict[Request, Pending] = {}
-        # The place in its block of the last token that was computed there, and its hidden state.
-        self._last: dict[int, tuple[int, Hidden]] = {}
+        # By block the hidden states of the last tokens that were computed there; starts are places in the block.
+        self._last: dict[int, Pending] = {}
 
     def given(self, blocks: Sequence[int]) -> None:
         """Nothing is known of them."""
@@ -56,6 +53,11 @@ class HiddenRows:
 
     def add(self, request: Request, start: int, hidden: Hidden) -> None:
         """The target has computed these tokens of the request, which keeps them. hidden: copied here."""
+        blocks, size, end = request.standing.blocks, self._block_size, start + len(hidden)
+        for index in range(start // size, min(len(blocks), -(-end // size))):
+            begin, last = index * size, min((index + 1) * size, end)
+            first = max(begin, start, last - self._kept)
+            self._keep(blocks[index], first - begin, hidden[first - start : last - start])
         before = self._pending.get(request)
         if before is not None and before.start <= start <= before.end:
             hidden = np.concatenate((before.hidden[: start - before.start], hidden))
@@ -63,28 +65,39 @@ class HiddenRows:
         else:
             hidden = hidden.copy()
         self._pending[request] = Pending(start, hidden)
-        blocks, size = request.standing.blocks, self._block_size
-        ends = range(start // size, min(len(blocks), -(-(start + len(hidden)) // size)))
-        for index in ends:
-            last = min((index + 1) * size, start + len(hidden)) - 1
-            self._last[blocks[index]] = (last - index * size, hidden[last - start].copy())
+
+    def _keep(self, block: int, place: int, hidden: Hidden) -> None:
+        """Hidden states of a block's last tokens, which begin at a place in it."""
+        before = self._last.get(block)
+        if before is not None and before.start < place <= before.end:
+            kept = np.concatenate((before.hidden[: place - before.start], hidden))[-self._kept :]
+            self._last[block] = Pending(place + len(hidden) - len(kept), kept)
+        else:
+            self._last[block] = Pending(place, hidden.copy())
 
     def found(self, request: Request, start: int, end: int) -> Hidden | None:
         """The hidden states from one position to before another; None unless all are there, or if there are none."""
-        pending = self._pending.get(request)
         if start >= end:
             return None
-        if pending is not None and pending.start <= start and end <= pending.end:
-            return pending.hidden[start - pending.start : end - pending.start]
+        pending = self._pending_from(request, start, end)
+        if pending is not None:
+            return pending
         index, inside = divmod(start, self._block_size)
         blocks = request.standing.blocks
-        place, hidden = self._last.get(blocks[index], _NOTHING) if index < len(blocks) else _NOTHING
-        if place != inside:
+        last = self._last.get(blocks[index]) if index < len(blocks) else None
+        if last is None or not last.start <= inside < last.end:
             return None
-        if end == start + 1:
-            return hidden[None]
-        rest = self.found(request, start + 1, end) if pending is not None and pending.start == start + 1 else None
-        return None if rest is None else np.concatenate((hidden[None], rest))
+        here = last.hidden[inside - last.start :][: end - start]
+        if start + len(here) == end:
+            return here
+        rest = self._pending_from(request, start + len(here), end)
+        return None if rest is None else np.concatenate((here, rest))
+
+    def _pending_from(self, request: Request, start: int, end: int) -> Hidden | None:
+        pending = self._pending.get(request)
+        if pending is None or start < pending.start or pending.end < end:
+            return None
+        return pending.hidden[start - pending.start : end - pending.start]
 
     def first(self, request: Request) -> int | None:
         """The first position that a request has a hidden state of, not of its blocks."""

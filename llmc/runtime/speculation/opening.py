@@ -38,11 +38,16 @@ from llmc.runtime.speculation.step_times import Prior
 
 @dataclass(frozen=True)
 class SpeculationPlan:
-    """first: the engine that is drafted for. second: the one that drafts, whose cache has as many blocks."""
+    """first: the engine that is drafted for. second: what drafts, with a cache of as many blocks."""
 
     config: SpeculativeConfig
     first: EngineDirectory
     second: SecondEngine | BuiltInDraft | None
+
+    @property
+    def programs(self) -> tuple[Program, ...]:
+        """Of the engines that draft."""
+        return () if self.second is None else self.second.programs
 
     def start(self, blocks: int, threads: int, name: ExecutorName | None) -> Speculation:
         """Beside an engine whose cache has so many blocks. name: of its executor, if it was asked for."""
@@ -52,19 +57,19 @@ class SpeculationPlan:
 
     def _new_gate(self, most: int) -> Gate:
         prior = _prior(self.first.program, self.first)
-        return Gate(most, prior, None if self.second is None else _prior(self.second.program, self.first))
+        return Gate(most, prior, _prior(self.programs[0], self.first) if self.programs else None)
 
     def _new_drafter(self, blocks: int, threads: int, name: ExecutorName | None) -> Callable[[], Drafter]:
         needs_origins = self.config.acceptance.method is AcceptanceMethod.REJECTION
         if isinstance(self.config, DraftModelConfig):
             assert isinstance(self.second, SecondEngine), "a draft model is an engine"
             executor = open_second(self.second.directory, blocks, threads, name, self.second.check)
-            return partial(DraftModel, executor, self.second.program.limits, says_from_what=needs_origins)
+            return partial(DraftModel, executor, self.programs[0].limits, says_from_what=needs_origins)
         if isinstance(self.config, Eagle3Config | MtpConfig):
             assert isinstance(self.second, BuiltInDraft), "it is a part of the engine"
-            executor = self.second.open(blocks, threads, name)
-            limits, width = self.second.program.limits, self.config.tree_width
-            return partial(HiddenDrafter, executor, limits, width=width, says_from_what=needs_origins)
+            layers = self.second.open(blocks, threads, name)
+            limits, width = self.programs[0].limits, self.config.tree_width
+            return partial(HiddenDrafter, layers, limits, width=width, says_from_what=needs_origins)
         return partial(new_drafter, self.config)
 
 
@@ -95,12 +100,12 @@ def plan_speculation(
     _warn_of_few_rows(config.num_speculative_tokens, tokens, limits)
     if isinstance(config, DraftModelConfig):
         second = start_second(Path(config.model), first, check_weights=check_weights)
-        _check_ranks(second.program, "build what drafts for one rank: --tensor-parallel-size 1")
+        _check_ranks(second.programs[0], "build what drafts for one rank: --tensor-parallel-size 1")
         return SpeculationPlan(config, first, second)
     if isinstance(config, Eagle3Config | MtpConfig):
         method = "eagle3" if isinstance(config, Eagle3Config) else "mtp"
         draft = start_built_in(first, method, check_weights=check_weights)
-        _check_ranks(draft.program, "draft with ngram, suffix or lookahead, or with an engine of one rank")
+        _check_ranks(draft.programs[0], "draft with ngram, suffix or lookahead, or with an engine of one rank")
         return SpeculationPlan(config, first, draft)
     if isinstance(config, MedusaConfig):
         _check_heads(first)

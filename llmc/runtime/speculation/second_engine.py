@@ -22,9 +22,9 @@ class SecondEngine:
     check: WeightCheck | None
 
     @property
-    def program(self) -> Program:
-        """What its cache takes of the memory follows from it."""
-        return self.directory.program
+    def programs(self) -> tuple[Program, ...]:
+        """One. What its cache takes of the memory follows from it."""
+        return (self.directory.program,)
 
     def close(self) -> None:
         """Without having opened it."""

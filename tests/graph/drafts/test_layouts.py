@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,19 +22,21 @@ from llmc.options import BuildOptions
 from llmc.passes.pipeline import canonical, default, speculative
 from llmc.passes.runner import run_pipeline
 from tests import draft_checkpoints as drafts
+from tests import latent_expert_layer
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 Oracle = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+Layer = Callable[[Tensor, Mapping[str, Tensor], str], Tensor]
 
 
 @dataclass(frozen=True)
 class Case:
-    """A model's directory, what its option `speculative` says, and the oracle: from ids and hidden states to logits and
-    hidden states."""
+    """A model's directory, what its option `speculative` says, and an oracle for each layer that drafts: from ids and
+    hidden states to logits and hidden states."""
 
     model: Path
     speculative: str
-    oracle: Oracle
+    oracles: tuple[Oracle, ...]
 
 
 def eagle3(directory: Path, make: Callable[..., Path] = drafts.eagle3, **settings: Any) -> Case:
@@ -46,45 +48,53 @@ def eagle3(directory: Path, make: Callable[..., Path] = drafts.eagle3, **setting
     def oracle(ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         return drafts.eagle3_logits(tensors, ids, hidden, table, settings)
 
-    return Case(model, str(draft), oracle)
+    return Case(model, str(draft), (oracle,))
 
 
-def mtp(directory: Path, add: Callable[[Path], Path], names: Mapping[str, str], head: str) -> Case:
-    model = add(tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False))
+def mtp(model: Path, layers: Sequence[Mapping[str, str]], head: str, layer: Layer | None = None) -> Case:
+    """layers: the names of each one's tensors. head: of the output matrix, in which {} is the layer's prefix."""
     tensors = load_file(model / "model.safetensors")
-    embeddings, output = tensors["model.embed_tokens.weight"], tensors[head]
 
-    def oracle(ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        return drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output)
+    def oracle(names: Mapping[str, str], ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        output = tensors[head.format(names["layer"])]
+        return drafts.mtp_logits(tensors, names, ids, hidden, tensors["model.embed_tokens.weight"], output, layer)
 
-    return Case(model, "mtp", oracle)
+    return Case(model, "mtp", tuple(partial(oracle, names) for names in layers))
 
 
-_DEEPSEEK = "model.layers.2."
+def llama(directory: Path) -> Path:
+    return tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False)
+
+
+def qwen_mtp(directory: Path, layers: int = 1) -> Case:
+    names = [{**drafts.QWEN, "layer": f"mtp.layers.{number}.", "norm": "mtp.norm"} for number in range(layers)]
+    return mtp(drafts.add_qwen_mtp(llama(directory), layers), names, "lm_head.weight")
+
+
+def deepseek_mtp(directory: Path, layers: int = 1) -> Case:
+    model = llama(directory)
+    for number in range(2, 2 + layers):
+        drafts.add_deepseek_mtp(model, number)
+    return mtp(model, [drafts.deepseek_names(number) for number in range(2, 2 + layers)], "{}shared_head.head.weight")
+
+
+def deepseek_v3_mtp(directory: Path) -> Case:
+    """With its own attention and its own experts, as DeepSeek's checkpoints have them."""
+    model = latent_expert_layer.deepseek_checkpoint(directory / "model")
+    drafts.add_deepseek_mtp(model, layer=latent_expert_layer.layer_tensors)
+    return mtp(model, [drafts.deepseek_names(2)], "{}shared_head.head.weight", latent_expert_layer.layer)
+
+
 CASES: dict[str, Callable[[Path], Case]] = {
     "eagle3": eagle3,
     "eagle3, norm_output": partial(eagle3, norm_output=True),
     "speculators": partial(eagle3, make=drafts.speculators),
     "speculators, norm_before_residual": partial(eagle3, make=drafts.speculators, norm_before_residual=True),
     "speculators, norm_output": partial(eagle3, make=drafts.speculators, norm_output=True, model_type="llama"),
-    "qwen mtp": partial(
-        mtp,
-        add=drafts.add_qwen_mtp,
-        names={**drafts.QWEN, "layer": "mtp.layers.0.", "norm": "mtp.norm"},
-        head="lm_head.weight",
-    ),
-    "deepseek mtp": partial(
-        mtp,
-        add=drafts.add_deepseek_mtp,
-        names={
-            "embedding": f"{_DEEPSEEK}enorm",
-            "hidden": f"{_DEEPSEEK}hnorm",
-            "both": f"{_DEEPSEEK}eh_proj",
-            "layer": _DEEPSEEK,
-            "norm": f"{_DEEPSEEK}shared_head.norm",
-        },
-        head=f"{_DEEPSEEK}shared_head.head.weight",
-    ),
+    "qwen mtp": qwen_mtp,
+    "qwen mtp of two layers": partial(qwen_mtp, layers=2),
+    "deepseek mtp of two layers": partial(deepseek_mtp, layers=2),
+    "deepseek mtp of latent attention and experts": deepseek_v3_mtp,
 }
 
 
@@ -117,23 +127,25 @@ def outputs(
 def test_logits_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     case = CASES[name](tmp_path)
     model = captured(case)
-    draft = attached(model).draft
-    assert draft is not None
-    ids = tiny_tokens(21)
-    for graph in (draft.graph, run_pipeline(draft.graph, default(), BuildOptions()).graph):
-        read, logits, hidden = outputs(graph, model.source, ids, [6, 1, 14])
-        expected, expected_hidden = case.oracle(torch.tensor(ids), read)
-        torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
-        torch.testing.assert_close(hidden, expected_hidden, rtol=1e-4, atol=1e-4)
-        assert expected.std() > 0.5
+    ids, draft = tiny_tokens(21), attached(model).draft
+    for oracle in case.oracles:
+        assert draft is not None
+        for graph in (draft.graph, run_pipeline(draft.graph, default(), BuildOptions()).graph):
+            read, logits, hidden = outputs(graph, model.source, ids, [6, 1, 14])
+            expected, expected_hidden = oracle(torch.tensor(ids), read)
+            torch.testing.assert_close(logits, expected, rtol=1e-4, atol=1e-4)
+            torch.testing.assert_close(hidden, expected_hidden, rtol=1e-4, atol=1e-4)
+            assert expected.std() > 0.5
+        draft = draft.graph.draft
+    assert draft is None
 
 
 def test_a_draft_reads_the_token_after_its_hidden_state(tmp_path: Path) -> None:
     """Its rows are not alike with another token, or with another hidden state, and what comes later does not count."""
     case = eagle3(tmp_path)
     ids, hidden = torch.tensor(tiny_tokens(8)), torch.randn(8, drafts.WIDTH, generator=torch.Generator().manual_seed(1))
-    first, _ = case.oracle(ids, hidden)
+    first, _ = case.oracles[0](ids, hidden)
     other = ids.clone()
     other[5] += 1
-    second, _ = case.oracle(other, hidden)
+    second, _ = case.oracles[0](other, hidden)
     assert torch.equal(first[:5], second[:5]) and not torch.allclose(first[5], second[5], atol=0.1)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,19 +29,19 @@ from tests import draft_checkpoints as drafts
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 pytestmark = pytest.mark.usefixtures("open_gate")
-LAYERS, MOST = [1, 2, 4], 3
+LAYERS, MOST = [1, 2, 4], 4
 GREEDY = SamplingParams(max_tokens=10, temperature=0.0)
 
 
 @dataclass(frozen=True)
 class Built:
-    """An engine with a draft. next_logits: of the draft after the last of these ids, given the hidden states that the
-    model, or the draft itself, has after each but the last; and the draft's own hidden state there."""
+    """An engine with a draft. states: of the model after these tokens. layers: each one's logits and hidden states of
+    rows of tokens and of the hidden states before them, those of the model or of the layer before."""
 
     method: str
     path: Path
     states: Callable[[Tensor], Tensor]
-    next_logits: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
+    layers: Sequence[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]]
     target_ids: Tensor
 
     def expected(self, tokens: Sequence[int], count: int) -> list[int]:
@@ -52,11 +53,13 @@ class Built:
 
     def logits(self, tokens: Sequence[int], drafts: Sequence[int]) -> Tensor:
         """Of what follows these drafts."""
-        ids, hidden = torch.tensor(list(tokens)), self.states(torch.tensor(tokens[:-1]))
-        logits, state = self.next_logits(ids[1:], hidden)
-        for draft in drafts:
-            ids, hidden = torch.cat((ids, torch.tensor([draft]))), torch.cat((hidden, state[-1:]))
-            logits, state = self.next_logits(ids[1:], hidden)
+        ids, states = torch.tensor([*tokens, *drafts]), self.states(torch.tensor(tokens[:-1]))
+        for number, layer in enumerate(self.layers[: len(drafts) + 1], 1):
+            read = states
+            logits, states = layer(ids[number : number + len(read)], read)
+        for _ in range(len(self.layers), len(drafts) + 1):
+            read = torch.cat((read, states[-1:]))
+            logits, states = layer(ids[number : number + len(read)], read)
         return logits[-1]
 
 
@@ -96,7 +99,7 @@ def eagle3(tmp_path_factory: pytest.TempPathFactory) -> Built:
         "eagle3",
         directory / "engine.llmc",
         combined,
-        lambda ids, hidden: drafts.eagle3_logits(tensors, ids, hidden, embeddings, {}),
+        [lambda ids, hidden: drafts.eagle3_logits(tensors, ids, hidden, embeddings, {})],
         torch.arange(drafts.DRAFT_VOCAB) + tensors["d2t"],
     )
 
@@ -114,12 +117,37 @@ def mtp(tmp_path_factory: pytest.TempPathFactory) -> Built:
         "mtp",
         directory / "engine.llmc",
         lambda ids: states(ids)[1],
-        lambda ids, hidden: drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output),
+        [lambda ids, hidden: drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output)],
         torch.arange(drafts.VOCAB),
     )
 
 
-@pytest.fixture(params=["eagle3", "mtp"])
+@pytest.fixture(scope="session")
+def mtp_layers(tmp_path_factory: pytest.TempPathFactory) -> Built:
+    """Three, as DeepSeek's: the fourth draft is the third layer's again."""
+    directory = tmp_path_factory.mktemp("mtp_layers")
+    model = tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False, num_hidden_layers=4)
+    states, numbers = _model_states(model), (4, 5, 6)
+    for number in numbers:
+        drafts.add_deepseek_mtp(model, number)
+    build(model, directory / "engine.llmc", speculative="mtp", **_limits())
+    tensors = load_file(model / "model.safetensors")
+
+    def layer(number: int, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        names, embeddings = drafts.deepseek_names(number), tensors["model.embed_tokens.weight"]
+        output = tensors[f"model.layers.{number}.shared_head.head.weight"]
+        return drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output)
+
+    return Built(
+        "mtp",
+        directory / "engine.llmc",
+        lambda ids: states(ids)[1],
+        [partial(layer, number) for number in numbers],
+        torch.arange(drafts.VOCAB),
+    )
+
+
+@pytest.fixture(params=["eagle3", "mtp", "mtp_layers"])
 def built(request: pytest.FixtureRequest) -> Built:
     found: Built = request.getfixturevalue(request.param)
     return found
@@ -192,6 +220,8 @@ def test_trees_are_those_of_the_oracle(
     with load(built.path) as plain:
         prompts = [tiny_tokens(5), tiny_tokens(60)[20:]]
         expected = [each.choices[0].token_ids for each in plain.generate(prompts, GREEDY)]
+    if len(built.layers) > 1:
+        pytest.skip("several layers draft chains")
     given = {"method": built.method, "num_speculative_tokens": 8, "tree_width": 3}
     with load(built.path, speculation=given) as engine:
         assert [each.choices[0].token_ids for each in engine.generate(prompts, GREEDY)] == expected
@@ -216,21 +246,22 @@ def test_drafts_after_a_cached_prefix_are_the_same(
 
 
 def test_choices_and_preempted_requests_draft_the_same(
-    eagle3: Built, proposals: list[tuple[list[int], list[int], int]]
+    built: Built, proposals: list[tuple[list[int], list[int], int]]
 ) -> None:
     params = SamplingParams(max_tokens=9, temperature=0.9, seed=4, n=2)
-    with load(eagle3.path) as plain:
+    with load(built.path) as plain:
         expected = [c.token_ids for c in plain.generate(tiny_tokens(19), params)[0].choices]
-    with opened(eagle3) as engine:
+    with opened(built) as engine:
         (completion,) = engine.generate(tiny_tokens(19), params)
         assert [c.token_ids for c in completion.choices] == expected
         proposals.clear()
     blocks = 96 // 8
-    with opened(eagle3, kv_cache_bytes=blocks * 8 * 5 * 2 * 2 * 16 * 4) as engine:
+    caches = 4 + len(built.layers)
+    with opened(built, kv_cache_bytes=blocks * 8 * caches * 2 * 2 * 16 * 4) as engine:
         long = SamplingParams(max_tokens=26, temperature=0.0, ignore_eos=True)
         engine.generate([tiny_tokens(30), tiny_tokens(60)[29:], tiny_tokens(90)[55:]], long)
         assert engine.loop.scheduler.preemptions
-        check(eagle3, proposals, 12)
+        check(built, proposals, 12)
         assert engine.loop.pool.used == 0
 
 
@@ -258,5 +289,6 @@ def test_an_engine_without_a_draft_says_how_to_build_one(built: Built) -> None:
     with pytest.raises(OptionError, match=f"a draft for '{built.method}', not for '{other}'"):
         load(built.path, speculation={"method": other, "num_speculative_tokens": 2})
     with pytest.raises(OptionError, match="without a draft for the method 'mtp'") as caught:
-        load(built.path / "draft", speculation={"method": "mtp", "num_speculative_tokens": 2})
+        last = built.path.joinpath(*["draft"] * len(built.layers))
+        load(last, speculation={"method": "mtp", "num_speculative_tokens": 2})
     assert "--speculative" in str(caught.value.fix)

@@ -110,12 +110,12 @@ def test_what_is_no_engine_is_refused(path: Path, tmp_path: Path) -> None:
 def test_both_caches_share_the_memory(path: Path) -> None:
     program = tiny_program(tiny_model())
     alone = block_count(program, 10_000_000 // 1000)
-    assert block_count(program, 10_000_000 // 1000, second=program) == alone // 2
+    assert block_count(program, 10_000_000 // 1000, beside=(program,)) == alone // 2
     with load(path, kv_cache_bytes=10_000, speculation=drafting(path)) as engine:
         assert engine.loop.pool.count == alone // 2
     free = 10**10
     one = plan_device_memory(program, free, 10_000)
-    assert plan_device_memory(program, free, 10_000, program).blocks == one.blocks // 2
+    assert plan_device_memory(program, free, 10_000, (program,)).blocks == one.blocks // 2
     assert memory_of_blocks(program, one.blocks) == one
 
 
