@@ -3,25 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from llmc.errors import LoweringError, OptionError, PassError
 from llmc.program import Program, RankLayout
 from llmc.simulation.divisions import Division
 from llmc.simulation.load import Arrival
 from llmc.simulation.pricing import Machine
-from llmc.simulation.serve import Outcome, Refused, Served, check_fits, serve
+from llmc.simulation.programs import stages_of
+from llmc.simulation.rank_memory import rank_memory
+from llmc.simulation.serve import Outcome, Refused, Served, check_fits, serve, shortage_of
 
 # Throughputs closer than this are the same: then the faster answers decide.
 _SAME = 0.02
+# With how many ranks it is tried where those that there are do not do.
+_MORE_RANKS = (2, 4, 8, 16, 32, 64)
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """outcomes: in the order of the divisions. goals: milliseconds that good requests stay within, by name."""
+    """outcomes: in the order of the divisions. goals: milliseconds that good requests stay within, by name. enough:
+    where none serves the load, the fewest tensor ranks, of powers of two, with memory for it; None if that is none."""
 
     outcomes: tuple[Outcome, ...]
     goals: Mapping[str, float]
+    enough: int | None = None
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -59,14 +65,26 @@ def compare(
             try:
                 programs[layout] = program_of(layout)
             except (PassError, LoweringError) as error:
-                programs[layout] = Refused(division, error.problem)
+                programs[layout] = Refused(division, f"{error.problem}; {error.fix}" if error.fix else error.problem)
         program = programs[layout]
         if isinstance(program, Refused):
             outcomes.append(Refused(division, program.reason))
             continue
         check_fits(program, load)
         outcomes.append(serve(program, division, machine, load, dict(goals)))
-    return Comparison(tuple(outcomes), goals)
+    found = Comparison(tuple(outcomes), goals)
+    return found if found.served else replace(found, enough=_enough_ranks(program_of, machine))
+
+
+def _enough_ranks(program_of: Callable[[RankLayout], Program], machine: Machine) -> int | None:
+    for ranks in _MORE_RANKS:
+        try:
+            program = program_of(RankLayout(ranks))
+        except (PassError, LoweringError):
+            return None
+        if shortage_of(program, rank_memory(program, stages_of(program), machine.memory)) is None:
+            return ranks
+    return None
 
 
 def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
@@ -76,9 +94,11 @@ def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
         reasons = "; ".join(
             f"{each.division}: {each.reason}" for each in comparison.outcomes if isinstance(each, Refused)
         )
+        enough = comparison.enough
+        more = "take more ranks" if enough is None else f"take {enough} tensor ranks, which have memory for it,"
         raise OptionError(
             f"no way to divide the ranks of {machine.target.name} serves this: {reasons}",
             at="--ranks",
-            fix="take more ranks or larger ones, quantize the weights (--quantize int4), or lower --max-model-len",
+            fix=f"{more} or larger ones, quantize the weights (--quantize int4), or lower --max-model-len",
         )
     return best

@@ -30,14 +30,15 @@ class RankMemory:
         block = self.kv_token * block_size
         return max(0, self.has - self.fixed) // block * block_size if block else 1 << 40
 
-    def shortage(self, tokens: int) -> str | None:
-        """What does not fit if there is to be room for so many tokens; None if all of it does."""
+    def shortage(self, tokens: int, block_size: int) -> str | None:
+        """What does not fit if there is to be room for so many tokens, and what does; None if all of it does."""
         needed = self.fixed + tokens * self.kv_token
         if needed <= self.has:
             return None
         return (
             f"needs {needed / 1e9:.1f} GB a rank of {self.has / 1e9:.1f}: weights {self.weights / 1e9:.1f}, KV cache "
-            f"of {tokens} tokens {tokens * self.kv_token / 1e9:.1f}, the rest {(self.fixed - self.weights) / 1e9:.1f}"
+            f"of {tokens} tokens {tokens * self.kv_token / 1e9:.1f}, the rest {(self.fixed - self.weights) / 1e9:.1f}; "
+            f"{self.tokens(block_size) or 'no'} tokens would fit"
         )
 
 

@@ -58,10 +58,9 @@ def serve(
     memory = rank_memory(program, stages, machine.memory)
     room = min(each.tokens(limits.block_size) for each in memory)
     one_sequence = -(-limits.max_model_len // limits.block_size) * limits.block_size
-    for each in memory:
-        shortage = each.shortage(one_sequence)
-        if shortage is not None:
-            return Refused(division, shortage)
+    shortage = shortage_of(program, memory)
+    if shortage is not None:
+        return Refused(division, shortage)
     tokens = min(room, limits.max_sequences * one_sequence)
     ranks = division.replicas * division.layout.ranks
     seconds = step_seconds(program, division.layout, machine, ranks)
@@ -79,6 +78,14 @@ def serve(
         summary=summarize(records, duration, goals),
         records=records,
     )
+
+
+def shortage_of(program: Program, memory: Sequence[RankMemory]) -> str | None:
+    """What does not fit of one sequence of max_model_len tokens; None where all ranks hold it."""
+    block_size = program.limits.block_size
+    one_sequence = -(-program.limits.max_model_len // block_size) * block_size
+    shortages = (each.shortage(one_sequence, block_size) for each in memory)
+    return next((each for each in shortages if each is not None), None)
 
 
 def check_fits(program: Program, load: Sequence[Arrival]) -> None:

@@ -101,6 +101,25 @@ def test_what_does_not_fit_says_what_it_needs(program_of: ProgramOf) -> None:
         best_or_refuse(Comparison((refused,), {}), tiny)
 
 
+def test_what_fits_is_named_where_nothing_that_was_asked_for_does(program_of: ProgramOf) -> None:
+    """With the memory that two ranks need, one is told how many tokens it could have, and how many ranks do."""
+    program = program_of(RankLayout(2))
+    (needed,) = rank_memory(program, stages_of(program), H100.memory_bytes)
+    two = replace(MACHINE, memory=needed.fixed + 128 * needed.kv_token)
+    found = compare((Division(RankLayout(), 1),), program_of, two, LOAD, {})
+    (refused,) = found.outcomes
+    assert isinstance(refused, Refused) and refused.reason.endswith("; no tokens would fit")
+    assert found.enough == 2
+    with pytest.raises(OptionError) as caught:
+        best_or_refuse(found, two)
+    assert "take 2 tensor ranks, which have memory for it," in str(caught.value.fix)
+    assert isinstance(compare((Division(RankLayout(2), 1),), program_of, two, LOAD, {}).outcomes[0], Served)
+    (alone,) = rank_memory(program_of(RankLayout()), stages_of(program_of(RankLayout())), H100.memory_bytes)
+    half = replace(MACHINE, memory=alone.fixed + 64 * alone.kv_token)
+    (refused,) = compare((Division(RankLayout(), 1),), program_of, half, LOAD, {}).outcomes
+    assert isinstance(refused, Refused) and refused.reason.endswith("; 64 tokens would fit")
+
+
 def test_more_stages_than_layers_are_refused(program_of: ProgramOf) -> None:
     (refused,) = compare((Division(RankLayout(1, 64), 1),), program_of, MACHINE, LOAD, {}).outcomes
     assert isinstance(refused, Refused) and "cannot be cut into 64 stages" in refused.reason

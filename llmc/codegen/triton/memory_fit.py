@@ -15,9 +15,10 @@ RESERVED_BYTES = 1 << 30
 
 @dataclass(frozen=True)
 class _Needs:
-    """Bytes. sequence: of the KV cache of one sequence of max_model_len tokens."""
+    """Bytes of a rank. block, sequence: of the KV cache of one block, and of one sequence of max_model_len tokens."""
 
     weights: int
+    block: int
     sequence: int
     arena: int
     logits: int
@@ -42,16 +43,14 @@ def check_memory(program: Program, target: GpuTarget, options: BuildOptions) -> 
     needed = needs.fixed + cache
     if needed > target.memory_bytes:
         sequences = "one sequence" if count == 1 else f"{count} sequences"
-        fits = fitting_sequences(program, target)
         lower = "max_sequences, " if count > 1 else ""
-        advice = f"at most {fits} of that length fit: " if count > 1 and fits else ""
         raise OptionError(
             f"the engine needs {_gb(needed)}, and {target.name} has {_gb(target.memory_bytes)}: "
             f"weights {_gb(needs.weights)} + KV cache of {sequences} of {limits.max_model_len} tokens {_gb(cache)} + "
             f"arena {_gb(needs.arena)} + logits {_gb(needs.logits)} + {_gb(RESERVED_BYTES)} for the driver",
             at=f"target={target.name}",
-            fix=f"{advice}lower {lower}max_model_len or max_batch_tokens, choose kv_dtype or dtype of fewer bytes, or "
-            "a larger GPU",
+            fix=f"{_what_fits(program, target, needs, count)}: lower {lower}max_model_len or max_batch_tokens, choose "
+            "kv_dtype or dtype of fewer bytes, more ranks, or a larger GPU",
         )
 
 
@@ -62,12 +61,48 @@ def fitting_sequences(program: Program, target: GpuTarget) -> int:
     return min(program.limits.max_sequences, room // needs.sequence if needs.sequence else program.limits.max_sequences)
 
 
+def _what_fits(program: Program, target: GpuTarget, needs: _Needs, count: int) -> str:
+    """Of this engine, and how many ranks hold all that was asked for."""
+    limits, room = program.limits, target.memory_bytes - needs.fixed
+    length = room // needs.block * limits.block_size if needs.block else 0
+    fits = fitting_sequences(program, target)
+    if fits:
+        here = f"at most {fits} of that length fit"
+    elif length > 0:
+        here = f"one sequence of at most {length} tokens fits"
+    else:
+        here = "not even its weights fit"
+    ranks = _enough_ranks(program, target, needs, count)
+    return here if ranks is None else f"{here}; tensor_parallel_size={ranks} is enough for all of it"
+
+
+def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int) -> int | None:
+    """The least power of two; None if there is none that the target's links reach.
+
+    Reckoned so that it is enough: matrices are divided, with a part in twenty for padding, and KV heads as far as there
+    are any to be divided.
+    """
+    heads = min((cache.kv_heads for cache in program.caches), default=1) * program.ranks
+    vectors = sum(slot.nbytes for slot in program.weights if len(slot.shape) < 2)
+    for ranks in (2**power for power in range(1, target.links.size.bit_length())):
+        parts = ranks // program.ranks
+        if parts < 2:
+            continue
+        weights = vectors + (needs.weights - vectors) * 21 // (20 * parts)
+        cache = -(-count * needs.sequence // max(1, min(ranks, heads) // program.ranks))
+        if weights + cache + needs.fixed - needs.weights <= target.memory_bytes:
+            return ranks
+    return None
+
+
 def _needs(program: Program) -> _Needs:
     limits = program.limits
     blocks = -(-limits.max_model_len // limits.block_size)
+    block = sum(cache.bytes_per_block(limits.block_size) for cache in program.caches)
     return _Needs(
         weights=sum(slot.nbytes for slot in program.weights),
-        sequence=blocks * sum(cache.bytes_per_block(limits.block_size) for cache in program.caches),
+        block=block,
+        sequence=blocks * block,
         arena=program.arena.at(tokens=limits.max_batch_tokens, logit_rows=limits.max_logit_rows),
         logits=4 * limits.max_logit_rows * program.vocab_size,
     )

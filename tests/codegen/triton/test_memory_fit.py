@@ -2,17 +2,27 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 
 import pytest
 import torch
 
 from llmc.codegen.triton.lowering import lower_device
-from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
+from llmc.codegen.triton.memory_fit import RESERVED_BYTES, check_memory, fitting_sequences
 from llmc.errors import OptionError
+from llmc.graph.capture import capture
 from llmc.options import BuildOptions
+from llmc.passes.pipeline import default
+from llmc.program import Program, RankLayout
+from llmc.simulation.programs import model_programs
 from tests.codegen.tiny_models import llama
 from tests.gpu_target import gpu_target
+
+MODEL = Path(__file__).parents[3] / "examples" / "models" / "bard-6m"
+ONE_SEQUENCE = BuildOptions(max_model_len=2048, max_batch_tokens=64, max_sequences=1)
 
 
 def test_too_little_memory_is_named_with_its_parts() -> None:
@@ -41,3 +51,42 @@ def test_the_sequences_that_were_asked_for_must_fit_and_the_default_ones_need_no
     with pytest.raises(OptionError, match="KV cache of 64 sequences") as caught:
         check_memory(long, target, BuildOptions(max_sequences=64, max_model_len=length))
     assert "at most 2 of that length fit" in str(caught.value.fix)
+
+
+@pytest.fixture(scope="module")
+def program_of() -> Callable[[RankLayout], Program]:
+    """Of the shipped model, by layout."""
+    captured = capture(MODEL, ONE_SEQUENCE, may_lack_weights=True)
+    return cache(model_programs(captured, default(), ONE_SEQUENCE, gpu_target("h100")).program)
+
+
+@pytest.mark.parametrize(
+    ("lacking", "advice"),
+    [
+        (lambda weights, sequence: sequence // 2, "one sequence of at most 1024 tokens fits"),
+        (lambda weights, sequence: sequence + weights // 8, "not even its weights fit"),
+    ],
+    ids=["cache", "weights"],
+)
+def test_what_does_fit_is_named(
+    program_of: Callable[[RankLayout], Program], lacking: Callable[[int, int], int], advice: str
+) -> None:
+    """What is named fits, and nothing longer does."""
+    program = program_of(RankLayout())
+    weights = sum(slot.nbytes for slot in program.weights)
+    sequence = 2048 // 16 * sum(each.bytes_per_block(16) for each in program.caches)
+    rest = program.arena.at(tokens=program.limits.max_batch_tokens, logit_rows=program.limits.max_logit_rows)
+    rest += 4 * program.limits.max_logit_rows * program.vocab_size + RESERVED_BYTES
+    target = replace(gpu_target("h100"), memory_bytes=weights + sequence + rest - lacking(weights, sequence))
+    with pytest.raises(OptionError) as caught:
+        check_memory(program, target, ONE_SEQUENCE)
+    assert str(caught.value.fix).startswith(
+        f"{advice}; tensor_parallel_size=2 is enough for all of it: lower max_model"
+    )
+    check_memory(program_of(RankLayout(2)), target, ONE_SEQUENCE)
+    shorter = replace(program, limits=replace(program.limits, max_model_len=1024))
+    if "1024" in advice:
+        check_memory(shorter, target, ONE_SEQUENCE)
+    else:
+        with pytest.raises(OptionError, match="one sequence of 1024 tokens"):
+            check_memory(shorter, target, ONE_SEQUENCE)
