@@ -84,7 +84,7 @@ def _enough_ranks(program: Program, target: GpuTarget, needs: _Needs, count: int
     """
     heads = min((cache.kv_heads for cache in program.caches), default=1) * program.ranks
     vectors = sum(slot.nbytes for slot in program.weights if len(slot.shape) < 2)
-    for ranks in (2**power for power in range(1, target.links.size.bit_length())):
+    for ranks in (1 << power for power in range(1, target.links.size.bit_length())):
         parts = ranks // program.ranks
         if parts < 2:
             continue
