@@ -49,6 +49,10 @@ class Call(Protocol):
         """A sparse weight, the arguments values, masks, columns and, of codes, scales, in a layout. dtype: of its
         elements there."""
 
+    def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
+        """The same weight's elements, as of dtype, masks as bytes and where each row's elements begin, each by
+        itself."""
+
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         """The same arguments, with row-major codes (code_rows_layout), scales and zeros each by itself."""
 

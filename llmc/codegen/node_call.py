@@ -143,6 +143,11 @@ class NodeCall:
         slot = self._builder.weights.request_sparse(parts, self._arguments["columns"], layout, dtype)
         return Operand("weight", slot.name)
 
+    def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
+        values, masks = (self._weight_node(name) for name in ("values", "masks"))
+        elements, places, starts = self._builder.weights.request_sparse_rows(values, masks, dtype)
+        return Operand("weight", elements.name), Operand("weight", places.name), Operand("weight", starts.name)
+
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         codes, scales = (self._weight_node(name) for name in ("codes", "scales"))
         zeros = None if self._arguments["zeros"] is None else self._weight_node("zeros")

@@ -110,6 +110,17 @@ class WeightSlots:
                 self._slots[key] = WeightSlot(name, "U8", shape, layout, nbytes), codes
         return self._slots[key][0]
 
+    def request_sparse_rows(
+        self, values: fx.Node, masks: fx.Node, dtype: torch.dtype
+    ) -> tuple[WeightSlot, WeightSlot, WeightSlot]:
+        """The slots of a sparse weight's placeholders, each by itself: elements as of dtype, masks, and where in the
+        elements each row begins, which is made of the masks."""
+        return (
+            self._slot(values, Layout.ROWS, dtype),
+            self._slot(masks, Layout.MASK_ROWS, torch.uint8),
+            self._slot(masks, Layout.MASK_STARTS, torch.int64),
+        )
+
     def request_code_rows(
         self, codes: fx.Node, scales: fx.Node, zeros: fx.Node | None, format: str
     ) -> tuple[WeightSlot, WeightSlot, WeightSlot | None]:

@@ -55,7 +55,9 @@ class Layout(Enum):
     weights, scales and zeros included. SPARSE_PANELS, GATED_SPARSE_PANELS, SPARSE_CODE_PANELS,
     GATED_SPARSE_CODE_PANELS: the same without the elements that are zero. CODE_ROWS, CODE_PAIR_ROWS: row-major codes of
     a quantized weight alone, a byte each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is
-    above behind them (codegen/triton/code_rows.py). VECTOR_F32: a vector widened to fp32.
+    above behind them (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
+    elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
+    widened to fp32.
     """
 
     ROWS = "rows"
@@ -71,6 +73,8 @@ class Layout(Enum):
     CODE_PAIR_ROWS = "code_pair_rows"
     CODE_5_ROWS = "code_5_rows"
     CODE_6_ROWS = "code_6_rows"
+    MASK_ROWS = "mask_rows"
+    MASK_STARTS = "mask_starts"
     VECTOR_F32 = "vector_f32"
 
     @property

@@ -66,12 +66,12 @@ def test_a_target_without_vbmi2_says_why_it_is_dense() -> None:
     assert not [x for x in _families(lower(dense, plain, OPTIONS)) if x.startswith("sparse_")]
 
 
-def test_a_gpu_gets_dense_weights_and_says_why() -> None:
+def test_a_gpu_that_reads_dense_weights_as_fast_gets_them_and_says_why() -> None:
     triton_kind = pytest.importorskip("llmc.codegen.triton.triton_kind")
     dense = expand_sparse(
         sparse("magnitude:0.5", "int8").graph, triton_kind.TritonKind(gpu_target("h100")).dense_reason
     )
-    assert {each.reason for each in dense.sparse} == {"no kernel for h100 reads masks"}
+    assert all("predicted for one token on h100" in (each.reason or "") for each in dense.sparse)
     assert not [node for node in dense.graph.nodes if node.target in SPARSE]
 
 

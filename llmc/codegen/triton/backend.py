@@ -17,6 +17,7 @@ from llmc.codegen.kernel_ir import Loop
 from llmc.codegen.triton.code_rows import row_bytes
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction
 from llmc.codegen.triton.kernel_table import KERNELS
+from llmc.codegen.triton.mask_rows import mask_nbytes
 from llmc.codegen.triton.norm_claims import taken_in
 from llmc.codegen.triton.printer import loop_grid, loop_tile, needs_rows
 from llmc.errors import LoweringError
@@ -75,6 +76,8 @@ class TritonBackend:
     def nbytes(self, shape: tuple[int, ...], layout: Layout, dtype: torch.dtype) -> int:
         if layout.code_bits is not None:
             return shape[0] * row_bytes(shape[1], layout)
+        if layout in (Layout.MASK_ROWS, Layout.MASK_STARTS):
+            return mask_nbytes(shape, layout)
         return math.prod(shape) * (4 if layout is Layout.VECTOR_F32 else dtype.itemsize)
 
     def panels_nbytes(

@@ -31,7 +31,9 @@ _llmc = torch.ops.llmc
 _NORMED: Mapping[Any, tuple[Any, ...]] = MappingProxyType(
     {
         None: (_llmc.linear.default, _llmc.gated_linear.default),
+        _llmc.sparse_bitmask.default: (_llmc.linear.default, _llmc.gated_linear.default),
         _llmc.dequantize.default: (_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default),
+        _llmc.sparse_codes.default: (_llmc.linear.default, _llmc.fused_linear.default, _llmc.gated_linear.default),
     }
 )
 _NORMS = (
@@ -84,9 +86,10 @@ def norm_before(product: fx.Node) -> fx.Node | Refusal | None:
         return Refusal(f"its rows have {value.dim() - 1} axes; products read rows of one", norm)
     if any(argument is norm for name, argument in arguments_of(product).items() if name != "x"):
         return Refusal(f"{product.name} reads it as more than its x", norm, users=(product,))
-    if weight is None and value.dtype is torch.float16:
+    has_codes = weight is not None and weight.target is not _llmc.sparse_bitmask.default
+    if not has_codes and value.dtype is torch.float16:
         return Refusal("x times the norm's weight may be more than fp16 holds before it is scaled", norm)
-    if weight is not None and arrived is None:
+    if weight is not None and has_codes and arrived is None:
         reason = (
             f"each program of {product.name} would read the norm's weight, {4 * value.shape[1]} bytes in fp32, beside "
             f"rows of {arguments_of(weight)['format']} codes, which are fewer: that costs more than the launch it saves"

@@ -105,7 +105,8 @@ def _best(launch: Launch, kernel: Unspecialized, tail: _Tail) -> DeviceLaunch | 
     is_whole = kernel.function == gemv_kernel.fn.__name__ or (
         kernel.function == narrow_kernel.fn.__name__ and constants["SPLITS"] == 1
     )
-    if launch.arguments.get("y_ptr") != _LOGITS or not is_whole:
+    has_masks = launch.arguments.get("masks_ptr") is not None
+    if launch.arguments.get("y_ptr") != _LOGITS or not is_whole or has_masks:
         return None
     count, outputs, block = launch.arguments["tokens"], constants["OUT"], constants["OUT_BLOCK"]
     assert isinstance(count, Count) and isinstance(outputs, int) and isinstance(block, int)
@@ -274,6 +275,9 @@ class _OperandCall:
         raise NotImplementedError(f"{self.op} has no weights")
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
+        raise NotImplementedError(f"{self.op} has no weights")
+
+    def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
         raise NotImplementedError(f"{self.op} has no weights")
 
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:

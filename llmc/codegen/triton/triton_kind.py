@@ -16,6 +16,7 @@ from llmc.codegen.target_kind import refuse_stages
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.compile import Workers, compile_program, processors, require_triton
 from llmc.codegen.triton.device_lowered import DeviceLowered
+from llmc.codegen.triton.mask_rows import mask_rows
 from llmc.codegen.triton.memory_fit import check_memory, fitting_sequences
 from llmc.engine_format.reader import GRAPH_NAME, PROGRAMS
 from llmc.engine_format.writer import EngineWriter
@@ -54,9 +55,11 @@ class TritonKind:
             yield TritonBuilder(self.target, options, workers)
 
     def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
-        """As rows: of elements, or of codes."""
+        """As rows: of elements, of codes, or of masks."""
         if slot.layout.code_bits is not None:
             return code_rows(weight, slot.layout)
+        if slot.layout in (Layout.MASK_ROWS, Layout.MASK_STARTS):
+            return mask_rows(weight, slot.layout)
         return plain_rows(weight, slot)
 
     def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
@@ -64,8 +67,11 @@ class TritonKind:
         raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
 
     def dense_reason(self, storage: fx.Node) -> str | None:
-        """GPU kernels read dense weights and codes."""
-        return f"no kernel for {self.target.name} reads masks"
+        """Where one token's product is predicted to be no faster, on any of the GPUs that the engine is for."""
+        from llmc.codegen.triton.kernels.products.sparse_ways import dense_reason  # imports Triton
+
+        found = (dense_reason(storage, member) for member in self.target.compiled)
+        return next((reason for reason in found if reason is not None), None)
 
     def fitting_sequences(self, program: Program) -> int | None:
         """In the memory of the data sheet."""

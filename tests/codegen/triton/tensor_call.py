@@ -16,6 +16,7 @@ from torch import Tensor
 from llmc.codegen.cpp.pack_codes import pack_codes
 from llmc.codegen.triton.code_rows import code_rows
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.mask_rows import mask_rows
 from llmc.graph.op_record import RECORDS
 from llmc.program import Layout, Limits, code_rows_layout
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
@@ -26,7 +27,7 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", "codes", "scales", "bias", "inv_freq", "order")
+_WHOLE = ("weight", "codes", "scales", "values", "masks", "bias", "inv_freq", "order")
 _MOST_ROWS = 8192
 
 
@@ -151,6 +152,14 @@ class TensorCall:
 
     def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
         raise AssertionError("kernels of GPUs read no panels")
+
+    def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
+        values, masks = self._arguments["values"], self._arguments["masks"]
+        return (
+            self._put(Operand("weight", "values"), values.to(dtype)),
+            self._put(Operand("weight", "masks"), mask_rows(masks, Layout.MASK_ROWS)),
+            self._put(Operand("weight", "starts"), mask_rows(masks, Layout.MASK_STARTS)),
+        )
 
     def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
         codes, scales, zeros = (self._arguments[name] for name in ("codes", "scales", "zeros"))

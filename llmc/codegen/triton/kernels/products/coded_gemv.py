@@ -2,7 +2,7 @@
 
 A program computes OUT_BLOCK outputs of all tokens. Its threads lie along IN and read 16 bytes of codes each, which
 become numbers in registers, exactly; x and the scales stay in the L1 cache. What follows the sums is as for other
-products. x may be codes too, with a scale of each token's.
+products. x may be codes too, with a scale of each token's; W's codes may be stored without those that are zero.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.products.weight_codes import (
     code_values,
     e4m3_values,
@@ -28,6 +29,8 @@ def code_gemv_kernel(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
@@ -59,13 +62,13 @@ def code_gemv_kernel(
     x_token = tl.minimum(first_token + token, tokens - 1)
     x_row = x_ptr + x_token[:, None, None, None] * x_row_stride
     product = _sums(
-        x_row, codes_ptr, scales_ptr, zeros_ptr, row,
+        x_row, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, starts_ptr, row,
         IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
     )  # fmt: skip
     up = product
     if GATED:
         up = _sums(
-            x_row, codes_ptr, scales_ptr, zeros_ptr, row + OUT,
+            x_row, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, starts_ptr, row + OUT,
             IN, FORMAT, X_FORMAT, ROW_BYTES, GROUPS, TOKENS, OUT_BLOCK, CHUNKS, CHUNK_BYTES,
         )  # fmt: skip
     if X_FORMAT != "none":
@@ -83,6 +86,8 @@ def _sums(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     row: tl.tensor,
     IN: tl.constexpr,
     FORMAT: tl.constexpr,
@@ -103,6 +108,9 @@ def _sums(
     PER_GROUP: tl.constexpr = COUNT // GROUPS
     MASKED: tl.constexpr = COUNT % CHUNKS != 0 or IN % (CHUNK_BYTES * (2 if IN_PAIRS else 1)) != 0
     chunk, byte = tl.arange(0, CHUNKS)[None, None, :, None], tl.arange(0, CHUNK_BYTES)[None, None, None, :]
+    first, of_out = row, row
+    if masks_ptr is not None:
+        first = first_elements(masks_ptr, starts_ptr, of_out, 0, IN)
     row = row[None, :, None, None]
     row_zeros = tl.zeros([1, OUT_BLOCK, 1, 1], dtype=tl.float32)
     if zeros_ptr is not None and not IN_GROUPS:
@@ -111,7 +119,12 @@ def _sums(
     for start in range(0, COUNT, CHUNKS):
         place = (start + chunk) * CHUNK_BYTES + byte
         channel = place // 16 * 32 + place % 16 if IN_PAIRS else place
-        if MASKED:
+        if masks_ptr is not None:
+            codes, first = sparse_tile(
+                codes_ptr, masks_ptr, first, of_out, start * CHUNK_BYTES, IN, CHUNKS * CHUNK_BYTES
+            )
+            codes = codes.reshape(1, OUT_BLOCK, CHUNKS, CHUNK_BYTES)
+        elif MASKED:
             codes = tl.load(codes_ptr + row * ROW_BYTES + place, mask=place < PLACES, other=0)
         else:
             codes = tl.load(codes_ptr + row * ROW_BYTES + place)

@@ -7,7 +7,7 @@ norm first. A few tokens are bound by reading the codes (code_gemv), more are mu
 
 from __future__ import annotations
 
-from torch import fx
+from torch import Tensor, fx
 
 from llmc.codegen.call import Call, arguments_of
 from llmc.codegen.triton.code_rows import row_bytes
@@ -19,7 +19,7 @@ from llmc.formats.code_format import CODE_FORMATS
 from llmc.graph.product_parts import unrounded_parts
 from llmc.graph.refusal import Refusal
 from llmc.program import code_rows_layout
-from llmc.program.launch_arguments import Argument
+from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
 
 _LEAST_GROUP = 32
@@ -27,15 +27,18 @@ _LEAST_GROUP = 32
 
 def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
     """Groups of a power of two of columns, or one a row; x as it is, or in codes that multiply the weight's."""
+    stored = arguments_of(unrounded_parts(node)["weight"])
+    return refuse_codes(node) or refuse_arrival(node, target, has_zeros=stored["zeros"] is not None)
+
+
+def refuse_arrival(node: fx.Node, target: GpuTarget, *, has_zeros: bool) -> Refusal | None:
+    """What codes of x no kernel multiplies with the weight's. has_zeros: whether those have zero points."""
     parts = unrounded_parts(node)
     stored = arguments_of(parts["weight"])
-    found = refuse_codes(node)
-    if found is not None:
-        return found
     format, x_format = stored["format"], arguments_of(parts["x"])["format"] if "x" in parts else "none"
     if x_format not in CODE_FORMATS[format].activations:
         return Refusal(f"kernels do not multiply {x_format} activations and {format} weights", node)
-    if x_format == "int8" and format == "int8" and stored["zeros"] is not None:
+    if x_format == "int8" and format == "int8" and has_zeros:
         return Refusal("int8 weights with zeros are not int8 once their zeros are subtracted", node)
     if x_format == "fp8" and target.fp8_rate is None:
         return Refusal(f"{target.name} ({target.arch_name}) has no fp8 units: only weights can be fp8 on it", node)
@@ -45,7 +48,11 @@ def coded_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
 def refuse_codes(node: fx.Node) -> Refusal | None:
     """What no kernel reads of a product's or lookup's weight: other scales, other groups."""
     tensors = tensors_of(unrounded_parts(node)["weight"])
-    scales, columns = tensors["scales"], int(tensors["codes"].shape[1])
+    return refuse_groups(node, tensors["scales"], int(tensors["codes"].shape[1]))
+
+
+def refuse_groups(node: fx.Node, scales: Tensor, columns: int) -> Refusal | None:
+    """The same of scales [out, groups]."""
     if scales.dtype not in FLOATS:
         return Refusal(f"scales are {scales.dtype}; GPU kernels know float16, bfloat16 and float32", node)
     group = columns // int(scales.shape[1])
@@ -58,11 +65,24 @@ def refuse_codes(node: fx.Node) -> Refusal | None:
 def coded_product(call: Call, epilogue: Epilogue) -> Product:
     """The product that a node asks for, as product.dense_product, of a weight in codes; and of x as it is, or rounded
     to codes."""
-    stored, arrived = call.within("weight"), call.within("x")
+    stored = call.within("weight")
     assert stored is not None
-    weight_rows, channels = stored.shape("codes")
+    out, channels = stored.shape("codes")
+    return codes_product(call, epilogue, stored, (out, channels), stored.code_rows())
+
+
+def codes_product(
+    call: Call,
+    epilogue: Epilogue,
+    stored: Call,
+    shape: tuple[int, int],
+    parts: tuple[Operand, Operand, Operand | None],
+) -> Product:
+    """The same of codes [out, in], scales and zeros that lie anywhere. stored: the call of the weight's op."""
+    arrived = call.within("x")
+    weight_rows, channels = shape
     groups, format = stored.shape("scales")[1], stored.plain("format")
-    codes, scales, zeros = stored.code_rows()
+    codes, scales, zeros = parts
     width = row_bytes(channels, code_rows_layout(format))
     outputs = weight_rows // 2 if epilogue.gated else weight_rows
     quantize, x_format, source = None, "none", call

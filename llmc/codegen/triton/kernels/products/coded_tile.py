@@ -13,6 +13,7 @@ import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.dense_tile import tile_of
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 from llmc.codegen.triton.kernels.products.weight_codes import (
     code_values,
     e4m3_values,
@@ -31,6 +32,8 @@ def code_tile_kernel(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
@@ -77,6 +80,11 @@ def code_tile_kernel(
     SUMS: tl.constexpr = tl.int32 if OPERANDS == "int8" and GROUPS == 1 else tl.float32
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=SUMS)
+    first, first_up = row, row
+    if masks_ptr is not None:
+        first = first_elements(masks_ptr, starts_ptr, row, split * PER_SPLIT * BYTE_BLOCK, IN)
+        if GATED:
+            first_up = first_elements(masks_ptr, starts_ptr, row + OUT, split * PER_SPLIT * BYTE_BLOCK, IN)
     for chunk in range(split * PER_SPLIT, tl.minimum((split + 1) * PER_SPLIT, COUNT)):
         place = chunk * BYTE_BLOCK + tl.arange(0, BYTE_BLOCK)
         channel = place // 16 * 32 + place % 16 if IN_PAIRS else place
@@ -84,14 +92,14 @@ def code_tile_kernel(
         x_high = x_low
         if IN_PAIRS:
             x_high = _x_operand(x_row, channel + 16, IN, X_FORMAT, OPERANDS, MASKED)
-        product = _add_chunk(
-            product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, row, place, chunk // PER_GROUP,
-            FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+        product, first = _add_chunk(
+            product, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first, row, chunk * BYTE_BLOCK, place,
+            chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
         )  # fmt: skip
         if GATED:
-            up = _add_chunk(
-                up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, row + OUT, place, chunk // PER_GROUP,
-                FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
+            up, first_up = _add_chunk(
+                up, x_low, x_high, codes_ptr, scales_ptr, zeros_ptr, masks_ptr, first_up, row + OUT, chunk * BYTE_BLOCK,
+                place, chunk // PER_GROUP, IN, FORMAT, ROW_BYTES, PLACES, GROUPS, OPERANDS, IN_PAIRS, MASKED, UPCAST,
             )  # fmt: skip
     product, up = product.to(tl.float32), up.to(tl.float32)
     if GROUPS == 1:
@@ -124,9 +132,13 @@ def _add_chunk(
     codes_ptr: tl.tensor,
     scales_ptr: tl.tensor,
     zeros_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    first: tl.tensor,
     row: tl.tensor,
+    column: tl.tensor,
     place: tl.tensor,
     group: tl.tensor,
+    IN: tl.constexpr,
     FORMAT: tl.constexpr,
     ROW_BYTES: tl.constexpr,
     PLACES: tl.constexpr,
@@ -135,9 +147,12 @@ def _add_chunk(
     IN_PAIRS: tl.constexpr,
     MASKED: tl.constexpr,
     UPCAST: tl.constexpr,
-) -> tl.tensor:
-    """The sums with a chunk of channels added, all of one group, its scales included if there are several."""
-    if MASKED:
+) -> tuple[tl.tensor, tl.tensor]:
+    """The sums with a chunk of channels added, all of one group, its scales included if there are several; and of codes
+    behind masks where the next chunk's begin. first: where those of the chunk's first column do."""
+    if masks_ptr is not None:
+        codes, first = sparse_tile(codes_ptr, masks_ptr, first, row, column, IN, place.shape[0])
+    elif MASKED:
         is_code = (place < PLACES)[None, :] & (row >= 0)[:, None]
         codes = tl.load(codes_ptr + row[:, None] * ROW_BYTES + place[None, :], mask=is_code, other=0)
     else:
@@ -153,9 +168,10 @@ def _add_chunk(
         high = _operand(high_codes(codes, above, FORMAT), codes, zeros, FORMAT, OPERANDS)
         part = _multiply(high, x_high, part, OPERANDS, UPCAST)
     if GROUPS == 1:
-        return part
+        return part, first
     else:
-        return sums + part.to(tl.float32) * tl.load(scales_ptr + row * GROUPS + group).to(tl.float32)[:, None]
+        scaled = part.to(tl.float32) * tl.load(scales_ptr + row * GROUPS + group).to(tl.float32)[:, None]
+        return sums + scaled, first
 
 
 @triton.jit

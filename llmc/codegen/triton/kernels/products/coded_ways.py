@@ -7,6 +7,7 @@ import triton
 
 from llmc.codegen.triton.kernels.products.product import Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.sparse_ways import sparse_gemv
 from llmc.targets import GpuTarget
 
 _MOST_GEMV_ROWS = 4
@@ -20,7 +21,7 @@ _LEAST_DEPTH = 32
 
 def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
     """What the matrix units multiply: int8 or fp8 codes where they can, else numbers of x's type, exact for codes."""
-    depth = _tile_channels(codes, target) // codes.per_byte
+    depth = _tile_channels(product, codes, target) // codes.per_byte
     if codes.x_format == "int8" and depth >= _LEAST_DEPTH:
         return "int8"
     if codes.x_format == "fp8" and depth >= _LEAST_DEPTH and target.fp8_rate is not None and target.backend == "cuda":
@@ -33,7 +34,7 @@ def code_operands(product: Product, codes: Codes, target: GpuTarget) -> str:
 def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
     shapes = [_gemv(product, codes, target, tokens)] if tokens <= _MOST_GEMV_ROWS else []
-    in_block = _tile_channels(codes, target)
+    in_block = _tile_channels(product, codes, target)
     operands = code_operands(product, codes, target)
     if operands == "fp32":
         # There are no matrix units for fp32: a gate's operands and its partner's lie in registers side by side.
@@ -59,14 +60,17 @@ def code_tilings(product: Product, codes: Codes, target: GpuTarget, tokens: int)
     return tuple(shapes)
 
 
-def _tile_channels(codes: Codes, target: GpuTarget) -> int:
-    """Channels of a tile's turn: no more than share a scale, nor than fit an AMD GPU's shared memory."""
-    most = _CHANNELS // 2 if target.backend == "hip" else _CHANNELS
+def _tile_channels(product: Product, codes: Codes, target: GpuTarget) -> int:
+    """Channels of a tile's turn: no more than share a scale, than fit an AMD GPU's shared memory, or the registers
+    where their places have to be computed."""
+    most = _CHANNELS // 2 if target.backend == "hip" or product.sparse is not None else _CHANNELS
     return min(most, codes.group or most)
 
 
 def _gemv(product: Product, codes: Codes, target: GpuTarget, tokens: int) -> Tiling:
     """Warps along a row's channels; fewer outputs a program where there would be too few programs, or registers."""
+    if product.sparse is not None:
+        return sparse_gemv(product, target, tokens, Way.CODED_GEMV)
     per_warp = target.warp_size * (_THREAD_BYTES if tokens == 1 else _THREAD_BYTES // 2) * codes.per_byte
     warps = next((w for w in (4, 2) if product.channels % (w * per_warp) == 0), 1)
     out_block = max(1, 2 // triton.next_power_of_2(tokens))

@@ -2,7 +2,8 @@
 
 Moves IN·OUT elements of W; x stays in the L1 cache. A program computes OUT_BLOCK outputs of all tokens. Its threads
 lie along IN, so that a warp reads 512 neighbouring bytes of a row of W at once, and each keeps its own partial sums:
-nothing is exchanged before the end. With a norm, Σ x² is summed beside Σ W·(weight·x), and scales it at the end.
+nothing is exchanged before the end. With a norm, Σ x² is summed beside Σ W·(weight·x), and scales it at the end. W may
+be stored without its zeros.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 
 
 @triton.jit
@@ -18,6 +20,8 @@ def gemv_kernel(
     x_ptr: tl.tensor,
     x_row_stride: int,
     weight_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
@@ -39,7 +43,7 @@ def gemv_kernel(
     """Program (j, i): the j-th OUT_BLOCK outputs of the i-th TOKENS tokens. Sums in fp32."""
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKENS
     product, up = gemv_sums(
-        x_ptr, x_row_stride, weight_ptr, norm_ptr, eps, first_token, first_out, tokens,
+        x_ptr, x_row_stride, weight_ptr, masks_ptr, starts_ptr, norm_ptr, eps, first_token, first_out, tokens,
         IN, OUT, GATED, NORMED, TOKENS, OUT_BLOCK, IN_BLOCK,
     )  # fmt: skip
     store_product(
@@ -53,6 +57,8 @@ def gemv_sums(
     x_ptr: tl.tensor,
     x_row_stride: int,
     weight_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     norm_ptr: tl.tensor,
     eps: float,
     first_token: tl.tensor,
@@ -69,19 +75,31 @@ def gemv_sums(
     """W·x of a tile, [TOKENS, OUT_BLOCK], and of the gate's partner. NORMED: x goes through an RMS norm first."""
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKENS)
     # Rows past the end repeat the last one, so that no load needs a mask for them.
-    weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[None, :, None] * IN
+    row = tl.minimum(first_out + out, OUT - 1)
+    weight_row = weight_ptr + row[None, :, None] * IN
     x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[:, None, None] * x_row_stride
     channel = tl.arange(0, IN_BLOCK)[None, None, :]
     product = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
     up = tl.zeros([TOKENS, OUT_BLOCK, IN_BLOCK], dtype=tl.float32)
     squares = tl.zeros([TOKENS, 1, IN_BLOCK], dtype=tl.float32)
+    first, first_up = row, row
+    if masks_ptr is not None:
+        first = first_elements(masks_ptr, starts_ptr, row, 0, IN)
+        if GATED:
+            first_up = first_elements(masks_ptr, starts_ptr, row + OUT, 0, IN)
     for start in range(0, IN, IN_BLOCK):
         if IN % IN_BLOCK == 0:
             x = tl.load(x_row + start + channel).to(tl.float32)
-            w = tl.load(weight_row + start + channel).to(tl.float32)
         else:
             x = tl.load(x_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
-            w = tl.load(weight_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
+        if masks_ptr is not None:
+            w, first = sparse_tile(weight_ptr, masks_ptr, first, row, start, IN, IN_BLOCK)
+            w = w[None, :, :]
+        elif IN % IN_BLOCK == 0:
+            w = tl.load(weight_row + start + channel)
+        else:
+            w = tl.load(weight_row + start + channel, mask=start + channel < IN, other=0.0)
+        w = w.to(tl.float32)
         if NORMED:
             squares += x * x
             if norm_ptr is not None:
@@ -89,11 +107,14 @@ def gemv_sums(
         product += x * w
         if GATED:
             up_row = weight_row + OUT * IN
-            if IN % IN_BLOCK == 0:
-                w = tl.load(up_row + start + channel).to(tl.float32)
+            if masks_ptr is not None:
+                up_w, first_up = sparse_tile(weight_ptr, masks_ptr, first_up, row + OUT, start, IN, IN_BLOCK)
+                up_w = up_w[None, :, :]
+            elif IN % IN_BLOCK == 0:
+                up_w = tl.load(up_row + start + channel)
             else:
-                w = tl.load(up_row + start + channel, mask=start + channel < IN, other=0.0).to(tl.float32)
-            up += x * w
+                up_w = tl.load(up_row + start + channel, mask=start + channel < IN, other=0.0)
+            up += x * up_w.to(tl.float32)
     sums, up_sums = tl.sum(product, axis=2), tl.sum(up, axis=2)
     if NORMED:
         norm = tl.rsqrt(tl.sum(squares, axis=2) / IN + eps)

@@ -3,7 +3,8 @@
 Bound by reading W once: moves IN·OUT elements of W, T·(IN + OUT) of x and y, and 2·SPLITS·T·OUT fp32 partial sums. W is
 the left operand, whose tile is never narrower than 64, so that few tokens waste nothing. Where OUT alone gives too few
 programs to keep the memory busy, SPLITS of them share an output tile: each leaves its partial sums in a workspace, and
-a second launch adds them up in order, so that the result is the same in every run. x may be normed on the way in.
+a second launch adds them up in order, so that the result is the same in every run. x may be normed on the way in, and
+W stored without its zeros, which its tiles get back (sparse_tile.py).
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import triton
 import triton.language as tl
 
 from llmc.codegen.triton.kernels.products.product_store import store_product
+from llmc.codegen.triton.kernels.products.sparse_tile import first_elements, sparse_tile
 
 
 @triton.jit
@@ -19,6 +21,8 @@ def narrow_kernel(
     x_ptr: tl.tensor,
     x_row_stride: int,
     weight_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     bias_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
@@ -47,7 +51,7 @@ def narrow_kernel(
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
     split = tl.program_id(2)
     product, up = narrow_sums(
-        x_ptr, x_row_stride, weight_ptr, norm_ptr, eps, first_token, first_out, split, tokens,
+        x_ptr, x_row_stride, weight_ptr, masks_ptr, starts_ptr, norm_ptr, eps, first_token, first_out, split, tokens,
         IN, OUT, GATED, NORMED, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, SPLITS, UPCAST,
     )  # fmt: skip
     if SPLITS == 1:
@@ -70,6 +74,8 @@ def narrow_sums(
     x_ptr: tl.tensor,
     x_row_stride: int,
     weight_ptr: tl.tensor,
+    masks_ptr: tl.tensor,
+    starts_ptr: tl.tensor,
     norm_ptr: tl.tensor,
     eps: float,
     first_token: tl.tensor,
@@ -93,20 +99,30 @@ def narrow_sums(
     """
     out, token = tl.arange(0, OUT_BLOCK), tl.arange(0, TOKEN_BLOCK)
     # Rows past the end repeat the last one, so that no load needs a mask for them.
-    weight_row = weight_ptr + tl.minimum(first_out + out, OUT - 1)[:, None] * IN
+    row = tl.minimum(first_out + out, OUT - 1)
+    weight_row = weight_ptr + row[:, None] * IN
     x_row = x_ptr + tl.minimum(first_token + token, tokens - 1)[None, :] * x_row_stride
     part = tl.arange(0, IN_BLOCK)
     PER_SPLIT: tl.constexpr = (IN + SPLITS * IN_BLOCK - 1) // (SPLITS * IN_BLOCK) * IN_BLOCK
     product = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     up = tl.zeros([OUT_BLOCK, TOKEN_BLOCK], dtype=tl.float32)
     squares = tl.zeros([TOKEN_BLOCK], dtype=tl.float32)
+    first, first_up = row, row
+    if masks_ptr is not None:
+        first = first_elements(masks_ptr, starts_ptr, row, split * PER_SPLIT, IN)
+        if GATED:
+            first_up = first_elements(masks_ptr, starts_ptr, row + OUT, split * PER_SPLIT, IN)
     for start in range(0, PER_SPLIT, IN_BLOCK):
         channel = split * PER_SPLIT + start + part
         if IN % (SPLITS * IN_BLOCK) == 0:
             x = tl.load(x_row + channel[:, None])
-            w = tl.load(weight_row + channel[None, :])
         else:
             x = tl.load(x_row + channel[:, None], mask=(channel < IN)[:, None], other=0.0)
+        if masks_ptr is not None:
+            w, first = sparse_tile(weight_ptr, masks_ptr, first, row, split * PER_SPLIT + start, IN, IN_BLOCK)
+        elif IN % (SPLITS * IN_BLOCK) == 0:
+            w = tl.load(weight_row + channel[None, :])
+        else:
             w = tl.load(weight_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
         if NORMED:
             wide = x.to(tl.float32)
@@ -117,11 +133,15 @@ def narrow_sums(
         product = multiply(w, x, product, UPCAST)
         if GATED:
             up_row = weight_row + OUT * IN
-            if IN % (SPLITS * IN_BLOCK) == 0:
-                w = tl.load(up_row + channel[None, :])
+            if masks_ptr is not None:
+                up_w, first_up = sparse_tile(
+                    weight_ptr, masks_ptr, first_up, row + OUT, split * PER_SPLIT + start, IN, IN_BLOCK
+                )
+            elif IN % (SPLITS * IN_BLOCK) == 0:
+                up_w = tl.load(up_row + channel[None, :])
             else:
-                w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
-            up = multiply(w, x, up, UPCAST)
+                up_w = tl.load(up_row + channel[None, :], mask=(channel < IN)[None, :], other=0.0)
+            up = multiply(up_w, x, up, UPCAST)
     if NORMED:
         norm = tl.rsqrt(squares / IN + eps)[None, :]
         product, up = product * norm, up * norm

@@ -14,6 +14,7 @@ import triton
 from llmc.codegen.triton.kernels.products.coded_ways import code_operands, code_tilings
 from llmc.codegen.triton.kernels.products.product import Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.sparse_ways import expanding_seconds, sparse_tilings
 from llmc.targets import GpuTarget
 
 MOST_GEMV_ROWS = 4
@@ -25,6 +26,8 @@ _PROGRAMS_AT_ONCE = 8
 # The L2 cache's bandwidth over the memory's.
 _L2_SPEED = 2.0
 _RESERVED_SHARED_BYTES = 2048
+# Of the memory's bandwidth, where a weight gets its zeros back.
+_EXPANDING_SHARE = 0.7
 
 
 # Of the memory's bandwidth, where that is the limit.
@@ -40,9 +43,20 @@ _BANDWIDTH_SHARE |= {Way.CODED_GEMV: 0.75, Way.CODED_TILE: 0.7}
 
 def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
     """The ways that can serve that many rows on the target."""
+    if product.sparse is not None and tokens > MOST_GEMV_ROWS:
+        expanded = tuple(replace(t, expanded=True) for t in tilings(product.with_zeros, target, tokens))
+        return _tilings(product, target, tokens) + expanded
+    return _tilings(product, target, tokens)
+
+
+def _tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, ...]:
+    """Those that read W as it is stored."""
     if product.codes is not None:
         return code_tilings(product, product.codes, target, tokens)
-    shapes = [_gemv(product, target, tokens)] if tokens <= MOST_GEMV_ROWS else _shapes(product, target, tokens)
+    if product.sparse is not None:
+        shapes = sparse_tilings(product, target, tokens)
+    else:
+        shapes = [_gemv(product, target, tokens)] if tokens <= MOST_GEMV_ROWS else _shapes(product, target, tokens)
     fitting = [found for found in (_fit(product, target, shape) for shape in shapes) if found is not None]
     if product.norm is not None:
         fitting += [
@@ -50,13 +64,20 @@ def tilings(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, .
             for t in fitting
             if t.way in (Way.DENSE_GEMV, Way.DENSE_NARROW) and t.splits == 1
         ]
-    if product.result_itemsize == product.itemsize:
+    if product.sparse is None and product.result_itemsize == product.itemsize:
         fitting.append(Tiling(Way.LIBRARY, 128, 128, 64, 4, 1, 0.75))
     return tuple(fitting)
 
 
 def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, tokens: int) -> float:
     """Seconds of one product of that many rows, all its launches included."""
+    if tiling.expanded:
+        sparse, elements = product.sparse, product.weight_rows * product.channels
+        assert sparse is not None
+        both = sparse.nbytes + sparse.expanded_nbytes
+        expanding = max(both / (_EXPANDING_SHARE * target.bandwidth), expanding_seconds(elements, 1, target))
+        after = predicted_seconds(product.with_zeros, target, replace(tiling, expanded=False), tokens)
+        return expanding + target.launch + after
     out_tiles = triton.cdiv(product.outputs, tiling.out_block)
     programs = out_tiles * triton.cdiv(tokens, tiling.token_block) * tiling.splits
     moved, launches = float(product.bytes_moved(tokens)), 1
@@ -81,6 +102,9 @@ def predicted_seconds(product: Product, target: GpuTarget, tiling: Tiling, token
         padded = 2 * tiling.token_block * tiling.out_block * product.channels * (2 if product.gated else 1)
         rate = _rate(product, target) * tiling.efficiency / target.sm_count
         arithmetic = triton.cdiv(programs, target.sm_count) * padded / tiling.splits / rate
+    if product.sparse is not None:
+        elements, tiles = product.weight_rows * product.channels, triton.cdiv(tokens, tiling.token_block)
+        arithmetic += expanding_seconds(elements, tiles, target) / busy
     memory = moved / (target.bandwidth * busy * _BANDWIDTH_SHARE[tiling.way])
     return float(max(memory, arithmetic) + (launches - 1) * target.launch)
 

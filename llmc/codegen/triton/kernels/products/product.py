@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from types import MappingProxyType
 
 from torch import fx
 
@@ -60,13 +62,33 @@ class Codes:
 
 
 @dataclass(frozen=True)
+class Sparse:
+    """Of a W without its zeros (mask_rows.py). arguments: masks_ptr and starts_ptr. nbytes: of W, masks and starts
+    included, and scales of codes.
+
+    expand: puts W with its zeros into a workspace; expanded: weight_ptr or codes_ptr there, of so many bytes.
+    """
+
+    arguments: dict[str, Argument]
+    nbytes: int
+    expand: DeviceLaunch
+    expanded: dict[str, Argument]
+    expanded_nbytes: int
+
+
+# The arguments of kernels that know masks, of a W that has none.
+WITHOUT_MASKS: Mapping[str, Argument] = MappingProxyType({"masks_ptr": None, "starts_ptr": None})
+
+
+@dataclass(frozen=True)
 class Product:
     """y = x·Wᵀ and what follows. arguments, constants: by the parameters' names, those of every product kernel.
 
     count: of rows, T, L, several for each of them, or a number. channels: of x. outputs: of y; gated, W has twice as
     many rows. itemsize: bytes of an element of x and W; result_itemsize: of y. has_aligned_rows: whether tensor
     descriptors can read x and W, and a wide tile of y can be stored in whole vectors. norm: what x goes through first,
-    if anything. codes: of a quantized W, which only the kernels for codes read.
+    if anything. codes: of a quantized W, which only the kernels for codes read. sparse: of a W without its zeros, which
+    only some kernels read.
     """
 
     call: Call
@@ -81,6 +103,13 @@ class Product:
     has_aligned_rows: bool
     norm: Norm | None = None
     codes: Codes | None = None
+    sparse: Sparse | None = None
+
+    @property
+    def with_zeros(self) -> Product:
+        """After `sparse.expand`."""
+        assert self.sparse is not None
+        return replace(self, sparse=None, arguments={**self.arguments, **self.sparse.expanded})
 
     @property
     def weight_rows(self) -> int:
@@ -92,6 +121,7 @@ class Product:
         residual = 0 if self.arguments["residual_ptr"] is None else self.itemsize
         row = self.channels * self.itemsize
         weight = self.weight_rows * row if self.codes is None else self.codes.nbytes
+        weight = weight if self.sparse is None else self.sparse.nbytes
         return weight + tokens * row + tokens * self.outputs * (self.result_itemsize + residual)
 
     def operations(self, tokens: int) -> int:
@@ -126,14 +156,20 @@ def dense_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
 
 def dense_product(call: Call, epilogue: Epilogue) -> Product:
     """The product that a node asks for, of a weight in rows; and of x as it is, or after a norm."""
-    weight_rows, channels = call.shape("weight")
+    out, channels = call.shape("weight")
+    return rows_product(call, epilogue, (out, channels), call.weight("weight", Layout.ROWS))
+
+
+def rows_product(call: Call, epilogue: Epilogue, shape: tuple[int, int], weight: Operand) -> Product:
+    """The same of elements [out, in] that lie anywhere."""
+    weight_rows, channels = shape
     norm = call.within("x")
     x, residual, y = (norm or call).rows("x"), epilogue.residual, call.result()
     assert x is not None
     itemsize, gated = (norm or call).dtype("x").itemsize, epilogue.gated
     arguments: dict[str, Argument] = {
         **rows("x", x),
-        "weight_ptr": call.weight("weight", Layout.ROWS),
+        "weight_ptr": weight,
         "bias_ptr": call.vector("bias"),
         **rows("residual", residual),
         **rows("y", y),

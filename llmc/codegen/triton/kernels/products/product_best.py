@@ -43,7 +43,7 @@ def best_gemv_kernel(
         block = tl.program_id(0) * BLOCKS + index
         first_out = (first_token + block) * OUT_BLOCK
         logits, _ = gemv_sums(
-            x_ptr, x_row_stride, weight_ptr, None, 0.0, first_token, first_out, tokens,
+            x_ptr, x_row_stride, weight_ptr, None, None, None, 0.0, first_token, first_out, tokens,
             IN, OUT, False, False, TOKENS, OUT_BLOCK, IN_BLOCK,
         )  # fmt: skip
         best, where = _best_of_tile(logits, (block * OUT_BLOCK + out)[None, :], bias_ptr, OUT, 1)
@@ -76,7 +76,7 @@ def best_narrow_kernel(
     token, out = tl.arange(0, TOKEN_BLOCK), tl.arange(0, OUT_BLOCK)
     first_out, first_token = tl.program_id(0).to(tl.int64) * OUT_BLOCK, tl.program_id(1).to(tl.int64) * TOKEN_BLOCK
     logits, _ = narrow_sums(
-        x_ptr, x_row_stride, weight_ptr, None, 0.0, first_token, first_out, 0, tokens,
+        x_ptr, x_row_stride, weight_ptr, None, None, None, 0.0, first_token, first_out, 0, tokens,
         IN, OUT, False, False, TOKEN_BLOCK, OUT_BLOCK, IN_BLOCK, 1, UPCAST,
     )  # fmt: skip
     index = tl.program_id(0) * OUT_BLOCK + out

@@ -22,8 +22,9 @@ from llmc.codegen.triton.kernels.products.dense_ways import (
     predicted_seconds,
     tilings,
 )
-from llmc.codegen.triton.kernels.products.product import Codes, Product
+from llmc.codegen.triton.kernels.products.product import WITHOUT_MASKS, Codes, Product
 from llmc.codegen.triton.kernels.products.product_way import Tiling, Way
+from llmc.codegen.triton.kernels.products.sparse_ways import SPARSE_WAYS
 from llmc.program import library_products
 from llmc.program.launch_arguments import Argument
 from llmc.targets import GpuTarget
@@ -89,14 +90,16 @@ def _ordered(product: Product, target: GpuTarget, tokens: int) -> tuple[Tiling, 
 
 def _serving(product: Product, target: GpuTarget, tiling: Tiling, span: _Range) -> DeviceLaunch:
     seconds = predicted_seconds(product, target, tiling, span.judged)
-    launch = _launch(product, target, tiling)
-    before = product.norm.launch if product.norm is not None and not tiling.normed else None
-    if product.codes is not None:
-        before = product.codes.quantize
-    if before is not None:
-        follows = replace(launch, then=(), seconds=seconds), *launch.then
-        return replace(before, min_tokens=span.first, max_tokens=span.last, then=follows)
-    return replace(launch, min_tokens=span.first, max_tokens=span.last, seconds=seconds)
+    launch = _launch(product.with_zeros if tiling.expanded else product, target, tiling)
+    before: list[DeviceLaunch] = []
+    if product.norm is not None and not tiling.normed:
+        before.append(product.norm.launch)
+    if product.codes is not None and product.codes.quantize is not None:
+        before.append(product.codes.quantize)
+    if product.sparse is not None and tiling.expanded:
+        before.append(product.sparse.expand)
+    group = (*before, replace(launch, then=(), seconds=seconds), *launch.then)
+    return replace(group[0], min_tokens=span.first, max_tokens=span.last, then=group[1:])
 
 
 def _launch(product: Product, target: GpuTarget, tiling: Tiling) -> DeviceLaunch:
@@ -155,6 +158,8 @@ def _with(
     function: Any, product: Product, constants: dict[str, Constant], grid: tuple[str, ...], tiling: Tiling
 ) -> DeviceLaunch:
     arguments = {**product.arguments, **_x(product, tiling)}
+    if tiling.way in SPARSE_WAYS:
+        arguments |= WITHOUT_MASKS if product.sparse is None else product.sparse.arguments
     if "NORMED" in constants:
         norm: dict[str, Argument] = {"norm_ptr": None, "eps": 0.0}
         arguments |= product.norm.arguments if product.norm is not None and tiling.normed else norm

@@ -22,7 +22,8 @@ class Way(Enum):
 class Tiling:
     """One way to compute a product, and how it is cut. efficiency: the share of the peak rate that its loop reaches.
 
-    normed: the kernel norms x itself; otherwise a launch before it does, where there is a norm.
+    normed: the kernel norms x itself; otherwise a launch before it does, where there is a norm. expanded: a launch
+    before gives a weight its zeros back; otherwise the kernel does, where they are not stored.
     """
 
     way: Way
@@ -34,3 +35,4 @@ class Tiling:
     efficiency: float
     splits: int = 1
     normed: bool = False
+    expanded: bool = False

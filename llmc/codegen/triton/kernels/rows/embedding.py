@@ -1,5 +1,5 @@
 """llmc::embedding: y[t] = weight[ids[t]], by how the table is stored: dense (select_rows.py), in codes
-(coded_embedding.py).
+(coded_embedding.py), without its zeros (sparse_embedding.py).
 
 Memory-bound: only the rows that are looked up move.
 """

@@ -1,0 +1,92 @@
+"""Products of weights without their zeros, of elements or codes: the arguments of the kernels that put these between.
+
+They are the kernels of dense weights and of codes, which get a tile from sparse_tile.py in the place of a load, so that
+every epilogue, norm and split is theirs. With many tokens each of their tiles would do that again: a launch before then
+writes the weight with its zeros, and whatever reads dense ones follows.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import torch
+from torch import fx
+
+from llmc.codegen.call import Call, arguments_of
+from llmc.codegen.triton.code_rows import row_bytes
+from llmc.codegen.triton.kernel import DeviceLaunch
+from llmc.codegen.triton.kernels.products.coded_product import codes_product, refuse_arrival, refuse_groups
+from llmc.codegen.triton.kernels.products.product import Epilogue, Product, Sparse, rows_product
+from llmc.codegen.triton.kernels.products.sparse_tile import expand_rows_kernel
+from llmc.codegen.triton.kernels.refusals import FLOATS, refuse_dtypes
+from llmc.codegen.triton.mask_rows import mask_nbytes
+from llmc.graph.product_parts import unrounded_parts, x_of
+from llmc.graph.refusal import Refusal
+from llmc.program import Layout
+from llmc.program.launch_arguments import Argument, Operand
+from llmc.targets import GpuTarget
+
+# Of a program that gives rows of a weight their zeros back: rows, and columns at a time.
+_EXPANDED_ROWS, _EXPANDED_COLUMNS = 8, 256
+
+
+def sparse_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """Elements of a float dtype, of a product not wider than x's, since they are stored as that."""
+    values = arguments_of(unrounded_parts(node)["weight"])["values"].meta["val"].dtype
+    is_product = "x" in arguments_of(node)
+    read = x_of(node).meta["val"].dtype if is_product else node.meta["val"].dtype
+    if values not in FLOATS or values.itemsize > read.itemsize:
+        return Refusal(f"the weight is {values} but read as {read}: storing it as that would lose digits", node)
+    return refuse_dtypes(node, "x") if is_product else None
+
+
+def sparse_codes_refusal(node: fx.Node, target: GpuTarget) -> Refusal | None:
+    """As of the same codes with their zeros."""
+    stored = unrounded_parts(node)["weight"]
+    scales, columns = arguments_of(stored)["scales"].meta["val"], arguments_of(stored)["columns"]
+    return refuse_groups(node, scales, columns) or refuse_arrival(node, target, has_zeros=False)
+
+
+def sparse_product(call: Call, epilogue: Epilogue) -> Product:
+    """The product that a node asks for, of elements behind masks; and of x as it is, or after a norm."""
+    stored, dtype = _stored(call), (call.within("x") or call).dtype("x")
+    values, sparse = _sparse(call, stored, dtype)
+    shape = stored.shape("masks")[0], stored.plain("columns")
+    return replace(rows_product(call, epilogue, shape, values), sparse=sparse)
+
+
+def sparse_codes_product(call: Call, epilogue: Epilogue) -> Product:
+    """The same of codes; and of x as it is, or rounded to codes."""
+    stored = _stored(call)
+    codes, sparse = _sparse(call, stored, torch.int8)
+    shape, scales = (stored.shape("masks")[0], stored.plain("columns")), stored.weight("scales", Layout.ROWS)
+    return replace(codes_product(call, epilogue, stored, shape, (codes, scales, None)), sparse=sparse)
+
+
+def _stored(call: Call) -> Call:
+    stored = call.within("weight")
+    assert stored is not None
+    return stored
+
+
+def _sparse(call: Call, stored: Call, dtype: torch.dtype) -> tuple[Operand, Sparse]:
+    """Where the elements lie, as of dtype, and what says their places."""
+    values, masks, starts = stored.sparse_rows(dtype)
+    (out, _), columns = stored.shape("masks"), stored.plain("columns")
+    has_codes = stored.op is torch.ops.llmc.sparse_codes.default
+    width = row_bytes(columns, Layout.CODE_ROWS) if has_codes else columns
+    dense = call.workspace("expanded", 1, out * width, dtype).pointer
+    places: dict[str, Argument] = {"masks_ptr": masks, "starts_ptr": starts}
+    expand = DeviceLaunch(
+        expand_rows_kernel,
+        {"values_ptr": values, **places, "y_ptr": dense},
+        {"COLUMNS": columns, "WIDTH": width, "OUT": out, "ROWS": _EXPANDED_ROWS, "BLOCK": _EXPANDED_COLUMNS},
+        (str(-(-out // _EXPANDED_ROWS)),),
+    )
+    nbytes = math.prod(stored.shape("values")) * dtype.itemsize
+    nbytes += sum(mask_nbytes(stored.shape("masks"), layout) for layout in (Layout.MASK_ROWS, Layout.MASK_STARTS))
+    if has_codes:
+        nbytes += math.prod(stored.shape("scales")) * stored.dtype("scales").itemsize
+    pointer = "codes_ptr" if has_codes else "weight_ptr"
+    return values, Sparse(places, nbytes, expand, {pointer: dense}, out * width * dtype.itemsize)

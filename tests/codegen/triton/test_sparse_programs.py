@@ -1,0 +1,86 @@
+"""Whole steps of GPU programs over weights without their zeros, interpreted; and which GPUs get them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+import torch
+from torch import fx
+
+from llmc.codegen.expand_sparse import expand_sparse
+from llmc.codegen.triton.lowering import lower_device
+from llmc.codegen.triton.triton_kind import TritonKind
+from llmc.program import Layout, Program
+from tests.codegen.triton.test_quantized_programs import H100, OPTIONS, difference
+from tests.gpu_target import gpu_target
+from tests.passes.sparsity.sparse_graphs import sparse
+
+_OPS = torch.ops.llmc
+
+
+@pytest.mark.parametrize(
+    ("quantize", "tolerance"),
+    [("w8a8", 4e-2), *(pytest.param(scheme, 1e-4, marks=pytest.mark.slow) for scheme in ("", "int8"))],
+)
+def test_steps_equal_the_graph(quantize: str, tolerance: float, tmp_path: Path) -> None:
+    assert difference(sparse("magnitude:0.5,lm_head=magnitude:0.4", quantize).graph, tmp_path) < tolerance
+
+
+@pytest.mark.parametrize("quantize", ["", "int8"])
+def test_a_weight_takes_its_bits_and_a_number_a_row(quantize: str) -> None:
+    graph = sparse("magnitude:0.5", quantize).graph
+    stored, dense = (
+        lower_device(graph, H100, OPTIONS),
+        lower_device(expand_sparse(graph, lambda _: "a test"), H100, OPTIONS),
+    )
+    saved = sum(
+        ((each.dense_bits or 0.0) - (each.bits or 0.0)) * each.rows * each.columns / 8 - 8 * each.rows
+        for each in graph.sparse
+    )
+    assert _bytes(dense.program) - _bytes(stored.program) == saved
+    layouts = [slot.layout for slot in stored.program.weights]
+    assert layouts.count(Layout.MASK_ROWS) == layouts.count(Layout.MASK_STARTS) == 8
+
+
+def _bytes(program: Program) -> int:
+    return sum(slot.nbytes for slot in program.weights)
+
+
+# One token's product with half of the elements: GPUs with little bandwidth for their arithmetic gain from it.
+GAINS: Mapping[str, tuple[torch.dtype, ...]] = {
+    "l4": (torch.bfloat16, torch.int8),
+    "l40s": (torch.bfloat16, torch.int8),
+    "rtx4090": (torch.bfloat16, torch.int8),
+    "h100": (),
+    "b200": (),
+    "mi300x": (),
+}
+
+
+@pytest.mark.parametrize("name", GAINS)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_which_gpus_read_masks(name: str, dtype: torch.dtype) -> None:
+    reason = TritonKind(gpu_target(name)).dense_reason(_storage(dtype))
+    assert (reason is None) is (dtype in GAINS[name])
+    assert reason is None or (f"predicted for one token on {name}" in reason and "67108864 elements" in reason)
+
+
+def test_a_target_of_several_gpus_reads_masks_where_all_gain() -> None:
+    reason = TritonKind(gpu_target("l4,h100")).dense_reason(_storage(torch.bfloat16))
+    assert reason is not None and "µs with zeros" in reason
+
+
+def _storage(dtype: torch.dtype) -> fx.Node:
+    graph, (out, columns) = fx.Graph(), (8192, 8192)
+    shapes = {"values": ((out * columns // 2,), dtype), "masks": ((out, columns // 64), torch.int64)}
+    if dtype is torch.int8:
+        shapes["scales"] = ((out, 1), torch.float32)
+    parts = []
+    for name, (shape, of_part) in shapes.items():
+        parts.append(graph.placeholder(name))
+        parts[-1].meta["val"] = torch.empty(shape, dtype=of_part, device="meta")
+    if dtype is torch.int8:
+        return graph.call_function(_OPS.sparse_codes.default, (*parts, columns, "int8", torch.float32))
+    return graph.call_function(_OPS.sparse_bitmask.default, (*parts, columns, torch.float32))
