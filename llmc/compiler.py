@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import tempfile
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
@@ -17,6 +17,7 @@ from torch import Tensor
 from llmc.build_report import BuildReport, build_report, manifest_of
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.expand_sparse import expand_sparse
+from llmc.codegen.shared_weights import shared_slots, with_shared_tables
 from llmc.codegen.stage_builds import StageBuild, stage_builds
 from llmc.codegen.target_kind import TargetKind, kind_of
 from llmc.codegen.weight_slots import CodesRecipe, SlotRecipe
@@ -42,6 +43,7 @@ from llmc.engine_format.reader import (
     PRUNING_NAME,
     QUANTIZATION_NAME,
     REPORT_NAME,
+    SHARED_NAME,
     SPARSITY_NAME,
 )
 from llmc.engine_format.writer import EngineWriter
@@ -65,7 +67,7 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, default, essential
 from llmc.passes.rewrite import Pass
 from llmc.passes.runner import Observer, PipelineResult, run_pipeline
-from llmc.program import Program, WeightSlot
+from llmc.program import WeightSlot
 from llmc.program.joined_program import joined_program
 from llmc.runtime.engine import Engine
 from llmc.runtime.executors.opening import ExecutorName
@@ -171,8 +173,10 @@ def _write_engine(
     pipeline: tuple[Pass, ...],
     stages: Stages,
     notes: tuple[str, ...],
+    outer: Sequence[StageBuild] = (),
 ) -> BuildReport:
-    """An engine, and in it that of what drafts for it. captured_now: while kernels begin to be compiled."""
+    """An engine, and in it that of what drafts for it. captured_now: while kernels begin to be compiled. outer: of the
+    engine that it lies in, whose weights it need not store again."""
     finite = FiniteWeights()
     with EngineWriter(output) as writer, kind.builder(options) as builder:
         with stages("capture"):
@@ -183,9 +187,13 @@ def _write_engine(
         write_weight_records(result.graph, writer)
         with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
             program = joined_program([each.program for each in builds])
-            with stages("weights", program.ranks * sum(slot.nbytes for slot in program.weights)):
+            shared = shared_slots(outer, builds) if outer else {}
+            if shared:
+                writer.write_text(SHARED_NAME, json.dumps(shared, indent=1) + "\n")
+            own = [slot for slot in program.weights if slot.name not in shared]
+            with stages("weights", program.ranks * sum(slot.nbytes for slot in own)):
                 for each in builds:
-                    _write_weights(each, captured.source, finite, kind, writer, stages)
+                    _write_weights(each, shared, captured.source, finite, kind, writer, stages)
             with stages("report"):
                 for file in captured.tokenizer_files:
                     writer.copy_file(f"tokenizer/{file.name}", file)
@@ -196,7 +204,7 @@ def _write_engine(
         notes += captured.notes + finite.notes()
         if result.graph.draft is not None:
             with stages("draft"):
-                notes += _write_draft(result.graph.draft, captured, program, writer, target, options, pipeline)
+                notes += _write_draft(result.graph.draft, captured, builds, writer, target, options, pipeline)
         with stages("finish"):
             manifest = writer.finish(manifest)
     fitting = kind.fitting_sequences(program)
@@ -205,18 +213,20 @@ def _write_engine(
 
 def _write_weights(
     build: StageBuild,
+    shared: Collection[str],
     source: WeightSource,
     finite: FiniteWeights,
     kind: TargetKind,
     writer: EngineWriter,
     stages: Stages,
 ) -> None:
-    """Of all ranks of a stage."""
+    """Of all ranks of a stage, but for those that are shared."""
     program = build.program
     for rank in range(program.ranks):
         makers = [
             (slot, partial(packed, slot, recipe, source, finite, kind, rank))
             for slot, recipe in zip(program.weights, build.recipes, strict=True)
+            if slot.name not in shared
         ]
         writer.write_weights(makers, rank=program.layout.rank_of(program.stage, rank), progress=stages.advance)
 
@@ -224,17 +234,17 @@ def _write_weights(
 def _write_draft(
     draft: AttachedDraft,
     captured: Captured,
-    program: Program,
+    outer: Sequence[StageBuild],
     writer: EngineWriter,
     target: Target,
     options: BuildOptions,
     pipeline: tuple[Pass, ...],
 ) -> tuple[str, ...]:
     """The engine of what drafts, at DRAFT of the engine that it drafts for; what the build should say of it."""
-    own, notes = draft_options(options, program.limits)
-    place = Captured(draft.graph, captured.source)
+    own, notes = draft_options(options, outer[0].program.limits)
+    place = Captured(with_shared_tables(draft.graph, captured.graph, captured.source), captured.source)
     report = _write_engine(
-        lambda: place, writer.path / DRAFT, target, kind_of(target), own, pipeline, Stages(None), notes
+        lambda: place, writer.path / DRAFT, target, kind_of(target), own, pipeline, Stages(None), notes, outer
     )
     writer.add_engine(DRAFT)
     if draft.id_offsets is not None:

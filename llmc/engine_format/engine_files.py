@@ -24,6 +24,11 @@ _COPY_AGAIN = "copy the whole engine again, or rebuild it"
 _CHECK = "check the path, its permissions and the disk"
 
 
+def is_weights(name: str) -> bool:
+    """Whether a file holds weights, of the engine or of one that lies in it."""
+    return f"/{WEIGHTS}" in f"/{name}"
+
+
 @dataclass(frozen=True)
 class EngineFiles:
     """The files of an engine in the directory `path`, finished or about to be. records: of its manifest.

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from llmc.engine_format.engine_files import WEIGHTS, EngineFiles
+from llmc.engine_format.engine_files import WEIGHTS, EngineFiles, is_weights
 from llmc.engine_format.manifest import MANIFEST_NAME, Manifest, TargetRecord, read_manifest
 from llmc.engine_format.program_check import check_program
 from llmc.engine_format.weight_check import WeightCheck, compare_hashes
@@ -45,6 +45,8 @@ NODES_NAME = "report/nodes.json"
 # The engine of what drafts for this one; and where its vocabulary is another, this one's ids of its tokens, in int32.
 DRAFT = "draft"
 DRAFT_IDS_NAME = "draft_ids.bin"
+# Which of such an engine's weights lie in the one around it: their names there, by their own.
+SHARED_NAME = "shared_weights.json"
 # What belongs to a pipeline stage behind the first, but for weights: STAGES/NUMBER/.
 STAGES = "stages"
 REFERENCE_TARGET = "reference"
@@ -76,8 +78,10 @@ class EngineDirectory:
         return self.files.path
 
     def weight_file(self, stored: StoredTensor) -> memoryview:
-        """The bytes of the file that a tensor lies in."""
-        return self.files.mapped(str(stored.path.relative_to(self.path)))
+        """The bytes of the file that a tensor lies in, of this engine or of the one around it."""
+        owner = stored.path.parents[1]
+        files = self.files if owner == self.path else engine_files(owner)
+        return files.mapped(str(stored.path.relative_to(owner)))
 
 
 @dataclass(frozen=True)
@@ -106,7 +110,7 @@ def read_engine(path: Path, *, check_weights: bool = True, check_machine: bool =
     """
     files, manifest = _open(path)
     directory = _describe(files, manifest, check_machine=check_machine)
-    compare_hashes(files, [name for name in files.records if check_weights or not name.startswith(WEIGHTS)])
+    compare_hashes(files, [name for name in files.records if check_weights or not is_weights(name)])
     return directory
 
 
@@ -300,16 +304,33 @@ def of_rank(engine: EngineDirectory, rank: int) -> EngineDirectory:
 
 def find_weights(files: EngineFiles, program: Program, rank: int = 0) -> tuple[StoredTensor, ...]:
     """Where each weight of the program lies, of a rank; missing or unfitting ones raise EngineFormatError."""
-    stored: dict[str, StoredTensor] = {}
-    for name in files.below("weights"):
-        if not name.startswith(f"{WEIGHTS}rank{rank}-"):
-            continue
-        stored.update(read_header(files.mapped(name), files.path / name))
+    stored = _stored_tensors(files, rank)
     for slot in program.weights:
         if slot.name not in stored:
             raise EngineFormatError(f"no weight file holds {slot.name!r}", at=files.path / "weights", fix=REBUILD)
         check_slot(slot, stored[slot.name])
     return tuple(stored[slot.name] for slot in program.weights)
+
+
+def _stored_tensors(files: EngineFiles, rank: int) -> dict[str, StoredTensor]:
+    """Those of a rank, by name, with those that the engine has from the one around it."""
+    stored: dict[str, StoredTensor] = {}
+    for name in files.below("weights"):
+        if name.startswith(f"{WEIGHTS}rank{rank}-"):
+            stored.update(read_header(files.mapped(name), files.path / name))
+    if SHARED_NAME not in files:
+        return stored
+    at = files.path / SHARED_NAME
+    theirs = _stored_tensors(engine_files(files.path.parent), rank)
+    for own, name in from_json(dict[str, str], files.json(SHARED_NAME), str(at)).items():
+        if name not in theirs:
+            raise EngineFormatError(
+                f"weight {own!r} is {name!r} of the engine around this one, which holds none of that name",
+                at=at,
+                fix=REBUILD,
+            )
+        stored[own] = theirs[name]
+    return stored
 
 
 def check_target(path: Path, target: TargetRecord) -> None:

@@ -8,14 +8,15 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from llmc.engine_format.chunk_hash import check_chunk_sha256, check_chunk_xxh3
-from llmc.engine_format.engine_files import WEIGHTS, EngineFiles
+from llmc.engine_format.engine_files import EngineFiles, is_weights
 
 # Threads beyond which memory gives no more.
 _MOST_THREADS = 8
 
 
 class WeightCheck:
-    """Compares the weights' XXH3, and then the other files' SHA-256, in threads of its own, from now on.
+    """Compares the weights' XXH3, and then the other files' SHA-256, in threads of its own, from now on. Weights of an
+    engine that lies in it are left to who opens that.
 
     Who runs the engine meanwhile keeps to himself what came out until `wait` has returned. What he reads of the other
     files is compared when it is read.
@@ -27,7 +28,7 @@ class WeightCheck:
             for name in files.below("weights")
             for index, digest in enumerate(files.records[name].xxh3)
         ]
-        work += [partial(_read, files, name) for name in files.records if not name.startswith(WEIGHTS)]
+        work += [partial(_read, files, name) for name in files.records if not is_weights(name)]
         # One core is left to the start, as far as there are several.
         self._pool = _pool(_cores() - 1)
         self._parts = [self._pool.submit(each) for each in work]

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -89,6 +89,17 @@ def check_slot(slot: WeightSlot, stored: StoredTensor) -> None:
             at=stored.path,
             fix=REBUILD,
         )
+
+
+def runs_of_tensors(tensors: Iterable[StoredTensor]) -> list[list[StoredTensor]]:
+    """The tensors in groups that lie side by side in a file, each in order."""
+    runs: list[list[StoredTensor]] = []
+    for stored in sorted(set(tensors), key=lambda each: (each.path, each.begin)):
+        last = runs[-1][-1] if runs else None
+        if last is None or last.path != stored.path or stored.begin >= last.end + ALIGNMENT:
+            runs.append([])
+        runs[-1].append(stored)
+    return runs
 
 
 def _stored_shape(slot: WeightSlot) -> tuple[int, ...]:

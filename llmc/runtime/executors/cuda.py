@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -17,6 +16,7 @@ import torch
 from torch import Tensor
 
 from llmc.engine_format import EngineDirectory
+from llmc.engine_format.weight_file import StoredTensor, runs_of_tensors
 from llmc.errors import TargetError
 from llmc.graph.dtype_names import TORCH_DTYPES
 from llmc.program import CHOICE_OUTPUTS, Launch, Limits, Program, StepOutput, library_functions
@@ -352,17 +352,17 @@ class CudaExecutor:
         return out_of_memory(what, asked, free, total, self._memory_plan.arithmetic())
 
     def _copy_weights(self, engine: EngineDirectory) -> None:
-        """Each file once, through two pinned buffers: one fills from the mapped file while the other is copied."""
+        """Each run of tensors once, through two pinned buffers: one fills from the mapped file while the other is
+        copied."""
         staging = [torch.empty(_STAGING_BYTES, dtype=torch.uint8, pin_memory=True) for _ in range(2)]
         copied = [torch.cuda.Event() for _ in staging]
-        bases: dict[Path, tuple[int, Tensor]] = {}
+        bases: dict[StoredTensor, tuple[int, Tensor]] = {}
         turn = 0
-        for path in sorted({stored.path for stored in engine.tensors}):
-            held = [stored for stored in engine.tensors if stored.path == path]
+        for held in runs_of_tensors(engine.tensors):
             source = engine.weight_file(held[0])
-            begin, end = min(s.begin for s in held), max(s.end for s in held)
-            target = self._allocate(end - begin, f"the weights in {path.name}")
-            bases[path] = begin, target
+            begin, end = held[0].begin, max(stored.end for stored in held)
+            target = self._allocate(end - begin, f"the weights in {held[0].path.name}")
+            bases |= dict.fromkeys(held, (begin, target))
             for start in range(begin, end, _STAGING_BYTES):
                 stop = min(start + _STAGING_BYTES, end)
                 copied[turn].synchronize()
@@ -372,7 +372,7 @@ class CudaExecutor:
                 turn = 1 - turn
         torch.cuda.current_stream(self._device).synchronize()
         for slot, stored in zip(engine.program.weights, engine.tensors, strict=True):
-            begin, memory = bases[stored.path]
+            begin, memory = bases[stored]
             self._spaces["weight", slot.name] = memory, stored.begin - begin
             self._addresses["weight", slot.name] = memory.data_ptr() + stored.begin - begin
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -16,7 +17,8 @@ from transformers import AutoModelForCausalLM
 
 from llmc import Engine, SamplingParams, load
 from llmc.compiler import build
-from llmc.errors import OptionError
+from llmc.engine_format import read_engine
+from llmc.errors import EngineFormatError, OptionError
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.loop.step import Step
 from llmc.runtime.requests.request import SampledRequest
@@ -124,12 +126,15 @@ def mtp(tmp_path_factory: pytest.TempPathFactory) -> Built:
 
 @pytest.fixture(scope="session")
 def mtp_layers(tmp_path_factory: pytest.TempPathFactory) -> Built:
-    """Three, as DeepSeek's: the fourth draft is the third layer's again."""
+    """Three, as DeepSeek's: the fourth draft is the third layer's again. The first has copies of the model's tables."""
     directory = tmp_path_factory.mktemp("mtp_layers")
     model = tiny_checkpoint("llama", directory / "model", tie_word_embeddings=False, num_hidden_layers=4)
     states, numbers = _model_states(model), (4, 5, 6)
     for number in numbers:
         drafts.add_deepseek_mtp(model, number)
+    tables = load_file(model / "model.safetensors")
+    copies = {"embed_tokens": tables["model.embed_tokens.weight"], "shared_head.head": tables["lm_head.weight"]}
+    drafts.added(model, {f"model.layers.4.{name}.weight": table.clone() for name, table in copies.items()})
     build(model, directory / "engine.llmc", speculative="mtp", **_limits())
     tensors = load_file(model / "model.safetensors")
 
@@ -292,3 +297,18 @@ def test_an_engine_without_a_draft_says_how_to_build_one(built: Built) -> None:
         last = built.path.joinpath(*["draft"] * len(built.layers))
         load(last, speculation={"method": "mtp", "num_speculative_tokens": 2})
     assert "--speculative" in str(caught.value.fix)
+
+
+def test_tables_are_stored_once(mtp_layers: Built, tmp_path: Path) -> None:
+    """Where the draft has the model's or a copy of them, also through the engine between; others are its own."""
+    outer = mtp_layers.path
+    found = {}
+    for inner in (outer / "draft", outer / "draft" / "draft"):
+        engine = read_engine(inner)
+        slots = zip(engine.program.weights, engine.tensors, strict=True)
+        found[inner] = sorted(stored.path.parents[1] for slot, stored in slots if slot.shape[0] == drafts.VOCAB)
+    first, second = found
+    assert found == {first: [outer, outer], second: [outer, second]}
+    shutil.copytree(first, tmp_path / "alone")
+    with pytest.raises(EngineFormatError, match=r"no manifest.json"):
+        read_engine(tmp_path / "alone")
