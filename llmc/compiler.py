@@ -48,7 +48,6 @@ from llmc.engine_format.reader import (
 )
 from llmc.engine_format.writer import EngineWriter
 from llmc.errors import BuildWarning, OptionError, PassError
-from llmc.files.hub_model import local_model
 from llmc.files.typed_json import to_json
 from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
@@ -57,6 +56,7 @@ from llmc.graph.capture import Captured, Model, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
+from llmc.graph.local_model import local_model
 from llmc.graph.model_graph import AttachedDraft, ModelGraph
 from llmc.graph.stage import Stage
 from llmc.graph.stored_dtype import stored_dtype
@@ -132,7 +132,7 @@ def build(
     place, resolved, parsed = path_argument("output", output), resolve_target(target), parse_options(options)
     wish = DivisionWish(parallel, ranks, memory, None if trace is None else path_argument("trace", trace))
     wish.check(options)
-    if isinstance(model, str):
+    if isinstance(model, str | Path):
         model = local_model(model)
     if parallel is not None:
         pipeline = default() if passes is None else _checked(passes)

@@ -42,7 +42,7 @@ BUILDING_ROOMS = (
     "prediction",
 )
 _BUILDING_PACKAGES = ("torch", "transformers", "triton")
-_MODEL_SUFFIXES = {".json", ".safetensors", ".jinja", ".model", ".txt"}
+_MODEL_SUFFIXES = {".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt"}
 
 
 def find_or_build_engine(

@@ -26,6 +26,7 @@ class CacheKind(Enum):
 
     ENGINES = "engines"
     CAPTURES = "captures"
+    GGUF = "gguf"
     KERNELS = "kernels"
     PROGRAMS = "programs"
     DEVICE_KERNELS = "device-kernels"
@@ -46,6 +47,7 @@ class CacheKind(Enum):
 _HOLDS = {
     CacheKind.ENGINES: "engines of model directories",
     CacheKind.CAPTURES: "captured graphs",
+    CacheKind.GGUF: "GGUF files' configs and tokenizers",
     CacheKind.KERNELS: "compiled C++ kernels",
     CacheKind.PROGRAMS: "engines' compiled C++",
     CacheKind.DEVICE_KERNELS: "engines' kernels for other GPUs",

@@ -7,7 +7,7 @@ from typing import Any
 
 from typer import Argument
 
-from llmc.files.hub_model import local_model
+from llmc.graph.local_model import local_model
 
 
 def model_argument(text: str, *, weights: bool = True) -> Any:

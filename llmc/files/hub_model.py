@@ -32,8 +32,8 @@ class HubName:
         return f"hf download {self.repository}" + (f" --revision {self.revision}" if self.revision else "")
 
 
-def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
-    """Where a model is on this machine: a path as it is, and a hub name's snapshot, which is fetched first.
+def fetched_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
+    """A path as it is, and a hub name's snapshot, which is fetched first.
 
     A string is a hub name if it looks like one and nothing stands at that path. weights: False fetches only
     what describes the model. Raises CheckpointError for what the hub does not have or does not give.

@@ -13,7 +13,6 @@ from torch import nn
 from torch.export import ExportedProgram
 
 from llmc.errors import CaptureError, CheckpointError
-from llmc.files.hub_model import local_model
 from llmc.graph.capture_hf import capture_directory, capture_pretrained
 from llmc.graph.capture_module import capture_module
 from llmc.graph.capture_program import capture_program
@@ -22,6 +21,7 @@ from llmc.graph.drafts.draft_checkpoint import PREFIX
 from llmc.graph.drafts.draft_of_model import draft_of_model
 from llmc.graph.drafts.medusa import holds_medusa, read_medusa
 from llmc.graph.joined_source import JoinedSource
+from llmc.graph.local_model import local_model
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
 from llmc.options import BuildOptions

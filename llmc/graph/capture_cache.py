@@ -29,6 +29,7 @@ from llmc.errors import CheckpointError, EngineFormatError
 from llmc.graph.capture_text import captured_graph, captured_text
 from llmc.graph.checkpoint import SafetensorsSource
 from llmc.graph.checkpoint_kind import open_checkpoint
+from llmc.graph.gguf.source import GgufSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
@@ -48,7 +49,7 @@ def capture_entry(directory: Path, options: BuildOptions, *, has_weights: bool =
         return None
     try:
         source = open_checkpoint(directory) if has_weights else None
-        if source is not None and not isinstance(source, SafetensorsSource):
+        if source is not None and not isinstance(source, SafetensorsSource | GgufSource):
             return None
     except CheckpointError:
         return None  # The capture will say what is wrong.
@@ -100,9 +101,9 @@ def keep_capture(entry: str, graph: ModelGraph, notes: Sequence[str] = ()) -> No
         open_cache(CacheKind.CAPTURES).write_text(entry, sha256(rest.encode()).hexdigest() + "\n" + rest)
 
 
-def _type(source: SafetensorsSource, name: str) -> tuple[str, tuple[int, ...]]:
-    entry = source.entry(name)
-    return entry.dtype, entry.shape
+def _type(source: SafetensorsSource | GgufSource, name: str) -> tuple[str, tuple[int, ...]]:
+    kind = source.stored_type(name) if isinstance(source, GgufSource) else source.entry(name).dtype
+    return kind, source.shape(name)
 
 
 def _text(file: Path) -> str | None:

@@ -13,7 +13,6 @@ from llmc.files.hub_model import model_name
 from llmc.graph import hf_hooks
 from llmc.graph.capture_cache import capture_entry, find_capture, keep_capture
 from llmc.graph.capture_program import graph_from_program
-from llmc.graph.checkpoint import SafetensorsSource
 from llmc.graph.checkpoint_kind import ModelSource, open_checkpoint
 from llmc.graph.config_source import ConfigSource, config_dtype, has_weights
 from llmc.graph.drafts.mtp import mtp_tensors
@@ -52,7 +51,7 @@ def capture_directory(directory: Path, options: BuildOptions, *, may_lack_weight
     if kept is not None:
         graph, notes = kept
         graph.info = replace(graph.info, name=model_name(directory))
-        return graph, ConfigSource(directory, graph) if lacks_weights else SafetensorsSource(directory), notes
+        return graph, ConfigSource(directory, graph) if lacks_weights else open_checkpoint(directory), notes
     if lacks_weights:
         graph = capture_config(directory, options)
         if entry is not None:

@@ -1,19 +1,23 @@
-"""How a checkpoint directory stores its weights, by its config.json: dense, as codes, or without their zeros."""
+"""How a checkpoint directory stores its weights, dense, as codes, without their zeros, or in a GGUF file."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 from llmc.graph.checkpoint import SafetensorsSource, read_json
+from llmc.graph.gguf.model_directory import gguf_files
+from llmc.graph.gguf.source import GgufSource
 from llmc.graph.quantization_config import is_quantized
 from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.sparse_checkpoint import SparseSource, sparsity_format
 
-ModelSource = SafetensorsSource | QuantizedSource | SparseSource
+ModelSource = SafetensorsSource | QuantizedSource | SparseSource | GgufSource
 
 
 def open_checkpoint(directory: Path) -> ModelSource:
     """The source of a directory with config.json; reads headers. Raises CheckpointError."""
+    if gguf_files(directory):
+        return GgufSource(directory)
     settings = read_json(directory / "config.json")
     if sparsity_format(settings) is not None:
         return SparseSource(directory)

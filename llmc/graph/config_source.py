@@ -9,6 +9,7 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SHARD_INDEX, SINGLE_FILE
+from llmc.graph.gguf.model_directory import gguf_files
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import Stored
 
@@ -16,7 +17,11 @@ from llmc.graph.weights import Stored
 def has_weights(directory: Path) -> bool:
     """Whether there are files to read weights from, of whatever kind."""
     names = (SINGLE_FILE, SHARD_INDEX)
-    return any((directory / name).exists() for name in names) or any(directory.glob("*.bin"))
+    return (
+        any((directory / name).exists() for name in names)
+        or any(directory.glob("*.bin"))
+        or bool(gguf_files(directory))
+    )
 
 
 class ConfigSource:

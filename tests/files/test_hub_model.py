@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from llmc.files.hub_model import HubName, hub_name, local_model, model_name, repository_of
+from llmc.files.hub_model import HubName, fetched_model, hub_name, model_name, repository_of
 from tests.hub_server import COMMIT, Hub, hub_with
 
 MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
@@ -19,10 +19,10 @@ MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draf
 ASK = """
 import json, sys
 from llmc.errors import LlmcError
-from llmc.files.hub_model import local_model
+from llmc.files.hub_model import fetched_model
 for name, weights in json.loads(sys.argv[1]):
     try:
-        print(json.dumps(str(local_model(name, weights=weights))))
+        print(json.dumps(str(fetched_model(name, weights=weights))))
     except LlmcError as error:
         print(json.dumps([error.problem, error.fix]))
 """
@@ -81,7 +81,7 @@ def test_what_the_hub_does_not_give_is_refused_in_words(hub: Hub, tmp_path: Path
 @pytest.mark.parametrize("text", ["tiny", "/org/tiny", "./org/tiny", "a/b/c", "../tiny", "org/", "org/tiny@", "~/tiny"])
 def test_paths_are_no_names(text: str) -> None:
     assert hub_name(text) is None
-    assert local_model(text) == Path(text)
+    assert fetched_model(text) == Path(text)
 
 
 def test_names() -> None:
@@ -92,9 +92,9 @@ def test_names() -> None:
 def test_what_stands_here_comes_before_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "org" / "tiny").mkdir(parents=True)
     monkeypatch.chdir(tmp_path)
-    assert local_model("org/tiny") == Path("org/tiny")
+    assert fetched_model("org/tiny") == Path("org/tiny")
     assert model_name(Path("org/tiny")) == "tiny"
-    assert local_model(Path("org/another")) == Path("org/another")
+    assert fetched_model(Path("org/another")) == Path("org/another")
 
 
 @pytest.mark.slow

@@ -12,7 +12,6 @@ Numerics: lossy. Kernels decode where they multiply.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 
@@ -37,7 +36,7 @@ from llmc.passes.quantization.insert_codes import insert_tokens, insert_weight
 from llmc.passes.quantization.mixed_precision import SchemeOf, choose_schemes
 from llmc.passes.quantization.plan import Planned, plan
 from llmc.passes.quantization.reference_divergence import Reference
-from llmc.passes.quantization.round_weight import RoundedWeight, one_thread, round_to_nearest, row_chunks
+from llmc.passes.quantization.round_weight import RoundedWeight, round_to_nearest, rounding_error, row_chunks
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -185,33 +184,24 @@ class Quantizer:
         assert scheme is not None
         if weight.is_meta:
             return 0.0, False  # Only plans are made of shapes.
-        x = None
-        if self._stream is not None and products and products[0] is _place(planned):
-            x = self._stream.rows(call_arguments(products[0])["x"], _MEASURED_ROWS).float()
+        if self._stream is None or not products or products[0] is not _place(planned):
+            return rounding_error(weight, rounded, scheme), False
+        x = self._stream.rows(call_arguments(products[0])["x"], _MEASURED_ROWS).float()
         rounded_x = x
-        if x is not None and scheme.activation != "none":
+        if scheme.activation != "none":
             rounded_x = token_values(*token_codes(x, None, scheme.activation), scheme.activation)
         wrong = right = 0.0
         start = 0
-        with one_thread() if x is None else nullcontext():
-            for rows in row_chunks(weight, scheme):
-                part = _rows(rounded, start, start + len(rows)).values()
-                start += len(rows)
-                if x is None or rounded_x is None:
-                    expected, seen = rows, part
-                else:
-                    expected, seen = x @ rows.t(), rounded_x @ part.t()
-                wrong += float((seen - expected).square().sum())
-                right += float(expected.square().sum())
-        return (wrong / right) ** 0.5 if right > 0 else 0.0, x is not None
+        for rows in row_chunks(weight, scheme):
+            part = rounded.rows(start, start + len(rows)).values()
+            start += len(rows)
+            expected, seen = x @ rows.t(), rounded_x @ part.t()
+            wrong += float((seen - expected).square().sum())
+            right += float(expected.square().sum())
+        return (wrong / right) ** 0.5 if right > 0 else 0.0, True
 
 
 def _place(planned: Planned) -> fx.Node:
     """Where a weight is rounded: a tied one at the embedding, unless the head's input is what decides."""
     needs_input = planned.scheme is not None and planned.scheme.method in ("gptq", "awq")
     return planned.products[0] if needs_input and planned.products else planned.readers[0]
-
-
-def _rows(rounded: RoundedWeight, start: int, end: int) -> RoundedWeight:
-    zeros = None if rounded.zeros is None else rounded.zeros[start:end]
-    return RoundedWeight(rounded.codes[start:end], rounded.scales[start:end], zeros, rounded.format)

@@ -2,9 +2,10 @@
 
     linear(x, w)  ->  linear(x', dequantize(w::codes, w::scales, w::zeros))
 where x' is x rounded as the checkpoint asks, or its channels in the order of the codes' columns (GPTQ's act-order).
+Blocks of a GGUF file that no code format says exactly are rounded again, to a bit more than they have.
 One rewrite for each weight. Runs before any other quantization, which then sees what is left.
-Must have: a checkpoint whose format graph/quantized_checkpoint.py knows. Numerics: exact for weights; lossy where
-activations are rounded.
+Must have: a checkpoint whose format graph/quantized_checkpoint.py or graph/gguf/ knows. Numerics: exact for codes that
+are taken; lossy where weights are rounded again, or activations.
 """
 
 from __future__ import annotations
@@ -14,15 +15,18 @@ from torch import Tensor, fx
 
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.call_arguments import call_arguments
+from llmc.graph.gguf.source import GgufSource, RoundedAgain
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
+from llmc.graph.quantized_checkpoint import StoredWeight
 from llmc.graph.refusal import Refusal
 from llmc.graph.stored_codes import UnpackedCodes
 from llmc.graph.weights import Constant, Recipe, Stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
-from llmc.passes.planned_weight import PRODUCTS, readers_of_weights
-from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens
+from llmc.passes.planned_weight import PRODUCTS, module_names, readers_of_weights
+from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens, insert_weight
+from llmc.passes.quantization.round_weight import round_to_nearest, rounding_error
+from llmc.passes.quantization.stored_or_asked import CodeSource, stored_or_asked
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
 from llmc.passes.rewrite_log import RewriteLog
@@ -30,41 +34,67 @@ from llmc.passes.rewrite_log import RewriteLog
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Replace every weight that the checkpoint has as codes."""
-    if not isinstance(data.source, QuantizedSource):
+    source = data.source
+    if not isinstance(source, CodeSource) or (isinstance(source, GgufSource) and not source.is_quantized):
         return
     inputs: dict[tuple[fx.Node, str, bytes], fx.Node] = {}
     for readers in readers_of_weights(graph):
-        node = call_arguments(readers[0])["weight"]
-        recipe = graph.weights[node.name]
-        stored = data.source.weight(recipe.name) if isinstance(recipe, Stored) else None
-        if stored is None or not isinstance(recipe, Stored):
-            for product in [reader for reader in readers if reader.target in PRODUCTS]:
-                log.refuse(Refusal(f"the checkpoint holds {node.name} without codes", product, is_asked=True))
+        stored = stored_or_asked(source, graph, readers, options)
+        products = [reader for reader in readers if reader.target in PRODUCTS]
+        if isinstance(stored, str):
+            for product in products:
+                log.refuse(Refusal(stored, product, is_asked=True))
+            continue
+        if isinstance(stored, RoundedAgain):
+            _round_again(graph, readers, stored, log, data)
             continue
         log.step(f"{stored.name.removesuffix('.weight')} as {stored.scheme.label}", *readers)
-        unpacked = data.source.unpacked(stored.name)
-        _insert(graph, recipe, readers, stored, unpacked)
-        for product in [reader for reader in readers if reader.target in PRODUCTS]:
-            _change_input(graph, product, stored, unpacked.order, data.source, inputs)
+        unpacked = source.unpacked(stored.name)
+        _insert(graph, readers, stored, unpacked)
+        for product in products:
+            _change_input(graph, product, stored, unpacked.order, source, inputs)
         graph.quantized = (*graph.quantized, _record(stored, unpacked))
 
 
 read_codes = WeightPass("read_codes", run, Numerics.LOSSY, budget=0.5)
 
 
-def _insert(
-    graph: ModelGraph, recipe: Stored, readers: tuple[fx.Node, ...], stored: StoredWeight, unpacked: UnpackedCodes
-) -> None:
+def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeight, unpacked: UnpackedCodes) -> None:
     like: dict[str, Tensor | None] = {
         "codes": unpacked.codes,
         "scales": unpacked.scales,
         "zeros": unpacked.zeros,
     }
     recipes: dict[str, Recipe] = {
-        name: Stored(f"{recipe.name}::{name}", part.dtype) for name, part in like.items() if part is not None
+        name: Stored(f"{stored.name}::{name}", part.dtype) for name, part in like.items() if part is not None
     }
     weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
     insert_recipes(graph, weights, readers, recipes, like, stored.scheme.format)
+
+
+def _round_again(
+    graph: ModelGraph, readers: tuple[fx.Node, ...], again: RoundedAgain, log: RewriteLog, data: ModelData
+) -> None:
+    """To the nearest codes of a format that kernels have."""
+    weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
+    _, module = module_names(graph, readers)
+    label = f"{again.type} as {again.scheme.name}"
+    log.step(f"{module}: {label}", *readers)
+    weight = data.source.load(again.name)
+    rounded = round_to_nearest(weight, again.scheme)
+    rows, columns = weight.shape
+    record = QuantizedWeight(
+        module=module,
+        scheme=label,
+        rows=rows,
+        columns=columns,
+        bits=again.scheme.bits(columns),
+        error=rounding_error(weight, rounded, again.scheme),
+        is_output_error=False,
+        reason=None,
+    )
+    insert_weight(graph, weights, readers, rounded)
+    graph.quantized = (*graph.quantized, record)
 
 
 def _change_input(
@@ -72,7 +102,7 @@ def _change_input(
     product: fx.Node,
     stored: StoredWeight,
     order: Tensor | None,
-    source: QuantizedSource,
+    source: CodeSource,
     inputs: dict[tuple[fx.Node, str, bytes], fx.Node],
 ) -> None:
     """Order and round what a product reads; products that want the same share it, so that they can be merged."""

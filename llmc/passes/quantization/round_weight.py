@@ -32,6 +32,11 @@ class RoundedWeight:
         """What the codes stand for, fp32."""
         return weight_values(self.codes, self.scales, self.zeros, self.format)
 
+    def rows(self, start: int, end: int) -> RoundedWeight:
+        """Some of them."""
+        zeros = None if self.zeros is None else self.zeros[start:end]
+        return RoundedWeight(self.codes[start:end], self.scales[start:end], zeros, self.format)
+
 
 def round_to_nearest(weight: Tensor, scheme: Scheme, importance: Tensor | None = None) -> RoundedWeight:
     """Codes of a weight [rows, columns]. importance: [columns], weights of the error that scales are fitted to."""
@@ -80,6 +85,19 @@ def _scales_of(weight: Tensor, scheme: Scheme, importance: Tensor | None) -> tup
         if zeros is not None and zero is not None:
             zeros = torch.where(better, zero, zeros)
     return scales, zeros
+
+
+def rounding_error(weight: Tensor, rounded: RoundedWeight, scheme: Scheme) -> float:
+    """Root mean square error over the root mean square of a weight [rows, columns]."""
+    wrong = right = 0.0
+    start = 0
+    with one_thread():
+        for rows in row_chunks(weight, scheme):
+            values = rounded.rows(start, start + len(rows)).values()
+            start += len(rows)
+            wrong += float((values - rows).square().sum())
+            right += float(rows.square().sum())
+    return (wrong / right) ** 0.5 if right > 0 else 0.0
 
 
 @contextmanager

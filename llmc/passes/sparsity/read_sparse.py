@@ -15,10 +15,11 @@ from torch import Tensor
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.config_source import ConfigSource
+from llmc.graph.gguf.source import GgufSource
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import QuantizedSource
 from llmc.graph.refusal import Refusal
-from llmc.graph.weights import evaluate, stored_names
+from llmc.graph.weights import WeightSource, evaluate, stored_names
 from llmc.ops.sparse_weight import is_stored
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
@@ -34,7 +35,7 @@ FOUND = "as stored"
 
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Note every weight with zeros that was not noted before."""
-    if isinstance(data.source, QuantizedSource | ConfigSource):
+    if isinstance(data.source, QuantizedSource | ConfigSource) or _has_codes(data.source):
         return
     known = {weight.module for weight in graph.sparse}
     for readers in readers_of_weights(graph):
@@ -55,6 +56,11 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
         zeros, (rows, columns) = _zeros(weight), weight.shape
         if zeros >= LEAST_ZEROS:
             graph.sparse = (*graph.sparse, SparseWeight(module, names[0], FOUND, rows, columns, zeros))
+
+
+def _has_codes(source: WeightSource) -> bool:
+    """Rounding makes zeros, too, and nobody asked for those to be left out."""
+    return isinstance(source, GgufSource) and source.is_quantized
 
 
 read_sparse = WeightPass("read_sparse", run, Numerics.EXACT)

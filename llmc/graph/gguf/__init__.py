@@ -1,0 +1,3 @@
+"""GGUF files, llama.cpp's: the container, what its metadata say in a model directory's words, and its tensors."""
+
+SUFFIX = ".gguf"

@@ -1,0 +1,35 @@
+"""The architectures that are read, by what files call them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+
+from llmc.errors import CheckpointError
+from llmc.graph.gguf.container import GgufModel
+from llmc.graph.gguf.description import Described
+from llmc.graph.gguf.families.llama import llama
+from llmc.graph.gguf.families.qwen import qwen2, qwen2moe, qwen3, qwen3moe
+
+ARCHITECTURES: Mapping[str, Callable[[GgufModel], Described]] = MappingProxyType(
+    {
+        "llama": llama,
+        "qwen2": qwen2,
+        "qwen3": qwen3,
+        "qwen2moe": qwen2moe,
+        "qwen3moe": qwen3moe,
+    }
+)
+
+
+def described(model: GgufModel) -> Described:
+    """A file's model in the words of transformers. Raises CheckpointError for an architecture that is not read."""
+    name = model.metadata.text("general.architecture")
+    family = ARCHITECTURES.get(name)
+    if family is None:
+        raise CheckpointError(
+            f"architecture {name!r:.40} is not read from GGUF files",
+            at=model.path,
+            fix=f"llmc reads {', '.join(ARCHITECTURES)}; build others from their safetensors checkpoints",
+        )
+    return family(model)

@@ -1,0 +1,67 @@
+"""The types of GGUF tensors: blocks of weights, of which each has so many bytes, and what an engine makes of them.
+
+Numbers and sizes are ggml's. What an engine stores is as exact as its formats allow: `codes` are taken as they are, and
+what no format says exactly is rounded again to `rounded`, which has a bit more than the type, so that it adds less than
+half of the error that is there already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
+
+
+@dataclass(frozen=True)
+class BlockType:
+    """number: in files. elements, nbytes: of a block. codes: the code format whose values its blocks say exactly.
+    rounded: the scheme for those that none does. Neither: numbers, one a block."""
+
+    name: str
+    number: int
+    elements: int
+    nbytes: int
+    codes: str | None = None
+    rounded: str | None = None
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its elements are codes of some kind."""
+        return self.codes is not None or self.rounded is not None
+
+    @property
+    def bits(self) -> float:
+        """Of an element, scales included."""
+        return 8 * self.nbytes / self.elements
+
+
+_TYPES = (
+    BlockType("F32", 0, 1, 4),
+    BlockType("F16", 1, 1, 2),
+    BlockType("BF16", 30, 1, 2),
+    BlockType("F64", 28, 1, 8),
+    BlockType("Q4_0", 2, 32, 18, codes="int4"),
+    BlockType("Q5_0", 6, 32, 22, codes="int5"),
+    BlockType("Q8_0", 8, 32, 34, codes="int8"),
+    BlockType("MXFP4", 39, 32, 17, codes="mxfp4"),
+    # A minimum beside the scale, which is no whole number of steps from zero.
+    BlockType("Q4_1", 3, 32, 20, rounded="int5:g32:asym"),
+    BlockType("Q5_1", 7, 32, 24, rounded="int6:g32:asym"),
+    BlockType("Q2_K", 10, 256, 84, rounded="int4:g32:asym"),
+    BlockType("Q3_K", 11, 256, 110, rounded="int4:g32:asym"),
+    BlockType("Q4_K", 12, 256, 144, rounded="int5:g32:asym"),
+    BlockType("Q5_K", 13, 256, 176, rounded="int6:g32:asym"),
+    BlockType("Q6_K", 14, 256, 210, rounded="int8:g32"),
+    BlockType("IQ1_S", 19, 256, 50, rounded="int4:g32:asym"),
+    BlockType("IQ1_M", 29, 256, 56, rounded="int4:g32:asym"),
+    BlockType("IQ2_XXS", 16, 256, 66, rounded="int4:g32:asym"),
+    BlockType("IQ2_XS", 17, 256, 74, rounded="int4:g32:asym"),
+    BlockType("IQ2_S", 22, 256, 82, rounded="int4:g32:asym"),
+    BlockType("IQ3_XXS", 18, 256, 98, rounded="int4:g32:asym"),
+    BlockType("IQ3_S", 21, 256, 110, rounded="int4:g32:asym"),
+    BlockType("IQ4_NL", 20, 32, 18, rounded="int6:g32:asym"),
+    BlockType("IQ4_XS", 23, 256, 136, rounded="int6:g32:asym"),
+    BlockType("TQ1_0", 34, 256, 54, rounded="int8:g32"),
+    BlockType("TQ2_0", 35, 256, 66, rounded="int8:g32"),
+)
+BLOCK_TYPES: Mapping[int, BlockType] = MappingProxyType({each.number: each for each in _TYPES})

@@ -1,0 +1,63 @@
+"""Read numbers and texts from a file that may be damaged: nothing is taken, or made room for, beyond its end."""
+
+from __future__ import annotations
+
+import struct
+from io import BufferedReader
+from pathlib import Path
+
+from llmc.errors import CheckpointError
+
+DOWNLOAD_AGAIN = "download the file again"
+_LONGEST_TEXT = 1 << 24
+
+
+class ByteReader:
+    """From the beginning of a stream on. size: of the whole file, in bytes. All methods raise CheckpointError."""
+
+    def __init__(self, stream: BufferedReader, size: int, path: Path) -> None:
+        self._stream, self._size, self._path = stream, size, path
+        self.position = 0
+
+    @property
+    def left(self) -> int:
+        """Bytes up to the end of the file."""
+        return self._size - self.position
+
+    def take(self, count: int, what: str) -> bytes:
+        """The next bytes."""
+        if count > self.left:
+            raise self.error(f"truncated: {what} takes {count} bytes, of {self._size} there are {self.left} left")
+        found = self._stream.read(count)
+        if len(found) < count:
+            raise self.error(f"the file became shorter while it was read: {what} ends after {len(found)} bytes")
+        self.position += count
+        return found
+
+    def number(self, form: str, what: str) -> int | float | bool:
+        """One little-endian number of a form of `struct`."""
+        found: int | float | bool = struct.unpack("<" + form, self.take(struct.calcsize("<" + form), what))[0]
+        return found
+
+    def count(self, what: str, least: int, *, form: str = "Q") -> int:
+        """How many of something follow, each of at least that many bytes."""
+        found = int(self.number(form, what))
+        if found * least > self.left:
+            raise self.error(
+                f"{what} is {found}, which would take at least {found * least} bytes; {self.left} are left"
+            )
+        return found
+
+    def text(self, what: str) -> str:
+        """A length and UTF-8."""
+        length = self.count(f"the length of {what}", 1)
+        if length > _LONGEST_TEXT:
+            raise self.error(f"{what} has {length} bytes, more than the {_LONGEST_TEXT} that are read of a text")
+        try:
+            return self.take(length, what).decode()
+        except UnicodeDecodeError as error:
+            raise self.error(f"{what} is no UTF-8: {error.reason} at byte {error.start}") from None
+
+    def error(self, problem: str) -> CheckpointError:
+        """Of this file."""
+        return CheckpointError(f"damaged GGUF file: {problem}", at=self._path, fix=DOWNLOAD_AGAIN)

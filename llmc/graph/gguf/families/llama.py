@@ -1,0 +1,40 @@
+"""Llama, and all that is converted as it: Mistral, and Mixtral, which is a Llama with experts."""
+
+from __future__ import annotations
+
+from llmc.graph.gguf.container import GgufModel
+from llmc.graph.gguf.description import Described, decoder_config, has_tensor, rms_norm_eps, sizes_of
+from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
+from llmc.graph.gguf.rope import FACTORS, rope_parameters
+
+_MIXTRAL = {
+    "ffn_gate_exps": "block_sparse_moe.experts.{}.w1",
+    "ffn_down_exps": "block_sparse_moe.experts.{}.w2",
+    "ffn_up_exps": "block_sparse_moe.experts.{}.w3",
+}
+
+
+def llama(model: GgufModel) -> Described:
+    """Rows of Q and K are stored with the pairs that are rotated together side by side."""
+    sizes = sizes_of(model)
+    experts = sizes.hyper.whole("expert_count", default=0)
+    kind = ("mixtral", "MixtralForCausalLM") if experts else ("llama", "LlamaForCausalLM")
+    config = {
+        **decoder_config(model, sizes, *kind),
+        **rms_norm_eps(sizes),
+        "rope_parameters": rope_parameters(model, sizes),
+        "hidden_act": "silu",
+    }
+    rotated = {"attn_q": sizes.heads, "attn_k": sizes.kv_heads}
+    if experts:
+        config |= {
+            "num_local_experts": experts,
+            "num_experts_per_tok": sizes.hyper.whole("expert_used_count"),
+            "sliding_window": None,
+        }
+        layer = {**ATTENTION, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "block_sparse_moe.gate"}
+        names = Names(layer, experts=_MIXTRAL, rotated=rotated, read_apart=(FACTORS,))
+    else:
+        config |= {"attention_bias": has_tensor(model, "attn_q"), "mlp_bias": has_tensor(model, "ffn_up")}
+        names = Names({**ATTENTION, **GATED}, rotated=rotated, read_apart=(FACTORS,))
+    return Described(config, placed(model, names, sizes.layers))

@@ -1,0 +1,89 @@
+"""Qwen 2, 2.5 and 3, dense and with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.graph.gguf.container import GgufModel
+from llmc.graph.gguf.description import Described, Sizes, decoder_config, has_tensor, rms_norm_eps, sizes_of
+from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
+from llmc.graph.gguf.rope import rope_parameters
+
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+_EXPERTS = {
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_SHARED = {
+    "ffn_gate_inp_shexp": "mlp.shared_expert_gate",
+    "ffn_gate_shexp": "mlp.shared_expert.gate_proj",
+    "ffn_up_shexp": "mlp.shared_expert.up_proj",
+    "ffn_down_shexp": "mlp.shared_expert.down_proj",
+}
+
+
+def qwen2(model: GgufModel) -> Described:
+    """With biases of Q, K and V, which its class has without being asked."""
+    sizes = sizes_of(model)
+    config = {**_config(model, sizes, "qwen2", "Qwen2ForCausalLM"), "use_sliding_window": False}
+    return Described(config, placed(model, Names({**ATTENTION, **GATED}), sizes.layers))
+
+
+def qwen3(model: GgufModel) -> Described:
+    """With norms of each head's queries and keys."""
+    sizes = sizes_of(model)
+    config = {
+        **_config(model, sizes, "qwen3", "Qwen3ForCausalLM"),
+        "use_sliding_window": False,
+        "attention_bias": has_tensor(model, "attn_q"),
+    }
+    return Described(config, placed(model, Names({**ATTENTION, **GATED, **_HEAD_NORMS}), sizes.layers))
+
+
+def qwen2moe(model: GgufModel) -> Described:
+    """With an expert that all tokens have in common."""
+    sizes = sizes_of(model)
+    config = {
+        **_config(model, sizes, "qwen2_moe", "Qwen2MoeForCausalLM"),
+        **_expert_sizes(sizes),
+        "shared_expert_intermediate_size": sizes.hyper.whole("expert_shared_feed_forward_length"),
+        "norm_topk_prob": False,
+        "use_sliding_window": False,
+    }
+    layer = {**ATTENTION, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate", **_SHARED}
+    names = Names(layer, experts=_EXPERTS, rows=("ffn_gate_inp_shexp",))
+    return Described(config, placed(model, names, sizes.layers))
+
+
+def qwen3moe(model: GgufModel) -> Described:
+    """As llama.cpp computes it: the weights of the experts that are taken add up to one."""
+    sizes = sizes_of(model)
+    config = {
+        **_config(model, sizes, "qwen3_moe", "Qwen3MoeForCausalLM"),
+        **_expert_sizes(sizes),
+        "norm_topk_prob": True,
+        "use_sliding_window": False,
+        "attention_bias": has_tensor(model, "attn_q"),
+    }
+    layer = {**ATTENTION, **_HEAD_NORMS, "ffn_norm": GATED["ffn_norm"], "ffn_gate_inp": "mlp.gate"}
+    return Described(config, placed(model, Names(layer, experts=_EXPERTS), sizes.layers))
+
+
+def _config(model: GgufModel, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
+    return {
+        **decoder_config(model, sizes, model_type, class_name),
+        **rms_norm_eps(sizes),
+        "rope_parameters": rope_parameters(model, sizes),
+        "hidden_act": "silu",
+    }
+
+
+def _expert_sizes(sizes: Sizes) -> dict[str, Any]:
+    return {
+        "num_experts": sizes.hyper.whole("expert_count"),
+        "num_experts_per_tok": sizes.hyper.whole("expert_used_count"),
+        "moe_intermediate_size": sizes.hyper.whole("expert_feed_forward_length"),
+        "decoder_sparse_step": 1,
+        "mlp_only_layers": [],
+    }

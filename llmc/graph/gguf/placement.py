@@ -1,0 +1,118 @@
+"""Where a model's tensors, by their names in transformers, are in a GGUF file, and what undoes its converter's work."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+
+from llmc.errors import CheckpointError
+from llmc.graph.gguf.container import GgufModel, GgufTensor
+
+
+@dataclass(frozen=True)
+class Place:
+    """A tensor of the file, or a part of one.
+
+    heads: how many the rows have, where pairs that are rotated together stand side by side and belong half a head
+    apart. expert: which of a tensor's. less: what the converter added to it. as_row: [n] is [1, n] to the model.
+    """
+
+    tensor: GgufTensor
+    heads: int | None = None
+    expert: int | None = None
+    less: float = 0.0
+    as_row: bool = False
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """As the model has it."""
+        shape = self.tensor.shape if self.expert is None else self.tensor.shape[1:]
+        return (1, *shape) if self.as_row else shape
+
+    @property
+    def nbytes(self) -> int:
+        """In the file."""
+        return self.tensor.nbytes // (1 if self.expert is None else self.tensor.shape[0])
+
+
+# Names in the file by those in transformers: outside of layers and inside, without `.weight` and `.bias`.
+OUTSIDE = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+ATTENTION = {
+    "attn_norm": "input_layernorm",
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+}
+GATED = {
+    "ffn_norm": "post_attention_layernorm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+}
+
+
+@dataclass(frozen=True)
+class Names:
+    """What a family's tensors are called. layer: of what is in layers. experts: of what holds a matrix for each expert;
+    `{}` stands for its number. rotated: heads of what has pairs side by side. less: what norms have too much. rows:
+    vectors that are matrices of one row to the model. read_apart: what makes no tensor."""
+
+    layer: Mapping[str, str]
+    experts: Mapping[str, str] = field(default_factory=dict)
+    rotated: Mapping[str, int] = field(default_factory=dict)
+    norms_less: float = 0.0
+    rows: Iterable[str] = ()
+    read_apart: Iterable[str] = ()
+
+
+_IN_LAYER = re.compile(r"blk\.(?P<layer>\d{1,6})\.(?P<part>\w+)\.(?P<suffix>weight|bias)")
+_OUTSIDE = re.compile(r"(?P<part>\w+)\.(?P<suffix>weight|bias)")
+
+
+def placed(model: GgufModel, names: Names, layers: int) -> dict[str, Place]:
+    """Every tensor of the file by the model's name. Raises CheckpointError for one that the family does not have."""
+    places: dict[str, Place] = {}
+    for name, tensor in model.tensors.items():
+        if name in names.read_apart:
+            continue
+        found, prefix, known = _IN_LAYER.fullmatch(name), "", OUTSIDE
+        if found is not None and int(found["layer"]) < layers:
+            prefix, known = f"model.layers.{int(found['layer'])}.", {**names.layer, **names.experts}
+        else:
+            found = _OUTSIDE.fullmatch(name)
+        part = None if found is None else known.get(found["part"])
+        if found is None or part is None:
+            raise CheckpointError(
+                f"tensor {name!r:.80} is none of this architecture's, which has {layers} layers of "
+                f"{', '.join((*names.layer, *names.experts))}",
+                at=tensor.file,
+                fix="build from the safetensors checkpoint that the file was converted from",
+            )
+        ours, suffix = found["part"], found["suffix"]
+        if ours in names.experts:
+            for expert in range(_experts(tensor, suffix)):
+                places[f"{prefix}{part.format(expert)}.{suffix}"] = Place(tensor, expert=expert)
+            continue
+        heads, is_norm = names.rotated.get(ours), ours.endswith("norm")
+        if heads is not None and tensor.shape[0] % (2 * heads):
+            raise CheckpointError(
+                f"tensor {name} has {tensor.shape[0]} rows, which {heads} heads of pairs do not divide",
+                at=tensor.file,
+                fix="convert the model again",
+            )
+        less = names.norms_less if is_norm else 0.0
+        places[f"{prefix}{part}.{suffix}"] = Place(tensor, heads, None, less, as_row=ours in names.rows)
+    return places
+
+
+def _experts(tensor: GgufTensor, suffix: str) -> int:
+    axes = 3 if suffix == "weight" else 2
+    if len(tensor.shape) != axes:
+        raise CheckpointError(
+            f"tensor {tensor.name} of experts has shape {list(tensor.shape)}, where {axes} dimensions are",
+            at=tensor.file,
+            fix="convert the model again",
+        )
+    return tensor.shape[0]

@@ -1,0 +1,152 @@
+"""The tensors of a GGUF file as a WeightSource: under the model's names, put back as they were before conversion."""
+
+from __future__ import annotations
+
+import functools
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.formats.schemes import Scheme, parse_scheme
+from llmc.graph.checkpoint import check_shape
+from llmc.graph.code_numbers import code_numbers
+from llmc.graph.dtype_names import NAMED_DTYPES
+from llmc.graph.gguf.architectures import described
+from llmc.graph.gguf.block_codes import NUMBERS, decoded, unpack_blocks
+from llmc.graph.gguf.container import read_bytes, read_model
+from llmc.graph.gguf.description import dtype_name
+from llmc.graph.gguf.model_directory import gguf_files
+from llmc.graph.gguf.placement import Place
+from llmc.graph.quantization_config import StoredScheme
+from llmc.graph.quantized_checkpoint import StoredWeight
+from llmc.graph.stored_codes import UnpackedCodes
+
+
+@dataclass(frozen=True)
+class RoundedAgain:
+    """A weight in blocks whose values no code format says exactly. type: ggml's. scheme: what it is rounded to."""
+
+    name: str
+    type: str
+    scheme: Scheme
+
+
+class GgufSource:
+    """The tensors of a directory that links to a GGUF file; a WeightSource. Opening reads headers only.
+
+    Raises CheckpointError for a file that is damaged, or of another model than config.json's.
+    """
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self._model = read_model(gguf_files(directory))
+        self._places = described(self._model).places
+        # Codes and scales of one weight are asked for one after the other.
+        self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any matrix is in blocks of codes."""
+        return any(place.tensor.type.is_quantized for place in self._places.values())
+
+    def names(self) -> tuple[str, ...]:
+        """The tensors as the model knows them, sorted."""
+        return tuple(sorted(self._places))
+
+    def shape(self, name: str) -> tuple[int, ...]:
+        """Of a tensor; raises CheckpointError if there is none of that name."""
+        return self._place(name).shape
+
+    def stored_type(self, name: str) -> str:
+        """What ggml calls the tensor's type."""
+        return self._place(name).tensor.type.name
+
+    def check(self, name: str, shape: tuple[int, ...], *, floating: bool) -> None:
+        """As SafetensorsSource.check; all types stand for numbers."""
+        place = self._place(name)
+        check_shape(name, place.shape, shape, place.tensor.file)
+
+    def dtype(self) -> torch.dtype:
+        """What most numbers are stored in; bfloat16 where they are codes."""
+        return NAMED_DTYPES[dtype_name(self._model)]
+
+    def weight(self, name: str) -> StoredWeight | None:
+        """How the codes of a matrix are stored; None if it is none, or has no codes that are taken as they are."""
+        place = self._place(name)
+        kind = place.tensor.type
+        if kind.codes is None or len(place.shape) != 2:
+            return None
+        rows, columns = place.shape
+        return StoredWeight(name, (rows, columns), {}, StoredScheme(kind.name, kind.codes, (), ()), None)
+
+    def rounded(self, name: str) -> RoundedAgain | None:
+        """What a matrix in other blocks is rounded to; None if it is none."""
+        place = self._place(name)
+        kind = place.tensor.type
+        scheme = None if kind.rounded is None or len(place.shape) != 2 else parse_scheme(kind.rounded)
+        return None if scheme is None else RoundedAgain(name, kind.name, scheme)
+
+    def unpacked(self, name: str) -> UnpackedCodes:
+        """All parts of a matrix of codes, on torch's meta device: their shapes and dtypes."""
+        place = self._place(name)
+        return _unpacked(place, torch.empty(place.nbytes, dtype=torch.uint8, device="meta"))
+
+    def input_scale(self, weight: StoredWeight) -> Tensor | None:
+        """None: no file says how activations are rounded."""
+
+    def load(self, name: str) -> Tensor:
+        """The tensor on the CPU, fp32 if it is stored in blocks; or of such a matrix the part after `::`."""
+        base, _, part = name.partition("::")
+        place = self._place(base)
+        kind = place.tensor.type
+        if part:
+            unpacked = self._unpacked(base)
+            return unpacked.codes if part == "codes" else unpacked.scales
+        if kind.codes is not None:
+            unpacked = self._unpacked(base)
+            scales = unpacked.scales.float().repeat_interleave(kind.elements, 1)
+            return (code_numbers(unpacked.codes, kind.codes) * scales).view(place.shape)
+        data = _bytes_of(place)
+        if kind.name in NUMBERS:
+            values = torch.frombuffer(data, dtype=NUMBERS[kind.name]).view(place.shape)
+        else:
+            values = decoded(data, kind, place.shape[-1]).view(place.shape)
+        values = _in_halves(values, place.heads)
+        return values - place.less if place.less else values
+
+    def _unpack(self, name: str) -> UnpackedCodes:
+        place = self._place(name)
+        unpacked = _unpacked(place, torch.frombuffer(_bytes_of(place), dtype=torch.uint8))
+        codes, scales = (_in_halves(part, place.heads) for part in (unpacked.codes, unpacked.scales))
+        return replace(unpacked, codes=codes, scales=scales)
+
+    def _place(self, name: str) -> Place:
+        place = self._places.get(name)
+        if place is None:
+            raise CheckpointError(
+                f"the file has no tensor for {name!r} ({len(self._places)} tensors found)",
+                at=self._model.path,
+                fix="download the file again, and all of them if the model is split",
+            )
+        return place
+
+
+def _unpacked(place: Place, data: Tensor) -> UnpackedCodes:
+    """With rows as they are in the file."""
+    return unpack_blocks(data, place.tensor.type, place.shape[-1])
+
+
+def _bytes_of(place: Place) -> bytearray:
+    """Of a tensor, or of its expert."""
+    return read_bytes(place.tensor, place.nbytes * (place.expert or 0), place.nbytes)
+
+
+def _in_halves(rows: Tensor, heads: int | None) -> Tensor:
+    """The rows of each head with pairs side by side → first all of the one, then all of the other."""
+    if heads is None:
+        return rows
+    paired: Tensor = rows.view(heads, -1, 2, *rows.shape[1:])
+    return paired.transpose(1, 2).reshape(rows.shape)

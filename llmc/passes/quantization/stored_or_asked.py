@@ -1,0 +1,67 @@
+"""What becomes of a weight of a quantized checkpoint: taken as it is stored, rounded again, or left to `quantize`.
+
+Of a GGUF file, what the option `quantize` says of a weight goes before, but codes are never rounded to as many bits as
+they have, or more: they stay, and tokens are rounded as asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from torch import fx
+
+from llmc.formats.code_format import CODE_FORMATS
+from llmc.formats.schemes import NOT_QUANTIZED, Scheme
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.gguf.source import GgufSource, RoundedAgain
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
+from llmc.graph.weights import Stored
+from llmc.options import BuildOptions
+from llmc.passes.planned_weight import HEAD, PRODUCTS, module_names
+from llmc.passes.quantization.plan import head_scheme
+
+CodeSource = QuantizedSource | GgufSource
+
+
+def stored_or_asked(
+    source: CodeSource, graph: ModelGraph, readers: Sequence[fx.Node], options: BuildOptions
+) -> StoredWeight | RoundedAgain | str:
+    """How the codes of the readers' weight are stored, what its blocks are rounded to, or why it is left alone."""
+    node = call_arguments(readers[0])["weight"]
+    recipe = graph.weights[node.name]
+    stored: StoredWeight | RoundedAgain | None = None
+    if isinstance(recipe, Stored):
+        stored = source.weight(recipe.name)
+        if stored is None and isinstance(source, GgufSource):
+            stored = source.rounded(recipe.name)
+    if stored is None:
+        return f"the checkpoint holds {node.name} without codes"
+    return _as_asked(stored, graph, readers, options) if isinstance(source, GgufSource) else stored
+
+
+def _as_asked(
+    stored: StoredWeight | RoundedAgain, graph: ModelGraph, readers: Sequence[fx.Node], options: BuildOptions
+) -> StoredWeight | RoundedAgain | str:
+    quantization = options.quantization
+    module, name = module_names(graph, readers)
+    rule = quantization.rule_for(module, name)
+    is_none = NOT_QUANTIZED in options.quantize
+    multiplies = any(node.target in PRODUCTS for node in readers)
+    if rule is None and not is_none and not (quantization.is_for_all and multiplies):
+        return stored
+    scheme = quantization.default if rule is None else rule.scheme
+    if rule is None and scheme is not None and module == HEAD:
+        scheme = head_scheme(scheme)
+    if scheme is not None and isinstance(stored, StoredWeight) and _says_no_more(scheme, stored):
+        return replace(stored, scheme=replace(stored.scheme, activation=scheme.activation))
+    return f"quantize asks for {'none' if scheme is None else scheme.name} in the place of {name}'s codes"
+
+
+def _says_no_more(scheme: Scheme, stored: StoredWeight) -> bool:
+    """Whether codes rounded so would say no more than those that are there."""
+    format = stored.scheme.format
+    if scheme.is_static or scheme.activation not in CODE_FORMATS[format].activations:
+        return False
+    return scheme.format == format or (scheme.codes.integers is not None and scheme.code_bits >= stored.scheme.bits)
