@@ -21,6 +21,16 @@ class Call(Protocol):
     def within(self, name: str) -> Call | None:
         """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
 
+    def names(self) -> tuple[str, ...]:
+        """Of the arguments."""
+
+    def producer(self, name: str, index: int) -> Call | None:
+        """The call whose result of that index an argument is; None for what is no such result. Calls of one node are
+        equal."""
+
+    def readers(self, index: int) -> tuple[Call, ...]:
+        """The calls that read a result, of an op with several."""
+
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
 

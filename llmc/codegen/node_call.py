@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -67,6 +68,26 @@ class NodeCall:
         if node not in self._builder.claims.before.get(self._owner, ()):
             return None
         return self._within.setdefault(name, NodeCall(self._builder, node, self._owner))
+
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._arguments)
+
+    def producer(self, name: str, index: int) -> NodeCall | None:
+        item = self._arguments[name]
+        if not isinstance(item, fx.Node) or item.target is not operator.getitem or item.args[1] != index:
+            return None
+        (node,) = item.all_input_nodes
+        return NodeCall(self._builder, node)
+
+    def readers(self, index: int) -> tuple[NodeCall, ...]:
+        items = (user for user in self._node.users if user.target is operator.getitem and user.args[1] == index)
+        return tuple(NodeCall(self._builder, reader) for item in items for reader in item.users)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, NodeCall) and other._node is self._node
+
+    def __hash__(self) -> int:
+        return hash(self._node)
 
     def shape(self, name: str) -> tuple[int, ...]:
         fake: Tensor = self._arguments[name].meta["val"]

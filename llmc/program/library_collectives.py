@@ -7,6 +7,7 @@ is torch's default one.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -34,4 +35,36 @@ def exchange_parts(
     distributed.all_to_all_single(parts_ptr[: rows * WIDTH], x.view(-1))
 
 
-FUNCTIONS = {"gather_rows": gather_rows, "exchange_parts": exchange_parts}
+def exchange_rows(
+    ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, parts_ptr: Tensor, rest_ptr: Tensor, rows: int, WIDTH: int,
+    RANKS: int,
+) -> None:  # fmt: skip
+    """parts[r] = rank r's x in this rank's share of the rows, `rows` // RANKS of them one after the other; rest[r] =
+    rank r's rows behind all shares, which are fewer than RANKS; both contiguous."""
+    import torch.distributed as distributed
+
+    x = x_ptr.as_strided((rows, WIDTH), (x_row_stride, 1)).contiguous()
+    shared = rows // RANKS * RANKS
+    if shared:
+        distributed.all_to_all_single(parts_ptr[: shared * WIDTH], x[:shared].view(-1))
+    if shared < rows:
+        rest = (rows - shared) * RANKS * WIDTH
+        distributed.all_gather_into_tensor(rest_ptr[:rest], x[shared:].view(-1))
+
+
+def gather_shares(ranks_ptr: Tensor, y_ptr: Tensor, rows: int, WIDTH: int, RANKS: int) -> None:
+    """Each rank's share of the rows of y, as of exchange_rows, to all others, in place; y: contiguous."""
+    import torch.distributed as distributed
+
+    share = rows // RANKS * WIDTH
+    if share:
+        start = distributed.get_rank() * share
+        distributed.all_gather_into_tensor(y_ptr[: RANKS * share], y_ptr[start : start + share])
+
+
+FUNCTIONS: Mapping[str, Callable[..., None]] = {
+    "gather_rows": gather_rows,
+    "exchange_parts": exchange_parts,
+    "exchange_rows": exchange_rows,
+    "gather_shares": gather_shares,
+}

@@ -248,6 +248,15 @@ class _OperandCall:
     def within(self, name: str) -> None:
         return None
 
+    def names(self) -> tuple[str, ...]:
+        return tuple(self.given)
+
+    def producer(self, name: str, index: int) -> None:
+        return None
+
+    def readers(self, index: int) -> tuple[()]:
+        return ()
+
     def shape(self, name: str) -> tuple[int, ...]:
         return (self.given[name].columns,)
 

@@ -107,6 +107,15 @@ class TensorCall:
         inner.op, inner._arguments = argument.op, _by_name(argument.op, argument.arguments)
         return inner
 
+    def names(self) -> tuple[str, ...]:
+        return tuple(self._arguments)
+
+    def producer(self, name: str, index: int) -> None:
+        return None
+
+    def readers(self, index: int) -> tuple[TensorCall, ...]:
+        return ()
+
     def shape(self, name: str) -> tuple[int, ...]:
         shape = tuple(self._arguments[name].shape)
         return shape if name in _WHOLE or name.endswith("_cache") else shape[1:]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -27,6 +29,7 @@ CHANNELS = 8192
 OF_RANKS = {
     "reduce_rows_kernel",
     "sum_gathered_kernel",
+    "sum_shares_kernel",
     "gather_channels_kernel",
     "join_channels_kernel",
 }
@@ -42,21 +45,22 @@ class Unfilled(GraphBuilder):
             return self._placeholder(name.replace(".", "_"), torch.empty(shape, dtype=dtype or self.dtype))
 
 
-def graph_of(ranks: int, channels: int = CHANNELS) -> ModelGraph:
-    """An MLP with a residual stream, of wide rows, cut for so many ranks."""
+def graph_of(ranks: int, channels: int = CHANNELS, layers: int = 2, *, reads_residual: bool = False) -> ModelGraph:
+    """MLPs with a residual stream, of wide rows, cut for so many ranks. reads_residual: also behind the last norm."""
     b = Unfilled(dtype=torch.bfloat16, vocab_size=1000)
     x = b.embedded(channels)
-    for layer in range(2):
+    for layer in range(layers):
         inner = b.call(aten.gelu.default, b.linear(b.rms_norm(x, f"norm{layer}"), f"up{layer}", 4 * channels))
         x = b.call(aten.add.Tensor, x, b.linear(inner, f"down{layer}", channels))
-    graph, _ = b.finish(b.rms_norm(x, "norm"))
+    last = b.rms_norm(x, "norm")
+    graph, _ = b.finish(b.call(aten.add.Tensor, last, x) if reads_residual else last)
     return run_pipeline(graph, (*parallel(), *serving(), *fusion()), BuildOptions(tensor_parallel_size=ranks)).graph
 
 
-def lowered(ranks: int, target: str = "h100", channels: int = CHANNELS) -> DeviceLowered:
+def lowered(ranks: int, target: str = "h100", channels: int = CHANNELS, **graph: Any) -> DeviceLowered:
     """Its program for a GPU."""
     limits = BuildOptions(max_batch_tokens=2048, tensor_parallel_size=ranks)
-    return lower_device(graph_of(ranks, channels), gpu_target(target), limits)
+    return lower_device(graph_of(ranks, channels, **graph), gpu_target(target), limits)
 
 
 def of(program_launches: tuple[Launch, ...], function: str) -> list[Launch]:
@@ -70,10 +74,33 @@ def test_a_norm_takes_in_the_sum_over_ranks() -> None:
     fused = [launch for launch in of(launches, "reduce_rows_kernel") if "residual_ptr" in launch.arguments]
     assert len(fused) == 2
     assert not of(launches, "norm_kernel")[1:]  # The first one's sum has another reader, the residual stream.
-    (first, *_) = of(launches, "exchange_parts")
-    for launch in fused:
+    for launch, more in zip(fused, of(launches, "exchange_rows"), strict=True):
         assert launch.only is not None and launch.only.last == PLACE_BYTES // (2 * CHANNELS)
-        assert first.only is not None and first.only.first == launch.only.last + 1
+        assert more.only is not None and more.only.first == launch.only.last + 1
+
+
+def test_many_rows_are_normed_in_shares() -> None:
+    """Each rank's residual rows stay where they are: nobody reads the others'. (Sequence parallel.)"""
+    launches = lowered(8, layers=4).program.launches
+    shared = of(launches, "sum_shares_kernel")
+    assert len(shared) == 4 and len(of(launches, "gather_shares")) == 4
+    for before, after in pairwise(shared):
+        assert after.arguments["residual_ptr"] == before.arguments["sum_ptr"]
+    gathered = {launch.arguments["y_ptr"] for launch in of(launches, "gather_shares")}
+    assert gathered == {launch.arguments["y_ptr"] for launch in shared}
+
+
+@pytest.mark.parametrize(("layers", "shared"), [(2, 0), (8, 8)])
+def test_a_residual_that_is_read_elsewhere_is_gathered_if_that_pays(layers: int, shared: int) -> None:
+    """One more gather than the norms of a short chain save."""
+    launches = lowered(8, layers=layers, reads_residual=True).program.launches
+    found = of(launches, "sum_shares_kernel")
+    gathered = [launch.arguments["y_ptr"] for launch in of(launches, "gather_shares")]
+    assert len(found) == shared and len(gathered) == (shared + 1 if shared else 0)
+    if shared:
+        assert gathered[-2:] == [found[-1].arguments["y_ptr"], found[-1].arguments["sum_ptr"]]
+    else:
+        assert len(of(launches, "exchange_parts")) == 3
 
 
 @pytest.mark.parametrize(("ranks", "channels", "function"), [(2, 64, "gather_rows"), (3, 64, "gather_rows")])

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from llmc.codegen.triton.kernels.ranks.all_gather import join_channels_kernel
 from llmc.codegen.triton.kernels.ranks.rank_rows import rank_rows
-from llmc.codegen.triton.kernels.ranks.reduce_rows import sum_gathered_kernel
+from llmc.codegen.triton.kernels.ranks.reduce_rows import sum_gathered_kernel, sum_shares_kernel
 from llmc.graph.op_record import RECORDS
 from llmc.program.rank_memory import FLAGS, LOST_WORD, PLACE_BYTES, memory_bytes, places_at
 from tests.codegen.triton.exchange_phases import put_kernel, take_channels_kernel, take_sum_kernel
@@ -112,6 +112,30 @@ def test_gathered_rows_have_the_bits_of_exchanged_ones() -> None:
         CHANNELS=100, BLOCK=128,
     )  # fmt: skip
     assert torch.equal(y, expected[0]) and torch.equal(total, expected[1])
+
+
+@pytest.mark.parametrize("rows", [7, 6, 2])
+def test_shared_rows_have_the_bits_of_exchanged_ones(rows: int) -> None:
+    """Three ranks with two of seven rows each and one that all have; or with none of two rows."""
+    xs, residual, weight = parts(3, rows, 100), seeded_normal(7, rows, 100), seeded_normal(8, 100)
+    norm = {"weight_ptr": weight, "eps": 1e-5, "NORMED": True}
+    expected = Ranks(3).sums(xs, 128, residual, **norm)[:2]
+    share = rows // 3
+    own = [torch.stack([x[rank * share : (rank + 1) * share] for x in xs]) for rank in range(3)]
+    rest = torch.stack([x[3 * share :] for x in xs])
+    covered = torch.zeros(rows)
+    for rank in range(3):
+        y, total = torch.full((rows, 100), float("nan")), torch.full((rows, 100), float("nan"))
+        sum_shares_kernel[triton.cdiv(rows, 3) + 2, 1](
+            torch.tensor([rank]), own[rank], rest, residual, 100, weight, None, y, 100, total, 100, rows, 1e-5,
+            NORMED=True, CENTRED=False, RANKS=3, CHANNELS=100, BLOCK=128,
+        )  # fmt: skip
+        done = ~y.isnan().any(1)
+        covered += done
+        assert torch.equal(y[done], expected[0][done]) and torch.equal(total[done], expected[1][done])
+        assert done[rank * share : (rank + 1) * share].all() and done[3 * share :].all()
+        assert done.sum() == share + rows - 3 * share
+    assert covered[: 3 * share].eq(1).all()
 
 
 def test_channels_are_put_together_without_padding() -> None:

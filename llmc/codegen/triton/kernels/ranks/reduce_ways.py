@@ -4,6 +4,7 @@ few rows   one launch, in which the ranks read each other's memory
 more       a library gathers all ranks' rows, one launch sums them: of two ranks as many bytes as any other way
 of more    the library gives each rank a part of all ranks' rows, a launch sums these, the library gathers the sums,
 ranks      and where something follows, another launch: 2 · (ranks - 1) / ranks times the bytes
+or shares  the same with whole rows, where a norm follows that each rank computes for its share (row_shares.py)
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import triton
 
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import Constant, DeviceLaunch, LibraryFunction, rows
-from llmc.codegen.triton.kernels.ranks.reduce_rows import reduce_rows_kernel, sum_gathered_kernel
+from llmc.codegen.triton.kernels.ranks.reduce_rows import reduce_rows_kernel, sum_gathered_kernel, sum_shares_kernel
+from llmc.codegen.triton.kernels.ranks.row_shares import RowShares
 from llmc.program import library_collectives
 from llmc.program.launch_arguments import Argument, Count, Operand, Rows
 from llmc.program.rank_memory import FLAGS, LOST_WORD, MOST_PROGRAMS, PLACE_BYTES, places_at
@@ -25,6 +27,8 @@ from llmc.targets import GpuTarget
 RANKS = Operand("engine", "ranks")
 GATHER_ROWS = LibraryFunction(library_collectives.gather_rows)
 EXCHANGE_PARTS = LibraryFunction(library_collectives.exchange_parts)
+EXCHANGE_ROWS = LibraryFunction(library_collectives.exchange_rows)
+GATHER_SHARES = LibraryFunction(library_collectives.gather_shares)
 # A norm's program holds a whole row, in so many registers that more would spill.
 LONGEST_NORMED_ROW = 16384
 _BLOCK = 2048
@@ -34,11 +38,13 @@ _ELEMENTS_PER_WARP = 256
 
 @dataclass(frozen=True)
 class Following:
-    """What comes after a sum. arguments: of residual, weight, bias, sum and eps, by the kernels' names."""
+    """What comes after a sum. arguments: of residual, weight, bias, sum and eps, by the kernels' names. shares: how its
+    rows are shared; None where every rank does it for all."""
 
     arguments: Mapping[str, Argument]
     is_normed: bool = False
     is_centred: bool = False
+    shares: RowShares | None = None
 
 
 NOTHING: Mapping[str, Argument] = {
@@ -91,9 +97,11 @@ def reduce_launches(
     most = most_rows(wanted.row_bytes, wanted.programs, ranks, target)
     launches = [_by_memory(wanted, most, target)] if most else []
     moved = collective.limits().max_batch_tokens * wanted.row_bytes
+    # Bringing each its part takes as long as gathering does.
+    seconds = 2 * target.links.of(ranks).all_gather(moved, ranks, custom=False)
+    if following.shares is not None:
+        return *launches, replace(_by_shares(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
     if ranks > 2 and channels % ranks == 0:
-        # Bringing each its part takes as long as gathering does.
-        seconds = 2 * target.links.of(ranks).all_gather(moved, ranks, custom=False)
         return *launches, replace(_by_parts(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
     seconds = target.links.of(ranks).all_gather(ranks * moved, ranks, custom=False)
     return *launches, replace(_gathered(collective, wanted, dtype), min_tokens=most + 1, seconds=seconds)
@@ -157,6 +165,40 @@ def _by_parts(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
         ("1",),
         then=tuple(steps),
     )
+
+
+def _by_shares(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
+    shares, following = s.following.shares, s.following.arguments
+    assert shares is not None
+    parts = call.workspace("parts", s.count, s.channels, dtype).pointer
+    rest = call.workspace("rest", 1, s.ranks * (s.ranks - 1) * s.channels, dtype).pointer
+    sizes: dict[str, Argument] = {"rows": s.count, "WIDTH": s.channels, "RANKS": s.ranks}
+    wanted = {"y": s.y}
+    if shares.gathers_sum:
+        total, stride = following["sum_ptr"], following["sum_row_stride"]
+        assert isinstance(total, Operand) and isinstance(stride, int)
+        wanted["sum"] = replace(total, stride=stride)
+    whole = {
+        name: to if to.stride == s.channels else call.workspace(f"whole_{name}", s.count, s.channels, dtype)
+        for name, to in wanted.items()
+    }
+    to = {key: value for name, operand in whole.items() for key, value in rows(name, operand).items()}
+    own = DeviceLaunch(
+        sum_shares_kernel,
+        {"rank_ptr": RANKS, "parts_ptr": parts, "rest_ptr": rest, **following, **to, "rows": s.count},
+        {**_constants(s), "RANKS": s.ranks},
+        (f"cdiv({s.count}, {s.ranks}) + {s.ranks - 1}", str(s.programs)),
+        num_warps=_warps(s),
+    )
+    steps = [own]
+    for name, operand in whole.items():
+        gathered: dict[str, Argument] = {"ranks_ptr": RANKS, "y_ptr": operand.pointer, **sizes}
+        steps.append(DeviceLaunch(GATHER_SHARES, gathered, {}, ("1",)))
+        if operand is not wanted[name]:
+            copied = replace(s, y=wanted[name], ranks=1, following=Following(NOTHING))
+            steps.append(_sum_gathered(copied, operand.pointer, copied.following))
+    given: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", s.x), "parts_ptr": parts, "rest_ptr": rest, **sizes}
+    return DeviceLaunch(EXCHANGE_ROWS, given, {}, ("1",), then=tuple(steps))
 
 
 def gather_launch(x: Operand, whole: Operand, count: Count | Rows | int, width: int, ranks: int) -> DeviceLaunch:

@@ -9,6 +9,7 @@ from torch import fx
 from llmc.codegen.call import Call
 from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
 from llmc.codegen.triton.kernels.ranks.reduce_ways import NOTHING, Following, reduce_launches
+from llmc.codegen.triton.kernels.ranks.row_shares import row_shares
 from llmc.codegen.triton.kernels.refusals import refuse_dtypes, refuse_ranks
 from llmc.codegen.triton.kernels.rows.norm_rows import norm_launch
 from llmc.graph.refusal import Refusal
@@ -22,7 +23,7 @@ def norm(op: Any, *, centred: bool) -> KernelTemplate:
     def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
         reduced = call.within("x")
         if reduced is not None:
-            return reduce_launches(reduced, call.result(), _following(call, None, centred), target)
+            return reduce_launches(reduced, call.result(), _following(call, reduced, None, centred, target), target)
         return (norm_launch(call, call.result(), centred=centred),)
 
     return KernelTemplate(op, supports, candidates)
@@ -35,7 +36,9 @@ def add_norm(op: Any, *, centred: bool) -> KernelTemplate:
         for name, other in (("residual", "x"), ("x", "residual")):
             reduced = call.within(name)
             if reduced is not None:
-                return reduce_launches(reduced, call.result(), _following(call, other, centred), target)
+                return reduce_launches(
+                    reduced, call.result(), _following(call, reduced, other, centred, target), target
+                )
         return (norm_launch(call, call.result(), call.rows("residual"), call.result(1), centred=centred),)
 
     return KernelTemplate(op, supports, candidates)
@@ -46,7 +49,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return refuse_dtypes(node, "x", "residual") or refuse_ranks(node, x=(2, 3))
 
 
-def _following(call: Call, residual: str | None, centred: bool) -> Following:
+def _following(call: Call, reduced: Call, residual: str | None, centred: bool, target: GpuTarget) -> Following:
     """What a norm does with a sum over ranks. residual: the argument that is added to it."""
     arguments: dict[str, Argument] = {
         "weight_ptr": call.vector("weight"),
@@ -54,4 +57,6 @@ def _following(call: Call, residual: str | None, centred: bool) -> Following:
     }
     if residual is not None:
         arguments |= {**rows("residual", call.rows(residual)), **rows("sum", call.result(1))}
-    return Following({**NOTHING, **arguments, "eps": call.plain("eps")}, is_normed=True, is_centred=centred)
+    (channels,), ranks = reduced.shape("x"), reduced.plain("ranks")
+    shares = row_shares(call, channels, ranks, target) if ranks > 2 else None
+    return Following({**NOTHING, **arguments, "eps": call.plain("eps")}, True, centred, shares)

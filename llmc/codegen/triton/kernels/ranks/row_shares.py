@@ -1,0 +1,74 @@
+"""Sequence parallel: whether the norm behind a sum over ranks is computed by each rank for a share of the rows only.
+
+    whole rows    every rank gets all sums, adds the residual and norms all rows
+    shares        every rank gets the sums of its share of the rows (reduce_scatter), adds its residual rows, norms
+                  these, and all get the normed rows of all (all_gather): as many bytes, 1 / ranks of the work
+The residual sum of a share stays on its rank: who adds to it next needs no other rows, as long as that is such a sum,
+too. Norms whose residuals come from one another are a chain. Where something else reads the last one's residual sum, it
+is gathered, once a chain; so a chain takes shares if that takes less than its norms save.
+Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from llmc.codegen.call import Call
+from llmc.targets import GpuTarget
+
+
+@dataclass(frozen=True)
+class RowShares:
+    """gathers_sum: whether all ranks need the residual sum, too."""
+
+    gathers_sum: bool
+
+
+def row_shares(call: Call, channels: int, ranks: int, target: GpuTarget) -> RowShares | None:
+    """How a norm that takes in a sum over ranks is shared; None where every rank norms all rows."""
+    chain = _chain(call)
+    is_read = bool(_readers(chain[-1]))
+    row_bytes = channels * call.dtype("x").itemsize
+    tokens = call.limits().max_batch_tokens
+    # Sum and residual are read, the normed row and its sum written.
+    saved = len(chain) * (ranks - 1) / ranks * 4 * row_bytes * tokens / target.bandwidth
+    gathering = target.links.of(ranks).all_gather(row_bytes * tokens, ranks, custom=False) if is_read else 0.0
+    return RowShares(gathers_sum=is_read and call == chain[-1]) if saved > gathering else None
+
+
+def _chain(call: Call) -> list[Call]:
+    """The norms around one that hand on their residual sums, first to last."""
+    chain = [call]
+    while (before := _before(chain[0])) is not None:
+        chain.insert(0, before)
+    while (after := _after(chain[-1])) is not None:
+        chain.append(after)
+    return chain
+
+
+def _before(call: Call) -> Call | None:
+    residual = residual_of(call)
+    found = None if residual is None else call.producer(residual, 1)
+    return found if found is not None and _after(found) == call else None
+
+
+def _after(call: Call) -> Call | None:
+    """The one that adds to its residual sum, if that is all that reads it."""
+    readers = _readers(call)
+    if len(readers) != 1:
+        return None
+    (reader,) = readers
+    residual = residual_of(reader)
+    return reader if residual is not None and reader.producer(residual, 1) == call else None
+
+
+def _readers(call: Call) -> tuple[Call, ...]:
+    return call.readers(1)
+
+
+def residual_of(call: Call) -> str | None:
+    """The argument that is added to a sum over ranks which the call takes in; None where it is no such call."""
+    names = call.names()
+    if "residual" not in names or "x" not in names:
+        return None
+    return next((other for name, other in (("residual", "x"), ("x", "residual")) if call.within(name)), None)
