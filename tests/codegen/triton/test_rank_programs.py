@@ -135,7 +135,7 @@ def test_collectives_compile(name: str, ranks: int, workers: Workers, tmp_path: 
         (tmp_path / file).parent.mkdir(exist_ok=True, parents=True)
         (tmp_path / file).write_text(text)
     kernels = [kernel for kernel in engine.program.launched_kernels() if kernel.function in OF_RANKS]
-    assert {kernel.function for kernel in kernels} == OF_RANKS
+    assert {kernel.function for kernel in kernels} == OF_RANKS - ({"sum_shares_kernel"} if ranks == 2 else set())
     for kernel, assembly in zip(kernels, compile_checked(kernels, target, workers, tmp_path), strict=True):
         if target.backend == "cuda" and kernel.parameters[0].name == "ranks_ptr":
             lines = assembly.splitlines()
