@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 from typer import Option
@@ -30,6 +31,10 @@ class MachineOptions:
     ] = False
     threads: Annotated[int | None, Option(help="of a CPU, for all ranks; default: every core")] = None
 
+    rates: Annotated[
+        Path | None, Option(help="how fast this CPU is: read from this file, or measured and written there")
+    ] = None
+
     def machine(self) -> Machine:
         """Raises TargetError, OptionError."""
         from llmc.simulation.rent import machine_of
@@ -41,4 +46,5 @@ class MachineOptions:
             threads=thread_count(self.threads),
             custom=not self.disable_custom_all_reduce,
             link=self.link,
+            recorded=self.rates,
         )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from llmc.errors import TargetError
 from llmc.links import Link
@@ -19,13 +20,15 @@ from llmc.targets import Target
 @dataclass(frozen=True)
 class Machine:
     """What is rented. target: of each rank. memory: bytes of one rank. rates: of a CPU, as all of its threads together
-    were measured; None for GPUs. threads: those. custom: whether collectives of little are a single shot, and not a
-    library's ring. link: in the place of the target's own, within a machine."""
+    were measured; None for GPUs. threads: those. recorded: the file in which they are on record. custom: whether
+    collectives of little are a single shot, and not a library's ring. link: in the place of the target's own, within a
+    machine."""
 
     target: Target
     memory: int
     rates: Rates | None = None
     threads: int = 1
+    recorded: Path | None = None
     custom: bool = True
     link: Link | None = None
 

@@ -13,6 +13,7 @@ from llmc.graph.capture import Captured
 from llmc.links import LINKS
 from llmc.options import BuildOptions
 from llmc.passes.rewrite import Pass
+from llmc.prediction.rates import Rates
 from llmc.program import Program, RankLayout
 from llmc.runtime.memory import available_bytes
 from llmc.simulation.compare import Comparison, compare
@@ -20,6 +21,7 @@ from llmc.simulation.divisions import Division, division_of, divisions
 from llmc.simulation.load import Arrival
 from llmc.simulation.pricing import Machine
 from llmc.simulation.programs import model_programs
+from llmc.simulation.recorded_rates import rates_on_record
 from llmc.targets import Target, cpu_target_here
 
 Told = Callable[[str], None]
@@ -33,16 +35,20 @@ def machine_of(
     threads: int = 1,
     custom: bool = True,
     link: str | None = None,
+    recorded: Path | None = None,
 ) -> Machine:
     """memory_bytes: of one rank; by default what the target has, or a CPU's rank's part of what is free here. link: a
-    name of llmc.links.LINKS. Raises OptionError for an unknown link and for no memory."""
+    name of llmc.links.LINKS. recorded: as in Machine. Raises OptionError for an unknown link and for no memory."""
     if link is not None and link not in LINKS:
         raise OptionError(f"there is no link {link!r}", at=f"--link {link}", fix=f"links: {', '.join(LINKS)}")
     if memory_bytes is not None and memory_bytes < 1:
         raise OptionError(f"a rank cannot have {memory_bytes} bytes", at="--memory", fix="give more than 0 GB")
     if memory_bytes is None:
         memory_bytes = target.compiled[0].memory_bytes if target.compiled else available_bytes() // max(1, ranks)
-    return Machine(target, memory_bytes, threads=threads, custom=custom, link=None if link is None else LINKS[link])
+    if recorded is not None and target.compiled:
+        raise OptionError(f"nothing of {target.name} is measured", at=f"--rates {recorded}", fix="leave out --rates")
+    joined = None if link is None else LINKS[link]
+    return Machine(target, memory_bytes, threads=threads, recorded=recorded, custom=custom, link=joined)
 
 
 def rent_for_model(
@@ -84,7 +90,14 @@ def _measured(machine: Machine, program: Callable[[], Program]) -> Machine:
     here = cpu_target_here(machine.target.name)
     if here is None:
         return machine
-    return replace(machine, rates=measured_rates(here, machine.threads, program()))
+
+    def measured(program: Program) -> Rates:
+        return measured_rates(here, machine.threads, program)
+
+    if machine.recorded is None:
+        return replace(machine, rates=measured(program()))
+    found = rates_on_record(machine.recorded, here.name, machine.threads, program(), measured)
+    return replace(machine, rates=found)
 
 
 def _telling(told: Told) -> Callable[[Division], None]:
