@@ -14,9 +14,9 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from tests.draft_checkpoints import QWEN
 
 
-def fit_mtp(model: Path, text: Path, directory: Path, tokens: int = 2048, length: int = 256) -> Path:
-    """Copy a Llama's directory and add the layer, fitted on so many tokens of a text. Attention and feed-forward of the
-    layer add nothing: `mtp.fc` does it all, which is enough for some drafts to come true."""
+def fit_mtp(model: Path, text: Path, directory: Path, layers: int = 1, tokens: int = 2048, length: int = 256) -> Path:
+    """Copy a Llama's directory and add so many layers, fitted on so many tokens of a text. Attention and feed-forward
+    of a layer add nothing: `mtp.fc` does it all, which is enough for some drafts to come true."""
     shutil.copytree(model, directory)
     file = directory / "model.safetensors"
     tensors = load_file(file)
@@ -43,7 +43,9 @@ def fit_mtp(model: Path, text: Path, directory: Path, tokens: int = 2048, length
     for name, tensor in tensors.items():
         if name.startswith(last):
             adds = name.endswith(("o_proj.weight", "down_proj.weight"))
-            added["mtp.layers.0." + name.removeprefix(last)] = torch.zeros_like(tensor) if adds else tensor
+            for layer in range(layers):
+                kept = torch.zeros_like(tensor) if adds else tensor
+                added[f"mtp.layers.{layer}.{name.removeprefix(last)}"] = kept
     save_file(tensors | {name: tensor.clone().contiguous() for name, tensor in added.items()}, file)
     return directory
 

@@ -86,12 +86,12 @@ class Engines:
             build(MODELS / model, path, **_LIMITS, speculative=heads, **FORMATS[form])
         return path
 
-    def with_mtp(self, model: str, form: str) -> Path:
-        """The same with a layer of its own that drafts."""
-        path = self.directory / f"{model}-{form}-mtp.llmc"
-        checkpoint = self.directory / f"{model}-mtp"
+    def with_mtp(self, model: str, form: str, layers: int = 1) -> Path:
+        """The same with layers of its own that draft."""
+        path = self.directory / f"{model}-{form}-mtp-{layers}.llmc"
+        checkpoint = self.directory / f"{model}-mtp-{layers}"
         if not checkpoint.exists():
-            fit_mtp(MODELS / model, MODELS.parent / "data/calibration.txt", checkpoint)
+            fit_mtp(MODELS / model, MODELS.parent / "data/calibration.txt", checkpoint, layers)
         if not path.exists():
             build(checkpoint, path, **_LIMITS, speculative="mtp", **FORMATS[form])
         return path
@@ -113,8 +113,8 @@ FORMATS: dict[str, dict[str, Any]] = {
     "bf16, int8 cache": {"dtype": "bfloat16", "kv_cache": "int8"},
     "w4a8, int8 cache": {"dtype": "bfloat16", "quantize": "w4a8", "kv_cache": "int8"},
 }
-# With room for the trees of all neighbours in a step.
-_LIMITS: dict[str, Any] = {"max_model_len": 256, "max_logit_rows": 384}
+# With room for all neighbours, and for the trees of many of them, in a step.
+_LIMITS: dict[str, Any] = {"max_model_len": 256, "max_sequences": 64, "max_logit_rows": 384}
 # The one that every `make test` runs.
 QUICK = "bf16"
 
@@ -154,6 +154,10 @@ DRAFTERS: dict[str, Opening] = {
         engines.with_mtp("bard-6m", form),
         {"method": "mtp", "num_speculative_tokens": 6},
     ),
+    "mtp of two layers": lambda engines, form: (
+        engines.with_mtp("bard-6m", form, layers=2),
+        {"method": "mtp", "num_speculative_tokens": 4},
+    ),
 }
 # Those of which every `make test` runs one like them.
-MORE = frozenset({"draft_model", "eagle3 in chains", "lookahead", "medusa", "mtp"})
+MORE = frozenset({"draft_model", "eagle3 in chains", "lookahead", "medusa", "mtp", "mtp of two layers"})

@@ -3,13 +3,23 @@ neighbours, and where room is short. The formats other than one are for `make te
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
-from typing import Any
+from collections.abc import Sequence
 
 import pytest
 
 from llmc import load
-from tests.runtime.speculation.matrix import DRAFTERS, FORMATS, MORE, PROMPTS, QUICK, Engines, asked, one_by_one, told
+from tests.runtime.speculation.matrix import (
+    DRAFTERS,
+    FORMATS,
+    MORE,
+    OPTIONS,
+    PROMPTS,
+    QUICK,
+    Engines,
+    asked,
+    one_by_one,
+    told,
+)
 
 pytestmark = pytest.mark.usefixtures("open_gate")
 
@@ -19,21 +29,29 @@ def engines(tmp_path_factory: pytest.TempPathFactory) -> Engines:
     return Engines(tmp_path_factory.mktemp("formats"))
 
 
-def _slow(names: Iterable[str], quick: Callable[[str], bool]) -> list[Any]:
-    return [name if quick(name) else pytest.param(name, marks=pytest.mark.slow) for name in names]
+@pytest.mark.parametrize("drafter", [name for name in DRAFTERS if name not in MORE])
+def test_answers_are_those_without_drafts(engines: Engines, drafter: str) -> None:
+    check(engines, drafter, QUICK, PROMPTS[:2])
 
 
-@pytest.mark.parametrize("form", _slow(FORMATS, lambda form: form == QUICK))
-@pytest.mark.parametrize("drafter", _slow(DRAFTERS, lambda drafter: drafter not in MORE))
-def test_answers_are_those_without_drafts(engines: Engines, drafter: str, form: str) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("form", FORMATS)
+@pytest.mark.parametrize("drafter", DRAFTERS)
+def test_answers_in_every_format_are_those_without_drafts(engines: Engines, drafter: str, form: str) -> None:
+    """Each request alone, and each among more than 32 neighbours."""
+    assert len(PROMPTS) * len(OPTIONS) > 33
+    check(engines, drafter, form, PROMPTS)
+
+
+def check(engines: Engines, drafter: str, form: str, prompts: Sequence[str]) -> None:
     path, speculation = DRAFTERS[drafter](engines, form)
-    prompts, params = asked(PROMPTS[:2] if form == QUICK else PROMPTS)
-    expected = engines.answers(path, prompts, params)
+    texts, params = asked(prompts)
+    expected = engines.answers(path, texts, params)
     with load(path, speculation=speculation) as engine:
-        assert one_by_one(engine, prompts, params) == expected, "alone"
+        assert one_by_one(engine, texts, params) == expected, "alone"
         assert engine.loop.speculation is not None and engine.loop.speculation.stats.accepted_tokens > 5
-        assert [told(each) for each in engine.generate(prompts, params)] == expected, "among neighbours"
+        assert [told(each) for each in engine.generate(texts, params)] == expected, "among neighbours"
     room = 3_000_000 if form == "fp32" else 1_500_000
     with load(path, speculation=speculation, kv_cache_bytes=room, max_step_tokens=40, max_sequences=12) as engine:
-        assert [told(each) for each in engine.generate(prompts, params)] == expected, "with little room"
+        assert [told(each) for each in engine.generate(texts, params)] == expected, "with little room"
         assert engine.loop.pool.used == 0
