@@ -14,7 +14,7 @@ from tests.draft_checkpoints import INNER, VOCAB, WIDTH, normed, random_tensors
 from tests.tiny_models import tiny_checkpoint
 
 HEADS, PLAIN, TURNED, VALUE, RANK = 4, 16, 8, 12, 20
-EXPERTS, CHOSEN, EXPERT_INNER, SCALE = 6, 2, 24, 2.5
+EXPERTS, CHOSEN, EXPERT_INNER, SCALE = 6, 2, 32, 2.5
 
 
 def deepseek_checkpoint(directory: Path, **settings: Any) -> Path:

@@ -9,6 +9,9 @@ from typing import Any
 from llmc.errors import OptionError
 from llmc.runtime.speculation.config_values import OPTION, check_value
 
+# The one draft_sample_method.
+_DRAWN = "probabilistic"
+
 
 class AcceptanceMethod(Enum):
     """INVARIANT: those that would have been drawn, so that answers do not depend on drafts. REJECTION: exact in
@@ -63,11 +66,11 @@ def check_reproducible(config: AcceptanceConfig) -> None:
 
 
 def _check_draft_sample_method(values: dict[str, Any]) -> None:
-    """There is one: n-grams and suffixes take what is likeliest, and models draw as requests do."""
-    chosen = values.pop("draft_sample_method", None)
-    if chosen is not None:
+    """Models draw as requests do, which vLLM calls probabilistic."""
+    chosen = values.pop("draft_sample_method", _DRAWN)
+    if chosen != _DRAWN:
         raise OptionError(
-            f"draft_sample_method cannot be chosen, and is {chosen!r:.80}",
+            f"draft_sample_method cannot be {chosen!r:.80}",
             at=OPTION,
-            fix="leave it out: drafts are drawn by the request's own parameters and noise",
+            fix=f"say {_DRAWN!r} or leave it out: drafts are drawn by the request's own parameters and noise",
         )

@@ -37,7 +37,7 @@ NGRAM = {"method": "ngram", "num_speculative_tokens": 4}
             NgramConfig(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=2),
         ),
         (
-            {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4, "draft_sample_method": None},
+            {**NGRAM, "prompt_lookup_min": 2, "prompt_lookup_max": 4, "draft_sample_method": "probabilistic"},
             NgramConfig(num_speculative_tokens=4, prompt_lookup_min=2, prompt_lookup_max=4),
         ),
         (
@@ -121,7 +121,7 @@ def test_each_method_has_its_drafter() -> None:
             "posterior_threshold cannot be 2",
             "a number from 0 to 1",
         ),
-        ({**NGRAM, "draft_sample_method": "probabilistic"}, "draft_sample_method cannot be chosen", "leave it out"),
+        ({**NGRAM, "draft_sample_method": "greedy"}, "draft_sample_method cannot be 'greedy'", "say 'probabilistic'"),
         (
             {"method": "medusa", "rejection_sample_method": "typical"},
             "'medusa' drafts trees, .*'typical' is of",

@@ -129,6 +129,13 @@ def test_choices_part_and_each_has_its_own_drafts(plain: Engine, drafting: Engin
     assert len({choice.token_ids for choice in found.choices}) > 1
 
 
+def test_beams_are_those_without_drafts(plain: Engine, drafting: Engine) -> None:
+    """They draft nothing, beside one who does."""
+    params = [SamplingParams(max_tokens=12, beam_width=3, n=2), SamplingParams(max_tokens=20, temperature=0.0)]
+    found, expected = (engine.generate([TEXT, TEXT], params) for engine in (drafting, plain))
+    assert list(map(told, found)) == list(map(told, expected)) and len(found[0].choices) == 2
+
+
 def test_prefix_hits_are_not_lost(plain: Engine, drafting: Engine) -> None:
     """vllm#51769: blocks of a prompt are found though the draft model has read them, too, or has not."""
     text = "A prompt that nobody has given before, long enough to fill some blocks of the cache. " * 3

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -28,6 +28,7 @@ from llmc.runtime.speculation.draft import Draft
 from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
 from llmc.runtime.speculation.rank_truth import RankTruth
 from tests import draft_checkpoints as drafts
+from tests import latent_expert_layer
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 pytestmark = pytest.mark.usefixtures("open_gate")
@@ -137,19 +138,47 @@ def mtp_layers(tmp_path_factory: pytest.TempPathFactory) -> Built:
     drafts.added(model, {f"model.layers.4.{name}.weight": table.clone() for name, table in copies.items()})
     build(model, directory / "engine.llmc", speculative="mtp", **_limits())
     tensors = load_file(model / "model.safetensors")
-
-    def layer(number: int, ids: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        names, embeddings = drafts.deepseek_names(number), tensors["model.embed_tokens.weight"]
-        output = tensors[f"model.layers.{number}.shared_head.head.weight"]
-        return drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output)
-
     return Built(
         "mtp",
         directory / "engine.llmc",
         lambda ids: states(ids)[1],
-        [partial(layer, number) for number in numbers],
+        [partial(_deepseek_layer, tensors, number) for number in numbers],
         torch.arange(drafts.VOCAB),
     )
+
+
+def _deepseek_layer(
+    tensors: Mapping[str, Tensor], number: int, ids: Tensor, hidden: Tensor, **layer: Any
+) -> tuple[Tensor, Tensor]:
+    names, embeddings = drafts.deepseek_names(number), tensors["model.embed_tokens.weight"]
+    output = tensors[f"model.layers.{number}.shared_head.head.weight"]
+    return drafts.mtp_logits(tensors, names, ids, hidden, embeddings, output, **layer)
+
+
+@pytest.mark.slow
+def test_drafts_of_latent_attention_and_experts_are_those_of_the_oracle(
+    tmp_path: Path, proposals: list[tuple[list[int], list[int], int]]
+) -> None:
+    """Of a DeepSeek-V3 with two layers more, compiled for this machine; and answers are those without drafts."""
+    model = latent_expert_layer.deepseek_checkpoint(tmp_path / "model")
+    states, numbers = _model_states(model), (2, 3)
+    for number in numbers:
+        drafts.add_deepseek_mtp(model, number, latent_expert_layer.layer_tensors)
+    build(model, tmp_path / "engine.llmc", speculative="mtp", **{**_limits(), "target": "cpu"})
+    layers = [partial(_deepseek_layer, load_file(model / "model.safetensors"), number) for number in numbers]
+    with_experts = [partial(layer, layer=latent_expert_layer.layer) for layer in layers]
+    ids = torch.arange(drafts.VOCAB)
+    built = Built("mtp", tmp_path / "engine.llmc", lambda ids: states(ids)[1], with_experts, ids)
+    prompts = [tiny_tokens(5), tiny_tokens(60)[20:], tiny_tokens(90)[40:57]]
+    params = [GREEDY, SamplingParams(max_tokens=12, temperature=0.8, seed=3), GREEDY]
+    with load(built.path) as plain:
+        expected = [each.choices[0].token_ids for each in plain.generate(prompts, params)]
+    with opened(built) as engine:
+        assert [each.choices[0].token_ids for each in engine.generate(prompts, params)] == expected
+        proposals.clear()
+        for prompt in prompts:
+            engine.generate(prompt, GREEDY)
+        check(built, proposals, 18)
 
 
 @pytest.fixture(params=["eagle3", "mtp", "mtp_layers"])

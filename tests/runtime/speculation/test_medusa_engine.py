@@ -76,6 +76,14 @@ def test_explain_and_passes_know_the_heads(heads: Path) -> None:
     assert "3 heads after lm_head" in command("passes", DRAFT, "--speculative", heads, "--rewrites").out
 
 
+@pytest.mark.slow
+def test_bisection_finds_the_rewrite_that_inserts_heads(heads: Path, tmp_path: Path) -> None:
+    outcome = command(
+        "bisect", DRAFT, "--speculative", heads, "--check", "! grep -q medusa {graph}", "-o", tmp_path / "found"
+    )
+    assert outcome.code == 0 and "of pass insert_medusa_heads: 3 heads after lm_head" in outcome.out
+
+
 def test_heads_of_another_model_and_pickles_are_user_errors(tmp_path: Path) -> None:
     wrong = tmp_path / "wrong.safetensors"
     medusa_1(wrong, 64)
