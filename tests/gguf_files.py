@@ -44,11 +44,83 @@ class Converter:
     metadata: Callable[[gguf.GGUFWriter, Any], None] = lambda writer, config: None
 
 
+def _window(writer: gguf.GGUFWriter, config: Any) -> None:
+    if config.sliding_window is not None:
+        writer.add_sliding_window(config.sliding_window)
+
+
+def _gemma2(writer: gguf.GGUFWriter, config: Any) -> None:
+    _window(writer, config)
+    writer.add_attn_logit_softcapping(config.attn_logit_softcapping)
+    writer.add_final_logit_softcapping(config.final_logit_softcapping)
+
+
+def _gemma3(writer: gguf.GGUFWriter, config: Any) -> None:
+    _window(writer, config)
+    full = [i for i, kind in enumerate(config.layer_types) if kind == "full_attention"]
+    writer.add_uint32("gemma3.attention.sliding_window_pattern", full[0] + 1)
+
+
+def _phi3(writer: gguf.GGUFWriter, config: Any) -> None:
+    _window(writer, config)
+    head_dim = config.hidden_size // config.num_attention_heads
+    writer.add_rope_dimension_count(int(head_dim * config.rope_parameters.get("partial_rotary_factor", 1.0)))
+
+
+def _starcoder2(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_layer_norm_eps(config.norm_epsilon)
+
+
+def _mixtral(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_local_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+
+
+def _qwen_experts(writer: gguf.GGUFWriter, config: Any) -> None:
+    writer.add_expert_count(config.num_experts)
+    writer.add_expert_used_count(config.num_experts_per_tok)
+    writer.add_expert_feed_forward_length(config.moe_intermediate_size)
+    if hasattr(config, "shared_expert_intermediate_size"):
+        writer.add_expert_shared_feed_forward_length(config.shared_expert_intermediate_size)
+
+
+_LAYER = r"model\.layers\.(\d+)\."
+_FOUR_NORMS = (
+    (_LAYER + r"post_attention_layernorm\.(.*)", "blk.{}.post_attention_norm.{}"),
+    (_LAYER + r"pre_feedforward_layernorm\.(.*)", "blk.{}.ffn_norm.{}"),
+    (_LAYER + r"post_feedforward_layernorm\.(.*)", "blk.{}.post_ffw_norm.{}"),
+)
+_PHI3 = (
+    (_LAYER + r"self_attn\.qkv_proj\.(.*)", "blk.{}.attn_qkv.{}"),
+    (_LAYER + r"mlp\.gate_up_proj\.(.*)", "blk.{}.ffn_up.{}"),
+)
+_STARCODER2 = (
+    (_LAYER + r"mlp\.c_fc\.(.*)", "blk.{}.ffn_up.{}"),
+    (_LAYER + r"mlp\.c_proj\.(.*)", "blk.{}.ffn_down.{}"),
+)
+# transformers has the experts' matrices of a layer in two tensors, of which the first is gate over up.
+_EXPERTS = (
+    (_LAYER + r"mlp\.gate\.(.*)", "blk.{}.ffn_gate_inp.{}"),
+    (_LAYER + r"mlp\.experts\.gate_up_proj", "blk.{}.ffn_gate_exps.weight blk.{}.ffn_up_exps.weight"),
+    (_LAYER + r"mlp\.experts\.down_proj", "blk.{}.ffn_down_exps.weight"),
+    (_LAYER + r"mlp\.shared_expert\.(gate|up|down)_proj\.(.*)", "blk.{}.ffn_{}_shexp.{}"),
+    (_LAYER + r"mlp\.shared_expert_gate\.(.*)", "blk.{}.ffn_gate_inp_shexp.{}"),
+)
+_DENSE = (*_DECODER, *_NORM_BEFORE_MLP)
 CONVERTERS: Mapping[str, Converter] = MappingProxyType(
     {
         "llama": Converter("llama", pairs=True),
+        "mistral": Converter("llama", pairs=True),
         "qwen2": Converter("qwen2"),
         "qwen3": Converter("qwen3"),
+        "gemma": Converter("gemma", added=1.0),
+        "gemma2": Converter("gemma2", (*_DECODER, *_FOUR_NORMS), added=1.0, metadata=_gemma2),
+        "gemma3_text": Converter("gemma3", (*_DECODER, *_FOUR_NORMS), added=1.0, metadata=_gemma3),
+        "phi3": Converter("phi3", (*_DENSE, *_PHI3), metadata=_phi3),
+        "starcoder2": Converter("starcoder2", (*_DENSE, *_STARCODER2), metadata=_starcoder2),
+        "mixtral": Converter("llama", (*_DENSE, *_EXPERTS), pairs=True, metadata=_mixtral),
+        "qwen2_moe": Converter("qwen2moe", (*_DENSE, *_EXPERTS), metadata=_qwen_experts),
+        "qwen3_moe": Converter("qwen3moe", (*_DENSE, *_EXPERTS), metadata=_qwen_experts),
     }
 )
 
@@ -60,10 +132,12 @@ def write_gguf(
     *,
     kinds: Mapping[str, str] | None = None,
     add: Callable[[gguf.GGUFWriter], None] = lambda writer: None,
+    extra: Mapping[str, Tensor] = MappingProxyType({}),
 ) -> dict[str, Tensor]:
     """Write a model, its matrices in a GGML type; what they stand for, by transformers' names.
 
-    kinds: another type for some, by patterns of names in the file. add: more metadata.
+    kinds: another type for some, by patterns of names in the file. add: more metadata. extra: tensors that are no
+    parameters.
     """
     converter = CONVERTERS[model.config.model_type]
     writer = gguf.GGUFWriter(path, converter.architecture)
@@ -74,12 +148,17 @@ def write_gguf(
     for name, tensor in model.state_dict().items():
         if name == "lm_head.weight" and model.config.tie_word_embeddings:
             continue
-        values, there = _converted(converter, name, tensor, model.config)
-        chosen = next((k for pattern, k in (kinds or {}).items() if re.search(pattern, there)), kind)
-        chosen = chosen if values.ndim > 1 else "F32"
-        data, stands_for = in_blocks(values, chosen)
-        writer.add_tensor(there, data, raw_dtype=gguf.GGMLQuantizationType[chosen])
-        meant[name] = _restored(converter, name, torch.from_numpy(stands_for.copy()), model.config)
+        found: list[Array] = []
+        for there, values in _converted(converter, name, tensor, model.config):
+            chosen = next((k for pattern, k in (kinds or {}).items() if re.search(pattern, there)), kind)
+            chosen = chosen if values.ndim > 1 and "_inp" not in there else "F32"
+            data, stands_for = in_blocks(values, chosen)
+            writer.add_tensor(there, data, raw_dtype=gguf.GGMLQuantizationType[chosen])
+            found.append(stands_for)
+        joined = torch.from_numpy(np.concatenate(found, axis=1) if len(found) > 1 else found[0].copy())
+        meant[name] = _restored(converter, name, joined, model.config).view(tensor.shape)
+    for name, tensor in extra.items():
+        writer.add_tensor(name, tensor.float().numpy())
     write_out(writer)
     return meant
 
@@ -103,8 +182,11 @@ def add_sizes(writer: gguf.GGUFWriter, config: Any) -> None:
     writer.add_head_count_kv(config.num_key_value_heads)
     writer.add_key_length(head_dim)
     writer.add_value_length(head_dim)
-    rope = config.rope_parameters
-    writer.add_rope_freq_base(rope.get("full_attention", rope).get("rope_theta"))
+    rope = config.rope_parameters.get("full_attention", config.rope_parameters)
+    writer.add_rope_freq_base(rope["rope_theta"])
+    if rope["rope_type"] in ("linear", "yarn"):
+        writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
+        writer.add_rope_scaling_factor(rope["factor"])
     writer.add_vocab_size(config.vocab_size)
     if hasattr(config, "rms_norm_eps"):
         writer.add_layer_norm_rms_eps(config.rms_norm_eps)
@@ -146,18 +228,27 @@ def _random_blocks(values: Array, kind: str) -> Array:
     return blocks.reshape(*values.shape[:-1], -1)
 
 
-def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> tuple[Array, str]:
-    for pattern, there in converter.names:
-        found = re.fullmatch(pattern, name)
-        if found is not None:
-            values = tensor.detach().float()
-            heads = _heads(name, config) if converter.pairs else None
-            if heads is not None:
-                values = values.reshape(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
-            if there.format(*found.groups()).split(".")[-2].endswith("norm"):
-                values = values + converter.added
-            return values.numpy(), there.format(*found.groups())
-    raise KeyError(name)
+def _converted(converter: Converter, name: str, tensor: Tensor, config: Any) -> list[tuple[str, Array]]:
+    """The tensors of the file that one of the model's becomes."""
+    place, groups = next(
+        (there, found.groups())
+        for pattern, there in converter.names
+        if (found := re.fullmatch(pattern, name)) is not None
+    )
+    values = tensor.detach().float()
+    heads = _heads(name, config) if converter.pairs else None
+    if heads is not None:
+        values = values.reshape(heads, 2, -1, *values.shape[1:]).transpose(1, 2).reshape(values.shape)
+    names = [each.format(*groups) for each in place.split()]
+    if names[0].split(".")[-2].endswith("norm"):
+        values = values + converter.added
+    if "shared_expert_gate" in name:
+        values = values.reshape(-1)
+    return (
+        list(zip(names, (part.numpy() for part in values.chunk(len(names), dim=1)), strict=True))
+        if len(names) > 1
+        else [(names[0], values.numpy())]
+    )
 
 
 def _restored(converter: Converter, name: str, values: Tensor, config: Any) -> Tensor:

@@ -8,14 +8,22 @@ from types import MappingProxyType
 from llmc.errors import CheckpointError
 from llmc.graph.gguf.container import GgufModel
 from llmc.graph.gguf.description import Described
+from llmc.graph.gguf.families.gemma import gemma, gemma2, gemma3
 from llmc.graph.gguf.families.llama import llama
+from llmc.graph.gguf.families.phi3 import phi3
 from llmc.graph.gguf.families.qwen import qwen2, qwen2moe, qwen3, qwen3moe
+from llmc.graph.gguf.families.starcoder2 import starcoder2
 
 ARCHITECTURES: Mapping[str, Callable[[GgufModel], Described]] = MappingProxyType(
     {
         "llama": llama,
         "qwen2": qwen2,
         "qwen3": qwen3,
+        "gemma": gemma,
+        "gemma2": gemma2,
+        "gemma3": gemma3,
+        "phi3": phi3,
+        "starcoder2": starcoder2,
         "qwen2moe": qwen2moe,
         "qwen3moe": qwen3moe,
     }

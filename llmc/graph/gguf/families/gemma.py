@@ -1,0 +1,83 @@
+"""Gemma 1 to 3, whose files hold the weights of norms with one added to them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from llmc.graph.gguf.container import GgufModel
+from llmc.graph.gguf.description import Described, Sizes, decoder_config, rms_norm_eps, sizes_of
+from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
+from llmc.graph.gguf.rope import rope_parameters
+
+_FOUR_NORMS = {
+    "post_attention_norm": "post_attention_layernorm",
+    "ffn_norm": "pre_feedforward_layernorm",
+    "post_ffw_norm": "post_feedforward_layernorm",
+}
+_HEAD_NORMS = {"attn_q_norm": "self_attn.q_norm", "attn_k_norm": "self_attn.k_norm"}
+# Of the 27B models, whose scores are scaled by another number than the size of a head: files do not say it, and
+# llama.cpp knows them by their layers, too.
+_LAYERS_OF_27B = {"gemma2": 46, "gemma3": 62}
+_LOCAL_THETA = 10000.0
+
+
+def gemma(model: GgufModel) -> Described:
+    sizes = sizes_of(model)
+    config = {
+        **_config(model, sizes, "gemma", "GemmaForCausalLM"),
+        "rope_parameters": rope_parameters(model, sizes),
+        "hidden_act": "gelu_pytorch_tanh",
+    }
+    return Described(config, placed(model, Names({**ATTENTION, **GATED}, norms_less=1.0), sizes.layers))
+
+
+def gemma2(model: GgufModel) -> Described:
+    """Every second layer looks through a window, the first one too."""
+    sizes = sizes_of(model)
+    config = {
+        **_config(model, sizes, "gemma2", "Gemma2ForCausalLM"),
+        "rope_parameters": rope_parameters(model, sizes),
+        "hidden_activation": "gelu_pytorch_tanh",
+        "attn_logit_softcapping": sizes.hyper.number("attn_logit_softcapping", default=50.0),
+        "final_logit_softcapping": sizes.hyper.number("final_logit_softcapping", default=30.0),
+        "sliding_window": sizes.hyper.whole("attention.sliding_window"),
+        "layer_types": _layer_types(sizes, 2),
+        "query_pre_attn_scalar": _scaled_by(sizes, "gemma2"),
+    }
+    names = Names({**ATTENTION, **GATED, **_FOUR_NORMS}, norms_less=1.0)
+    return Described(config, placed(model, names, sizes.layers))
+
+
+def gemma3(model: GgufModel) -> Described:
+    """Every sixth layer looks at everything; the others rotate by frequencies of their own."""
+    sizes = sizes_of(model)
+    caps = "final_logit_softcapping"
+    local = sizes.hyper.number("rope.freq_base_swa", default=_LOCAL_THETA)
+    config = {
+        **_config(model, sizes, "gemma3_text", "Gemma3ForCausalLM"),
+        "rope_parameters": {
+            "full_attention": rope_parameters(model, sizes),
+            "sliding_attention": {"rope_theta": local, "rope_type": "default"},
+        },
+        "hidden_activation": "gelu_pytorch_tanh",
+        caps: sizes.hyper.number(caps) if sizes.hyper.has(caps) else None,
+        "sliding_window": sizes.hyper.whole("attention.sliding_window"),
+        "layer_types": _layer_types(sizes, sizes.hyper.whole("attention.sliding_window_pattern", default=6)),
+        "query_pre_attn_scalar": _scaled_by(sizes, "gemma3"),
+    }
+    names = Names({**ATTENTION, **GATED, **_FOUR_NORMS, **_HEAD_NORMS}, norms_less=1.0)
+    return Described(config, placed(model, names, sizes.layers))
+
+
+def _config(model: GgufModel, sizes: Sizes, model_type: str, class_name: str) -> dict[str, Any]:
+    return {**decoder_config(model, sizes, model_type, class_name), **rms_norm_eps(sizes)}
+
+
+def _layer_types(sizes: Sizes, period: int) -> list[str]:
+    if period < 1:
+        raise sizes.hyper.error("attention.sliding_window_pattern", period, "a number of layers")
+    return ["sliding_attention" if (i + 1) % period else "full_attention" for i in range(sizes.layers)]
+
+
+def _scaled_by(sizes: Sizes, name: str) -> int:
+    return sizes.hidden // sizes.heads if sizes.layers == _LAYERS_OF_27B[name] else sizes.head_dim

@@ -1,0 +1,44 @@
+"""Phi 3 and 4, with one matrix for Q, K and V, and one for the gate and what it lets through."""
+
+from __future__ import annotations
+
+from llmc.errors import CheckpointError
+from llmc.graph.gguf.container import GgufModel
+from llmc.graph.gguf.description import Described, decoder_config, rms_norm_eps, sizes_of
+from llmc.graph.gguf.placement import ATTENTION, GATED, Names, placed
+from llmc.graph.gguf.rope import rope_parameters
+
+_LAYER = {
+    "attn_norm": ATTENTION["attn_norm"],
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_output": ATTENTION["attn_output"],
+    "ffn_norm": GATED["ffn_norm"],
+    "ffn_up": "mlp.gate_up_proj",
+    "ffn_down": GATED["ffn_down"],
+}
+
+
+def phi3(model: GgufModel) -> Described:
+    """Raises CheckpointError for one of the long-context models."""
+    sizes = sizes_of(model)
+    if "rope_factors_long.weight" in model.tensors:
+        raise CheckpointError(
+            "the model's rotary frequencies change with the length of the sequence (longrope), and keys that are in "
+            "the KV cache cannot follow",
+            at=model.path,
+            fix="use the model for short contexts, such as Phi-3-mini-4k",
+        )
+    rotated = sizes.hyper.whole("rope.dimension_count", default=sizes.head_dim)
+    config = {
+        **decoder_config(model, sizes, "phi3", "Phi3ForCausalLM"),
+        **rms_norm_eps(sizes),
+        "rope_parameters": {
+            **rope_parameters(model, sizes, rotated),
+            "partial_rotary_factor": rotated / sizes.head_dim,
+        },
+        "partial_rotary_factor": rotated / sizes.head_dim,
+        "hidden_act": "silu",
+        "original_max_position_embeddings": sizes.positions,
+        "sliding_window": sizes.hyper.whole("attention.sliding_window", default=0) or None,
+    }
+    return Described(config, placed(model, Names(_LAYER), sizes.layers))
