@@ -1,9 +1,7 @@
 """How the GPUs of a machine meet: a group of torch's, memory that they read of each other, and a test of both.
 
-That a driver says that GPUs can reach each other's memory does not mean that what is written arrives: with some
-settings of PCIe and IOMMU it is dropped, and a collective waits for ever, or adds up what was never sent
-(vllm#51513). So every rank writes into every other's memory and looks whether it came, before NCCL is asked for
-anything, within a time limit; unless all find it whole, neither the kernels nor NCCL use it.
+Whether memory can be relied on is found out before NCCL is asked for anything (arriving_writes.py); unless all find it
+whole, neither the kernels nor NCCL use it.
 """
 
 from __future__ import annotations
@@ -11,6 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as distributed
@@ -21,15 +20,14 @@ from llmc.errors import RankError
 from llmc.program.library_collectives import exchange_parts, gather_rows
 from llmc.program.rank_memory import LOST_WORD, memory_bytes
 from llmc.runtime.device.symmetric_memory import SymmetricMemory, symmetric_memory
+from llmc.runtime.ranks.arriving_writes import writes_arrive
 from llmc.runtime.ranks.device_place import DevicePlace
 from llmc.runtime.ranks.device_ranks import part_from_group, patience, tables_of
 from llmc.runtime.ranks.rank_memory import RankMemory
 
-# Of each part of the test. What works takes milliseconds, NCCL's first call some seconds.
-_MEMORY_SECONDS, _LIBRARY_SECONDS = 10.0, 60.0
+# NCCL's first call takes some seconds.
+_LIBRARY_SECONDS = 60.0
 _TURN_SECONDS = 0.01
-# Words that nothing uses yet, and what is written there.
-_TESTED, _PATTERN = 64, 0x5A5A0000
 
 
 def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> DevicePlace:
@@ -57,25 +55,29 @@ def meet_gpus(rank: int, ranks: int, store: Store, memory: RankMemory) -> Device
 
 
 def _arrives(memory: SymmetricMemory, rank: int, ranks: int, host: distributed.ProcessGroup) -> bool:
-    """Whether what each rank writes into all others' memory is there when they look; the same answer on all."""
-    words = [memory.of_rank(other).view(torch.int32) for other in range(ranks)]
-    stream = torch.cuda.Stream(memory.own.device)
-    with torch.cuda.stream(stream):
-        for other in words:
-            other[_TESTED + rank : _TESTED + rank + 1].fill_(_PATTERN + rank)
-    if not _all(_finished(stream, _MEMORY_SECONDS), host):
-        return False
-    with torch.cuda.stream(stream):
-        own = words[rank][_TESTED : _TESTED + ranks].clone()
-        read = torch.stack([other[_TESTED : _TESTED + ranks] for other in words])
-    is_there = _finished(stream, _MEMORY_SECONDS)
-    expected = torch.arange(_PATTERN, _PATTERN + ranks, dtype=torch.int32)
-    is_there = is_there and bool((own.cpu() == expected).all()) and bool((read.cpu() == expected).all())
-    if not _all(is_there, host):
-        return False
-    memory.own.zero_()
-    torch.cuda.synchronize(memory.own.device)
-    return _all(True, host)
+    words = [memory.own if other == rank else memory.of_rank(other) for other in range(ranks)]
+    queue = _Stream(torch.cuda.Stream(memory.own.device))
+    return writes_arrive([each.view(torch.int32) for each in words], rank, queue, lambda mine: _all(mine, host))
+
+
+@dataclass(frozen=True)
+class _Stream:
+    """As Queue."""
+
+    stream: torch.cuda.Stream
+
+    def run(self, work: Callable[[], None]) -> None:
+        with torch.cuda.stream(self.stream):
+            work()
+
+    def ends_within(self, seconds: float) -> bool:
+        """Asked again and again, since waiting could not be broken off."""
+        deadline = time.monotonic() + seconds
+        while not self.stream.query():
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(_TURN_SECONDS)
+        return True
 
 
 def _all(mine: bool, host: distributed.ProcessGroup) -> bool:
@@ -89,14 +91,12 @@ def _check_library(rank: int, ranks: int, device: torch.device) -> None:
     """Both of the library's functions, so that a graph that captures them finds their communicator ready."""
     x = torch.full((1, ranks), rank, dtype=torch.int32, device=device)
     gathered, parts = (torch.full((ranks * ranks,), -1, dtype=torch.int32, device=device) for _ in range(2))
-    stream = torch.cuda.Stream(device)
 
     def run() -> None:
-        with torch.cuda.stream(stream):
-            gather_rows(x, x, ranks, gathered, 1, ranks, ranks)
-            exchange_parts(x, x, ranks, parts, 1, ranks, ranks)
+        gather_rows(x, x, ranks, gathered, 1, ranks, ranks)
+        exchange_parts(x, x, ranks, parts, 1, ranks, ranks)
 
-    problem = _problem_of(run, stream)
+    problem = _problem_of(run, _Stream(torch.cuda.Stream(device)))
     expected = torch.arange(ranks, dtype=torch.int32)
     is_right = problem is None and (gathered.view(ranks, ranks)[:, 0].cpu() == expected).all()
     if not (is_right and (parts[:ranks].cpu() == expected).all()):
@@ -107,22 +107,12 @@ def _check_library(rank: int, ranks: int, device: torch.device) -> None:
         )
 
 
-def _problem_of(run: Callable[[], None], stream: torch.cuda.Stream) -> str | None:
+def _problem_of(run: Callable[[], None], stream: _Stream) -> str | None:
     try:
-        run()
+        stream.run(run)
     except RuntimeError as error:
         return f"failed: {' '.join(str(error).split()):.200}"
-    return None if _finished(stream, _LIBRARY_SECONDS) else f"did not answer within {_LIBRARY_SECONDS:g} s"
-
-
-def _finished(stream: torch.cuda.Stream, seconds: float) -> bool:
-    """Whether all that is queued ends in time; asked again and again, since waiting could not be broken off."""
-    deadline = time.monotonic() + seconds
-    while not stream.query():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(_TURN_SECONDS)
-    return True
+    return None if stream.ends_within(_LIBRARY_SECONDS) else f"did not answer within {_LIBRARY_SECONDS:g} s"
 
 
 def _leaving(lost: Tensor | None, device: torch.device) -> Callable[[], None]:

@@ -28,7 +28,11 @@ from tests.tiny_models import tiny_tokens
 
 PROMPTS = [tiny_tokens(33), tiny_tokens(7)]
 MODEL = Path(__file__).parent.parent.parent.parent / "examples" / "models" / "bard-draft"
-LOAD = "import sys; from llmc.runtime.loading import load; load(sys.argv[1], threads=1)"
+LOAD = """
+import json, sys
+from llmc.runtime.loading import load
+load(sys.argv[1], threads=1, **json.loads(sys.argv[2]))
+"""
 
 
 def free_port() -> int:
@@ -45,10 +49,10 @@ def variables(rank: int, ranks: int, port: int) -> dict[str, str]:
 
 
 @contextmanager
-def other_rank(path: Path, environment: Mapping[str, str]) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        [sys.executable, "-c", LOAD, str(path)], env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True
-    )
+def other_rank(path: Path, environment: Mapping[str, str], **options: Any) -> Iterator[subprocess.Popen[str]]:
+    """Which loads the engine with options, as torchrun's processes all do with one command line."""
+    command = [sys.executable, "-c", LOAD, str(path), json.dumps(options)]
+    process = subprocess.Popen(command, env={**os.environ, **environment}, stderr=subprocess.PIPE, text=True)
     try:
         yield process
     finally:
@@ -122,6 +126,19 @@ def test_a_draft_of_several_ranks_is_not_launched(of_ranks: NewEngine, first: in
     drafts = {"method": "draft_model", "model": str(of_ranks(2)), "num_speculative_tokens": 2}
     with pytest.raises(RankError, match="2 processes, the ranks of one engine, and the engine that drafts has ranks"):
         load(of_ranks(2), threads=1, speculation=drafts)
+
+
+def test_a_draft_of_one_rank_runs_beside_the_first(alone: Engine, of_ranks: NewEngine, first: int) -> None:
+    """It drafts, and changes no token."""
+    path, drafts = of_ranks(2), {"method": "draft_model", "model": str(of_ranks(1)), "num_speculative_tokens": 3}
+    sampling = SamplingParams(max_tokens=24, temperature=0.0)
+    expected = [c.token_ids for c in alone.generate(PROMPTS, sampling)]
+    with other_rank(path, variables(1, 2, first), speculation=drafts) as other:
+        with load(path, threads=1, speculation=drafts) as engine:
+            found = engine.generate(PROMPTS, sampling)
+            assert engine.loop.speculation is not None
+        assert other.wait() == 0
+    assert [c.token_ids for c in found] == expected
 
 
 def test_replicas_are_not_launched(first: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,25 @@ def test_logits_come_where_one_row_wants_them(engine: Engine, row: RowChoice | N
     chosen = executor.choose(step, least_wanted(given), RowChoices.of(given))
     assert np.array_equal(executor.logits(0, len(PROMPT)), logits)
     assert chosen.tokens.tolist() == executor.draw(logits, RowChoices.of(given)).tolist()
+
+
+def test_logits_come_after_all_where_a_row_has_no_likeliest_token(engine: Engine) -> None:
+    """What is not finite is told of by its logits, which the ranks gather in a second step."""
+    executor, step = executor_of(engine), prompt_step()
+    later = replace(step, positions=step.positions + 16, slot_mapping=step.slot_mapping + 16)
+    later = replace(later, context_lens=step.context_lens + 16, block_tables=np.arange(3, dtype=np.int32)[None])
+    given = [BEST] * len(PROMPT)
+    cached = executor._caches[0].view(np.float32)
+    before = cached.copy()
+    try:
+        cached.fill(np.nan)  # A rank's keys, as sums of one that computes wrong would leave them.
+        chosen = executor.choose(later, least_wanted(given), RowChoices.of(given))
+        assert not np.isfinite(chosen.scores).any()
+        logits = executor.logits(0, len(PROMPT))
+        assert logits.shape[0] == len(PROMPT) and np.isnan(logits).any()
+    finally:
+        cached[:] = before
+    assert np.isfinite(executor.choose(step, least_wanted(given), RowChoices.of(given)).scores).all()
 
 
 def test_requests_of_all_kinds_get_the_same_tokens(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
