@@ -38,7 +38,7 @@ SHOWS = {
 # One compiles a whole engine for a GPU, two train drafts and build engines with them. The same of smaller ones is held
 # by tests/end_to_end/test_gpu_engine.py and tests/training.
 ARGUMENTS = {"train_eagle3.py": ("--sequences", "16", "--steps", "4")}
-SLOW = ("compile_for_a_gpu.py", "train_medusa_heads.py", "train_eagle3.py")
+SLOW = ("find_a_wrong_pass.py", "compile_for_a_gpu.py", "train_medusa_heads.py", "train_eagle3.py")
 
 
 @pytest.mark.parametrize("name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in SHOWS])

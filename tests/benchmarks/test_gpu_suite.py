@@ -80,6 +80,7 @@ def test_every_test_for_a_gpu_is_run() -> None:
     assert [path for path in marked if not any(path == given or given in path.parents for given in run)] == []
 
 
+@pytest.mark.slow
 def test_tests_for_a_gpu_need_no_package_that_only_developers_have() -> None:
     """One that cannot be imported ends pytest's collection, and then none of them runs."""
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
@@ -95,6 +96,7 @@ def test_tests_for_a_gpu_need_no_package_that_only_developers_have() -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_without_a_gpu_it_says_so() -> None:
     done = subprocess.run([sys.executable, "-m", "benchmarks.gpu_suite"], cwd=ROOT, capture_output=True, text=True)

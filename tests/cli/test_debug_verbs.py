@@ -112,6 +112,7 @@ def test_diff_shows_what_quantization_does(model: Path) -> None:
         assert part in explained.out
 
 
+@pytest.mark.slow
 def test_bisect_names_the_rewrite_and_writes_a_reproduction(model: Path, tmp_path: Path) -> None:
     found = tmp_path / "found"
     outcome = llmc("bisect", model, "--passes-from", WRONG, "-o", found)
@@ -126,6 +127,7 @@ def test_bisect_names_the_rewrite_and_writes_a_reproduction(model: Path, tmp_pat
     assert_user_error(wrong, f"rewrite #{int(number) + 1} does not turn the check from good to bad")
 
 
+@pytest.mark.slow
 def test_bisect_against_the_model_and_with_a_command(model: Path, tmp_path: Path) -> None:
     against = llmc("bisect", model, "--passes-from", WRONG, "--against", model, "-o", tmp_path / "a", "--json")
     assert json.loads(against.out)["pass_name"] == "wrong_epsilon", against.err

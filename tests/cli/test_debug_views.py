@@ -12,6 +12,7 @@ from tests.cli.command import MODEL, assert_user_error, llmc
 from tests.runtime.tiny_engine import write_tiny_engine
 
 
+@pytest.mark.slow
 def test_profile_then_report(draft_engine: Path, tmp_path: Path) -> None:
     profile, trace, page = (tmp_path / name for name in ("profile.json", "trace.json", "page.html"))
     arguments = ("--prefill", "16", "--context", "16", "--repeats", "2", "--threads", "1")

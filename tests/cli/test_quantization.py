@@ -41,6 +41,7 @@ def test_inspect_shows_them_again(build: tuple[Path, Outcome]) -> None:
     assert "output error" in outcome.out
 
 
+@pytest.mark.slow
 def test_verify_compares_perplexities(build: tuple[Path, Outcome], tmp_path: Path) -> None:
     text = tmp_path / "text.txt"
     text.write_text((DATA / "heldout.txt").read_text()[:2500])
@@ -60,6 +61,7 @@ def test_verify_compares_perplexities(build: tuple[Path, Outcome], tmp_path: Pat
     assert_user_error(llmc("verify", build[0], "--against", MODEL, "--json", measured), "--perplexity TEXT")
 
 
+@pytest.mark.slow
 def test_mixed_precision_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of every weight that it chose for, in the build's table and again in inspect's."""
     monkeypatch.setenv("COLUMNS", "200")

@@ -138,6 +138,7 @@ def test_only_the_interface_is_visible(tmp_path: Path) -> None:
     assert names == {f"llmc_engine_{name}" for name in functions}
 
 
+@pytest.mark.slow
 def test_a_step_allocates_nothing(tmp_path: Path) -> None:
     counter = tmp_path / "counter.so"
     source = Path(__file__).with_name("count_allocations.cpp")

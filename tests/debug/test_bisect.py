@@ -99,6 +99,7 @@ def test_a_wrong_rewrite_is_found_and_shown(
     assert data["pass_name"] == name and data["local"]["max"] > 0
 
 
+@pytest.mark.slow
 def test_an_innocent_rewrite_shows_no_fault(cases: Callable[..., Case], tmp_path: Path) -> None:
     made = cases()
     (number,) = [r.number for name, r in made.whole.rewrites if name == "merge_qkv"][:1]

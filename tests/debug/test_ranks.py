@@ -6,10 +6,13 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from tests.cli.command import llmc
 from tests.conftest import DRAFT
 
 
+@pytest.mark.slow
 def test_bisect_and_diff_with_two_ranks(tmp_path: Path) -> None:
     ranks = ("--tensor-parallel-size", "2", "--dtype", "float32", "--length", "16")
     found = llmc("bisect", DRAFT, *ranks, "--check", "! grep -q all_reduce {graph}", "-o", tmp_path / "found")

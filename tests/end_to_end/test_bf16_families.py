@@ -10,6 +10,7 @@ import torch
 
 import llmc
 from tests.end_to_end.logits import Logits, random_tokens, torch_logits
+from tests.quick_sample import quick_sample
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model
 from tests.tolerances import BF16_ENGINES
 
@@ -19,12 +20,10 @@ from tests.tolerances import BF16_ENGINES
 FACTOR = 1.1
 # Of rows; random weights make near ties. Seen: 0.946 to 1.
 AGREEMENT = 0.93
-QUICK = ("llama", "gemma2", "gpt2")
+QUICK = ("llama",)
 
 
-@pytest.mark.parametrize(
-    "family", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in FAMILIES]
-)
+@pytest.mark.parametrize("family", quick_sample(FAMILIES, QUICK))
 def test_as_near_to_fp32_as_torch_in_bf16(family: str, tmp_path: Path) -> None:
     checkpoint = tiny_checkpoint(family, tmp_path / "model", torch.bfloat16)
     rounded = tiny_model(family).to(torch.bfloat16)

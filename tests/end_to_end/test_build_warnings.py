@@ -15,10 +15,11 @@ from llmc.options import parse_options
 from tests.cli.command import llmc as command
 from tests.graph.checkpoints import edit_json, edit_weights
 from tests.plain_modules import eager_decoder
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_model
 
 
-@pytest.mark.parametrize("kind", ["directory", "model", "module"])
+@pytest.mark.parametrize("kind", quick_sample(["directory", "model", "module"], ["directory"]))
 def test_half_precision_is_built_as_bfloat16_where_it_is_not_computed_in(kind: str, tmp_path: Path) -> None:
     given: Any = eager_decoder() if kind == "module" else tiny_model("llama")
     given = given.to(torch.float16)

@@ -25,6 +25,7 @@ def digests(engine: Path) -> dict[str, str]:
     return {str(path.relative_to(engine)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
 def test_same_inputs_give_the_same_bytes(target: str, tmp_path: Path) -> None:
     # Its code is compiled again, too.
@@ -60,6 +61,7 @@ MOMENTS = ("report/graphs/00-captured.txt", "kernels/engine.cpp", "weights/*.saf
 
 
 # Only the last one in the quick tests: it leaves all that the others leave, and more.
+@pytest.mark.slow
 @pytest.mark.parametrize("moment", [*(pytest.param(m, marks=pytest.mark.slow) for m in MOMENTS[:-1]), MOMENTS[-1]])
 def test_a_build_killed_at_any_moment_leaves_no_engine(moment: str, tmp_path: Path) -> None:
     output = tmp_path / "engine.llmc"

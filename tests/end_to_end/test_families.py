@@ -14,6 +14,7 @@ from llmc import SamplingParams
 from llmc.graph.capture import Model
 from tests.end_to_end.logits import GENERATED, assert_close, assert_greedy, random_tokens, torch_logits
 from tests.plain_modules import eager_decoder, sdpa_decoder
+from tests.quick_sample import quick_sample
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model
 
 LENGTHS = (1, 7, 33, 100)
@@ -22,13 +23,8 @@ LENGTHS = (1, 7, 33, 100)
 # in tests/passes/test_optimized_families.py.
 QUICK = (
     "llama",
-    "qwen3",
     "gemma2",
-    "phi3",
     "gpt2",
-    "gpt_neox",
-    "starcoder2",
-    "granite",
     "cohere",
     "gpt_oss",
     "plain eager",
@@ -45,7 +41,7 @@ class Case:
 
 @pytest.fixture(
     scope="module",
-    params=[pytest.param(n, marks=() if n in QUICK else pytest.mark.slow) for n in (*FAMILIES, *MIXTURES, *PLAIN)],
+    params=quick_sample((*FAMILIES, *MIXTURES, *PLAIN), QUICK),
 )
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     """A tiny random model and its fp32 engine."""

@@ -15,6 +15,7 @@ from llmc.errors import BuildWarning, CaptureError
 from llmc.graph.capture_hf import read_directory
 from llmc.options import BuildOptions
 from tests.end_to_end.logits import assert_close, random_tokens, torch_logits
+from tests.quick_sample import quick_sample
 from tests.tiny_models import FAMILIES
 
 _VISION: dict[str, Any] = {
@@ -63,7 +64,7 @@ def tiny_multimodal(family: str, directory: Path) -> Any:
     return model
 
 
-@pytest.mark.parametrize("family", ["llava", "gemma3", pytest.param("mistral3", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("family", quick_sample(WHOLE, ("gemma3",)))
 def test_the_text_half(family: str, tmp_path: Path) -> None:
     model = tiny_multimodal(family, tmp_path / "model")
     with pytest.warns(BuildWarning, match=f"^{family} is multimodal: its text half is built, images are left out$"):
@@ -74,10 +75,7 @@ def test_the_text_half(family: str, tmp_path: Path) -> None:
         assert_close(engine.logits(tokens), torch_logits(model, tokens))
 
 
-SLOW = [pytest.param(family, marks=pytest.mark.slow) for family in ("gemma3", "mistral3")]
-
-
-@pytest.mark.parametrize("family", ["llava", *SLOW])
+@pytest.mark.parametrize("family", quick_sample(WHOLE, ()))
 def test_the_text_half_of_a_model_in_memory(family: str, tmp_path: Path) -> None:
     model = tiny_multimodal(family, tmp_path / "model")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}

@@ -13,6 +13,7 @@ from torch import Tensor
 import llmc
 from tests.passes.quantization.quantizing import TOKENS, calibration_file, logits, quantized
 from tests.quantized_checkpoints import GROUP, Writer, awq_writer, gptq_writer, tiny_llama, write_quantized
+from tests.quick_sample import quick_sample
 
 # Sums in another order move a token's value by 1e-7 of it; where that crosses the middle between two codes, the code
 # changes, and with it the output by a step of the activations' format.
@@ -28,10 +29,10 @@ _SCHEMES = {
 
 
 # GPTQ and static scales are in others of these, and each format in tests/codegen/test_quantized_engine.py.
-_SLOW = ("int4-gptq:g32", "fp8-w8a8:static")
+_QUICK = ("int4-awq:g32", "w8a8:static")
 
 
-@pytest.mark.parametrize("scheme", [pytest.param(s, marks=pytest.mark.slow) if s in _SLOW else s for s in _SCHEMES])
+@pytest.mark.parametrize("scheme", quick_sample(_SCHEMES, _QUICK))
 def test_agrees_with_its_reference_graph(scheme: str, tmp_path: Path) -> None:
     calibration = calibration_file(tmp_path)
     expected = logits(quantized(scheme, calibration=calibration).graph)
@@ -77,7 +78,7 @@ def _blocks(module: str, weight: Tensor) -> tuple[dict[str, Tensor], Tensor]:
     return {"weight": codes, "weight_scale": scale}, values
 
 
-@pytest.mark.parametrize("target", ["cpu", "reference"])
+@pytest.mark.parametrize("target", quick_sample(["cpu", "reference"], ["cpu"]))
 def test_builds_a_compressed_tensors_directory(target: str, tmp_path: Path) -> None:
     model, directory = tiny_llama(), tmp_path / "model"
     weights = {"num_bits": 8, "type": "float", "strategy": "block", "block_structure": list(_BLOCK)}

@@ -199,6 +199,7 @@ def test_the_key_follows_everything_that_makes_an_engine(own_cache: Path, tmp_pa
         find_or_build_engine(tmp_path)
 
 
+@pytest.mark.slow
 def test_the_key_is_the_same_in_every_process(own_cache: Path, tmp_path: Path) -> None:
     """Whatever order sets have there."""
     model = tiny_checkpoint("llama", tmp_path / "model")

@@ -135,6 +135,7 @@ print(json.dumps([entries, "transformers" in sys.modules, text]))
 """
 
 
+@pytest.mark.slow
 def test_the_second_process_finds_the_capture(tmp_path: Path) -> None:
     model = tiny_checkpoint("llama", tmp_path / "model")
     changed = shutil.copytree(model, tmp_path / "changed")

@@ -21,6 +21,7 @@ from llmc.options import BuildOptions
 from tests.family_captures import FamilyCaptures
 from tests.graph.checkpoints import edit_json, edit_weights, split_into_shards
 from tests.graph.graph_execution import run_captured
+from tests.quick_sample import quick_sample
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_model, tiny_tokens
 
 # One token, fewer than the window of windowed families, and more.
@@ -47,7 +48,7 @@ def assert_equals_eager(captured: Captured, model: Any) -> None:
 QUICK = ("llama", "gemma2", "gpt2", "cohere")
 
 
-@pytest.mark.parametrize("family", [f if f in QUICK else pytest.param(f, marks=pytest.mark.slow) for f in FAMILIES])
+@pytest.mark.parametrize("family", quick_sample(FAMILIES, QUICK))
 def test_directory_equals_eager(family: str, captured_family: FamilyCaptures) -> None:
     made = captured_family(family)
     graph = made.captured.graph
@@ -59,7 +60,7 @@ def test_directory_equals_eager(family: str, captured_family: FamilyCaptures) ->
     assert_equals_eager(made.captured, made.model)
 
 
-@pytest.mark.parametrize("family", ["llama", "gemma2", "gpt2"])
+@pytest.mark.parametrize("family", quick_sample(["llama", "gemma2", "gpt2"], ["gemma2"]))
 def test_model_in_memory_equals_eager_and_is_left_alone(family: str) -> None:
     model = tiny_model(family).train()
     before = (model.config.to_dict(), model.config._attn_implementation, list(model.state_dict()))

@@ -35,6 +35,7 @@ def directories(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return whole, bare
 
 
+@pytest.mark.slow
 def test_it_makes_the_program_of_the_model_with_weights(directories: tuple[Path, Path]) -> None:
     options = parse_options({"dtype": "float32"})
     whole, bare = (capture(each, options, may_lack_weights=True) for each in directories)

@@ -19,6 +19,7 @@ from llmc.passes.pipeline import default, fusion
 from llmc.passes.runner import run_pipeline
 from tests.passes.pass_checks import rewrites
 from tests.plain_modules import eager_decoder, sdpa_decoder
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 from tests.tolerances import PASSES
 
@@ -35,7 +36,7 @@ MODELS = ["llama", "gpt_neox", "gemma2", "gpt2", "phi3", "cohere", "qwen3", "pla
 
 @pytest.mark.parametrize(
     "name",
-    [m if m in ("llama", "gemma2", "gpt2", "plain eager") else pytest.param(m, marks=pytest.mark.slow) for m in MODELS],
+    quick_sample(MODELS, ("gemma2", "gpt2")),
 )
 def test_at_some_rewrites(name: str, tmp_path: Path) -> None:
     captured = _one_layer(name, tmp_path)
@@ -50,7 +51,7 @@ def test_at_every_rewrite(name: str, tmp_path: Path) -> None:
     _check(captured, range(_rewrites(captured) + 1))
 
 
-@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("name", quick_sample(MODELS, ("gemma2", "gpt_neox", "plain SDPA")))
 def test_every_pass_passes_its_own_check(name: str, tmp_path: Path) -> None:
     captured = _one_layer(name, tmp_path)
     checker = PassChecker(captured.graph, captured.source)
@@ -65,11 +66,7 @@ NO_MERGE = ("gpt2", "gpt_neox", "phi3", "plain SDPA", "plain eager")
 
 @pytest.mark.parametrize(
     "name",
-    [
-        "gemma2",
-        "plain eager",
-        *(pytest.param(n, marks=pytest.mark.slow) for n in MODELS if n not in ("gemma2", "plain eager")),
-    ],
+    quick_sample(MODELS, ("plain eager",)),
 )
 def test_without_any_one_pass(name: str, tmp_path: Path) -> None:
     """Every pass that does something in a model is left out in turn: the same logits, or an error that names it."""

@@ -83,6 +83,7 @@ def soak(directory: Path, count: int, seed: int) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_a_short_soak_leaks_nothing_and_changes_no_token(tmp_path: Path) -> None:
     soak(tmp_path, 250, seed=0)
 

@@ -27,7 +27,7 @@ from tests.gpu_target import gpu_target
 
 _GAP = 16
 # Arguments without a row for each token.
-_WHOLE = ("weight", "codes", "scales", "values", "masks", "bias", "inv_freq", "order")
+_WHOLE = ("weight", "codes", "scales", "masks", "bias", "inv_freq", "order")
 _MOST_ROWS = 8192
 
 
@@ -116,9 +116,13 @@ class TensorCall:
     def readers(self, index: int) -> tuple[TensorCall, ...]:
         return ()
 
+    def _is_whole(self, name: str) -> bool:
+        """Values are a weight's beside its masks; elsewhere they are of rows."""
+        return name in _WHOLE or (name == "values" and "masks" in self._arguments)
+
     def shape(self, name: str) -> tuple[int, ...]:
         shape = tuple(self._arguments[name].shape)
-        return shape if name in _WHOLE or name.endswith("_cache") else shape[1:]
+        return shape if self._is_whole(name) or name.endswith("_cache") else shape[1:]
 
     def count(self, name: str) -> Count:
         return Count.LOGIT_ROWS if name == "rows" else Count.TOKENS

@@ -56,6 +56,7 @@ def test_equals_the_graph(model: Model, dtype: torch.dtype, tmp_path: Path) -> N
             assert worst <= GPU_STEPS[dtype] * reference.std().item(), f"max |Δ| {worst}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["llama", *(pytest.param(f, marks=pytest.mark.slow) for f in ("gpt2", "gemma2"))])
 def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
     """A prompt in two chunks, then a single token, in fp32."""
@@ -70,6 +71,7 @@ def test_equals_hugging_face(family: str, tmp_path: Path) -> None:
     assert_close(got.numpy(), torch_logits(tiny_model(family), tokens))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "nodes"), [(0, 4), *(pytest.param(1, nodes, marks=pytest.mark.slow) for nodes in (18, 55))]
 )

@@ -312,6 +312,7 @@ EXPRESSIONS = (
 WRONG = ("", "T T", "2**T", "alert(1)", "Q + 1", "Min(T", "T + ", "constructor", "1 / T", "T.x", "(T")
 
 
+@pytest.mark.slow
 def test_expressions_mean_in_the_page_what_they_mean_to_the_compiler(page: Page, directory: EngineDirectory) -> None:
     source = (ASSETS / "expression.js").read_text(encoding="utf-8").replace("export ", "")
     values = {"T": 3, "L": 2, "R": 2, "C": 40, "A": 77}

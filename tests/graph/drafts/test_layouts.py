@@ -23,6 +23,7 @@ from llmc.passes.pipeline import canonical, default, speculative
 from llmc.passes.runner import run_pipeline
 from tests import draft_checkpoints as drafts
 from tests import latent_expert_layer
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 Oracle = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
@@ -97,6 +98,13 @@ CASES: dict[str, Callable[[Path], Case]] = {
     "deepseek mtp of latent attention and experts": deepseek_v3_mtp,
 }
 
+QUICK = (
+    "speculators, norm_output",
+    "eagle3",
+    "qwen mtp of two layers",
+    "deepseek mtp of latent attention and experts",
+)
+
 
 def captured(case: Case) -> Captured:
     """With the checkpoint of what drafts."""
@@ -123,7 +131,7 @@ def outputs(
     return torch.cat(read), torch.cat(logits), torch.cat(hidden)
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize("name", quick_sample(CASES, QUICK))
 def test_logits_are_those_of_the_reference(name: str, tmp_path: Path) -> None:
     case = CASES[name](tmp_path)
     model = captured(case)

@@ -172,6 +172,7 @@ def test_layers_that_draft_are_not_called_unused(add: Callable[[Path], Path], tm
     assert "tensors of the checkpoint are not used" in note
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("made", [drafts.eagle3, drafts.speculators])
 def test_the_passes_of_a_draft_can_be_cut_anywhere(made: Callable[..., Path], tmp_path: Path) -> None:
     """Each cut is legal, and finished it is an engine's graph."""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
-from itertools import cycle
 from typing import Any
 
 import pytest
@@ -25,6 +24,7 @@ from tests.family_captures import FamilyCaptures
 from tests.graph_builder import GraphBuilder, TensorSource, llama
 from tests.passes.pass_checks import rewrites
 from tests.passes.quantization.quantizing import captured_llama
+from tests.quick_sample import quick_sample
 from tests.tiny_models import FAMILIES, tiny_tokens
 
 aten, ops = torch.ops.aten, torch.ops.llmc
@@ -68,17 +68,13 @@ def test_one_rank_changes_nothing() -> None:
     assert rewrites(cut(graph, 1).records) == 0
 
 
-# Each family on as many ranks, in turn; the others of the 48 with the slow tests.
-QUICK = dict(zip(FAMILIES, cycle((2, 3, 4)), strict=False))
+# Between them they have all that is cut; the others of the 48 are with the slow tests.
+QUICK = {("llama", 4), ("gemma3_text", 2), ("gpt2", 3), ("phi3", 3), ("cohere", 2), ("gpt_neox", 2)}
 
 
 @pytest.mark.parametrize(
     ("family", "ranks"),
-    [
-        pytest.param(family, ranks, marks=() if QUICK[family] == ranks else pytest.mark.slow)
-        for family in FAMILIES
-        for ranks in (2, 3, 4)
-    ],
+    quick_sample([(family, ranks) for family in FAMILIES for ranks in (2, 3, 4)], QUICK),
 )
 def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> None:
     """Whole models from aten to the optimized graph, with a prompt in two chunks through caches of each rank's own."""

@@ -15,6 +15,7 @@ from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in
 from llmc.passes.runner import PipelineResult, run_pipeline
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_tokens
 
 ops = torch.ops.llmc
@@ -35,7 +36,7 @@ def experts_of(graph: ModelGraph) -> list[int]:
     return [node.args[4] for node in graph.graph.nodes if node.target is ops.expert_linear.default]
 
 
-@pytest.mark.parametrize(("ranks", "each"), [(2, 2), (3, 2), (4, 1)])
+@pytest.mark.parametrize(("ranks", "each"), quick_sample([(2, 2), (3, 2), (4, 1)], [(3, 2)]))
 @pytest.mark.parametrize("quantize", [(), ("int8",)], ids=["plain", "int8"])
 def test_all_ranks_together_are_one(captured: Captured, ranks: int, each: int, quantize: tuple[str, ...]) -> None:
     alone, together = (cut(captured, n, *quantize).graph for n in (1, ranks))

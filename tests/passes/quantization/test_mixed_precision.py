@@ -108,6 +108,7 @@ def _bits(result: PipelineResult) -> float:
     return sum(w.bits * w.rows * w.columns for w in weights) / sum(w.rows * w.columns for w in weights)
 
 
+@pytest.mark.slow
 def test_no_uniform_scheme_that_fits_and_no_smaller_budget_diverges_less(tmp_path: Path) -> None:
     """On the text held apart, of which no weight was rounded with a token."""
     captured = captured_llama()
@@ -192,6 +193,7 @@ def test_no_other_choice_within_the_budget_diverges_less() -> None:
         assert sum(rung.divergence for rung in chosen) <= least + 1e-9
 
 
+@pytest.mark.slow
 def test_leaves_rules_alone_and_counts_their_bits(bard: Captured) -> None:
     weights = _quantized(bard, "auto:7:rtn,lm_head=int8").graph.quantized
     elements = sum(w.rows * w.columns for w in weights)

@@ -21,6 +21,7 @@ from llmc.passes.pipeline import default
 from llmc.passes.runner import PipelineResult, run_pipeline
 from tests.passes.quantization.quantizing import TOKENS
 from tests.quantized_checkpoints import Writer, write_quantized
+from tests.quick_sample import quick_sample
 from tests.sparse_checkpoints import bitmask_writer, dense_writer, marlin_24_writer, sparsity_config
 from tests.tiny_models import tiny_model
 
@@ -50,7 +51,7 @@ def optimized(directory: Path, **options: Any) -> tuple[Captured, PipelineResult
     return captured, run_pipeline(captured.graph, default(), parsed, data=ModelData(captured.source))
 
 
-@pytest.mark.parametrize("name", FORMATS)
+@pytest.mark.parametrize("name", quick_sample(FORMATS, ("dense", "sparse-bitmask", "sparse-24-bitmask")))
 def test_weights_and_logits_are_those_of_the_format(name: str, tmp_path: Path) -> None:
     model, dense = written(tmp_path, *FORMATS[name])
     captured, result = optimized(tmp_path)
@@ -63,7 +64,7 @@ def test_weights_and_logits_are_those_of_the_format(name: str, tmp_path: Path) -
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize(("bits", "group"), [(4, None), (4, 64), (8, None)])
+@pytest.mark.parametrize(("bits", "group"), quick_sample([(4, None), (4, 64), (8, None)], [(4, 64)]))
 def test_reads_marlin_24(bits: int, group: int | None, tmp_path: Path) -> None:
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
     config: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "marlin-24"}

@@ -95,6 +95,7 @@ def test_a_rank_that_is_killed_is_named(of_ranks: NewEngine, first: int) -> None
             engine.generate(PROMPTS, SamplingParams(max_tokens=90, ignore_eos=True))
 
 
+@pytest.mark.slow
 def test_another_engine_is_refused(of_ranks: NewEngine, first: int) -> None:
     with other_rank(of_ranks(2, max_sequences=3), variables(1, 2, first)) as other:
         with pytest.raises(RankError, match=r"rank 1 \(.*\) has another engine than the first rank: manifest"):

@@ -58,7 +58,7 @@ def layers(stages: int) -> dict[str, Any]:
 
 
 def cases() -> list[Any]:
-    quick = (("llama", (1, 2)), ("qwen3", (2, 2)))
+    quick = (("qwen3", (2, 2)),)
     more = [(family, sizes) for family in ("llama", "gemma2", "phi3", "gpt2") for sizes in ((1, 2), (2, 2))]
     more.append(("llama", (1, 3)))
     found = [pytest.param(each, id=f"{each[0]}-{each[1]}") for each in quick]
@@ -181,6 +181,7 @@ def test_a_rank_lost_between_steps_is_named(case: Case) -> None:
             engine.generate([PROMPTS[1]], SamplingParams(max_tokens=100, ignore_eos=True))
 
 
+@pytest.mark.slow
 def test_between_machines(case: Case, staged: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ranks that share no memory give the same bits, and the others end with the first."""
     sampling = SamplingParams(max_tokens=32, temperature=0.0, ignore_eos=True)

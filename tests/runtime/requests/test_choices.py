@@ -22,6 +22,7 @@ from llmc.runtime.loading import load
 from llmc.runtime.requests.completion import Completion
 from llmc.runtime.sampling.logprobs import likeliest, token_logprobs
 from llmc.runtime.sampling.sampling_params import SamplingParams
+from tests.quick_sample import quick_sample
 from tests.runtime.tiny_engine import LIMITS, VOCAB, mild_model, tiny_model, write_tiny_engine
 
 PROMPTS = [[5, 9, 2] * 7, [11], [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5], [8, 8], [40, 41, 42, 43], [77] * 27]
@@ -53,7 +54,7 @@ def test_each_choice_draws_from_its_own_stream_of_the_seed(engine: Engine) -> No
     assert len(set(tokens_of(engine.generate(PROMPTS[0], replace(params, seed=None))[0]))) == 3
 
 
-@pytest.mark.parametrize("kv_cache_bytes", [ONE_SEQUENCE, 2 * ONE_SEQUENCE])
+@pytest.mark.parametrize("kv_cache_bytes", quick_sample([ONE_SEQUENCE, 2 * ONE_SEQUENCE], [ONE_SEQUENCE]))
 @pytest.mark.parametrize("params", [{"n": 4, "temperature": 1.0, "seed": 3}, {"n": 2, "beam_width": 4}])
 def test_forks_and_beams_survive_preemption(path: Path, kv_cache_bytes: int, params: dict[str, Any]) -> None:
     with load(path) as roomy, load(path, kv_cache_bytes=kv_cache_bytes) as tight:

@@ -355,6 +355,7 @@ def _listens(path: Path) -> bool:
         return probe.connect_ex(str(path)) == 0
 
 
+@pytest.mark.slow
 def test_a_model_directory_is_built_once(model_directory: Path, own_cache: Path) -> None:
     """Each start is a process of its own, in which sets have another order."""
 

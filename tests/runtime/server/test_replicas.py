@@ -140,6 +140,7 @@ def test_streams_of_killed_replicas_end_with_an_error(engine_directory: Path, tm
     assert live.log().count("has ended in its answer") == 5
 
 
+@pytest.mark.slow
 def test_workers_end_with_a_killed_router(engine_directory: Path) -> None:
     with serving(engine_directory, "--data-parallel-size", "2") as live:
         started = workers(live)

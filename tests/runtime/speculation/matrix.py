@@ -159,5 +159,3 @@ DRAFTERS: dict[str, Opening] = {
         {"method": "mtp", "num_speculative_tokens": 4},
     ),
 }
-# Those of which every `make test` runs one like them.
-MORE = frozenset({"draft_model", "eagle3 in chains", "lookahead", "medusa", "mtp", "mtp of two layers"})

@@ -29,6 +29,7 @@ from llmc.runtime.speculation.hidden_drafter import HiddenDrafter
 from llmc.runtime.speculation.rank_truth import RankTruth
 from tests import draft_checkpoints as drafts
 from tests import latent_expert_layer
+from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_checkpoint, tiny_tokens
 
 pytestmark = pytest.mark.usefixtures("open_gate")
@@ -181,7 +182,7 @@ def test_drafts_of_latent_attention_and_experts_are_those_of_the_oracle(
         check(built, proposals, 18)
 
 
-@pytest.fixture(params=["eagle3", "mtp", "mtp_layers"])
+@pytest.fixture(params=quick_sample(["eagle3", "mtp", "mtp_layers"], ["eagle3", "mtp_layers"]))
 def built(request: pytest.FixtureRequest) -> Built:
     found: Built = request.getfixturevalue(request.param)
     return found

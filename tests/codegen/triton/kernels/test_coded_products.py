@@ -18,6 +18,7 @@ from tests.codegen.triton.claimed import normed, rounded
 from tests.codegen.triton.quantized_weight import QuantizedWeight, quantized_weight
 from tests.codegen.triton.tensor_call import TensorCall, check
 from tests.gpu_target import gpu_target
+from tests.quick_sample import quick_sample
 from tests.seeded_normal import seeded_normal
 from tests.tolerances import GPU_KERNELS, NORMED_CODES
 
@@ -70,20 +71,22 @@ def _linear(
     return check(fused_linear, *arguments, device=device, tolerance=tolerance, target=target)
 
 
-@pytest.mark.parametrize(("format", "group", "asymmetric", "x_format"), SCHEMES)
+@pytest.mark.parametrize(("format", "group", "asymmetric", "x_format"), quick_sample(SCHEMES, SCHEMES[::2]))
 def test_every_scheme(device: str, format: str, group: int | None, asymmetric: bool, x_format: str) -> None:
     weight = quantized_weight(format, 24, 256, group, asymmetric=asymmetric)
     for tokens, dtype in ((1, torch.float32), (3, torch.bfloat16), (18, torch.float16)):
         _linear(seeded_normal(tokens, tokens, 256).to(dtype), weight, x_format, device)
 
 
-@pytest.mark.parametrize("tokens", [2, 70, 150])
+@pytest.mark.parametrize("tokens", quick_sample([2, 70, 150], [2, 70]))
 @pytest.mark.parametrize(("format", "group", "x_format"), [("int4", 128, "none"), ("int8", None, "int8")])
 def test_every_row_count(device: str, tokens: int, format: str, group: int | None, x_format: str) -> None:
     _linear(seeded_normal(0, tokens, 384).half(), quantized_weight(format, 136, 384, group), x_format, device)
 
 
-@pytest.mark.parametrize(("outputs", "channels"), [(1, 1), (13, 31), (130, 100), (20, 1032)])
+@pytest.mark.parametrize(
+    ("outputs", "channels"), quick_sample([(1, 1), (13, 31), (130, 100), (20, 1032)], [(13, 31), (20, 1032)])
+)
 @pytest.mark.parametrize(
     ("format", "x_format"),
     [("int4", "none"), ("int5", "none"), ("int6", "int8"), ("int8", "none"), ("int8", "int8"), ("fp8", "fp8")],
@@ -94,7 +97,7 @@ def test_odd_shapes(device: str, outputs: int, channels: int, format: str, x_for
         _linear(x, quantized_weight(format, outputs, channels, None), x_format, device)
 
 
-@pytest.mark.parametrize("tokens", [1, 4, 9, 70])
+@pytest.mark.parametrize("tokens", quick_sample([1, 4, 9, 70], [4, 70]))
 def test_epilogue(device: str, tokens: int) -> None:
     weight, x, residual = (
         quantized_weight("int4", 40, 64, 32),
@@ -106,7 +109,7 @@ def test_epilogue(device: str, tokens: int) -> None:
     _linear(x, weight, "int8", device, bias=bias, activation="relu2")
 
 
-@pytest.mark.parametrize("tokens", [1, 3, 9, 70])
+@pytest.mark.parametrize("tokens", quick_sample([1, 3, 9, 70], [3, 70]))
 @pytest.mark.parametrize(
     ("format", "group", "x_format"), [("int4", 32, "none"), ("int6", 32, "none"), ("int8", None, "int8")]
 )

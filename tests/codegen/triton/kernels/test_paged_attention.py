@@ -17,6 +17,7 @@ from tests.codegen.cpp.paged_batch import PagedBatch, paged_batch
 from tests.codegen.cpp.tree_batch import random_case, with_trees
 from tests.codegen.triton.tensor_call import TensorCall, check, relative_error
 from tests.gpu_target import gpu_target
+from tests.quick_sample import quick_sample
 from tests.tolerances import GPU_KERNELS
 
 DTYPES = list(GPU_KERNELS)
@@ -34,8 +35,11 @@ def _arguments(batch: PagedBatch) -> tuple[Any, ...]:
     return (*tensors, batch.scale, batch.window, batch.softcap, batch.sinks, None, None, batch.tree_masks)
 
 
+DIMENSIONS = [(1, 1), (7, 5), (64, 64), (80, 96), (128, 128), (97, 256)]
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("head_dim", "value_dim"), [(1, 1), (7, 5), (64, 64), (80, 96), (128, 128), (97, 256)])
+@pytest.mark.parametrize(("head_dim", "value_dim"), quick_sample(DIMENSIONS, [(1, 1), (7, 5), (80, 96)]))
 def test_dtypes_and_dimensions(device: str, dtype: torch.dtype, head_dim: int, value_dim: int) -> None:
     _check(paged_batch(MIXED, head_dim=head_dim, value_dim=value_dim, dtype=dtype), device)
 
@@ -62,7 +66,7 @@ def test_window_softcap_and_sinks(device: str, window: int | None, softcap: floa
     _check(paged_batch(MIXED, window=window, softcap=softcap, sinks=sinks), device)
 
 
-@pytest.mark.parametrize("target", ["a100", "b200", "l4", "mi300x"])
+@pytest.mark.parametrize("target", quick_sample(["a100", "b200", "l4", "mi300x"], ["l4", "mi300x"]))
 @pytest.mark.parametrize("requests", [DECODES, [(200, 200), (70, 3)], MIXED])
 def test_every_targets_tiles(device: str, target: str, requests: list[tuple[int, int]]) -> None:
     _check(paged_batch(requests, head_dim=64, dtype=torch.float16, window=100, sinks=True), device, target)
