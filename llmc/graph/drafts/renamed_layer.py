@@ -54,10 +54,14 @@ class RenamedLayer:
         What transformers makes of several tensors, such as of those of experts, is made so here. Raises
         CheckpointError for what the layer lacks, for other shapes, and for tensors that nothing reads.
         """
-        found, notes = stored_recipes(decoder, self)
+        layer = self._layer.removesuffix(".")
+        try:
+            found, notes = stored_recipes(decoder, self)
+        except CheckpointError as error:
+            raise CheckpointError(f"{layer}, here layers.0: {error.problem}", at=error.at, fix=error.fix) from None
         if notes:
             raise CheckpointError(
-                f"the layer {self._layer.removesuffix('.')} is none of {decoder.config.model_type!r}: {notes[0]}",
+                f"the layer {layer} is none of {decoder.config.model_type!r}: {notes[0]}",
                 at=self.directory,
                 fix="build without --speculative, and let a draft model or n-grams speculate",
             )

@@ -154,6 +154,29 @@ def test_mtp_layers_of_another_kind_are_refused(tmp_path: Path) -> None:
         attach(target, "mtp")
 
 
+@pytest.mark.parametrize(
+    ("tensor", "problem"),
+    [
+        ("mlp.up_proj", r"model.layers.2, here layers.0: .* lacks 1 of the model's 10 tensors: layers.0.mlp.up_proj"),
+        ("eh_proj", "no drafting layers are known"),
+        ("enorm", r"no tensor 'model.layers.2.enorm.weight'"),
+        ("shared_head.norm", r"lacks 1 of the model's 10 tensors: norm.weight"),
+    ],
+)
+def test_a_tensor_that_an_mtp_layer_lacks_is_named(tensor: str, problem: str, tmp_path: Path) -> None:
+    target = without(drafts.add_deepseek_mtp(model(tmp_path)), f"model.layers.2.{tensor}.weight")
+    with pytest.raises(CheckpointError, match=problem):
+        attach(target, "mtp")
+
+
+def test_an_mtp_layer_of_another_width_is_refused(tmp_path: Path) -> None:
+    target = drafts.add_deepseek_mtp(model(tmp_path))
+    tensors = load_file(target / "model.safetensors")
+    save_file(tensors | {"model.layers.2.mlp.up_proj.weight": torch.zeros(8, 64)}, target / "model.safetensors")
+    with pytest.raises(CheckpointError, match=r"'model.layers.2.mlp.up_proj.weight' has shape \[8, 64\]"):
+        attach(target, "mtp")
+
+
 def test_mtp_of_another_model_is_refused(tmp_path: Path) -> None:
     other = drafts.add_qwen_mtp(tiny_checkpoint("llama", tmp_path / "other", tie_word_embeddings=False))
     refused("hidden_size is 64, that of model is 96", tmp_path, other, hidden_size=96)
