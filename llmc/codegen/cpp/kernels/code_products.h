@@ -51,46 +51,13 @@ inline __attribute__((always_inline)) void load_words(const uint8_t* from, VecBi
       std::memcpy(&words[i][v], from + i * LLMC_PANEL * 4 + v * kLanes * 4, sizeof words[i][v]);
 }
 
-// The words of a block one after the other, as they lie in memory.
-struct StoredWords {
-  const uint8_t* word;
-
-  void begin(const CodeBlock& block, int64_t group, int lane) {
-    word = block.codes + group * block.group_bytes + lane * 4;
-  }
-  template <int kCount>
-  __attribute__((always_inline)) void next(VecBits (&words)[kCount][kCodeVecs]) {
-    load_words(word, words);
-    word += kCount * LLMC_PANEL * 4;
-  }
-};
 
 #if defined(__AVX512VBMI2__)
-// Of weights without their zeros: put into their places on the way, and left there for other tiles if kKeeps.
-template <bool kKeeps>
-struct SparseWords {
-  SparseCursor at;
-  uint8_t* keep;
-
-  void begin(const CodeBlock&, int64_t, int) {}
-  template <int kCount>
-  __attribute__((always_inline)) void next(VecBits (&words)[kCount][kCodeVecs]) {
-    static_assert(kCodeVecs * kLanes == LLMC_PANEL && kLanes * 4 == 64);
-#pragma GCC unroll 4
-    for (int i = 0; i < kCount; i++) {
-      at.fetch();
+// The next word of codes without their zeros; the cursor moves on.
+inline __attribute__((always_inline)) void next_word(SparseCursor& at, VecBits (&words)[1][kCodeVecs]) {
 #pragma GCC unroll 2
-      for (int v = 0; v < kCodeVecs; v++) {
-        const __m512i word = next_register<uint8_t>(at, *at.mask++);
-        words[i][v] = reinterpret_cast<VecBits>(word);
-        if constexpr (kKeeps) {
-          _mm512_store_si512(keep, word);
-          keep += sizeof word;
-        }
-      }
-    }
-  }
-};
+  for (int v = 0; v < kCodeVecs; v++) words[0][v] = reinterpret_cast<VecBits>(next_register<uint8_t>(at, *at.mask++));
+}
 #endif
 
 // sums [kHeight] of lanes from `lane` on: += the running ones, scaled; or = if `set`.
@@ -106,17 +73,16 @@ inline __attribute__((always_inline)) void add_scaled(const Running& running, co
     }
 }
 
-// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`. Returns where the words end.
-template <class Product, int kHeight, class Words>
-Words multiply_words(const CodeBlock& block, Words from, const typename Product::X* x, float* sums, bool first,
-                     FetchCodes fetch) {
+// Adds a block to sums [kHeight][LLMC_PANEL], or sets them if `first`.
+template <class Product, int kHeight>
+void multiply_codes(const CodeBlock& block, const typename Product::X* x, float* sums, bool first, FetchCodes fetch) {
   constexpr int kWords = Product::kWords;
   const CodePanels& panels = block.panels;
   for (int lane = 0; lane < LLMC_PANEL; lane += kCodeVecs * kLanes) {
     const auto* values = x;
     const uint8_t* header = block.header;
     for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
-      from.begin(block, group, lane);
+      const uint8_t* word = block.codes + group * block.group_bytes + lane * 4;
       Vec scales[kCodeVecs];
       VecInt zeros[kCodeVecs];
 #pragma GCC unroll 2
@@ -134,7 +100,8 @@ Words multiply_words(const CodeBlock& block, Words from, const typename Product:
 #pragma GCC unroll 4
           for (int line = 0; line < kWords; line++) fetch.lines();
           VecBits words[kWords][kCodeVecs];
-          from.next(words);
+          load_words(word, words);
+          word += kWords * LLMC_PANEL * 4;
           running.add(words, zeros, values);
           values += kWords * Product::kXPerWord * kHeight;
         }
@@ -142,7 +109,8 @@ Words multiply_words(const CodeBlock& block, Words from, const typename Product:
           for (; i < count; i++) {
             fetch.lines();
             VecBits words[1][kCodeVecs];
-            from.next(words);
+            load_words(word, words);
+            word += LLMC_PANEL * 4;
             running.add(words, zeros, values);
             values += Product::kXPerWord * kHeight;
           }
@@ -150,13 +118,59 @@ Words multiply_words(const CodeBlock& block, Words from, const typename Product:
       }
     }
   }
-  return from;
 }
 
-template <class Product, int kHeight>
-void multiply_codes(const CodeBlock& block, const typename Product::X* x, float* sums, bool first, FetchCodes fetch) {
-  multiply_words<Product, kHeight>(block, StoredWords{}, x, sums, first, fetch);
+#if defined(__AVX512VBMI2__)
+// GCC 12 would else keep each of a loop's sums in two registers, of which there are not enough for those of eight tokens.
+#if defined(__clang__)
+#define LLMC_KEEP_SUMS
+#else
+#define LLMC_KEEP_SUMS __attribute__((optimize("no-tree-ter")))
+#endif
+
+// The same of codes without their zeros, which are put into their places on the way, a word while the one before it is
+// multiplied; and left there, at `keep`, for other tiles if kKeeps. Returns where the block's codes end.
+template <class Product, int kHeight, bool kKeeps>
+LLMC_KEEP_SUMS SparseCursor multiply_sparse_codes(const CodeBlock& block, SparseCursor at, uint8_t* keep,
+                                                  const typename Product::X* x, float* sums, bool first) {
+  static_assert(Product::kWords == 1 && kCodeVecs * kLanes == LLMC_PANEL && kLanes * 4 == 64);
+  const uint8_t* header = block.header;
+  SparseCursor after = at;
+  VecBits ahead[1][kCodeVecs];
+  next_word(after, ahead);
+  for (int64_t group = 0; group < block.groups; group++, header += block.header_bytes) {
+    Vec scales[kCodeVecs];
+    VecInt zeros[kCodeVecs];
+#pragma GCC unroll 2
+    for (int v = 0; v < kCodeVecs; v++) {
+      scales[v] = load_scales(header, block.panels.scale_type, v * kLanes);
+      zeros[v] = VecInt{} + block.panels.usual_zero();
+    }
+    for (int64_t done = 0; done < block.words; done += Product::kRunWords) {
+      typename Product::template Running<kHeight> running(false, zeros, x);
+      x += Product::kXPerRun * kHeight;
+      const int64_t count = std::min(Product::kRunWords, block.words - done);
+      for (int64_t i = 0; i < count; i++) {
+        VecBits words[1][kCodeVecs];
+#pragma GCC unroll 2
+        for (int v = 0; v < kCodeVecs; v++) {
+          words[0][v] = ahead[0][v];
+          if constexpr (kKeeps) std::memcpy(keep + v * 64, &words[0][v], 64);
+        }
+        if constexpr (kKeeps) keep += kCodeVecs * 64;
+        at = after;
+        at.fetch();
+        // Behind the last word this is what follows the block, and read by nobody.
+        next_word(after, ahead);
+        running.add(words, zeros, x);
+        x += Product::kXPerWord * kHeight;
+      }
+      add_scaled<kHeight>(running, scales, first && group == 0 && done == 0, sums);
+    }
+  }
+  return at;
 }
+#endif
 
 // ---- many tokens: operands of x as it is, decoded once for all tiles ---------------------------------------------
 // Without BF16 instructions decoding takes a quarter of the time of a tile of eight. The sums are the same, in order.

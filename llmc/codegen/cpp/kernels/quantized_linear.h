@@ -183,9 +183,9 @@ constexpr std::array<MultiplyCodes<Product>, sizeof...(kHeights)> codes_table(st
 #if defined(__AVX512VBMI2__)
 template <class Product, bool kKeeps, int... kHeights>
 constexpr auto sparse_codes_table(std::integer_sequence<int, kHeights...>) {
-  using Words = SparseWords<kKeeps>;
-  using Multiply = Words (*)(const CodeBlock&, Words, const typename Product::X*, float*, bool, FetchCodes);
-  return std::array<Multiply, sizeof...(kHeights)>{multiply_words<Product, kHeights + 1, Words>...};
+  using X = typename Product::X;
+  using Multiply = SparseCursor (*)(const CodeBlock&, SparseCursor, uint8_t*, const X*, float*, bool);
+  return std::array<Multiply, sizeof...(kHeights)>{multiply_sparse_codes<Product, kHeights + 1, kKeeps>...};
 }
 #endif
 
@@ -214,9 +214,8 @@ struct BlockProduct {
 
 #if defined(__AVX512VBMI2__)
   static constexpr bool kReadsSparse = Product::kReadsSparse;
-  // Integers are multiplied so fast that only one tile of them hides the expanding; where codes become numbers first,
-  // several tiles take 7% less time if the block is expanded before.
-  bool expands_on_the_way() const { return !decodes && (Product::kIsInteger || tiles.count == 1); }
+  // Where a block is decoded for all tiles, it is expanded before.
+  bool expands_on_the_way() const { return !decodes; }
 
   // Of a block that the first tile expands on the way, to `codes`.
   void operator()(const CodeBlock& block, SparseCursor& cursor, uint8_t* codes, const X* values, int64_t values_per_token,
@@ -231,8 +230,7 @@ struct BlockProduct {
                   bool first) const {
     static constexpr auto kMultiply =
         sparse_codes_table<Product, kKeeps>(std::make_integer_sequence<int, kCodeTokens>());
-    const SparseWords<kKeeps> words{cursor, codes};
-    cursor = kMultiply[tiles.height_of(0) - 1](block, words, values, sums, first, FetchCodes{block.next, 0}).at;
+    cursor = kMultiply[tiles.height_of(0) - 1](block, cursor, codes, values, sums, first);
   }
 #else
   static constexpr bool kReadsSparse = false;

@@ -57,7 +57,10 @@ inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* fro
   return _mm512_mask_expand_epi16(zeros_to_merge(), mask, _mm512_loadu_si512(from));
 }
 inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* from, uint64_t mask, uint8_t) {
-  return _mm512_mask_expand_epi8(_mm512_set1_epi8(-128), mask, _mm512_loadu_si512(from));
+  // As an instruction, so that it takes a register: from memory it takes a tenth longer for one token (Zen 4).
+  __m512i codes = _mm512_set1_epi8(-128);
+  asm("vpexpandb %1, %0%{%2%}" : "+v"(codes) : "v"(_mm512_loadu_si512(from)), "Yk"(static_cast<__mmask64>(mask)));
+  return codes;
 }
 inline __attribute__((always_inline)) __m512i expand_register(const uint8_t* from, uint16_t mask, uint32_t) {
   return _mm512_mask_expand_epi32(zeros_to_merge(), mask, _mm512_loadu_si512(from));
