@@ -43,10 +43,12 @@ class Explanation:
     ranks: RankExplanation | None = None
 
     def named(self, name: str) -> PassRecord:
-        """The record of a pass; raises OptionError for one that did not run."""
+        """The record of a pass. Raises OptionError for one that did not run, or what ended the passes before it did."""
         for record in self.passes:
             if record.name == name:
                 return record
+        if self.error is not None:
+            raise self.error
         raise OptionError(
             f"no pass {name!r} ran",
             at=f"--pass {name}",

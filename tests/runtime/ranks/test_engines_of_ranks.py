@@ -14,6 +14,7 @@ from llmc.runtime.loading import load
 from llmc.runtime.sampling.sampling_params import SamplingParams
 from llmc.targets import host_target
 from tests.medusa_heads import medusa_1
+from tests.passes.pruning.pruned_models import calibration
 from tests.runtime.ranks.conftest import LIMITS
 from tests.tiny_models import FAMILIES, tiny_checkpoint, tiny_tokens
 
@@ -69,6 +70,21 @@ def test_sparse_weights_are_cut_after_their_zeros_were_chosen(quantize: str, tmp
     zeros = [[each.zeros for each in read_sparsity(read_engine(path).files)] for path in (alone, together)]
     assert zeros[0] == zeros[1]
     assert tokens(together, prompts, GREEDY) == tokens(alone, prompts, GREEDY)
+
+
+@slow
+def test_what_pruning_left_is_cut(tmp_path: Path) -> None:
+    """Channels and layers went before; and a prompt that was seen is in the prefix cache."""
+    model, prompt = tiny_checkpoint("llama", tmp_path / "model", num_hidden_layers=3), tiny_tokens(40)
+    options: dict[str, Any] = {"prune": "channels=0.25,layers=1", "calibration": calibration(tmp_path)}
+    alone, together = (built(model, tmp_path / f"{n}.llmc", n, **options) for n in (1, 2))
+    assert len(read_engine(together).program.caches) == 2
+    expected = tokens(alone, [prompt, prompt[:7]], GREEDY)
+    assert tokens(together, [prompt, prompt[:7]], GREEDY) == expected
+    with load(together, threads=1) as engine:
+        again = [engine.generate([prompt], GREEDY)[0] for _ in range(2)]
+    assert [each.token_ids for each in again] == [expected[0]] * 2
+    assert again[0].cached_tokens == 0 and again[1].cached_tokens >= 32
 
 
 @slow
