@@ -143,13 +143,14 @@ def test_another_kind_of_speculator_is_refused(tmp_path: Path) -> None:
     refused("'dflash', which llmc has no drafter for", tmp_path, draft)
 
 
-def test_mtp_layers_of_another_kind_are_refused(tmp_path: Path) -> None:
-    """A layer computes nothing but what the model's own layers do: here the model has no experts."""
+@pytest.mark.parametrize("tensor", ["mlp.experts.0.up_proj.weight", "mlp.up_proj.weight_scale_inv"])
+def test_mtp_layers_of_another_kind_are_refused(tensor: str, tmp_path: Path) -> None:
+    """A layer computes nothing but what the model's own layers do: here the model has no experts, and no codes."""
     target = drafts.add_deepseek_mtp(model(tmp_path))
     tensors = load_file(target / "model.safetensors")
-    tensors["model.layers.2.mlp.experts.0.up_proj.weight"] = torch.zeros(2, 2)
+    tensors[f"model.layers.2.{tensor}"] = torch.zeros(2, 2)
     save_file(tensors, target / "model.safetensors")
-    unread = r"model.layers.2 is none of 'llama': 1 tensor .* layers.0.mlp.experts.0.up_proj.weight"
+    unread = f"model.layers.2 is none of 'llama': 1 tensor .* layers.0.{tensor}"
     with pytest.raises(CheckpointError, match=unread):
         attach(target, "mtp")
 
