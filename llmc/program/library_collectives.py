@@ -36,20 +36,21 @@ def exchange_parts(
 
 
 def exchange_rows(
-    ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, parts_ptr: Tensor, rest_ptr: Tensor, rows: int, WIDTH: int,
+    ranks_ptr: Tensor, x_ptr: Tensor, x_row_stride: int, sent_ptr: Tensor, parts_ptr: Tensor, rows: int, WIDTH: int,
     RANKS: int,
 ) -> None:  # fmt: skip
-    """parts[r] = rank r's x in this rank's share of the rows, `rows` // RANKS of them one after the other; rest[r] =
-    rank r's rows behind all shares, which are fewer than RANKS; both contiguous."""
+    """parts[r] = rank r's x in this rank's share of the rows, `rows` // RANKS of them, and in those behind all shares,
+    fewer than RANKS; parts: contiguous. sent: where it is put together, if there are rows behind all shares."""
     import torch.distributed as distributed
 
-    x = x_ptr.as_strided((rows, WIDTH), (x_row_stride, 1)).contiguous()
-    shared = rows // RANKS * RANKS
-    if shared:
-        distributed.all_to_all_single(parts_ptr[: shared * WIDTH], x[:shared].view(-1))
-    if shared < rows:
-        rest = (rows - shared) * RANKS * WIDTH
-        distributed.all_gather_into_tensor(rest_ptr[:rest], x[shared:].view(-1))
+    share, rest = divmod(rows, RANKS)
+    x = x_ptr.as_strided((rows, WIDTH), (x_row_stride, 1))
+    sent = x.contiguous()
+    if rest:
+        sent = sent_ptr[: RANKS * (share + rest) * WIDTH].view(RANKS, share + rest, WIDTH)
+        sent[:, :share] = x[: RANKS * share].unflatten(0, (RANKS, share)) if share else x[:0]
+        sent[:, share:] = x[RANKS * share :]
+    distributed.all_to_all_single(parts_ptr[: sent.numel()], sent.view(-1))
 
 
 def gather_shares(ranks_ptr: Tensor, y_ptr: Tensor, rows: int, WIDTH: int, RANKS: int) -> None:

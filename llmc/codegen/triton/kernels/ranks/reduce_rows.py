@@ -160,7 +160,6 @@ def sum_gathered_kernel(
 def sum_shares_kernel(
     rank_ptr: tl.tensor,
     parts_ptr: tl.tensor,
-    rest_ptr: tl.tensor,
     residual_ptr: tl.tensor,
     residual_row_stride: int,
     weight_ptr: tl.tensor,
@@ -179,24 +178,21 @@ def sum_shares_kernel(
 ) -> None:
     """As sum_gathered_kernel, of this rank's share of the rows, `rows` // RANKS, and of those behind all shares.
 
-    Program i: the share's i-th row, and then the rest's rows. parts: [RANKS, share, CHANNELS]; rest: [RANKS, rest,
-    CHANNELS]; rank_ptr: to this rank's number.
+    Program i: the share's i-th row, and then the rest's rows. parts: [RANKS, share + rest, CHANNELS]; rank_ptr: to this
+    rank's number.
     """
     index = tl.program_id(0).to(tl.int64)
     share = (rows // RANKS).to(tl.int64)
-    rest = rows - share * RANKS
-    if index >= share + rest:
+    own = rows - share * (RANKS - 1)
+    if index >= own:
         return
-    from_ptr, step, row = parts_ptr, share, tl.load(rank_ptr) * share + index
-    if index >= share:
-        from_ptr, step, row = rest_ptr, rest, share * (RANKS - 1) + index
-        index -= share
+    row = tl.where(index < share, tl.load(rank_ptr) * share, share * (RANKS - 1)) + index
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     inside = (channel < CHANNELS)[None, :]
     total = tl.full([1, BLOCK], -0.0, dtype=tl.float32)
     for rank in range(RANKS):
-        at = ((rank * step + index) * CHANNELS + channel)[None, :]
-        total += tl.load(from_ptr + at, mask=inside, other=-0.0).to(tl.float32)
+        at = ((rank * own + index) * CHANNELS + channel)[None, :]
+        total += tl.load(parts_ptr + at, mask=inside, other=-0.0).to(tl.float32)
     finish_row(
         total, parts_ptr, residual_ptr, residual_row_stride, weight_ptr, bias_ptr, y_ptr, y_row_stride, sum_ptr,
         sum_row_stride, eps, row, channel, inside, NORMED, CENTRED, CHANNELS,

@@ -170,8 +170,9 @@ def _by_parts(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
 def _by_shares(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
     shares, following = s.following.shares, s.following.arguments
     assert shares is not None
-    parts = call.workspace("parts", s.count, s.channels, dtype).pointer
-    rest = call.workspace("rest", 1, s.ranks * (s.ranks - 1) * s.channels, dtype).pointer
+    # Of all rows that a step may have, and for each rank those behind all shares.
+    most = (call.limits().max_batch_tokens + s.ranks * (s.ranks - 1)) * s.channels
+    sent, parts = (call.workspace(name, 1, most, dtype).pointer for name in ("sent", "parts"))
     sizes: dict[str, Argument] = {"rows": s.count, "WIDTH": s.channels, "RANKS": s.ranks}
     wanted = {"y": s.y}
     if shares.gathers_sum:
@@ -185,7 +186,7 @@ def _by_shares(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
     to = {key: value for name, operand in whole.items() for key, value in rows(name, operand).items()}
     own = DeviceLaunch(
         sum_shares_kernel,
-        {"rank_ptr": RANKS, "parts_ptr": parts, "rest_ptr": rest, **following, **to, "rows": s.count},
+        {"rank_ptr": RANKS, "parts_ptr": parts, **following, **to, "rows": s.count},
         {**_constants(s), "RANKS": s.ranks},
         (f"cdiv({s.count}, {s.ranks}) + {s.ranks - 1}", str(s.programs)),
         num_warps=_warps(s),
@@ -197,7 +198,7 @@ def _by_shares(call: Call, s: _Sum, dtype: torch.dtype) -> DeviceLaunch:
         if operand is not wanted[name]:
             copied = replace(s, y=wanted[name], ranks=1, following=Following(NOTHING))
             steps.append(_sum_gathered(copied, operand.pointer, copied.following))
-    given: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", s.x), "parts_ptr": parts, "rest_ptr": rest, **sizes}
+    given: dict[str, Argument] = {"ranks_ptr": RANKS, **rows("x", s.x), "sent_ptr": sent, "parts_ptr": parts, **sizes}
     return DeviceLaunch(EXCHANGE_ROWS, given, {}, ("1",), then=tuple(steps))
 
 

@@ -3,9 +3,10 @@
     whole rows    every rank gets all sums, adds the residual and norms all rows
     shares        every rank gets the sums of its share of the rows (reduce_scatter), adds its residual rows, norms
                   these, and all get the normed rows of all (all_gather): as many bytes, 1 / ranks of the work
-The residual sum of a share stays on its rank: who adds to it next needs no other rows, as long as that is such a sum,
-too. Norms whose residuals come from one another are a chain. Where something else reads the last one's residual sum, it
-is gathered, once a chain; so a chain takes shares if that takes less than its norms save.
+Rows that do not divide, fewer than ranks, are computed by all. The residual sum of a share stays on its rank: who adds
+to it next needs no other rows, as long as that is such a sum, too. Norms whose residuals come from one another are a
+chain. Where something else reads the last one's residual sum, it is gathered, once a chain; so a chain takes shares if
+that takes less than its norms save.
 Source: Korthikanti et al. 2022, "Reducing Activation Recomputation in Large Transformer Models".
 """
 
