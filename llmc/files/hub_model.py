@@ -1,4 +1,4 @@
-"""Models by their names on the Hugging Face hub: `org/name`, or `org/name@revision`.
+"""Models by their names on the Hugging Face hub: `org/name`, `org/name@revision`, and `org/name:Q4_0` of GGUF files.
 
 huggingface_hub fetches them into its own cache and shows how far it is; its settings are those of the hub's other users
 (HF_HOME, HF_TOKEN, HF_HUB_OFFLINE, HF_ENDPOINT). What is fetched is data, never code.
@@ -21,31 +21,38 @@ _LEFT_OUT = ("*/*", "consolidated*.safetensors")
 
 @dataclass(frozen=True)
 class HubName:
-    """repository: `org/name`. revision: a branch, tag or commit; None for the default branch."""
+    """repository: `org/name`. revision: a branch, tag or commit; None for the default branch. type: what the name of a
+    GGUF file ends in, such as Q4_0; None for the model's own files."""
 
     repository: str
     revision: str | None = None
+    type: str | None = None
 
     @property
     def command(self) -> str:
         """What fetches it by hand."""
-        return f"hf download {self.repository}" + (f" --revision {self.revision}" if self.revision else "")
+        revision = f" --revision {self.revision}" if self.revision else ""
+        return f"hf download {self.repository}{revision}" + (f" --include '*{self.type}*.gguf'" if self.type else "")
 
 
 def fetched_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
-    """A path as it is, and a hub name's snapshot, which is fetched first.
+    """A path as it is, and a hub name's snapshot, or its GGUF file, which is fetched first.
 
     A string is a hub name if it looks like one and nothing stands at that path. weights: False fetches only
     what describes the model. Raises CheckpointError for what the hub does not have or does not give.
     """
     name = hub_name(model) if isinstance(model, str) and not Path(model).exists() else None
-    return Path(model) if name is None else _fetched(name, (*_CONFIGURATION, *_WEIGHTS) if weights else _CONFIGURATION)
+    if name is None:
+        return Path(model)
+    if name.type is not None:
+        return _gguf_file(name, name.type)
+    return _fetched(name, (*_CONFIGURATION, *_WEIGHTS) if weights else _CONFIGURATION)
 
 
 def hub_name(text: str) -> HubName | None:
     """None for what cannot be one, such as a path with more or less than one slash."""
     found = _NAME.fullmatch(text)
-    return None if found is None else HubName(found["repository"], found["revision"])
+    return None if found is None else HubName(found["repository"], found["revision"], found["type"])
 
 
 def repository_of(directory: Path) -> str | None:
@@ -61,11 +68,37 @@ def model_name(directory: Path) -> str:
     return directory.resolve().name if repository is None else repository.rpartition("/")[2]
 
 
-_NAME = re.compile(r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?")
+_NAME = re.compile(
+    r"(?P<repository>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(@(?P<revision>[\w./-]+))?(:(?P<type>\w[\w.-]*))?"
+)
 _SNAPSHOTS = re.compile(r"models--(?P<repository>.+)/snapshots")
 
 
-def _fetched(name: HubName, wanted: tuple[str, ...]) -> Path:
+_SHARD = re.compile(r"-\d{5}-of-\d{5}$")
+
+
+def _gguf_file(name: HubName, type: str) -> Path:
+    """The file whose name ends in the type, whatever its case, or the first of those that it is split into."""
+    spellings = dict.fromkeys((type, type.lower(), type.upper()))
+    ends = [end for each in spellings for end in (f"{each}.gguf", f"{each}-?????-of-?????.gguf")]
+    snapshot = _fetched(name, tuple(start + end for end in ends for start in ("", "*[-._/]")), left_out=())
+    found: dict[str, Path] = {}
+    for file in sorted(snapshot.rglob("*.gguf")):
+        whole = _SHARD.sub("", file.stem)
+        if re.fullmatch(rf"(.*[-._])?{re.escape(type)}", whole, re.IGNORECASE):
+            found.setdefault(whole, file)
+    if len(found) == 1:
+        return next(iter(found.values()))
+    raise CheckpointError(
+        f"{name.repository} has {'no GGUF file' if not found else 'several GGUF files'} of the type {type}"
+        + (f": {', '.join(found)}" if found else ""),
+        at=name.repository,
+        fix=f"see what there is: https://huggingface.co/{name.repository}/tree/{name.revision or 'main'}"
+        + ("; a longer end of the name tells them apart" if found else ""),
+    )
+
+
+def _fetched(name: HubName, wanted: tuple[str, ...], left_out: tuple[str, ...] = _LEFT_OUT) -> Path:
     # Takes a while to import, and a directory does without.
     from huggingface_hub import snapshot_download
 
@@ -74,7 +107,7 @@ def _fetched(name: HubName, wanted: tuple[str, ...]) -> Path:
             name.repository,
             revision=name.revision,
             allow_patterns=list(wanted),
-            ignore_patterns=list(_LEFT_OUT),
+            ignore_patterns=list(left_out),
             library_name="llmc",
         )
     except Exception as error:  # Also of whichever HTTP library the hub's client has: requests, httpx or httpx2.

@@ -86,6 +86,7 @@ def test_paths_are_no_names(text: str) -> None:
 
 def test_names() -> None:
     assert hub_name("org/tiny") == HubName("org/tiny")
+    assert hub_name("org/tiny-GGUF@v1:UD-Q4_K_XL") == HubName("org/tiny-GGUF", "v1", "UD-Q4_K_XL")
     assert hub_name("Qwen/Qwen3-0.6B@refs/pr/1") == HubName("Qwen/Qwen3-0.6B", "refs/pr/1")
 
 
@@ -95,6 +96,30 @@ def test_what_stands_here_comes_before_the_hub(tmp_path: Path, monkeypatch: pyte
     assert fetched_model("org/tiny") == Path("org/tiny")
     assert model_name(Path("org/tiny")) == "tiny"
     assert fetched_model(Path("org/another")) == Path("org/another")
+
+
+def test_of_gguf_files_the_one_that_is_named_is_fetched(tmp_path: Path) -> None:
+    """Split or whole, in a folder or not, whatever the case of its name; not one that only looks like it."""
+    files = tmp_path / "files"
+    (files / "Q8_0").mkdir(parents=True)
+    for name in ("m-q4_0.gguf", "m-Q4_0_4_4.gguf", "mmproj-Q4_K.gguf", "m-IQ4_K.gguf", "m-a.F16.gguf", "m-b.F16.gguf"):
+        (files / name).write_text(name)
+    for number in (1, 2):
+        (files / "Q8_0" / f"m-Q8_0-0000{number}-of-00002.gguf").write_text(str(number))
+    (files / "config.json").write_text("{}")
+    with hub_with("org/tiny", files) as hub:
+        whole, split = ask(hub, tmp_path, ("org/tiny:Q4_0", True), (f"org/tiny@{COMMIT}:Q8_0", True))
+        shards = [f"Q8_0/m-Q8_0-0000{number}-of-00002.gguf" for number in (1, 2)]
+        assert sorted(hub.asked) == [*shards, "m-q4_0.gguf"]
+        assert Path(str(whole)).read_text() == "m-q4_0.gguf"
+        assert str(split).endswith(shards[0])
+        names = ("org/tiny:Q2_K", "org/tiny:f16", "org/tiny:b.F16")
+        none, several, one = ask(hub, tmp_path, *((name, True) for name in names))
+        assert none[0] == "org/tiny has no GGUF file of the type Q2_K"
+        assert several[0] == "org/tiny has several GGUF files of the type f16: m-a.F16, m-b.F16"
+        assert str(one).endswith("m-b.F16.gguf")
+        offline = ask(hub, tmp_path, ("org/tiny:Q4_0", True), ("org/new:Q4_0", True), HF_HUB_OFFLINE="1")
+        assert offline[0] == whole and "hf download org/new --include '*Q4_0*.gguf'" in offline[1][1]
 
 
 @pytest.mark.slow

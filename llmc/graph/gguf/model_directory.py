@@ -30,7 +30,7 @@ def gguf_directory(file: Path) -> Path:
 
     Its name is the file's. Raises CheckpointError for a file that cannot be read, LlmcError.
     """
-    files = files_of(file.resolve())
+    files = files_of(file.absolute())
     identity = [source_digest(_ROOMS), *(_identity(each) for each in files)]
     name = sha256(json.dumps(identity).encode()).hexdigest()[:32]
     stem = file.name.removesuffix(SUFFIX)
