@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,11 @@ from torch import Tensor
 
 import llmc
 from tests.gguf_families import GGUF_FAMILIES, family_model
-from tests.gguf_files import add_sentence_piece, write_gguf
+from tests.gguf_files import add_sentence_piece, add_tokenizer, write_gguf
 from tests.tiny_models import tiny_tokens
 from tests.tolerances import ENGINES
 
+BARD = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
 _ANSWERS = Path(__file__).parent / "llama_cpp_answers.py"
 _VOCABULARY = 300
 _TOKENS = tiny_tokens(24)
@@ -139,3 +141,19 @@ def test_llama_cpp_says_the_same_of_each_type(kind: str, tmp_path: Path) -> None
         assert mean_distance(found, logits_of(model)) < _ROUNDED_AGAIN
     else:
         assert distance(found, logits_of(model)) < ENGINES
+
+
+@pytest.mark.slow
+def test_the_command_line_takes_a_file(tmp_path: Path) -> None:
+    """The shipped model as a file of BF16: its tokenizer and its bits, so the same text as from its directory."""
+    from transformers import AutoModelForCausalLM
+
+    auto: Any = AutoModelForCausalLM
+    path = tmp_path / "bard.gguf"
+    write_gguf(path, auto.from_pretrained(BARD), "BF16", add=lambda writer: add_tokenizer(writer, BARD, "gpt-2"))
+
+    def llmc_run(model: Path) -> str:
+        words = ["run", str(model), "--prompt", "KING RICHARD:", "--max-tokens", "64", "--temperature", "0"]
+        return subprocess.run([sys.executable, "-m", "llmc", *words], capture_output=True, text=True, check=True).stdout
+
+    assert llmc_run(path) == llmc_run(BARD)

@@ -1,8 +1,8 @@
 """The types of GGUF tensors: blocks of weights, of which each has so many bytes, and what an engine makes of them.
 
 Numbers and sizes are ggml's. What an engine stores is as exact as its formats allow: `codes` are taken as they are, and
-what no format says exactly is rounded again to `rounded`, which has a bit more than the type, so that it adds less than
-half of the error that is there already.
+what no format says exactly is rounded again to `rounded`, which has about a bit more than the type, so that it adds
+about half of the error that is there already, or less.
 """
 
 from __future__ import annotations

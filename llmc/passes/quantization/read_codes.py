@@ -10,6 +10,8 @@ are taken; lossy where weights are rounded again, or activations.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor, fx
 
@@ -20,12 +22,13 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import StoredWeight
 from llmc.graph.refusal import Refusal
 from llmc.graph.stored_codes import UnpackedCodes
-from llmc.graph.weights import Constant, Recipe, Stored
+from llmc.graph.weights import Constant, Stored, evaluate
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.planned_weight import PRODUCTS, module_names, readers_of_weights
 from llmc.passes.quantization.insert_codes import insert_recipes, insert_tokens, insert_weight
 from llmc.passes.quantization.round_weight import round_to_nearest, rounding_error
+from llmc.passes.quantization.rows_of_others import rows_of
 from llmc.passes.quantization.stored_or_asked import CodeSource, stored_or_asked
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import Numerics, WeightPass
@@ -49,7 +52,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelDa
             _round_again(graph, readers, stored, log, data)
             continue
         log.step(f"{stored.name.removesuffix('.weight')} as {stored.scheme.label}", *readers)
-        unpacked = source.unpacked(stored.name)
+        unpacked = _for_all_rows(source.unpacked(stored.name), stored)
         _insert(graph, readers, stored, unpacked)
         for product in products:
             _change_input(graph, product, stored, unpacked.order, source, inputs)
@@ -65,10 +68,10 @@ def _insert(graph: ModelGraph, readers: tuple[fx.Node, ...], stored: StoredWeigh
         "scales": unpacked.scales,
         "zeros": unpacked.zeros,
     }
-    recipes: dict[str, Recipe] = {
-        name: Stored(f"{stored.name}::{name}", part.dtype) for name, part in like.items() if part is not None
-    }
     weights = tuple(dict.fromkeys(call_arguments(reader)["weight"] for reader in readers))
+    whole = graph.weights[weights[0].name]
+    made = {name: rows_of(whole, name, part.dtype) for name, part in like.items() if part is not None}
+    recipes = {name: recipe for name, recipe in made.items() if recipe is not None}
     insert_recipes(graph, weights, readers, recipes, like, stored.scheme.format)
 
 
@@ -80,7 +83,8 @@ def _round_again(
     _, module = module_names(graph, readers)
     label = f"{again.type} as {again.scheme.name}"
     log.step(f"{module}: {label}", *readers)
-    weight = data.source.load(again.name)
+    recipe = graph.weights[weights[0].name]
+    weight = data.source.load(again.name) if isinstance(recipe, Stored) else evaluate(recipe, data.source)
     rounded = round_to_nearest(weight, again.scheme)
     rows, columns = weight.shape
     record = QuantizedWeight(
@@ -95,6 +99,15 @@ def _round_again(
     )
     insert_weight(graph, weights, readers, rounded)
     graph.quantized = (*graph.quantized, record)
+
+
+def _for_all_rows(unpacked: UnpackedCodes, stored: StoredWeight) -> UnpackedCodes:
+    """Of shapes and dtypes, those of a matrix that has more rows than the stored ones that it is made of."""
+    rows = stored.shape[0]
+    if len(unpacked.codes) == rows:
+        return unpacked
+    codes, scales = (part.new_empty(rows, part.shape[1]) for part in (unpacked.codes, unpacked.scales))
+    return replace(unpacked, codes=codes, scales=scales)
 
 
 def _change_input(

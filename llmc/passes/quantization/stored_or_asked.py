@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
+import torch
 from torch import fx
 
 from llmc.formats.code_format import CODE_FORMATS
@@ -17,10 +18,11 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.gguf.source import GgufSource, RoundedAgain
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
-from llmc.graph.weights import Stored
+from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
 from llmc.passes.planned_weight import HEAD, PRODUCTS, module_names
 from llmc.passes.quantization.plan import head_scheme
+from llmc.passes.quantization.rows_of_others import rows_of
 
 CodeSource = QuantizedSource | GgufSource
 
@@ -31,14 +33,29 @@ def stored_or_asked(
     """How the codes of the readers' weight are stored, what its blocks are rounded to, or why it is left alone."""
     node = call_arguments(readers[0])["weight"]
     recipe = graph.weights[node.name]
-    stored: StoredWeight | RoundedAgain | None = None
+    stored = None
     if isinstance(recipe, Stored):
-        stored = source.weight(recipe.name)
-        if stored is None and isinstance(source, GgufSource):
-            stored = source.rounded(recipe.name)
+        stored = _stored(source, recipe.name)
+    elif isinstance(source, GgufSource) and rows_of(recipe, "codes", torch.int8) is not None:
+        stored = _of_all(source, stored_names(recipe), node.meta["val"].shape)
     if stored is None:
         return f"the checkpoint holds {node.name} without codes"
     return _as_asked(stored, graph, readers, options) if isinstance(source, GgufSource) else stored
+
+
+def _stored(source: CodeSource, name: str) -> StoredWeight | RoundedAgain | None:
+    found = source.weight(name)
+    return source.rounded(name) if found is None and isinstance(source, GgufSource) else found
+
+
+def _of_all(source: GgufSource, names: Sequence[str], shape: Sequence[int]) -> StoredWeight | RoundedAgain | None:
+    """Of a matrix that is made of others' rows, under the name of the first; None if they are not stored alike."""
+    each = [_stored(source, name) for name in names]
+    first, kinds = each[0], {source.stored_type(name) for name in names}
+    columns = {source.shape(name)[-1] for name in names}
+    if first is None or len(kinds) != 1 or columns != {int(shape[1])}:
+        return None
+    return replace(first, shape=(int(shape[0]), int(shape[1]))) if isinstance(first, StoredWeight) else first
 
 
 def _as_asked(

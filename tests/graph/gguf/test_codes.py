@@ -21,6 +21,7 @@ from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import canonical, default, quantization
 from llmc.passes.quantization.round_weight import round_to_nearest
 from llmc.passes.runner import PipelineResult, run_pipeline
+from tests.gguf_families import family_model
 from tests.gguf_files import write_gguf
 from tests.tiny_models import tiny_model, tiny_tokens
 
@@ -137,3 +138,21 @@ def test_what_is_asked_for_goes_before_but_codes_get_no_bits_that_say_nothing(
     seen = [found.get(f"model.layers.{place}_proj") for place in ("0.mlp.gate", "0.mlp.down", "1.mlp.down")]
     assert seen == [q4_0, q8_0, q4_1]
     assert ("model.layers.0.mlp.up_proj" in found) == ("none" not in quantize)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral"])
+def test_codes_of_experts_are_those_of_the_file(family: str, tmp_path: Path) -> None:
+    """Of each expert a matrix in the file; one matrix of all of them in the graph."""
+    path = tmp_path / "experts.gguf"
+    model = family_model(family)
+    model.load_state_dict(write_gguf(path, model, "Q4_0", kinds={"0.ffn_down_exps": "Q4_1"}), strict=False)
+    captured, result = optimized(path)
+    experts = [weight for weight in result.graph.quantized if ".experts.0." in weight.module]
+    assert sorted(weight.scheme for weight in experts) == ["Q4_0 int4"] * 3 + ["Q4_1 as int5:g32:asym"]
+    width = model.state_dict()["model.layers.0.mlp.experts.down_proj"].shape[-1]
+    assert max(weight.rows for weight in experts) == 4 * 2 * width
+    options = parse_options({"dtype": "float32", "quantize": "*layers.0.*.experts.*=none"})
+    exact = run_pipeline(captured.graph, default(), options, data=ModelData(captured.source))
+    logits = run_tokens(exact.graph, captured.source, _TOKENS)
+    torch.testing.assert_close(logits, logits_of(model), rtol=1e-4, atol=1e-4)

@@ -1,0 +1,45 @@
+"""Recipes of codes for a weight that is made of several stored ones: experts in one matrix, one below the other.
+
+Rows of codes stand alone, so what puts rows together puts codes and scales together in the same way.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from llmc.graph.weights import Derived, Recipe, Stored
+
+_aten = torch.ops.aten
+
+
+def rows_of(recipe: Recipe, part: str, dtype: torch.dtype) -> Recipe | None:
+    """The same rows of a part, `codes` or `scales`, of each stored matrix; None if more is done than to put rows
+    together."""
+    found = _rows_of(recipe, part, dtype)
+    return found[0] if found is not None and found[1] == 2 else None
+
+
+def _rows_of(recipe: Any, part: str, dtype: torch.dtype) -> tuple[Recipe, int] | None:
+    """With its number of axes, of which the last one is the columns."""
+    if isinstance(recipe, Stored):
+        return Stored(f"{recipe.name}::{part}", dtype), 2
+    if not isinstance(recipe, Derived) or recipe.kwargs:
+        return None
+    if recipe.target is _aten.reshape.default:
+        inner = _rows_of(recipe.args[0], part, dtype)
+        rows, *columns = recipe.args[1]
+        # Scales have fewer columns.
+        return None if inner is None or len(columns) != 1 else (Derived(recipe.target, (inner[0], (rows, -1))), 2)
+    if recipe.target not in (_aten.stack.default, _aten.cat.default):
+        return None
+    parts = [_rows_of(each, part, dtype) for each in recipe.args[0]]
+    known = [each for each in parts if each is not None]
+    if len(known) != len(parts):
+        return None
+    axes = known[0][1] + (recipe.target is _aten.stack.default)
+    axis = recipe.args[1] if len(recipe.args) > 1 else 0
+    if axis % axes == axes - 1:
+        return None
+    return Derived(recipe.target, (tuple(each for each, _ in known), axis)), axes
