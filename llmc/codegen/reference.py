@@ -78,7 +78,11 @@ def carried_graph(graph: ModelGraph, program: Program, recipes: Sequence[SlotRec
 
     None if the text cannot hold the graph, or a weight that it reads is not stored: it runs on its GPU only.
     """
-    stored = {recipe_key(recipe): slot.name for slot, recipe in zip(program.weights, recipes, strict=True)}
+    stored = {
+        recipe_key(recipe): slot.name
+        for slot, recipe in zip(program.weights, recipes, strict=True)
+        if slot.layout is not Layout.MASK_STARTS  # Made of the same masks as what the graph reads.
+    }
     weights: dict[str, WeightOf] = {}
     for node in graph.weight_nodes():
         slot, dtype = stored.get(recipe_key(graph.weights[node.name])), DTYPE_NAMES.get(node.meta["val"].dtype)

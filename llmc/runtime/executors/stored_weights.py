@@ -30,12 +30,12 @@ def graph_weights(engine: EngineDirectory, table: Mapping[str, WeightOf]) -> dic
                 fix=REBUILD,
             )
         slot, tensor = stored[weight.slot]
-        weights[name] = _in_rows(_tensor(engine.weight_file(tensor), tensor), slot, TORCH_DTYPES[weight.dtype])
+        weights[name] = in_rows(_tensor(engine.weight_file(tensor), tensor), slot, TORCH_DTYPES[weight.dtype])
     return weights
 
 
-def _in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
-    """What was packed by codegen/cpp/pack.py (ROWS, VECTOR_F32) or codegen/triton/code_rows.py."""
+def in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
+    """What was packed by codegen/cpp/pack.py (ROWS, VECTOR_F32), codegen/triton/code_rows.py or mask_rows.py."""
     if slot.layout is Layout.CODE_ROWS:
         return _codes(data.view(dtype).view(slot.shape[0], -1), slot)
     bits = slot.layout.code_bits
@@ -49,6 +49,8 @@ def _in_rows(data: Tensor, slot: WeightSlot, dtype: torch.dtype) -> Tensor:
             numbers = numbers | ((above >> shifts & ((1 << (bits - 4)) - 1)) << 4).flatten(3)
         unsigned = _codes(numbers.flatten(1), slot)
         return unsigned if dtype is torch.uint8 else unsigned.view(torch.int8) - (1 << (bits - 1))
+    if slot.layout is Layout.MASK_ROWS:
+        return data.view(torch.int64).view(slot.shape)
     if slot.layout in (Layout.ROWS, Layout.VECTOR_F32):
         return data.view(slot.shape).to(dtype)
     raise EngineFormatError(

@@ -12,7 +12,9 @@ from torch import fx
 from llmc.codegen.expand_sparse import expand_sparse
 from llmc.codegen.triton.lowering import lower_device
 from llmc.codegen.triton.triton_kind import TritonKind
-from llmc.program import Layout, Program
+from llmc.ops.sparse_weight import mask_words
+from llmc.program import Layout, Program, WeightSlot
+from llmc.runtime.executors.stored_weights import in_rows
 from tests.codegen.triton.test_quantized_programs import H100, OPTIONS, difference
 from tests.gpu_target import gpu_target
 from tests.passes.sparsity.sparse_graphs import sparse
@@ -40,6 +42,8 @@ def test_a_weight_takes_its_bits_and_a_number_a_row(quantize: str) -> None:
         for each in graph.sparse
     )
     assert _bytes(dense.program) - _bytes(stored.program) == saved
+    # The graph reads the masks themselves.
+    assert stored.graph_text is not None and '.mask_starts"' not in stored.graph_text
     layouts = [slot.layout for slot in stored.program.weights]
     assert layouts.count(Layout.MASK_ROWS) == layouts.count(Layout.MASK_STARTS) == 8
 
@@ -84,3 +88,11 @@ def _storage(dtype: torch.dtype) -> fx.Node:
     if dtype is torch.int8:
         return graph.call_function(_OPS.sparse_codes.default, (*parts, columns, "int8", torch.float32))
     return graph.call_function(_OPS.sparse_bitmask.default, (*parts, columns, torch.float32))
+
+
+def test_masks_are_read_back_for_the_graph() -> None:
+    kept = torch.rand(5, 100, generator=torch.Generator().manual_seed(0)) < 0.5
+    masks = mask_words(kept)
+    slot = WeightSlot("masks", "U8", tuple(masks.shape), Layout.MASK_ROWS, 8 * masks.numel())
+    packed = TritonKind(H100).pack(masks, slot)
+    assert torch.equal(in_rows(packed, slot, torch.int64), masks)
