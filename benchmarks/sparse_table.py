@@ -35,7 +35,6 @@ from llmc.debug.compare import Perplexity, windows
 from llmc.engine_format import read_engine
 
 DENSE = "dense"
-DECODE_STEPS = 512
 ZEROS = ("0.5", "0.6", "0.7", "2:4")
 METHODS = ("magnitude", "wanda", "sparsegpt")
 FORMS: Mapping[str, Mapping[str, str]] = {
@@ -96,6 +95,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--without-speed", action="store_true")
     parser.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
     parser.add_argument("--rounds", type=int, default=9)
+    parser.add_argument("--steps", type=int, default=512, help="that a round decodes")
     parser.add_argument("--json", type=Path)
     return parser.parse_args()
 
@@ -132,7 +132,7 @@ def decoding(engines: Mapping[str, Path], arguments: argparse.Namespace) -> dict
         runs: dict[str, Callable[[], float]] = {}
         for form, path in engines.items():
             process = ContestantProcess(form, sys.executable, module, [str(path), *threads], environment=environment)
-            runs[form] = partial(stack.enter_context(process).decode, 1, CONTEXT, DECODE_STEPS)
+            runs[form] = partial(stack.enter_context(process).decode, 1, CONTEXT, arguments.steps)
         return alternate(runs, arguments.rounds)
 
 
