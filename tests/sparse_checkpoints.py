@@ -24,7 +24,7 @@ def half_zeros(module: str, weight: Tensor, *, of_four: bool) -> Tensor:
     return torch.zeros_like(runs).scatter_(2, kept, runs.gather(2, kept)).reshape(weight.shape)
 
 
-def sparsity_config(format: str, structure: str = "unstructured", *, older: bool = False) -> dict[str, Any]:
+def sparsity_config(format: str, structure: str = "unstructured") -> dict[str, Any]:
     """Of config.json, beside quant_method."""
     sparsity = {"format": format, "sparsity_structure": structure, "global_sparsity": 0.5, "targets": ["Linear"]}
     return {"quant_method": "compressed-tensors", "sparsity_config": sparsity, "ignore": ["lm_head"]}

@@ -18,7 +18,8 @@ def open_checkpoint(directory: Path) -> ModelSource:
     """The source of a directory with config.json; reads headers. Raises CheckpointError."""
     if gguf_files(directory):
         return GgufSource(directory)
-    settings = read_json(directory / "config.json")
-    if sparsity_format(settings) is not None:
+    config = directory / "config.json"
+    settings = read_json(config)
+    if sparsity_format(settings, config) is not None:
         return SparseSource(directory)
-    return QuantizedSource(directory) if is_quantized(settings) else SafetensorsSource(directory)
+    return QuantizedSource(directory) if is_quantized(settings, config) else SafetensorsSource(directory)

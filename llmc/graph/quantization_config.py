@@ -82,15 +82,32 @@ def scheme_of(module: str, groups: Sequence[ModuleGroup]) -> StoredScheme | None
     return next(found, None)
 
 
-def is_quantized(settings: dict[str, Any]) -> bool:
+def compression(settings: dict[str, Any], file: Path) -> dict[str, Any]:
+    """What a config.json says of how weights are stored, also under compressed-tensors' older name; empty if nothing.
+
+    Raises CheckpointError where that is no object."""
+    name = next((each for each in ("quantization_config", "compression_config") if settings.get(each)), None)
+    return {} if name is None else checked_object(settings[name], name, file)
+
+
+def checked_object(value: Any, name: str, file: Path) -> dict[str, Any]:
+    """A value of config.json that has to be an object. Raises CheckpointError."""
+    if not isinstance(value, dict):
+        raise CheckpointError(
+            f"{name} is {value!r:.80}, not an object", at=file, fix="download config.json again, or correct it"
+        )
+    return value
+
+
+def is_quantized(settings: dict[str, Any], file: Path) -> bool:
     """Whether config.json says that weights are codes. What compressed-tensors says of zeros alone is not that."""
-    config = settings.get("quantization_config") or {}
+    config = compression(settings, file)
     return bool(config) and not ("sparsity_config" in config and not config.get("config_groups"))
 
 
 def stored_schemes(settings: dict[str, Any], file: Path) -> tuple[ModuleGroup, ...]:
     """The schemes in a config.json; raises CheckpointError for one that llmc does not read."""
-    config = settings["quantization_config"]
+    config = compression(settings, file)
     method = config.get("quant_method", "unknown")
     if method == "gptq":
         return (ModuleGroup(("Linear",), _gptq(config, file)),)

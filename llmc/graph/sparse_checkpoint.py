@@ -21,18 +21,20 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.checkpoint import SafetensorsSource, check_shape, read_json
+from llmc.graph.dtype_names import TORCH_DTYPES
+from llmc.graph.quantization_config import checked_object, compression
 
 BITMASK, BITMASK_24 = "sparse-bitmask", "sparse-24-bitmask"
 _REQUIRED = ("shape", "compressed", "bitmask")
 _OPTIONAL = ("row_offsets",)
+_VALUES = (torch.float32, torch.bfloat16, torch.float16)
 _CHECK = "download the checkpoint again, or check how it was compressed"
 
 
-def sparsity_format(settings: dict[str, Any]) -> str | None:
-    """The format of masks that a config.json names; None where weights are dense, or codes."""
-    config = settings.get("quantization_config") or settings.get("compression_config") or {}
-    sparsity = config.get("sparsity_config") or {}
-    format: str | None = sparsity.get("format")
+def sparsity_format(settings: dict[str, Any], file: Path) -> str | None:
+    """The format of masks that a config.json names; None where weights are dense, or codes. Raises CheckpointError."""
+    sparsity = compression(settings, file).get("sparsity_config") or {}
+    format: str | None = checked_object(sparsity, "sparsity_config", file).get("format")
     return None if format == "dense" else format
 
 
@@ -56,14 +58,14 @@ class SparseSource:
         self._files = SafetensorsSource(directory)
         config = directory / "config.json"
         settings = read_json(config)
-        self._format = sparsity_format(settings)
+        self._format = sparsity_format(settings, config)
         if self._format not in (BITMASK, BITMASK_24):
             raise CheckpointError(
                 f"sparsity_config.format is {self._format!r}, which llmc does not read",
                 at=config,
                 fix=f"llmc reads {BITMASK}, {BITMASK_24}, marlin-24, and dense weights with zeros",
             )
-        if (settings.get("quantization_config") or {}).get("config_groups"):
+        if compression(settings, config).get("config_groups"):
             raise CheckpointError(
                 f"the weights are {self._format} and codes at once, which llmc does not read",
                 at=config,
@@ -84,6 +86,14 @@ class SparseSource:
             self._files.check(name, shape, floating=floating)
         else:
             check_shape(name, weight.shape, shape, self._files.entry(weight.tensors["shape"]).file)
+            values = self._files.entry(weight.tensors["compressed"])
+            if floating and TORCH_DTYPES.get(values.dtype) not in _VALUES:
+                raise CheckpointError(
+                    f"tensor {weight.tensors['compressed']!r} is stored as {values.dtype}: codes behind masks, "
+                    "which llmc does not read",
+                    at=values.file,
+                    fix="use the checkpoint before it was quantized (F32, BF16 or F16), and --quantize int8",
+                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""
@@ -131,10 +141,12 @@ class SparseSource:
 
     def _shape(self, tensors: dict[str, str]) -> tuple[int, ...]:
         stored = self._files.load(tensors["shape"])
-        shape = tuple(int(size) for size in stored.flatten().tolist()) if stored.numel() <= 8 else ()
+        is_integer = not stored.is_floating_point() and not stored.is_complex()
+        shape = tuple(stored.flatten().tolist()) if is_integer and stored.numel() <= 8 else ()
         if len(shape) != 2 or min(shape) < 1 or math.prod(shape) >= 1 << 40:
             entry = self._files.entry(tensors["shape"])
-            raise CheckpointError(f"{tensors['shape']} holds {list(shape)}, no matrix", at=entry.file, fix=_CHECK)
+            held = f"{list(shape)}" if shape else f"{stored.dtype} {list(stored.shape)}"
+            raise CheckpointError(f"{tensors['shape']} holds {held}, no matrix's sizes", at=entry.file, fix=_CHECK)
         return shape
 
 

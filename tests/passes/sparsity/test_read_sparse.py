@@ -14,6 +14,7 @@ from torch import Tensor
 
 from llmc.errors import CheckpointError
 from llmc.graph.capture import Captured, capture
+from llmc.graph.checkpoint_kind import open_checkpoint
 from llmc.graph.execute import run_tokens
 from llmc.options import parse_options
 from llmc.passes.model_data import ModelData
@@ -25,7 +26,7 @@ from tests.quick_sample import quick_sample
 from tests.sparse_checkpoints import bitmask_writer, dense_writer, marlin_24_writer, sparsity_config
 from tests.tiny_models import tiny_model
 
-UP = "model.layers.0.mlp.up_proj"
+UP, DOWN = "model.layers.0.mlp.up_proj", "model.layers.0.mlp.down_proj"
 FORMATS: dict[str, tuple[dict[str, Any], Writer]] = {
     "sparse-bitmask": (sparsity_config("sparse-bitmask"), bitmask_writer(of_four=False)),
     "sparse-bitmask, older": (sparsity_config("sparse-bitmask"), bitmask_writer(of_four=False, by_weight=True)),
@@ -35,9 +36,10 @@ FORMATS: dict[str, tuple[dict[str, Any], Writer]] = {
 }
 
 
-def written(directory: Path, config: dict[str, Any], writer: Writer) -> tuple[Any, dict[str, Tensor]]:
-    """A tiny Llama in that format, and its weights, which the model then has too."""
-    model = tiny_model("llama", hidden_size=64, intermediate_size=128, num_key_value_heads=4)
+def written(directory: Path, config: dict[str, Any], writer: Writer, inner: int = 124) -> tuple[Any, dict[str, Tensor]]:
+    """A tiny Llama in that format, and its weights, which the model then has too. inner: columns of down_proj, whose
+    last byte of a mask is half empty unless told otherwise."""
+    model = tiny_model("llama", hidden_size=64, intermediate_size=inner, num_key_value_heads=4)
     dense = write_quantized(directory, model, config, writer)
     with torch.no_grad():
         for name, tensor in dense.items():
@@ -69,7 +71,7 @@ def test_reads_marlin_24(bits: int, group: int | None, tmp_path: Path) -> None:
     weights = {"num_bits": bits, "type": "int", "symmetric": True, "strategy": "group" if group else "channel"}
     config: dict[str, Any] = {"quant_method": "compressed-tensors", "format": "marlin-24"}
     config |= {"config_groups": {"group_0": {"targets": ["Linear"], "weights": weights}}, "ignore": ["lm_head"]}
-    _, dense = written(tmp_path, config, marlin_24_writer(bits, group))
+    _, dense = written(tmp_path, config, marlin_24_writer(bits, group), inner=128)
     captured, result = optimized(tmp_path)
     for name, tensor in dense.items():
         torch.testing.assert_close(captured.source.load(name), tensor, rtol=0, atol=0)
@@ -100,6 +102,10 @@ def _shift(tensors: dict[str, Tensor]) -> None:
     tensors[f"{UP}.row_offsets"][1] += 1
 
 
+def _overhang(tensors: dict[str, Tensor]) -> None:
+    tensors[f"{DOWN}.bitmask"][0, -1] |= 128
+
+
 def _forget(tensors: dict[str, Tensor]) -> None:
     del tensors[f"{UP}.bitmask"]
 
@@ -111,12 +117,15 @@ def _forget(tensors: dict[str, Tensor]) -> None:
         (_truncate, "the bitmask is torch.uint8 .*, expected uint8"),
         (_shorten, "bits for"),
         (_shift, "row_offsets are not where the rows' bits begin"),
+        (_overhang, "the bitmask has bits behind the last of 124 columns"),
     ],
 )
 def test_masks_that_lie_are_named(change: Callable[[dict[str, Tensor]], None], problem: str, tmp_path: Path) -> None:
     written(tmp_path, *FORMATS["sparse-bitmask"])
     spoil(tmp_path, change)
-    with pytest.raises(CheckpointError, match=rf"the masks of '{UP}.weight' do not fit: .*{problem}") as raised:
+    with pytest.raises(
+        CheckpointError, match=rf"the masks of '({UP}|{DOWN}).weight' do not fit: .*{problem}"
+    ) as raised:
         optimized(tmp_path)
     assert raised.value.fix
 
@@ -132,13 +141,61 @@ def test_a_mask_of_more_than_two_in_four_is_named(tmp_path: Path) -> None:
         optimized(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("change", "problem"),
+    [
+        ({f"{UP}.compressed": lambda part: part.int()}, f"'{UP}.compressed' is stored as I32: codes behind masks"),
+        (
+            {f"{UP}.compressed": lambda part: part.to(torch.float8_e4m3fn)},
+            f"'{UP}.compressed' is stored as F8_E4M3: codes behind masks",
+        ),
+        ({f"{UP}.shape": lambda part: part / 0 * 0}, rf"{UP}.shape holds torch.float32 \[2\], no matrix's sizes"),
+    ],
+)
+def test_parts_of_another_type_are_named(
+    change: dict[str, Callable[[Tensor], Tensor]], problem: str, tmp_path: Path
+) -> None:
+    written(tmp_path, *FORMATS["sparse-bitmask"])
+    spoil(tmp_path, lambda tensors: tensors.update({name: to(tensors[name]) for name, to in change.items()}))
+    with pytest.raises(CheckpointError, match=problem) as raised:
+        optimized(tmp_path)
+    assert raised.value.fix
+
+
+def _settings(directory: Path, **changed: object) -> None:
+    """Of config.json; None takes a name out."""
+    config = directory / "config.json"
+    settings = json.loads(config.read_text()) | changed
+    config.write_text(json.dumps({name: value for name, value in settings.items() if value is not None}))
+
+
+@pytest.mark.parametrize("name", ["quantization_config", "compression_config"])
+def test_both_names_of_the_settings_are_read(name: str, tmp_path: Path) -> None:
+    """Masks alone, masks and codes at once, and what is no setting."""
+    config, writer = FORMATS["sparse-bitmask"]
+    _, dense = written(tmp_path, config, writer)
+    _settings(tmp_path, quantization_config=None)
+    _settings(tmp_path, **{name: config})
+    source = open_checkpoint(tmp_path)
+    assert all(torch.equal(source.load(each), tensor) for each, tensor in dense.items())
+    group = {"targets": ["Linear"], "weights": {"num_bits": 8, "type": "float"}}
+    for changed, problem in (
+        (config | {"config_groups": {"group_0": group}}, "sparse-bitmask and codes at once"),
+        (config | {"sparsity_config": "sparse-bitmask"}, "sparsity_config is 'sparse-bitmask', not an object"),
+        ("sparse-bitmask", f"{name} is 'sparse-bitmask', not an object"),
+    ):
+        _settings(tmp_path, **{name: changed})
+        with pytest.raises(CheckpointError, match=problem) as raised:
+            open_checkpoint(tmp_path)
+        assert raised.value.fix
+
+
 def test_a_missing_part_and_an_unknown_format_are_named(tmp_path: Path) -> None:
     written(tmp_path, *FORMATS["sparse-bitmask"])
     spoil(tmp_path, _forget)
     with pytest.raises(CheckpointError, match=f"{UP}.weight has .* but no bitmask"):
         optimized(tmp_path)
-    config = tmp_path / "config.json"
-    config.write_text(json.dumps(json.loads(config.read_text()) | {"quantization_config": sparsity_config("csr")}))
+    _settings(tmp_path, quantization_config=sparsity_config("csr"))
     with pytest.raises(CheckpointError, match=r"sparsity_config\.format is 'csr'") as raised:
         optimized(tmp_path)
     assert "sparse-24-bitmask" in str(raised.value.fix)
