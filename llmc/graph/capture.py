@@ -19,7 +19,7 @@ from llmc.graph.capture_program import capture_program
 from llmc.graph.checkpoint import read_json
 from llmc.graph.drafts.draft_checkpoint import PREFIX
 from llmc.graph.drafts.draft_of_model import draft_of_model
-from llmc.graph.drafts.medusa import holds_medusa, read_medusa
+from llmc.graph.drafts.medusa import MedusaCheckpoint
 from llmc.graph.joined_source import JoinedSource
 from llmc.graph.local_model import local_model
 from llmc.graph.model_graph import ModelGraph
@@ -64,17 +64,17 @@ def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = Fal
     CheckpointError for a broken directory, CaptureError for a model that cannot be traced or is not a decoder language
     model.
     """
+    # Before the model, which takes longer.
+    draft = None if options.speculative is None else draft_of_model(model, options.speculative)
     with _without_garbage_collection():
         captured = _capture(model, options, may_lack_weights)
-    if options.speculative is None:
+    if draft is None:
         return captured
-    if holds_medusa(Path(options.speculative)):
-        heads = read_medusa(Path(options.speculative))
-        source = JoinedSource(captured.source, heads.source, PREFIX)
-        return replace(captured, graph=replace(captured.graph, medusa=heads), source=source)
-    checkpoint = draft_of_model(model, options.speculative)
-    source = JoinedSource(captured.source, checkpoint.source, PREFIX)
-    return replace(captured, graph=replace(captured.graph, speculative=checkpoint), source=source)
+    if isinstance(draft, MedusaCheckpoint):
+        graph = replace(captured.graph, medusa=draft)
+    else:
+        graph = replace(captured.graph, speculative=draft)
+    return replace(captured, graph=graph, source=JoinedSource(captured.source, draft.source, PREFIX))
 
 
 def _capture(model: Model, options: BuildOptions, may_lack_weights: bool) -> Captured:

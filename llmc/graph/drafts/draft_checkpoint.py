@@ -70,9 +70,9 @@ class DraftCheckpoint(Protocol):
     def source(self) -> SafetensorsSource:
         """Its tensors, by the names that recipes have after PREFIX."""
 
-    def taps(self, layers: int) -> tuple[int, ...] | None:
-        """The hidden states that it reads of a target of so many layers: those before these layers, `layers` for after
-        the last. None: what the output matrix reads. Raises CheckpointError."""
+    def taps(self, layers: int, width: int) -> tuple[int, ...] | None:
+        """The hidden states that it reads of a target of so many layers, each state so wide: those before these layers,
+        `layers` for after the last. None: what the output matrix reads. Raises CheckpointError for another model's."""
 
     def notes(self, layers: int) -> tuple[str, ...]:
         """What a build should say."""

@@ -33,6 +33,7 @@ from llmc.graph.drafts.draft_decoder import draft_decoder
 from llmc.graph.drafts.draft_modules import Eagle3Draft, Eagle3FirstLayer
 
 _PARTS = ("self_attn", "mlp", "input_layernorm", "post_attention_layernorm")
+_USUAL_LAYERS = 3  # as tapped_layers has them
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 
 
@@ -56,7 +57,8 @@ class Eagle3Settings:
             raise CheckpointError(
                 f"hidden states before the layers {list(ids)} are not to be had of a model of {layers} layers",
                 at=self.file,
-                fix=f'give those that the draft was trained on: "{LAYER_IDS}": [...]',
+                fix="take a draft that was trained for this model, or give those that this one was trained on: "
+                f'"{LAYER_IDS}": [...]',
             )
         return ids
 
@@ -101,19 +103,20 @@ class Eagle3Checkpoint:
     source: SafetensorsSource
     method: Method = "eagle3"
 
-    def taps(self, layers: int) -> tuple[int, ...]:
-        """Before which layers. Raises CheckpointError."""
+    def taps(self, layers: int, width: int) -> tuple[int, ...]:
+        """Before which layers. Raises CheckpointError, of another width first: it tells another model for sure."""
+        _check_width(self.settings, DraftTensors(self.source, "this model"), width)
         return self.settings.tapped_layers(layers)
 
     def notes(self, layers: int) -> tuple[str, ...]:
         """Of layers that were guessed."""
         if self.settings.layer_ids is not None:
             return ()
-        ids = list(self.taps(layers))
+        ids = list(self.settings.tapped_layers(layers))
         return (f"the draft's config.json names no {LAYER_IDS}: hidden states are taken before the layers {ids}",)
 
     def combination(self, target: Target) -> Combination:
-        """Raises CheckpointError for a draft of another model."""
+        """Raises CheckpointError for a draft of a model of other layers."""
         return _combination(self.settings, DraftTensors(self.source, target.name), target)
 
     def modules(self, target: Target) -> tuple[DraftModule, ...]:
@@ -121,15 +124,21 @@ class Eagle3Checkpoint:
         return (_module(self.settings, self.source, target),)
 
 
-def _combination(settings: Eagle3Settings, tensors: DraftTensors, target: Target) -> Combination:
-    count = len(settings.tapped_layers(target.layers))
+def _check_width(settings: Eagle3Settings, tensors: DraftTensors, width: int) -> None:
+    count = _USUAL_LAYERS if settings.layer_ids is None else len(settings.layer_ids)
     found = tensors.shape("fc.weight")
-    if len(found) != 2 or found[1] != count * target.width:
+    if len(found) != 2 or found[1] != count * width:
+        of = f" of {found[1] // count}" if len(found) == 2 and found[1] % count == 0 else ""
         raise CheckpointError(
-            f"fc.weight is {list(found)}, where {target.name} gives {count} hidden states of {target.width}",
+            f"the draft reads {count} hidden states{of} (its fc.weight is {list(found)}), those of this model have "
+            f"{width}",
             at=settings.file.parent,
             fix="take the draft that was trained for this model, and check its layer ids",
         )
+
+
+def _combination(settings: Eagle3Settings, tensors: DraftTensors, target: Target) -> Combination:
+    count = len(settings.tapped_layers(target.layers))
     eps = settings.decoder.get("rms_norm_eps", 1e-6)
     return Combination(
         fc=PREFIX + "fc.weight",

@@ -43,7 +43,7 @@ class MtpCheckpoint:
     layers: tuple[Mapping[str, str], ...]
     method: Method = "mtp"
 
-    def taps(self, layers: int) -> None:
+    def taps(self, layers: int, width: int) -> None:
         """What the output matrix reads."""
 
     def notes(self, layers: int) -> tuple[str, ...]:

@@ -55,7 +55,8 @@ def tap_hidden_states(layers: Sequence[int] | None) -> GraphPass:
 def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     """Those that the graph's draft reads."""
     if graph.speculative is not None:
-        tap(graph, graph.speculative.taps(len(attentions(graph))), log)
+        width = int(output_reads(graph).meta["val"].shape[1])
+        tap(graph, graph.speculative.taps(len(attentions(graph)), width), log)
 
 
 tap_for_draft = GraphPass("tap_hidden_states", _run, Numerics.EXACT)

@@ -45,15 +45,15 @@ def test_wrong_taps_cost_all_acceptance_so_numbers_mean_what_their_writers_mean(
 ) -> None:
     """vLLM #50170: 1.2% of the drafts come true instead of 58.9%, and nothing else shows it."""
     draft = open_draft(drafts.eagle3(tmp_path / "draft", **settings))
-    assert draft.taps(36) == before
+    assert draft.taps(36, drafts.WIDTH) == before
     assert bool(draft.notes(36)) == (settings == {} or settings == {"eagle_config": {IDS: []}})
 
 
 def test_speculators_counts_as_vllm_does(tmp_path: Path) -> None:
     named = open_draft(drafts.speculators(tmp_path / "named", eagle_aux_hidden_state_layer_ids=[1, 17, 32]))
-    assert named.taps(36) == (1, 17, 32)
+    assert named.taps(36, drafts.WIDTH) == (1, 17, 32)
     unnamed = open_draft(drafts.speculators(tmp_path / "unnamed"))
-    assert unnamed.taps(36) == (2, 18, 33) and "before the layers [2, 18, 33]" in unnamed.notes(36)[0]
+    assert unnamed.taps(36, drafts.WIDTH) == (2, 18, 33) and "before the layers [2, 18, 33]" in unnamed.notes(36)[0]
 
 
 def attach(model: Path, speculative_: Path | str) -> None:
@@ -84,11 +84,11 @@ def without(draft: Path, name: str) -> Path:
     return draft
 
 
-def test_a_draft_of_a_wider_model_is_refused(tmp_path: Path) -> None:
-    draft = fitting(tmp_path)
-    error = refused(
-        r"fc.weight is \[64, 192\], where model gives 3 hidden states of 96", tmp_path, draft, hidden_size=96
-    )
+@pytest.mark.parametrize("ids", [[0, 1, 2], [2, 4, 6]], ids=["of its layers", "of layers that it lacks"])
+def test_a_draft_of_a_narrower_model_is_refused_by_its_width(ids: list[int], tmp_path: Path) -> None:
+    draft = drafts.eagle3(tmp_path / "draft", eagle_aux_hidden_state_layer_ids=ids)
+    problem = r"3 hidden states of 64 \(its fc.weight is \[64, 192\]\), those of this model have 96"
+    error = refused(problem, tmp_path, draft, hidden_size=96)
     assert "trained for this model" in str(error.fix)
 
 
@@ -98,9 +98,33 @@ def test_a_draft_of_another_vocabulary_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_draft_for_more_layers_is_refused(tmp_path: Path) -> None:
-    refused(
-        r"before the layers \[2, 1, -1\] are not to be had of a model of 2", tmp_path, drafts.eagle3(tmp_path / "d")
-    )
+    problem = r"before the layers \[2, 1, -1\] are not to be had of a model of 2"
+    error = refused(problem, tmp_path, drafts.eagle3(tmp_path / "d"))
+    assert "a draft that was trained for this model" in str(error.fix)
+
+
+def cut_short(draft: Path) -> Path:
+    file = draft / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:40])
+    return draft
+
+
+@pytest.mark.parametrize(
+    ("path", "problem"),
+    [
+        ("nothing", "no such directory of a draft"),
+        ("heads.pt", "pickle"),
+        ("nothing.safetensors", "no Medusa heads"),
+        ("cut", "truncated|header|short"),
+    ],
+)
+def test_a_draft_is_looked_at_before_the_model_is_captured(path: str, problem: str, tmp_path: Path) -> None:
+    """Both are wrong here, and the draft is named."""
+    (tmp_path / "heads.pt").write_bytes(b"\x80\x02.")
+    cut_short(drafts.eagle3(tmp_path / "cut"))
+    with pytest.raises(LlmcError, match=problem) as caught:
+        capture(tmp_path / "no model", BuildOptions(speculative=str(tmp_path / path)))
+    assert caught.value.fix
 
 
 @pytest.mark.parametrize(
