@@ -119,10 +119,24 @@ def parse_speculative_config(given: str | Mapping[str, object]) -> SpeculativeCo
             fix="leave rejection_sample_method out, or draft chains: with a draft model, n-grams or suffixes, or with "
             "eagle3 and mtp of tree_width 1",
         )
+    wanted: Any = values.get("num_speculative_tokens", 1)
+    if makes_trees and wanted > MOST_NODES:
+        chains = ", or draft chains: tree_width 1" if isinstance(config, HiddenConfig) else ""
+        raise OptionError(
+            f"num_speculative_tokens {wanted} is more than the {MOST_NODES} drafts of a tree, which {method!r} makes",
+            at=OPTION,
+            fix=f"give at most {MOST_NODES}{chains}",
+        )
     return replace(config, acceptance=acceptance)
 
 
 def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
+    if method in ("eagle3", "medusa", "mtp") and "model" in values:
+        raise OptionError(
+            f"what the method {method!r} drafts with is in the engine, and model names something else",
+            at=OPTION,
+            fix=f"build it in, and leave model out: llmc build MODEL --speculative {values['model']!s:.200}",
+        )
     if method == "draft_model":
         return read_values(DraftModelConfig, values, method)
     if method == "eagle3":
@@ -132,12 +146,6 @@ def _of_method(method: object, values: Mapping[str, Any]) -> SpeculativeConfig:
     if method == "mtp":
         return read_values(MtpConfig, values, method)
     if method == "medusa":
-        if "model" in values:
-            raise OptionError(
-                "the heads of the method 'medusa' are in the engine, and model names others",
-                at=OPTION,
-                fix=f"build them in, and leave model out: llmc build MODEL --speculative {values['model']!s:.200}",
-            )
         return read_values(MedusaConfig, {"num_speculative_tokens": 8, **values}, method)
     if method == "ngram":
         shortest, longest = values.get("prompt_lookup_max", 5), values.get("prompt_lookup_min", 5)

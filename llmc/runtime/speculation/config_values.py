@@ -10,6 +10,8 @@ from typing import Any, TypeVar
 from llmc.errors import OptionError
 
 OPTION = "--speculative-config"
+# Of every method, beside its own.
+SHARED_KEYS = ("method", "rejection_sample_method", "draft_sample_method", "posterior_threshold", "posterior_alpha")
 Config = TypeVar("Config")
 
 
@@ -28,8 +30,9 @@ def read_values(kind: type[Config], values: Mapping[str, Any], method: str) -> C
     known = {each.name: each for each in fields(kind) if each.metadata}  # type: ignore[arg-type]
     for name in values:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            fix = f"did you mean {near[0]!r}?" if near else f"its keys are method, {', '.join(known)}"
+            keys = (*known, *SHARED_KEYS)
+            near = difflib.get_close_matches(name, keys, n=1)
+            fix = f"did you mean {near[0]!r}?" if near else f"its keys are {', '.join(keys)}"
             raise OptionError(f"the method {method!r} has no key {name!r:.80}", at=OPTION, fix=fix)
     for name, each in known.items():
         if name not in values:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import fields
 from typing import Any
 
 import pytest
 
 from llmc.errors import OptionError
+from llmc.runtime.speculation.acceptance_config import AcceptanceConfig, AcceptanceMethod
 from llmc.runtime.speculation.config import (
     METHODS,
     HiddenConfig,
@@ -18,6 +20,7 @@ from llmc.runtime.speculation.config import (
     new_drafter,
     parse_speculative_config,
 )
+from llmc.runtime.speculation.config_values import SHARED_KEYS
 from llmc.runtime.speculation.ngram import NgramDrafter
 from llmc.runtime.speculation.suffix import SuffixDrafter
 
@@ -74,6 +77,22 @@ def test_only_the_acceptance_that_trees_have_makes_them(method: str) -> None:
         assert isinstance(config, HiddenConfig) and (config.tree_width > 1) == trees
 
 
+@pytest.mark.parametrize("method", ["eagle3", "mtp"])
+def test_chains_are_longer_than_trees_are_large(method: str) -> None:
+    given = {"method": method, "num_speculative_tokens": 200, "tree_width": 1}
+    assert parse_speculative_config(given).num_speculative_tokens == 200
+
+
+def test_each_key_of_the_acceptance_is_of_every_method() -> None:
+    given: dict[str, Any] = {"rejection_sample_method": "typical", "draft_sample_method": "probabilistic"}
+    given |= {each.name: each.default for each in fields(AcceptanceConfig) if each.metadata}
+    assert {"method", *given} == set(SHARED_KEYS)
+    for method in ("ngram", "suffix", "draft_model", "eagle3", "mtp"):
+        own = {"model": "d.llmc"} if method == "draft_model" else {}
+        config = parse_speculative_config({"method": method, "num_speculative_tokens": 4, **own, **given})
+        assert config.acceptance == AcceptanceConfig(method=AcceptanceMethod.TYPICAL)
+
+
 def test_each_method_has_its_drafter() -> None:
     for config, kind in ((NGRAM, NgramDrafter), ({"method": "suffix"}, SuffixDrafter)):
         parsed = parse_speculative_config(config)
@@ -100,7 +119,7 @@ def test_each_method_has_its_drafter() -> None:
         ),
         ({"method": "ngram"}, "'ngram' needs num_speculative_tokens", 'add "num_speculative_tokens"'),
         ({**NGRAM, "prompt_lookup_mx": 3}, "no key 'prompt_lookup_mx'", "did you mean 'prompt_lookup_max'?"),
-        ({**NGRAM, "zzz": 3}, "no key 'zzz'", "its keys are method, num_speculative_tokens"),
+        ({**NGRAM, "zzz": 3}, "no key 'zzz'", "its keys are num_speculative_tokens, prompt_lookup_min"),
         ({**NGRAM, "suffix_decoding_max_tree_depth": 3}, "'ngram' has no key", ""),
         ({**NGRAM, "num_speculative_tokens": 0}, "num_speculative_tokens cannot be 0", "from 1 to 1024"),
         ({**NGRAM, "num_speculative_tokens": "4"}, "num_speculative_tokens cannot be '4'", "a whole number"),
@@ -138,6 +157,15 @@ def test_each_method_has_its_drafter() -> None:
             "'eagle3' drafts trees",
             "tree_width 1",
         ),
+        ({"method": "medusa", "num_speculative_tokens": 64}, "64 is more than the 63 drafts", "give at most 63"),
+        ({"method": "lookahead", "num_speculative_tokens": 200}, "200 is more than the 63 drafts", "give at most 63"),
+        ({"method": "eagle3", "num_speculative_tokens": 200}, "200 is more than the 63 drafts", "tree_width 1"),
+        ({"method": "mtp", "num_speculative_tokens": 200, "tree_width": 2}, "a tree, which 'mtp' makes", "at most"),
+        ({"method": "mtp", "num_speculative_tokens": 2000, "tree_width": 1}, "cannot be 2000", "from 1 to 1024"),
+        ({**NGRAM, "rejection_sample_methd": "typical"}, "no key", "did you mean 'rejection_sample_method'?"),
+        ({**NGRAM, "zzz": 3}, "no key 'zzz'", ", ".join(SHARED_KEYS)),
+        ({"method": "eagle3", "model": "d"}, "'eagle3' drafts with is in the engine", "--speculative d"),
+        ({"method": "mtp", "model": "d"}, "'mtp' drafts with is in the engine", "llmc build MODEL --speculative d"),
         ({"method": "mtp", "num_speculative_tokens": 4, "tree_width": 0}, "tree_width cannot be 0", "from 1 to 63"),
     ],
 )
