@@ -45,9 +45,11 @@ def test_drafts_are_counted_by_vllms_names(drafting: httpx.Client) -> None:
     places = [each for each in families[stem + "accepted_tokens_per_pos"].samples if each.name.endswith("_total")]
     assert [each.labels["position"] for each in places] == ["0", "1", "2"]
     assert sum(each.value for each in places) == accepted
+    assert drafting.get("/live").json()["drafts"] == {"tokens": tokens, "accepted": accepted}
     (acceptance,) = families["llmc:spec_decode_acceptance"].samples
     assert (acceptance.labels["method"], acceptance.labels["lossy"]) == ("invariant", "false")
 
 
 def test_a_server_that_does_not_has_no_such_figures(client: httpx.Client) -> None:
     assert "spec_decode" not in client.get("/metrics").text
+    assert client.get("/live").json()["drafts"] == {}
