@@ -66,18 +66,31 @@ def inner_axes(graph: ModelGraph, placements: Placements, kind: Kind) -> Iterato
         if not readers or not makers or any(_is_looked_up(node) for node, _ in weights):
             continue
         if kind == ("heads" if any(role.node.target is _ATTENTION for role in members) else "channels"):
-            yield _refusal(each, members) or _found(graph, each, kind, tuple(readers), weights)
+            attentions = [role.node for role in members if role.node.target is _ATTENTION]
+            unit = math.lcm(
+                *(scale.per for scale in each.members.values()), *(_group(each, node) for node in attentions)
+            )
+            yield _refusal(each, members) or _found(graph, each, kind, unit, tuple(readers), weights)
 
 
 def _found(
-    graph: ModelGraph, axes: AxesClass, kind: Kind, readers: tuple[fx.Node, ...], weights: tuple[NodeAxis, ...]
+    graph: ModelGraph,
+    axes: AxesClass,
+    kind: Kind,
+    unit: int,
+    readers: tuple[fx.Node, ...],
+    weights: tuple[NodeAxis, ...],
 ) -> InnerAxes:
-    unit = math.lcm(*(scale.per for scale in axes.members.values()))
     summed = {call_arguments(node)["weight"] for node in readers}
     ordered = sorted((node for node, _ in weights), key=summed.__contains__)
     names = [name for node in ordered for name in stored_names(graph.weights[node.name])[:1]]
     modules = dict.fromkeys(name.removesuffix(".weight") for name in names if not name.endswith(".bias"))
     return InnerAxes(axes, kind, unit, readers, weights, tuple(modules))
+
+
+def _group(axes: AxesClass, attention: fx.Node) -> int:
+    """Elements for each KV head. A single one is in no class, and goes with all of its query heads or not at all."""
+    return axes.size // int(call_arguments(attention)["k"].meta["val"].shape[1])
 
 
 def _reads(role: Role, each: AxesClass) -> bool:

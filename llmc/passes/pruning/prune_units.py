@@ -10,7 +10,7 @@ from torch import Tensor
 
 from llmc.errors import OptionError
 from llmc.formats.pruned_part import PrunedPart
-from llmc.formats.pruning import Kind, Pruning
+from llmc.formats.pruning import KINDS, Kind, Pruning
 from llmc.graph.dead_code import remove_dead_code
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
@@ -19,6 +19,7 @@ from llmc.passes.fusion.merge_qkv import merge_products
 from llmc.passes.model_data import ModelData
 from llmc.passes.parallel.propagate_placements import Placements
 from llmc.passes.parallel.separate_products import separate
+from llmc.passes.pruning.check_rules import CALLED, check_rules, less_than_one, units_that_go
 from llmc.passes.pruning.contributions import choose_units
 from llmc.passes.pruning.inner_axes import InnerAxes, inner_axes
 from llmc.passes.pruning.take_out import keep_units
@@ -26,13 +27,11 @@ from llmc.passes.quantization.calibration import calibration_sequences
 from llmc.passes.quantization.stream import Stream
 from llmc.passes.rewrite_log import RewriteLog
 
-_CALLED: dict[Kind, str] = {"channels": "inner channels", "heads": "KV heads"}
-
 
 def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """One rewrite for each class that loses some. What is chosen is what adds least in the graph as it comes.
 
-    Raises OptionError where all were asked to lose some and none can.
+    Raises OptionError where all were asked to lose some and none can, and for a rule that takes nothing.
     """
     pruning = options.pruning
     if not pruning.takes(kind):
@@ -40,6 +39,9 @@ def prune_units(kind: Kind, graph: ModelGraph, options: BuildOptions, log: Rewri
     apart = separate(graph, log)
     remove_dead_code(graph)
     placements = Placements(graph)
+    if kind == "heads":  # the first of both passes: the second would see classes that are smaller already
+        both = [each for each_kind in KINDS for each in inner_axes(graph, placements, each_kind)]
+        check_rules(graph, pruning, [each for each in both if isinstance(each, InnerAxes)])
     found, refusals = list[InnerAxes](), list[Refusal]()
     for each in inner_axes(graph, placements, kind):
         refusal = each if isinstance(each, Refusal) else _refusal(each, pruning)
@@ -64,7 +66,7 @@ def _take_out(
     graph: ModelGraph, placements: Placements, inner: InnerAxes, kept: Tensor, error: float, log: RewriteLog
 ) -> None:
     gone = sorted(set(range(inner.count)) - set(kept.tolist()))
-    log.step(f"{len(gone)} of {inner.count} {_CALLED[inner.kind]} of {inner.module}", *inner.products)
+    log.step(f"{len(gone)} of {inner.count} {CALLED[inner.kind]} of {inner.module}", *inner.products)
     before = _parameters(inner)
     keep_units(graph, placements, inner, kept)
     part = PrunedPart(inner.module, inner.kind, tuple(gone), inner.count, error, before, _parameters(inner))
@@ -75,14 +77,9 @@ def _parameters(inner: InnerAxes) -> int:
     return sum(math.prod(node.meta["val"].shape) for node, _ in inner.weights)
 
 
-def _number(inner: InnerAxes, pruning: Pruning) -> int:
-    """How many go: never more than the share that was asked for."""
-    return math.floor(pruning.ratio(inner.kind, inner.modules) * inner.count + 1e-9)
-
-
 def _kept(inner: InnerAxes, energies: Tensor, pruning: Pruning) -> Tensor:
     order = torch.argsort(energies, stable=True)
-    return order[_number(inner, pruning) :].sort().values
+    return order[units_that_go(inner, pruning) :].sort().values
 
 
 def _refusal(inner: InnerAxes, pruning: Pruning) -> Refusal | None:
@@ -90,15 +87,14 @@ def _refusal(inner: InnerAxes, pruning: Pruning) -> Refusal | None:
     rule, ratio = pruning.rule_for(inner.modules), pruning.ratio(inner.kind, inner.modules)
     if ratio == 0:
         why = "no rule names it" if rule is None else f"{rule.pattern}=none"
-        return Refusal(f"{inner.module} keeps its {_CALLED[inner.kind]}: {why}", inner.products[0], is_asked=True)
-    if _number(inner, pruning) == 0:
-        reason = f"{ratio:g} of the {inner.count} {_CALLED[inner.kind]} of {inner.module} is less than one"
-        return Refusal(reason, inner.products[0])
+        return Refusal(f"{inner.module} keeps its {CALLED[inner.kind]}: {why}", inner.products[0], is_asked=True)
+    if units_that_go(inner, pruning) == 0:
+        return Refusal(less_than_one(inner, ratio), inner.products[0])
     return None
 
 
 def _nothing(kind: Kind, graph: ModelGraph, pruning: Pruning, refusals: Sequence[Refusal]) -> OptionError:
-    reason = refusals[0].reason if refusals else f"no products of {graph.info.name} have {_CALLED[kind]} between them"
+    reason = refusals[0].reason if refusals else f"no products of {graph.info.name} have {CALLED[kind]} between them"
     return OptionError(
         f"nothing can be taken out: {reason}",
         at=f"prune={kind}={pruning.ratio_of_all(kind):g}",

@@ -10,11 +10,13 @@ import torch
 from torch import Tensor
 
 from llmc.errors import OptionError
+from llmc.graph.capture import capture
 from llmc.graph.execute import run_tokens
+from llmc.options import BuildOptions
 from llmc.passes.pipeline import default
 from tests.family_captures import FamilyCapture, FamilyCaptures
 from tests.passes.pruning.pruned_models import calibration, pruned, without
-from tests.tiny_models import tiny_tokens
+from tests.tiny_models import tiny_model, tiny_tokens
 
 # Heads of a plain, a grouped and a joint attention; MLPs that are gated, plain, and of one product for both halves.
 MODELS = {
@@ -124,6 +126,14 @@ def test_a_norm_over_all_heads_is_named(captured_family: FamilyCaptures, tmp_pat
         ("heads=0.5,heads=0.25", "heads is there twice", "leave one"),
         ("channels=0.5,*.up_prj=none", "no weight is called '*.up_prj'", "names end in"),
         ("heads=0.4", "0.4 of the 2 KV heads of model.layers.0.self_attn.o_proj is less than one", "a larger share"),
+        ("lm_head=0.5", "lm_head=0.5 takes nothing out: no weights of that name", "an MLP or an attention"),
+        (
+            "*.mlp.*=0.0001",
+            "0.0001 of the 112 inner channels of model.layers.0.mlp.down_proj is less",
+            "a larger share",
+        ),
+        ("channels=0.5,*.o_proj=0.4", "*.o_proj=0.4 takes nothing out: 0.4 of the 2 KV heads", "a larger share"),
+        ("*.mlp.*=0.5,*.down_proj=none", "*.mlp.*=0.5 takes nothing out: no weights of that name, and of no later", ""),
         ("layers=2", "2 layers cannot be taken out: the model has 2, and one has to stay", "at most layers=1"),
         ("layers=1,*.layers.*=none", "the model has 2, of which 0 can go: layer 0, model.layers.0, stays", "leave"),
     ],
@@ -135,6 +145,24 @@ def test_what_cannot_be_is_an_error_with_a_fix(
         pruned(captured_family("llama"), prune, calibration(tmp_path))
     assert problem in str(raised.value)
     assert raised.value.fix is not None and fix in raised.value.fix
+
+
+def test_a_rule_may_be_meant_for_one_kind(captured_family: FamilyCaptures, tmp_path: Path) -> None:
+    """A quarter of two KV heads is none."""
+    found = pruned(captured_family("llama"), "*.layers.0.*=0.25", calibration(tmp_path)).graph.pruned
+    assert [(part.module, len(part.removed)) for part in found] == [("model.layers.0.mlp.down_proj", 28)]
+
+
+def test_a_single_kv_head_stays(tmp_path: Path) -> None:
+    """Its query heads are no KV heads."""
+    model = tiny_model("llama", num_key_value_heads=1)
+    model.save_pretrained(tmp_path / "model")
+    family = FamilyCapture(model, capture(tmp_path / "model", BuildOptions()))
+    with pytest.raises(
+        OptionError, match=r"0\.5 of the 1 KV head of model\.layers\.0\.self_attn\.o_proj is less than one"
+    ):
+        pruned(family, "heads=0.5", calibration(tmp_path))
+    assert {part.kind for part in pruned(family, "channels=0.5", calibration(tmp_path)).graph.pruned} == {"channels"}
 
 
 def test_text_is_asked_for(captured_family: FamilyCaptures) -> None:
