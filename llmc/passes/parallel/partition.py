@@ -126,6 +126,9 @@ class _Cut:
             if is_weight(self.graph, node):
                 self._cut_weight(node, axis)
         resize_values(self.axes, self._length, whole)
+        # Before the operands that are gathered are replaced by what is taken or normed of them.
+        for role in members:
+            self._gather(role)
         for role in members:
             self._rewrite(role)
         resize_calls(self.graph, self.placements, self.axes, self._length)
@@ -136,11 +139,13 @@ class _Cut:
         own = [Derived(_llmc.rank_part.default, (recipe, axis, *span, split.length)) for span in split.spans]
         self.graph.weights[node.name] = PerRank(tuple(own))
 
-    def _rewrite(self, role: Role) -> None:
-        node = role.node
+    def _gather(self, role: Role) -> None:
         for operand, each in role.gathers:
             if each is self.axes:
-                node.replace_input_with(operand, self._gathered(operand, node))
+                role.node.replace_input_with(operand, self._gathered(operand, role.node))
+
+    def _rewrite(self, role: Role) -> None:
+        node = role.node
         if self.axes in role.squares:
             self._norm_parts(node)
         if self.axes in role.takes:

@@ -41,7 +41,8 @@ class Scale:
 
 @dataclass(eq=False)
 class AxesClass:
-    """Axes that are cut together. size: elements of the longest. shared: numbers of elements that axes have one unit
+    """Axes that are cut together. size: elements of the longest, or where that is no multiple of another's, the least
+    number that both divide. shared: numbers of elements that axes have one unit
     for which several ranks may keep, such as a KV head of many query heads, or the scale of a group."""
 
     size: int
@@ -152,12 +153,11 @@ class Placements:
         wanted = Scale(mine.per * inner // common, mine.unit // common)
         if first is second:
             return
+        # Neither may be a multiple of the other: where heads are joined, those of 24 channels with those of 16.
         up, down = wanted.per * theirs.unit, wanted.unit * theirs.per
-        if up % down and down % up:
-            return
-        if up % down:
-            self._rescale(first, down // up)
-        self._absorb(first, second, up // down if up % down == 0 else 1)
+        common = math.gcd(up, down)
+        self._rescale(first, down // common)
+        self._absorb(first, second, up // common)
 
     def _join_runs(self, runs: NodeAxis, outer: NodeAxis) -> None:
         """An axis is made of runs, one for each element of the other, which may be kept by several ranks."""

@@ -42,7 +42,8 @@ def roles(graph: ModelGraph, placements: Placements) -> list[Role]:
 def _role(node: fx.Node, placements: Placements) -> Role:
     role, summed = Role(node), _summed(node, placements)
     results = _classes(node, placements)
-    kept, seen = set(results), set[AxesClass]()
+    kept, seen = set(results), _repeated(node, placements)
+    role.shares.extend(seen)
     for operand in dict.fromkeys(node.all_input_nodes):
         for each in _classes(operand, placements):
             seen.add(each)
@@ -58,6 +59,20 @@ def _role(node: fx.Node, placements: Placements) -> Role:
     role.barred.extend(each for value, each in moved if not _is_channels(value, each, placements))
     role.squares.extend(each for each in role.shares if _has_squares(node, each, placements))
     return role
+
+
+def _repeated(node: fx.Node, placements: Placements) -> set[AxesClass]:
+    """The classes of axes along which `expand` repeats one element, of which each rank makes as many as it has."""
+    if node.target is not torch.ops.aten.expand.default:
+        return set()
+    before, after = node.all_input_nodes[0].meta["val"].shape, node.meta["val"].shape
+    new = len(after) - len(before)
+    ones = (
+        axis
+        for axis in range(len(after))
+        if axis < new or (isinstance(before[axis - new], int) and before[axis - new] == 1)
+    )
+    return {each for axis in ones if (each := placements.find(node, axis)) is not None}
 
 
 def _summed(node: fx.Node, placements: Placements) -> set[AxesClass]:

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from torch import fx
 
+from llmc.architectures.tiny_config import tiny_architecture
 from llmc.errors import PassError
+from llmc.graph.capture import capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.render import op_name, render
@@ -87,6 +90,22 @@ def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> N
     expected, found = (run_tokens(graph, captured.source, tokens, chunk_sizes=(20, 13)) for graph in (alone, together))
     assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
     assert torch.equal(found.argmax(-1), expected.argmax(-1))
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_latent_attention(ranks: int, tmp_path: Path) -> None:
+    """Heads of 24 channels of queries and keys beside 16 of values; one rotated key that is repeated for all of them."""
+    tiny_architecture("deepseek_v3").save_pretrained(tmp_path)
+    captured = capture(tmp_path, BuildOptions())
+    alone, together = (
+        run_pipeline(captured.graph, built_in(), BuildOptions(tensor_parallel_size=n)).graph for n in (1, ranks)
+    )
+    close(alone, together, captured.source)
+    shapes = {node.name: tuple(node.meta["val"].shape) for node in together.weight_nodes()}
+    heads = -(-4 // ranks)
+    assert shapes["model_layers_0_self_attn_q_b_proj_weight"] == (heads * 24, 16)
+    assert shapes["model_layers_0_self_attn_kv_b_proj_weight"] == (heads * 32, 16)
+    assert shapes["model_layers_0_self_attn_o_proj_weight"] == (64, heads * 16)
 
 
 def test_every_cut_runs() -> None:
