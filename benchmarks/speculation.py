@@ -75,6 +75,9 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
     parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="Q4_0", help="of llama.cpp's weights")
     parser.add_argument("--batches", type=int, nargs="+", default=[1, 16, 32])
+    parser.add_argument(
+        "--runs", nargs="+", choices=[KNOWING, RANDOM, CLOSED], help="these, and the one without, alone"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--threads", type=int, default=thread_count(None))
     parser.add_argument("--json", type=Path)
@@ -103,13 +106,22 @@ def measure_shape(arguments: argparse.Namespace, record: dict[str, Any], console
             elif peer is not None:
                 runs[PEER] = partial(peer.decode, 1, CONTEXT, prepared.steps)
                 runs[PEER_KNOWING] = partial(peer.speculate, CONTEXT, prepared.steps, DRAFTS, ACCEPTANCE)
+            if arguments.runs is not None:
+                runs = {name: run for name, run in runs.items() if name in (PLAIN, *arguments.runs)}
             samples = alternate(runs, arguments.rounds)
-            found = {"seconds_a_token": {name: list(sample.seconds) for name, sample in samples.items()}}
+            found: dict[str, Any] = {
+                "seconds_a_token": {name: list(sample.seconds) for name, sample in samples.items()},
+                "paired_ratios": {name: sample.paired_ratio(samples[PLAIN]) for name, sample in samples.items()},
+            }
             record["batches"][str(batch)] = found | prepared.figures() | {"costs": prepared.costs()}
             console.print(shape_table(batch, samples))
             for name, cost in prepared.costs().items():
                 reached = "ok" if cost <= COSTS[name] else "MISSED"
-                console.print(f"{name} cost {cost:.2%} of the time, at most {COSTS[name]:.0%}: {reached}")
+                pairs = found["paired_ratios"][name] - 1
+                console.print(
+                    f"{name} cost {cost:.2%} of the time within runs, at most {COSTS[name]:.0%}: {reached}; "
+                    f"{pairs:+.2%} in the median of pairs of runs"
+                )
             console.print(prepared.figures(), highlight=False)
 
 
