@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from os import PathLike
 from typing import Any, Literal, TypedDict
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
 
 from llmc.errors import OptionError
 from llmc.formats.cache_format import parse_cache_format
@@ -21,6 +21,7 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DtypeSpelling = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "float", "half", "f32", "f16"]
 # Of `speculative`, in the place of a directory: layers in the model's own one.
 OWN_LAYERS = "mtp"
+_EXAMPLES = {"quantize": "int8", "sparsity": "magnitude:0.5", "prune": "channels=0.125"}
 _SPELLINGS = {
     "fp32": "float32",
     "f32": "float32",
@@ -98,8 +99,17 @@ class BuildOptions(BaseModel):
 
     @field_validator("quantize", "sparsity", "prune", mode="before")
     @classmethod
-    def _split(cls, value: Any) -> Any:
-        return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+    def _split(cls, value: Any, info: ValidationInfo) -> Any:
+        items = [part.strip() for part in value.split(",")] if isinstance(value, str) else value
+        is_texts = isinstance(items, list | tuple) and all(isinstance(item, str) for item in items)
+        found = tuple(filter(None, items)) if is_texts else ()
+        if not is_texts or (isinstance(value, str) and value.strip() and not found):
+            raise OptionError(
+                f"build option {info.field_name!r} cannot be {value!r:.80}: it is a text, or a list of texts",
+                at=f"{info.field_name}={value!r:.80}",
+                fix=f"such as {info.field_name}={_EXAMPLES[info.field_name or '']!r}",
+            )
+        return found
 
     @field_validator("quantize")
     @classmethod

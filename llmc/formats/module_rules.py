@@ -99,8 +99,12 @@ def split_items(
     seen: str | None = None
     for item in items:
         pattern, text = split_rule(item)
+        if pattern == "":
+            raise OptionError(
+                f"{item!r} names no weights before its equals sign", at=f"{option}={item}", fix=f"such as lm_head{item}"
+            )
         if pattern is not None:
-            rules.append(Rule(pattern, parse(text)))
+            rules.append(Rule(pattern, _parsed(item, text, option, parse)))
             continue
         if seen is not None:
             raise OptionError(
@@ -110,6 +114,14 @@ def split_items(
             )
         seen = item
     return seen, tuple(rules)
+
+
+def _parsed(item: str, text: str, option: str, parse: Callable[[str], S | None]) -> S | None:
+    """What a rule says; its errors name its pattern."""
+    try:
+        return parse(text)
+    except OptionError as error:
+        raise OptionError(error.problem, at=f"{option}={item}", fix=error.fix) from None
 
 
 def split_rule(item: str) -> tuple[str | None, str]:

@@ -60,7 +60,7 @@ def parse_pruning(items: Iterable[str]) -> Pruning:
     found, seen = Pruning(), set[str]()
     for item in items:
         name, text = split_rule(item)
-        if name is None:
+        if not name:
             raise OptionError(
                 f"{item!r} does not say what is to be taken out",
                 at=f"prune={item}",

@@ -67,29 +67,25 @@ Sparsity = BudgetedSchemes[SparseScheme, SparseBudget]
 def parse_sparsity(items: Iterable[str]) -> Sparsity:
     """Items as in `("sparsegpt:0.5", "lm_head=magnitude:2:4", "*.down_proj=none")`. Raises OptionError."""
     default, rules = split_items(items, "sparsity", parse_sparse_scheme)
-    method, is_budget, ratio = (default or "").partition(f":{AUTO}:")
-    if default is not None and is_budget:
-        scheme = parse_sparse_scheme(f"{method}:{ratio}")
-        if scheme is None or scheme.pattern is not None:
-            raise _no_ratio(default, f"{method}:{AUTO}:0.5")
-        return Sparsity(None, rules, SparseBudget(scheme.method, scheme.ratio))
+    name, *words = (default or "").split(":")
+    if default is not None and words[:1] == [AUTO]:
+        method = _method(default, name)
+        return Sparsity(None, rules, SparseBudget(method, _ratio(default, words[1:], f"{method}:{AUTO}:0.5")))
     return Sparsity(None if default is None else parse_sparse_scheme(default), rules)
 
 
 def parse_sparse_scheme(text: str) -> SparseScheme | None:
     """The scheme that a text such as `wanda:2:4` or `sparsegpt:0.5` names, None for `none`. Raises OptionError."""
     name, *words = text.split(":")
-    if name == NOT_SPARSE and not words:
+    if name == NOT_SPARSE:
+        if words:
+            raise OptionError(
+                f"{text!r}: {NOT_SPARSE} takes no ratio",
+                at=f"sparsity={text}",
+                fix=f"{NOT_SPARSE} alone, or {METHODS[0]}:{':'.join(words)}",
+            )
         return None
-    method = next((each for each in METHODS if each == name), None)
-    if method is None:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
-        raise OptionError(
-            f"unknown way to choose zeros {name!r}",
-            at=f"sparsity={text}",
-            fix=f"{hint}known: {', '.join(METHODS)} and none, as in {METHODS[0]}:0.5",
-        )
+    method = _method(text, name)
     if words[:1] == [AUTO]:
         raise OptionError(
             f"{text!r} gives zeros out among all weights, so it cannot be for some",
@@ -99,7 +95,20 @@ def parse_sparse_scheme(text: str) -> SparseScheme | None:
     if len(words) == 2:
         kept, of = _pattern(text, words)
         return SparseScheme(text, method, 1 - kept / of, (kept, of))
-    return SparseScheme(text, method, _ratio(text, words))
+    return SparseScheme(text, method, _ratio(text, words, f"{method}:0.5; or a pattern, such as {method}:2:4"))
+
+
+def _method(text: str, name: str) -> Method:
+    found = next((each for each in METHODS if each == name), None)
+    if found is None:
+        near = difflib.get_close_matches(name, METHODS, n=1)
+        hint = f"did you mean {near[0]}? " if near else ""
+        raise OptionError(
+            f"unknown way to choose zeros {name!r}",
+            at=f"sparsity={text}",
+            fix=f"{hint}known: {', '.join(METHODS)} and none, as in {METHODS[0]}:0.5",
+        )
+    return found
 
 
 def _pattern(text: str, words: list[str]) -> tuple[int, int]:
@@ -113,18 +122,13 @@ def _pattern(text: str, words: list[str]) -> tuple[int, int]:
     return found
 
 
-def _ratio(text: str, words: list[str]) -> float:
+def _ratio(text: str, words: list[str], instead: str) -> float:
     try:
         ratio = float(words[0]) if len(words) == 1 else float("nan")
     except ValueError:
         ratio = float("nan")
     if not 0.0 < ratio < 1.0:
-        method = text.partition(":")[0]
-        raise _no_ratio(text, f"{method}:0.5; or a pattern, such as {method}:2:4")
+        raise OptionError(
+            f"{text!r} has no ratio of zeros between 0 and 1", at=f"sparsity={text}", fix=f"such as {instead}"
+        )
     return ratio
-
-
-def _no_ratio(text: str, instead: str) -> OptionError:
-    return OptionError(
-        f"{text!r} has no ratio of zeros between 0 and 1", at=f"sparsity={text}", fix=f"such as {instead}"
-    )

@@ -94,6 +94,12 @@ class SparseSource:
                     at=values.file,
                     fix="use the checkpoint before it was quantized (F32, BF16 or F16), and --quantize int8",
                 )
+            if 0 in values.shape:
+                raise CheckpointError(
+                    f"tensor {name!r} {list(shape)} holds nothing but zeros: {weight.tensors['compressed']} is empty",
+                    at=values.file,
+                    fix=_CHECK,
+                )
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Of a tensor as the model knows it. Raises CheckpointError if there is none of that name."""

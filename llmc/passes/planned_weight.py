@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
@@ -58,7 +58,8 @@ def plan_weights(graph: ModelGraph, wanted: ModuleSchemes[S], option: str) -> tu
     Raises OptionError for a rule that names no module.
     """
     planned = tuple(_planned(graph, readers, wanted) for readers in readers_of_weights(graph))
-    check_patterns(wanted.rules, modules_of(graph), option)
+    names = (module_names(graph, readers) for readers in readers_of_weights(graph))
+    check_patterns(wanted.rules, modules_of(graph), option, {stored: module for module, stored in names})
     return planned
 
 
@@ -98,12 +99,16 @@ def modules_of(graph: ModelGraph) -> list[str]:
     return [*dense, *(weight.module for weight in graph.quantized), *gone]
 
 
-def check_patterns(rules: Iterable[Rule[Any]], modules: Sequence[str], option: str) -> None:
-    """Raise OptionError for the first of an option's rules whose pattern no module's name matches."""
+def check_patterns(
+    rules: Iterable[Rule[Any]], modules: Sequence[str], option: str, stored: Mapping[str, str] | None = None
+) -> None:
+    """Raise OptionError for the first of an option's rules whose pattern no module's name matches. stored: modules by
+    what the checkpoint alone calls them, such as an embedding that is the output projection too."""
     for rule in rules:
         if not any(map(rule.matches, modules)):
+            tied = next((module for name, module in (stored or {}).items() if rule.matches(name)), None)
             last = sorted({module.rpartition(".")[2] for module in modules})
-            near = difflib.get_close_matches(rule.pattern, [*last, *modules], n=1)
+            near = [tied] if tied else difflib.get_close_matches(rule.pattern, [*last, *modules], n=1)
             raise OptionError(
                 f"no weight is called {rule.pattern!r}",
                 at=f"{option}={rule.pattern}=…",

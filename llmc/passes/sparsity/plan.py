@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 
 from llmc.errors import OptionError
@@ -16,8 +18,9 @@ def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...
     """Every product's and each embedding's weight that is dense, in the order in which the step reads them.
 
     Without a rule of its own the output projection stays as it is, since it decides on every token, and so do
-    embeddings. Raises OptionError for a rule that names no module, for columns that a pattern does not divide, and for
-    a method that looks at inputs where there is nothing but lookups.
+    embeddings. Raises OptionError for a rule that names no module, for columns that a pattern does not divide, for a
+    ratio that is less than one element of every weight that it is for, and for a method that looks at inputs where
+    there is nothing but lookups.
     """
     planned = tuple(
         replace(each, scheme=None) if each.module == HEAD and not each.is_ruled else each
@@ -26,6 +29,7 @@ def plan_zeros(graph: ModelGraph, sparsity: Sparsity) -> tuple[PlannedZeros, ...
     for each in planned:
         _check_pattern(each)
         _check_input(each)
+    _check_ratios(planned)
     return planned
 
 
@@ -43,6 +47,22 @@ def _check_pattern(planned: PlannedZeros) -> None:
         at=f"sparsity={scheme.name}",
         fix=f"choose a ratio for this one: --sparsity {planned.module}={scheme.method}:{scheme.ratio:g}",
     )
+
+
+def _check_ratios(planned: Sequence[PlannedZeros]) -> None:
+    elements: dict[SparseScheme, tuple[int, str]] = {}
+    for each in planned:
+        if each.scheme is not None:
+            of_one = math.prod(each.shape) if each.scheme.method == "magnitude" else each.shape[1]
+            elements[each.scheme] = max(elements.get(each.scheme, (0, "")), (of_one, each.tensor))
+    for scheme, (count, tensor) in elements.items():
+        if round(scheme.ratio * count) == 0:
+            part = "" if scheme.method == "magnitude" else "a row of "
+            raise OptionError(
+                f"{scheme.ratio:g} of the {count} elements of {part}{tensor} is less than one",
+                at=f"sparsity={scheme.name}",
+                fix=f"a larger ratio, such as {scheme.method}:0.5",
+            )
 
 
 def _check_input(planned: PlannedZeros) -> None:

@@ -149,6 +149,10 @@ def test_a_mask_of_more_than_two_in_four_is_named(tmp_path: Path) -> None:
             {f"{UP}.compressed": lambda part: part.to(torch.float8_e4m3fn)},
             f"'{UP}.compressed' is stored as F8_E4M3: codes behind masks",
         ),
+        (
+            {f"{UP}.compressed": lambda part: part[:0], f"{UP}.bitmask": torch.zeros_like},
+            f"{UP}.weight' .* holds nothing but zeros: {UP}.compressed is empty",
+        ),
         ({f"{UP}.shape": lambda part: part / 0 * 0}, rf"{UP}.shape holds torch.float32 \[2\], no matrix's sizes"),
     ],
 )

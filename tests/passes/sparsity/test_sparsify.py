@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,8 @@ from llmc.graph.render import op_name
 from llmc.graph.weights import evaluate
 from llmc.passes.sparsity.choose_zeros import kept_elements
 from llmc.passes.sparsity.sparsify import sparsify
+from tests.family_captures import FamilyCaptures
+from tests.passes.pruning.pruned_models import pruned
 from tests.passes.quantization.quantizing import captured_llama, logits, quantized
 from tests.passes.sparsity.sparse_graphs import sparse, sparse_canonical
 
@@ -171,6 +174,36 @@ def test_what_cannot_be_is_an_error_with_a_fix(text: str, problem: str) -> None:
         sparse_canonical(text)
     assert problem in str(raised.value)
     assert isinstance(raised.value, LlmcError) and raised.value.fix
+
+
+@pytest.mark.parametrize(
+    ("text", "problem", "at", "fix"),
+    [
+        ("magnitude:auto:1.5", "'magnitude:auto:1.5' has no ratio", "magnitude:auto:1.5", "magnitude:auto:0.5"),
+        ("magnitude:auto", "'magnitude:auto' has no ratio", "magnitude:auto", "magnitude:auto:0.5"),
+        ("lm_head=foo:0.5", "unknown way to choose zeros 'foo'", "lm_head=foo:0.5", "magnitude:0.5"),
+        ("lm_head=", "unknown way to choose zeros ''", "lm_head=", "magnitude:0.5"),
+        ("=magnitude:0.5", "'=magnitude:0.5' names no weights", "=magnitude:0.5", "lm_head=magnitude:0.5"),
+        ("none:0.5", "'none:0.5': none takes no ratio", "none:0.5", "magnitude:0.5"),
+        ("magnitude:0.0000001", "1e-07 of the 8192 elements of", "magnitude:0.0000001", "a larger ratio"),
+        (",", "build option 'sparsity' cannot be ','", "','", "sparsity='magnitude:0.5'"),
+        (0.5, "build option 'sparsity' cannot be 0.5: it is a text", "0.5", "sparsity='magnitude:0.5'"),
+        (None, "build option 'sparsity' cannot be None: it is a text", "None", "sparsity='magnitude:0.5'"),
+        ({"lm_head": 0.5}, "build option 'sparsity' cannot be {'lm_head'", "{'lm_head'", "sparsity='magnitude:0.5'"),
+    ],
+)
+def test_errors_name_what_was_written(text: Any, problem: str, at: str, fix: str) -> None:
+    with pytest.raises(OptionError) as raised:
+        sparse_canonical(text)
+    assert problem in raised.value.problem
+    assert raised.value.at is not None and raised.value.at.startswith(f"sparsity={at}")
+    assert raised.value.fix is not None and fix in raised.value.fix
+
+
+def test_a_tied_embedding_is_called_by_what_it_multiplies(captured_family: FamilyCaptures) -> None:
+    with pytest.raises(OptionError, match=r"no weight is called 'transformer\.wte'") as raised:
+        pruned(captured_family("gpt2"), "", None, sparsity="transformer.wte=magnitude:0.5")
+    assert raised.value.fix is not None and "did you mean lm_head?" in raised.value.fix
 
 
 def _with(graph: object) -> Captured:
