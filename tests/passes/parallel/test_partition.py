@@ -94,7 +94,7 @@ def test_families(family: str, ranks: int, captured_family: FamilyCaptures) -> N
 
 @pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_latent_attention(ranks: int, tmp_path: Path) -> None:
-    """Heads of 24 channels of queries and keys beside 16 of values; one rotated key that is repeated for all of them."""
+    """Heads of 24 channels of queries and keys beside 16 of values; one rotated key that is repeated for all."""
     tiny_architecture("deepseek_v3").save_pretrained(tmp_path)
     captured = capture(tmp_path, BuildOptions())
     alone, together = (
