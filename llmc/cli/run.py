@@ -18,7 +18,7 @@ from llmc.cli.engine_options import EngineOptions
 from llmc.cli.model_argument import model_argument
 from llmc.cli.opening_options import OpeningOptions
 from llmc.cli.sampling_options import SamplingOptions
-from llmc.errors import OptionError
+from llmc.errors import LlmcError, OptionError
 
 if TYPE_CHECKING:
     from llmc.runtime.engine import Engine
@@ -125,10 +125,16 @@ def answer(
 def stream_one(engine: Engine, prompt: str | list[int], shown: str, params: SamplingParams) -> int:
     """Print what is shown of the prompt, and the text as it comes; nothing if there is none; returns the tokens."""
     tokens = 0
-    for piece in engine.stream(prompt, params):
-        sys.stdout.write(shown + piece.text)
-        sys.stdout.flush()
-        shown, tokens = "", piece.tokens
+    try:
+        for piece in engine.stream(prompt, params):
+            sys.stdout.write(shown + piece.text)
+            sys.stdout.flush()
+            shown, tokens = "", piece.tokens
+    except (LlmcError, KeyboardInterrupt):
+        if tokens:  # What is said of it begins a line.
+            sys.stdout.write("\n")
+            sys.stdout.flush()
+        raise
     sys.stdout.write(shown + "\n")
     return tokens
 

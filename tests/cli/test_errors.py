@@ -6,12 +6,18 @@ import json
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
+from numpy.typing import NDArray
 
+from llmc import load
+from llmc.cli.run import stream_one
 from llmc.engine_format import FORMAT_VERSION
+from llmc.errors import LlmcError, RequestError
+from llmc.runtime.sampling.sampling_params import SamplingParams
 from tests.cli.command import MODEL, assert_user_error, llmc
 
 
@@ -162,3 +168,18 @@ def test_the_command_itself_exits_with_2_and_a_traceback_only_when_asked(tmp_pat
     debug = subprocess.run(command, capture_output=True, text=True, env={"LLMC_DEBUG": "1"})
     assert debug.returncode == 1
     assert "Traceback" in debug.stderr
+
+
+def test_an_error_within_an_answer_begins_a_line(built: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A draft may turn out to be corrupt after some text is printed; here a function of the user fails."""
+
+    def fails(tokens: Sequence[int], logits: NDArray[np.float32]) -> NDArray[np.float32]:
+        if len(tokens) == 3:
+            raise RequestError("three are enough", fix="ask for less")
+        return logits
+
+    params = SamplingParams(max_tokens=8, ignore_eos=True, logits_processors=(fails,))
+    with load(built) as engine, pytest.raises(LlmcError, match="three are enough"):
+        stream_one(engine, "KING", "KING", params)
+    out = capsys.readouterr().out
+    assert len(out) > len("KING\n") and out.startswith("KING") and out.endswith("\n")
