@@ -331,7 +331,7 @@ def packed(
     """One weight of a rank in kernel layout; the checkpoint's tensors are read now and dropped after."""
 
     def value(part: Recipe) -> Tensor:
-        return finite.look(stored_names(part), evaluate(part, source, rank))
+        return finite.look(stored_names(part), evaluate(part, finite.reading(source), rank))
 
     if isinstance(recipe, CodesRecipe):
         zeros = None if recipe.zeros is None else value(recipe.zeros)

@@ -1,11 +1,14 @@
-"""Notice NaN and Inf among the weights while they stream through a build."""
+"""Notice NaN and Inf among the weights, and matrices of nothing but zeros, while they stream through a build."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+
+from llmc.graph.weights import WeightSource
 
 _SHOWN = 4
 
@@ -21,6 +24,11 @@ class FiniteWeights:
 
     def __init__(self) -> None:
         self._found: dict[str, tuple[int, int]] = {}
+        self._zero: set[str] = set()
+
+    def reading(self, source: WeightSource) -> WeightSource:
+        """The source, whose matrices are looked at one by one, before others are merged with them."""
+        return _ZeroFinder(source, self._zero)
 
     def look(self, names: Sequence[str], value: Tensor) -> Tensor:
         """The value itself. names: of the checkpoint's tensors that it is made of; none for what was computed."""
@@ -29,7 +37,18 @@ class FiniteWeights:
         return value
 
     def notes(self) -> tuple[str, ...]:
-        """What a build should say: nothing, or one line that names the weights."""
+        """What a build should say: a line that names the weights that are not finite, one for those of zeros."""
+        return (*self._not_finite(), *self._nothing_but_zeros())
+
+    def _nothing_but_zeros(self) -> tuple[str, ...]:
+        if not self._zero:
+            return ()
+        shown = sorted(self._zero)
+        more = ", …" if len(shown) > _SHOWN else ""
+        are = "weight holds" if len(shown) == 1 else "weights hold"
+        return (f"{len(shown)} {are} nothing but zeros: {', '.join(shown[:_SHOWN])}{more}",)
+
+    def _not_finite(self) -> tuple[str, ...]:
         if not self._found:
             return ()
         shown = [
@@ -39,6 +58,25 @@ class FiniteWeights:
         more = ", …" if len(shown) > _SHOWN else ""
         are = "weight holds" if len(shown) == 1 else "weights hold"
         return (f"{len(shown)} {are} numbers that are not finite: {', '.join(shown[:_SHOWN])}{more}",)
+
+
+@dataclass(frozen=True)
+class _ZeroFinder:
+    """A WeightSource. zero: where the names of matrices of zeros go."""
+
+    source: WeightSource
+    zero: set[str]
+
+    def names(self) -> tuple[str, ...]:
+        return self.source.names()
+
+    def load(self, name: str) -> Tensor:
+        value = self.source.load(name)
+        is_matrix = value.dtype in _INFINITY and value.dim() > 1 and value.numel() > 0
+        # The first row tells of nearly every weight, without a look at the others.
+        if is_matrix and not bool(value[0].any()) and not bool(value.any()):
+            self.zero.add(name)
+        return value
 
 
 def _all_finite(value: Tensor) -> bool:

@@ -73,6 +73,21 @@ def test_weights_that_are_not_numbers_are_named(tmp_path: Path) -> None:
     assert "model.layers.1.self_attn.o_proj.weight (1 Inf)" in warning
 
 
+def test_matrices_of_zeros_are_named(tmp_path: Path) -> None:
+    """Also one that is merged with others; a row of zeros is nothing to tell of."""
+    directory = tiny_checkpoint("llama", tmp_path / "model")
+
+    def damage(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        tensors["model.layers.0.mlp.up_proj.weight"].zero_()
+        tensors["model.layers.1.self_attn.o_proj.weight"][0] = 0.0
+        return tensors
+
+    edit_weights(directory, damage)
+    with pytest.warns(BuildWarning, match="1 weight holds nothing but zeros"):
+        report = llmc.build(str(directory), tmp_path / "e.llmc", target="reference")
+    assert report.warnings == ("1 weight holds nothing but zeros: model.layers.0.mlp.up_proj.weight",)
+
+
 def test_the_command_line_shows_warnings_below_its_tables(tmp_path: Path) -> None:
     directory = tiny_checkpoint("llama", tmp_path / "model")
     edit_json(directory / "config.json", lambda config: config.update(num_hidden_layers=1))
