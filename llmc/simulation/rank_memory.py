@@ -36,8 +36,8 @@ class RankMemory:
         if needed <= self.has:
             return None
         return (
-            f"needs {needed / 1e9:.1f} GB a rank of {self.has / 1e9:.1f}: weights {self.weights / 1e9:.1f}, KV cache "
-            f"of {tokens} tokens {tokens * self.kv_token / 1e9:.1f}, the rest {(self.fixed - self.weights) / 1e9:.1f}; "
+            f"needs {needed / 1e9:.3f} GB a rank of {self.has / 1e9:.3f}: weights {self.weights / 1e9:.3f}, KV cache "
+            f"of {tokens} tokens {tokens * self.kv_token / 1e9:.3f}, the rest {(self.fixed - self.weights) / 1e9:.3f}; "
             f"{self.tokens(block_size) or 'no'} tokens would fit"
         )
 

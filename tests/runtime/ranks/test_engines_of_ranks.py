@@ -141,15 +141,12 @@ def runs(weight: torch.Tensor, axis: int) -> set[bytes]:
 
 @slow
 @pytest.mark.parametrize("options", [{}, {"quantize": "w4a8", "kv_cache": "int8"}])
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_drafts_change_no_token(options: dict[str, Any], ranks: int, tmp_path: Path) -> None:
+def test_drafts_change_no_token(options: dict[str, Any], tmp_path: Path) -> None:
     """Of Medusa heads in trees, whose rows are moved on every rank, of text that was seen, and of a draft model of two
-    ranks."""
+    ranks; the model has two heads, so no more ranks."""
     medusa_1(tmp_path / "heads.safetensors", 128, heads=3)
     changed = {"max_model_len": 256, "dtype": "auto", **options}
-    path = built(
-        MODELS / "bard-draft", tmp_path / "e.llmc", ranks, speculative=tmp_path / "heads.safetensors", **changed
-    )
+    path = built(MODELS / "bard-draft", tmp_path / "e.llmc", 2, speculative=tmp_path / "heads.safetensors", **changed)
     draft = built(MODELS / "bard-draft", tmp_path / "draft.llmc", 2, **changed)
     prompts = [tiny_tokens(20, 4096), [5, 9, 11] * 8]
     ways = (

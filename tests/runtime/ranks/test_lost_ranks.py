@@ -40,7 +40,9 @@ def path(request: pytest.FixtureRequest, of_ranks: NewEngine) -> Path:
 
 
 @pytest.fixture
-def engine(path: Path) -> Iterator[Engine]:
+def engine(path: Path, environment: Callable[[str, str], None]) -> Iterator[Engine]:
+    """Whose ranks wait for each other for a day: only that a socket closes ends a step of it sooner."""
+    environment("LLMC_RANK_STALL_SECONDS", "86400")
     with load(path, threads=1) as opened:
         yield opened
 
