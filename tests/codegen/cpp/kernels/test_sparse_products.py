@@ -51,6 +51,18 @@ def test_each_number_of_tokens_has_a_tile(target: CpuTarget) -> None:
         assert torch.equal(dense, sparse), tokens
 
 
+@pytest.mark.slow
+@coded_targets
+@pytest.mark.parametrize("x_format", ["none", "int8"])
+def test_each_number_of_tokens_has_a_tile_of_codes(target: CpuTarget, x_format: str) -> None:
+    weight = with_zeros(64, 200, 0.5, torch.int8)
+    scales = torch.rand(64, 1, generator=torch.Generator().manual_seed(0)) / 100
+    for tokens in range(1, 65):
+        x = torch.randn(tokens, 200, generator=torch.Generator().manual_seed(tokens)).bfloat16()
+        dense, sparse = both(target, "linear", x, weight, scales=scales, x_format=x_format, threads=1)
+        assert torch.equal(dense, sparse), tokens
+
+
 @coded_targets
 @dtypes
 @pytest.mark.parametrize("x_format", ["none", "int8"])
