@@ -87,6 +87,7 @@ def test_bisect_finds_the_first_rewrite_that_changes_numbers(
         ("prune_channels", "lossy"),
     ],
 )
-def test_prove_says_why_it_leaves_them_out(name: str, verdict: str) -> None:
+def test_prove_says_why_it_leaves_them_out(name: str, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "120")
     outcome = llmc("prove", name)
     assert outcome.code == 0 and verdict in outcome.out
