@@ -27,7 +27,11 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
         Column("used", rank=4, right=True),
         Column("preempted", rank=4, right=True),
     )
-    table = FittingTable(title, columns, caption="times in ms; KV room: tokens a replica")
+    caption = "times in ms; KV room: tokens a replica, of as many sequences as a step may have"
+    if not comparison.has_stages and any(each.division.layout.pipeline > 1 for each in comparison.served):
+        caption += "; in italics: predicted, as engines for this target have one stage so far"
+    table = FittingTable(title, columns, caption=caption)
+    built = max(each.division.layout.pipeline for each in comparison.outcomes) if comparison.has_stages else 1
     for each in comparison.served:
         summary, layout = each.summary, each.division.layout
         rate = summary.goodput if summary.goodput is not None else summary.request_throughput
@@ -42,7 +46,7 @@ def comparison_table(comparison: Comparison, title: str) -> FittingTable:
             str(each.kv_tokens),
             f"{each.kv_used / each.kv_tokens:.0%}",
             str(each.preemptions),
-            style="bold" if each is comparison.best else "",
+            style="bold" if each is comparison.best else "italic" if layout.pipeline > built else "",
         )
     return table
 

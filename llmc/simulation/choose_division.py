@@ -87,7 +87,6 @@ def consider_divisions(
     LlmcError."""
     # Here, because they take long to import.
     from llmc.bench.prompts import PromptShape
-    from llmc.codegen.target_kind import kind_of
     from llmc.graph.capture import capture
     from llmc.simulation.load import drawn_load, longest, read_trace
     from llmc.simulation.rent import machine_of, rent_for_model
@@ -98,6 +97,5 @@ def consider_divisions(
     asked = parse_options({**options, "max_model_len": options.get("max_model_len") or longest(load)})
     told("capturing")
     captured = capture(model, asked, may_lack_weights=True)
-    has_stages = kind_of(target).has_stages
-    found = rent_for_model(captured, passes, asked, machine, wish.ranks, load, {}, told, has_stages=has_stages)
+    found = rent_for_model(captured, passes, asked, machine, wish.ranks, load, {}, told)
     return Considered(found, machine, len(load))

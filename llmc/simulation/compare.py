@@ -23,11 +23,13 @@ _MORE_RANKS = (2, 4, 8, 16, 32, 64)
 @dataclass(frozen=True)
 class Comparison:
     """outcomes: in the order of the divisions. goals: milliseconds that good requests stay within, by name. enough:
-    where none serves the load, the fewest tensor ranks, of powers of two, with memory for it; None if that is none."""
+    where none serves the load, the fewest tensor ranks, of powers of two, with memory for it; None if that is none.
+    has_stages: whether engines for the target can have them; those that cannot are predicted, and not the best."""
 
     outcomes: tuple[Outcome, ...]
     goals: Mapping[str, float]
     enough: int | None = None
+    has_stages: bool = True
 
     @property
     def served(self) -> tuple[Served, ...]:
@@ -38,8 +40,9 @@ class Comparison:
     def best(self) -> Served | None:
         """The most good requests a second, or without goals the most output tokens; of those about as good, the least
         median time per output token."""
-        most = max(map(self._worth, self.served), default=0.0)
-        near = [each for each in self.served if self._worth(each) >= (1 - _SAME) * most]
+        built = [each for each in self.served if self.has_stages or each.division.layout.pipeline == 1]
+        most = max(map(self._worth, built), default=0.0)
+        near = [each for each in built if self._worth(each) >= (1 - _SAME) * most]
         return min(near, key=lambda each: (each.percentile("tpot", 0.5), each.percentile("ttft", 0.5)), default=None)
 
     def _worth(self, served: Served) -> float:
@@ -91,8 +94,9 @@ def best_or_refuse(comparison: Comparison, machine: Machine) -> Served:
     """The best. Raises OptionError where no division can serve the load, with what stands in the way."""
     best = comparison.best
     if best is None:
+        stages = f"engines for {machine.target.name} have one stage so far"
         reasons = "; ".join(
-            f"{each.division}: {each.reason}" for each in comparison.outcomes if isinstance(each, Refused)
+            f"{each.division}: {each.reason if isinstance(each, Refused) else stages}" for each in comparison.outcomes
         )
         enough = comparison.enough
         more = "take more ranks" if enough is None else f"take {enough} tensor ranks, which have memory for it,"

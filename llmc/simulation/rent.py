@@ -60,17 +60,17 @@ def rent_for_model(
     load: Sequence[Arrival],
     goals: Mapping[str, float],
     told: Told = lambda doing: None,
-    *,
-    has_stages: bool = True,
 ) -> Comparison:
-    """Every division of the ranks, or only that which the options ask for. told: what is being done. has_stages:
-    whether layers may be in stages."""
+    """Every division of the ranks, or only that which the options ask for. told: what is being done."""
+    # Here, because it takes long to import.
+    from llmc.codegen.target_kind import kind_of
+
     asked = RankLayout(options.tensor_parallel_size, options.pipeline_parallel_size)
     ways = divisions(ranks) if asked.ranks == 1 else (division_of(asked, ranks),)
-    ways = tuple(way for way in ways if has_stages or way.layout.pipeline == 1)
     programs = model_programs(captured, passes, options, machine.target, told)
     machine = _measured(machine, lambda: programs.program(RankLayout()))
-    return compare(ways, programs.program, machine, load, goals, _telling(told))
+    found = compare(ways, programs.program, machine, load, goals, _telling(told))
+    return replace(found, has_stages=kind_of(machine.target).has_stages)
 
 
 def rent_for_engine(

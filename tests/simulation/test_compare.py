@@ -55,6 +55,15 @@ def test_all_ranks_are_used() -> None:
         divisions(0)
 
 
+def test_what_cannot_be_built_is_predicted_and_not_the_best(comparison: Comparison) -> None:
+    staged = replace(comparison, outcomes=tuple(o for o in comparison.outcomes if o.division.layout.pipeline > 1))
+    assert staged.best is not None
+    with pytest.raises(OptionError, match=r"PP 2.*: engines for h100 have one stage so far"):
+        best_or_refuse(replace(staged, has_stages=False), MACHINE)
+    best = replace(comparison, has_stages=False).best
+    assert best is not None and best.division.layout.pipeline == 1
+
+
 def test_every_request_is_served_in_every_division(comparison: Comparison) -> None:
     assert [str(each.division) for each in comparison.served] == [str(each) for each in divisions(4)]
     for each in comparison.served:
