@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import struct
+import termios
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -25,12 +28,19 @@ class HeldSteps:
 
     def until(self, holds: Callable[[], bool], steps: int) -> None:
         """One step after the other, at most so many, until `holds()`, which asks the server: it sees to what it has
-        heard before it answers, so that no step comes too early however slow the machine is."""
-        for _ in range(steps):
-            if holds():
-                return
-            self.allow()
-        assert holds(), f"not within {steps} steps"
+        heard before it answers, so that no step comes too early however slow the machine is. While nobody has taken the
+        last one, what would take it is still on its way."""
+        taken = 0
+        while not holds():
+            if not self._waiting():
+                assert taken < steps, f"not within {steps} steps"
+                self.allow()
+                taken += 1
+
+    def _waiting(self) -> int:
+        """Steps that were allowed and not taken."""
+        (count,) = struct.unpack("i", fcntl.ioctl(self.pipe, termios.FIONREAD, bytes(4)))
+        return int(count)
 
 
 @contextmanager
