@@ -8,14 +8,15 @@ from importlib.util import find_spec
 
 from llmc.debug.placement_record import PlacedWeight
 
+_GATHERS = "and gathers what comes out"
 # The axis of a weight [out, in] that a style cuts, and what it does besides.
 _STYLES: Mapping[str, tuple[int, str]] = {
     "colwise": (0, ""),
     "rowwise": (1, ""),
     "packed_colwise": (0, ""),
     "packed_rowwise": (1, ""),
-    "colwise_rep": (0, "and gathers what comes out"),
-    "colwise_gather_output": (0, "and gathers what comes out"),
+    "colwise_rep": (0, _GATHERS),
+    "colwise_gather_output": (0, _GATHERS),
     "rowwise_rep": (1, ""),
     "rowwise_split_input": (1, "of what it parts first"),
 }
@@ -23,13 +24,19 @@ _AXES = ("rows", "columns")
 
 
 def hf_plan(family: str) -> dict[str, str]:
-    """Styles by module name, with * for layers; empty where there is no plan, or no transformers."""
+    """Styles by module name, with * for layers, of the layers and of the output that the causal model adds to them;
+    empty where there is no plan, or no transformers."""
     if find_spec("transformers") is None:
         return {}
+    import transformers
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 
-    plan = getattr(CONFIG_MAPPING[family], "base_model_tp_plan", None) if family in CONFIG_MAPPING else None
-    return dict(plan) if isinstance(plan, dict) else {}
+    layers = getattr(CONFIG_MAPPING[family], "base_model_tp_plan", None) if family in CONFIG_MAPPING else None
+    if not isinstance(layers, dict):
+        return {}
+    output = getattr(getattr(transformers, MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(family, ""), None), "_tp_plan", None)
+    return {**layers, **(output if isinstance(output, dict) else {})}
 
 
 def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
@@ -43,7 +50,8 @@ def beside(weight: PlacedWeight, plan: Mapping[str, str]) -> str | None:
     if style not in _STYLES:
         return f"its style {style!r}"
     axis, besides = _STYLES[style]
-    if len(weight.shape) == 1 or (weight.axis == axis and not besides):
+    gathers = besides == _GATHERS and "all_gather" in weight.why
+    if len(weight.shape) == 1 or (weight.axis == axis and (gathers or not besides)):
         return "same"
     return f"it cuts {_AXES[axis]} {besides}".rstrip()
 

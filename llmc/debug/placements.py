@@ -60,8 +60,7 @@ def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
     if not isinstance(recipe, PerRank):
         if not stored_names(recipe) and len(shape) < 2:
             return None
-        why = "cutting it would not pay" if len(shape) > 1 else "a vector, for channels that all ranks have"
-        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), why)
+        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), _why_whole(node, shape))
     first = recipe.recipes[0]
     if not isinstance(first, Derived) or op_name(first.target) != "llmc.rank_part":
         return None
@@ -71,6 +70,15 @@ def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
     parts = tuple(stop - start for start, stop in spans)
     why = _why(node, axis) + _sharing(spans)
     return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why)
+
+
+def _why_whole(weight: fx.Node, shape: tuple[int, ...]) -> str:
+    if len(shape) < 2:
+        return "a vector, for channels that all ranks have"
+    reader = _reader(weight)
+    if reader is not None and op_name(reader.target) == "llmc.expert_linear":
+        return "experts are cut with --enable-expert-parallel; without it all ranks have all of them"
+    return "cutting it would not pay"
 
 
 def weight_name(node: fx.Node, recipe: Recipe) -> str:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from llmc.architectures.tiny_config import tiny_architecture
 from llmc.debug.explain import Explanation
 from llmc.debug.explain_model import explain_model
 from llmc.debug.explain_text import overview_lines
@@ -89,9 +90,22 @@ def test_one_rank_has_no_placements() -> None:
     assert explain_model(capture(MODEL, options, may_lack_weights=True), default(), options).ranks is None
 
 
+def test_experts_that_stay_whole_say_how_they_are_cut() -> None:
+    options = parse_options({"tensor_parallel_size": 2})
+    found = explain_model(capture(tiny_architecture("qwen3_moe"), options), default(), options).ranks
+    assert found is not None
+    whole = {each.name: each.why for each in found.placements.weights if "experts" in each.name and each.axis is None}
+    assert whole and all("--enable-expert-parallel" in why for why in whole.values()), whole
+
+
 def test_how_plans_differ() -> None:
     assert hf_plan("llama")["layers.*.mlp.down_proj"] == "rowwise"
     assert hf_plan("no such family") == {}
+    output = PlacedWeight(
+        "lm_head.weight", 1, (8, 8), 0, (4, 4), 4, 64, "rows: some of them, and all_gather joins them"
+    )
+    assert beside(output, hf_plan("llama")) == "same"
+    assert beside(replace(output, why="rows"), hf_plan("llama")) == "it cuts rows and gathers what comes out"
     weight = PlacedWeight("model.layers.*.mlp.down_proj.weight", 2, (8, 8), 0, (4, 4), 4, 64, "")
     assert beside(weight, {}) is None
     assert beside(weight, {"layers.*.mlp.down_proj": "colwise"}) == "same"
