@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from os import PathLike
 
 
@@ -84,3 +85,11 @@ class UnavailableError(RequestError):
 
 class ModelFailureError(RequestError):
     """The model gave logits that are not finite for this request."""
+
+
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """The beginning of a fix for a name that is not known: the one that is nearest; nothing where none is near."""
+    import difflib  # Here, because few processes come to need it.
+
+    near = difflib.get_close_matches(name, list(known), n=1)
+    return f"did you mean {near[0]!r}? " if near else ""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import difflib
 import os
 import sys
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Literal
 
-from llmc.errors import TargetError
+from llmc.errors import TargetError, did_you_mean
 from llmc.links import (
     GLOO,
     INFINIBAND_HDR,
@@ -231,9 +230,11 @@ def resolve_target(name: str) -> Target:
         if target.name == name:
             return target
     names = ["cpu", "auto", *(t.name for t in known_targets())]
-    near = difflib.get_close_matches(name, names, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
-    raise TargetError(f"unknown target {name!r}", at=f"target={name!r}", fix=f"{hint}known targets: {', '.join(names)}")
+    raise TargetError(
+        f"unknown target {name!r}",
+        at=f"target={name!r}",
+        fix=f"{did_you_mean(name, names)}known targets: {', '.join(names)}",
+    )
 
 
 def _common_target(names: str) -> GpuTarget:

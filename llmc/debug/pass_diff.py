@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -13,7 +12,7 @@ from llmc.debug.check_passes import BUDGETS
 from llmc.debug.difference import Difference, budget, difference
 from llmc.debug.dump import dumped
 from llmc.debug.memo_run import MemoRun, default_chunks
-from llmc.errors import OptionError, PassError
+from llmc.errors import OptionError, PassError, did_you_mean
 from llmc.graph.capture import Captured
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.pass_record import PassRecord, RewriteRecord
@@ -108,9 +107,11 @@ def pass_range(passes: Sequence[Pass], first: str | None, last: str | None) -> f
     names = [each.name for each in passes]
     for name in (first, last):
         if name is not None and name not in names:
-            near = difflib.get_close_matches(name, names, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
-            raise OptionError(f"there is no pass {name!r}", at="--passes", fix=f"{hint}passes: {', '.join(names)}")
+            raise OptionError(
+                f"there is no pass {name!r}",
+                at="--passes",
+                fix=f"{did_you_mean(name, names)}passes: {', '.join(names)}",
+            )
     start = 0 if first is None else names.index(first)
     end = len(names) if last is None else names.index(last) + 1
     if start >= end:

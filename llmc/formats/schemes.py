@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, did_you_mean
 from llmc.formats.code_format import CODE_FORMATS, Activation, CodeFormat, Granularity
 from llmc.formats.module_rules import BudgetedSchemes, split_items
 
@@ -110,12 +109,10 @@ def parse_scheme(text: str) -> Scheme | None:
         return None
     scheme = SCHEMES.get(name)
     if scheme is None:
-        near = difflib.get_close_matches(name, SCHEMES, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise OptionError(
             f"unknown quantization scheme {name!r}",
             at=f"quantize={text}",
-            fix=f"{hint}known: {', '.join(SCHEMES)}, auto:BITS and none",
+            fix=f"{did_you_mean(name, SCHEMES)}known: {', '.join(SCHEMES)}, auto:BITS and none",
         )
     scheme = replace(scheme, name=text)
     for word in words:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
-from llmc.errors import OptionError
+from llmc.errors import OptionError, did_you_mean
 from llmc.formats.module_rules import BudgetedSchemes, split_items
 
 Method = Literal["magnitude", "wanda", "sparsegpt"]
@@ -101,12 +100,10 @@ def parse_sparse_scheme(text: str) -> SparseScheme | None:
 def _method(text: str, name: str) -> Method:
     found = next((each for each in METHODS if each == name), None)
     if found is None:
-        near = difflib.get_close_matches(name, METHODS, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
         raise OptionError(
             f"unknown way to choose zeros {name!r}",
             at=f"sparsity={text}",
-            fix=f"{hint}known: {', '.join(METHODS)} and none, as in {METHODS[0]}:0.5",
+            fix=f"{did_you_mean(name, METHODS)}known: {', '.join(METHODS)} and none, as in {METHODS[0]}:0.5",
         )
     return found
 

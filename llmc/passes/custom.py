@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import importlib
 import importlib.util
 import sys
@@ -12,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from llmc.errors import LlmcError, OptionError
+from llmc.errors import LlmcError, OptionError, did_you_mean
 from llmc.passes.rewrite import GraphPass, Pass, Rewrite, WeightPass
 
 ENTRY_POINT_GROUP = "llmc.passes"
@@ -48,12 +47,10 @@ def _index(each: Pass, order: list[Pass], names: list[str], placed: dict[str, st
     if each.after is None:
         return len(order)
     if each.after not in names:
-        near = difflib.get_close_matches(each.after, names, n=1)
-        hint = f"did you mean {near[0]!r}? " if near else ""
         raise OptionError(
             f"pass {each.name!r} goes after {each.after!r}, but there is no such pass",
             at=f"after={each.after!r}",
-            fix=f"{hint}passes: {', '.join(names)}",
+            fix=f"{did_you_mean(each.after, names)}passes: {', '.join(names)}",
         )
     index = names.index(each.after) + 1
     while index < len(order) and placed.get(order[index].name) == each.after:

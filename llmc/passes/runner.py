@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import time
 import traceback
 from collections.abc import Callable, Collection, Sequence
@@ -12,7 +11,7 @@ from typing import Any
 from torch import fx
 from torch.fx.proxy import GraphAppendingTracer
 
-from llmc.errors import LlmcError, OptionError, PassError
+from llmc.errors import LlmcError, OptionError, PassError, did_you_mean
 from llmc.graph.call_arguments import put_in_order
 from llmc.graph.dead_code import remove_dead_code
 from llmc.graph.fake_value import describe
@@ -158,12 +157,10 @@ def _check_names(passes: Sequence[Pass], options: BuildOptions) -> None:
     known = sorted({p.name for p in passes})
     for name in options.disable_passes:
         if name not in known:
-            near = difflib.get_close_matches(name, known, n=1)
-            hint = f"did you mean {near[0]!r}? " if near else ""
             raise OptionError(
                 f"there is no pass {name!r} to disable",
                 at=f"disable_passes={options.disable_passes!r}",
-                fix=f"{hint}passes: {', '.join(known)}",
+                fix=f"{did_you_mean(name, known)}passes: {', '.join(known)}",
             )
 
 

@@ -87,7 +87,7 @@ def test_calibration_may_be_a_path() -> None:
     ("spelled", "problem", "fix"),
     [
         ("int3", "unknown quantization scheme 'int3'", "known: int8"),
-        ("int4-gtpq", "unknown quantization scheme", "did you mean int4-gptq?"),
+        ("int4-gtpq", "unknown quantization scheme", "did you mean 'int4-gptq'?"),
         ("int4:g48", "int4 has no option 'g48'", "g32, g64, g128"),
         ("nf4:asym", "nf4 has no option 'asym'", "g32"),
         ("int4,w8a8", "two schemes for everything", "lm_head=w8a8"),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import difflib
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any
 
-from llmc.errors import RequestError
+from llmc.errors import RequestError, did_you_mean
 
 
 class GrammarKind(Enum):
@@ -77,12 +76,10 @@ def _kind(given: GrammarKind | str) -> GrammarKind:
     known = {kind.value: kind for kind in GrammarKind} | _ALIASES
     if isinstance(given, str) and given in known:
         return known[given]
-    near = difflib.get_close_matches(str(given), known, n=1)
-    hint = f"did you mean {near[0]!r}? " if near else ""
     raise RequestError(
         f"a grammar's kind cannot be {given!r:.80} ({type(given).__name__})",
         at="grammar",
-        fix=f"{hint}give a llmc.GrammarKind, or one of {', '.join(known)}",
+        fix=f"{did_you_mean(str(given), known)}give a llmc.GrammarKind, or one of {', '.join(known)}",
     )
 
 
