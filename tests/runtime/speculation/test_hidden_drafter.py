@@ -232,6 +232,8 @@ def test_drafts_are_those_of_the_oracle(built: Built, proposals: list[tuple[list
         check(built, proposals, 12)
 
 
+# Several layers draft chains.
+@pytest.mark.parametrize("built", quick_sample(["eagle3", "mtp"], ["eagle3"]), indirect=True)
 def test_trees_are_those_of_the_oracle(
     built: Built, proposals: list[tuple[list[int], list[int], int]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,8 +257,6 @@ def test_trees_are_those_of_the_oracle(
     with load(built.path) as plain:
         prompts = [tiny_tokens(5), tiny_tokens(60)[20:]]
         expected = [each.choices[0].token_ids for each in plain.generate(prompts, GREEDY)]
-    if len(built.layers) > 1:
-        pytest.skip("several layers draft chains")
     given = {"method": built.method, "num_speculative_tokens": 8, "tree_width": 3}
     with load(built.path, speculation=given) as engine:
         assert [each.choices[0].token_ids for each in engine.generate(prompts, GREEDY)] == expected
