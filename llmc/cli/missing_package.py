@@ -25,8 +25,8 @@ EXTRAS: dict[str, str | None] = {
     "yaml": "serve",
     "ray": "ray",
     "graphviz": "viz",
-    "onnx": "viz",
-    "onnxscript": "viz",
+    "onnx": "onnx",
+    "onnxruntime": "onnx",
     "matplotlib": "plot",
 }
 

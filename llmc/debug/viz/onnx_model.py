@@ -42,7 +42,7 @@ def onnx_model(stage: StageGraph) -> onnx.ModelProto:
         from onnx import checker, helper
     except ImportError:
         raise LlmcError(
-            "ONNX needs the Python package onnx", at="--format onnx", fix="pip install 'llmc-compiler[viz]'"
+            "ONNX needs the Python package onnx", at="--format onnx", fix="pip install 'llmc-compiler[onnx]'"
         ) from None
     values = _Values(stage)
     nodes = [_node(node, values, stage.origins) for node in stage.graph.nodes if not values.is_alias(node)]
