@@ -134,7 +134,7 @@ def failure(copy: Path, arguments: list[str], seconds: int) -> str:
         return "out of time"
     if done.returncode in (0, 5):
         return ""
-    found = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - .*)?$", done.stdout, re.MULTILINE)
+    found = re.search(r"^(?:FAILED|ERROR) (\S+\.py.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return found[1] if found else f"exit code {done.returncode}"
 
 

@@ -36,6 +36,7 @@ def test_evaluates(text: str, value: float) -> None:
         ("2*", "it ends too early"),
         ("T T", "unexpected 'T'"),
         ("T**2", "unexpected"),
+        ("2*+T", "unexpected '+'"),
         ("X + 1", "unknown symbol 'X'"),
         ("__import__('os')", "unexpected"),
         ("T.real", "unexpected '.real'"),
