@@ -52,5 +52,7 @@ def test_a_file_has_tests_of_its_own_and_of_its_room() -> None:
     file = Path("llmc/runtime/scheduling/scheduler.py")
     first, rest = own_tests(file, ROOT), room_tests(file, ROOT)
     assert first[0].name.startswith("test_scheduler") and "test_engine.py" in {path.name for path in rest}
+    shared = own_tests(Path("llmc/runtime/loop/publish.py"), ROOT)
+    assert ROOT / "tests/runtime/scheduling/test_scheduler.py" in shared, "it is what the model-free runs call"
     rooms = {room_of(path): path for path in (p.relative_to(ROOT) for p in (ROOT / "llmc").rglob("*.py"))}
     assert all(room_tests(path, ROOT) for path in rooms.values())

@@ -15,13 +15,16 @@ def room_of(module: Path) -> str:
 
 
 def own_tests(module: Path, root: Path) -> list[Path]:
-    """The test files that have the file's name or import it, those with its name first, shorter ones first."""
-    dotted = ".".join(module.with_suffix("").parts).removesuffix(".__init__")
+    """The test files that have the file's name or import it, or what tests share that does; those with its name first,
+    shorter ones first."""
+    tests = _files(root / "tests")
+    shared = [path for path in sorted((root / "tests").rglob("*.py")) if path not in tests]
+    wanted = [module, *(path.relative_to(root) for path in shared if _imports(path, [module]))]
     named, importing = [], []
-    for path in _files(root / "tests"):
+    for path in tests:
         if module.stem in path.stem and module.stem != "__init__":
             named.append(path)
-        elif f"{dotted} " in (text := path.read_text(encoding="utf-8")) or f"{dotted}\n" in text:
+        elif _imports(path, wanted):
             importing.append(path)
     near = "/".join(module.parts[1:-1])
     named.sort(key=lambda path: (path.parent != root / "tests" / near, path.stat().st_size))
@@ -38,6 +41,12 @@ def room_tests(module: Path, root: Path) -> list[Path]:
         found += sorted(tests.joinpath(*parts[:depth]).glob("test_*.py"))
     found += [path for path in tests.glob("test_*.py") if parts[0].rstrip("s") in path.stem]
     return found or _files(tests / WHOLE)
+
+
+def _imports(path: Path, modules: list[Path]) -> bool:
+    text = path.read_text(encoding="utf-8")
+    dotted = (".".join(each.with_suffix("").parts).removesuffix(".__init__") for each in modules)
+    return any(f"{name} " in text or f"{name}\n" in text for name in dotted)
 
 
 def _files(folder: Path) -> list[Path]:

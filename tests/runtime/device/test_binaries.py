@@ -122,6 +122,9 @@ def test_the_cache_key_follows_sources_and_specializations(tmp_path: Path) -> No
     assert key != cache_key(engine, engine.program, "sm_121")
     other = made_up_engine(tmp_path / "other", "sm_90", source="other\n")
     assert key != cache_key(other, other.program, "sm_120")
+    (launch,) = engine.program.launches
+    doubled = replace(engine.program, launches=(launch, launch))
+    assert key != cache_key(engine, doubled, "sm_120"), "the same sources in another program"
 
 
 def test_what_none_fits_is_compiled_once_and_kept_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

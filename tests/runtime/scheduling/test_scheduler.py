@@ -62,6 +62,17 @@ def test_premium_requests_overtake_free_ones_until_those_have_aged() -> None:
     assert [r for r in order if r is not free] == premium[1:]
 
 
+def test_of_two_half_computed_prompts_the_urgent_one_goes_on_first() -> None:
+    """Rows of logits hold the first one up, so that the second starts beside it."""
+    run = Run(Limits(8, 2, 2, 32, 4), 16)
+    scored, premium = counted(10, 0, every_logit=True), counted(20, 1, priority=Priority.PREMIUM)
+    run.add(scored)
+    run.step()
+    run.add(premium)
+    steps = [[(c.request is premium, c.tokens) for c in run.step()] for _ in range(2)]
+    assert steps == [[(False, 2), (True, 6)], [(True, 8)]]
+
+
 def test_the_youngest_gives_way_and_computes_again() -> None:
     run = Run(Limits(16, 4, 4, 16, 4), 5)
     old, young = counted(7, 9), counted(7, 9)
