@@ -29,7 +29,7 @@ def room(*shape: int) -> torch.Tensor:
 
 def found(rank: int) -> dict[str, torch.Tensor]:
     """What each collective gives a rank, by name and rows. x's rows lie apart."""
-    results = {}
+    results: dict[str, torch.Tensor] = {}
     for rows in ROWS:
         x = torch.full((rows, WIDTH + 3), UNTOUCHED)
         x[:, :WIDTH] = own_rows(rank, rows)
