@@ -11,25 +11,9 @@ from llmc.program import Layout, Limits
 from llmc.program.launch_arguments import Count, Operand, Rows
 
 
-class Call(Protocol):
-    """A node to be called: how its arguments become a launch's. `name` is the argument's in the op's schema."""
-
-    @property
-    def op(self) -> Any:
-        """What is called."""
-
-    def within(self, name: str) -> Call | None:
-        """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
-
-    def names(self) -> tuple[str, ...]:
-        """Of the arguments."""
-
-    def producer(self, name: str, index: int) -> Call | None:
-        """The call whose result of that index an argument is; None for what is no such result. Calls of one node are
-        equal."""
-
-    def readers(self, index: int) -> tuple[Call, ...]:
-        """The calls that read a result, of an op with several."""
+class RowsCall(Protocol):
+    """What is called on numbers in memory: how its arguments become a launch's. `name` is the argument's in the op's
+    schema."""
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Sizes of a tensor argument, without its row axis."""
@@ -48,6 +32,36 @@ class Call(Protocol):
 
     def vector(self, name: str) -> Operand | None:
         """A weight as an fp32 vector, or a computed fp32 or int32 tensor as a contiguous one."""
+
+    def dtype(self, name: str) -> torch.dtype:
+        """Of a tensor argument."""
+
+    def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
+        """Memory for what passes between the node's own launches, as rows. rows: a count, or 1."""
+
+    def limits(self) -> Limits:
+        """What a step may hold at most, for memory whose size no row count says."""
+
+
+class Call(RowsCall, Protocol):
+    """A node to be called: with weights, caches, and the nodes around it, too."""
+
+    @property
+    def op(self) -> Any:
+        """What is called."""
+
+    def within(self, name: str) -> Call | None:
+        """The call that yields an argument, where the kernel computes that on the way: of a part of a product."""
+
+    def names(self) -> tuple[str, ...]:
+        """Of the arguments."""
+
+    def producer(self, name: str, index: int) -> Call | None:
+        """The call whose result of that index an argument is; None for what is no such result. Calls of one node are
+        equal."""
+
+    def readers(self, index: int) -> tuple[Call, ...]:
+        """The calls that read a result, of an op with several."""
 
     def weight(self, name: str, layout: Layout) -> Operand:
         """A weight in a layout."""
@@ -69,20 +83,11 @@ class Call(Protocol):
     def table(self, name: str) -> Layout:
         """The layout in which an embedding's weight is stored: PANELS if a product reads the same weight."""
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Of a tensor argument."""
-
-    def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
-        """Memory for what passes between the node's own launches, as rows. rows: a count, or 1."""
-
     def cache(self, name: str) -> Operand:
         """A cache pointer."""
 
     def block_size(self) -> int:
         """Positions in a block of the cache."""
-
-    def limits(self) -> Limits:
-        """What a step may hold at most, for memory whose size no row count says."""
 
 
 def arguments_of(node: fx.Node) -> dict[str, Any]:

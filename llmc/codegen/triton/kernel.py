@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import fx
 
-from llmc.codegen.call import Call
+from llmc.codegen.call import Call, RowsCall
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument, Operand
 from llmc.targets import GpuTarget
@@ -70,8 +70,15 @@ class KernelTemplate:
     in_place: tuple[tuple[str, int], ...] = ()
 
 
+@dataclass(frozen=True)
+class RowsTemplate(KernelTemplate):
+    """Of a kernel that needs neither weights nor caches, so that no node need be there that calls it."""
+
+    candidates: Callable[[RowsCall, GpuTarget], tuple[DeviceLaunch, ...]]
+
+
 def rows(name: str, operand: Operand | None) -> dict[str, Argument]:
-    """`{name}_ptr` and `{name}_row_stride` (in elements) of Call.rows or Call.result; None and 0 for None."""
+    """`{name}_ptr` and `{name}_row_stride` (in elements) of RowsCall.rows or RowsCall.result; None and 0 for None."""
     if operand is None:
         return {f"{name}_ptr": None, f"{name}_row_stride": 0}
     return {f"{name}_ptr": operand.pointer, f"{name}_row_stride": operand.stride}

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from llmc.codegen.triton.backend import TritonBackend, Unspecialized
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, RowsTemplate
 from llmc.codegen.triton.kernels.products.dense_gemv import gemv_kernel
 from llmc.codegen.triton.kernels.products.dense_narrow import narrow_kernel
 from llmc.codegen.triton.kernels.products.product_best import best_gemv_kernel, best_narrow_kernel
@@ -30,7 +30,6 @@ from llmc.program import (
     Affine,
     Buffer,
     Launch,
-    Layout,
     Limits,
     Origin,
     Program,
@@ -198,7 +197,7 @@ class _Tail:
 
     def add(
         self,
-        template: KernelTemplate,
+        template: RowsTemplate,
         wanted: tuple[StepOutput, ...],
         given: Mapping[str, Any],
         results: Mapping[int, str | _Tensor],
@@ -238,24 +237,12 @@ class _Tail:
 
 @dataclass(frozen=True)
 class _OperandCall:
-    """The Call of an op on tensors that are in memory already."""
+    """The RowsCall of an op on tensors that are in memory already."""
 
     op: str
     given: Mapping[str, Any]
     results: Mapping[int, _Tensor]
     tail: _Tail = field(repr=False)
-
-    def within(self, name: str) -> None:
-        return None
-
-    def names(self) -> tuple[str, ...]:
-        return tuple(self.given)
-
-    def producer(self, name: str, index: int) -> None:
-        return None
-
-    def readers(self, index: int) -> tuple[()]:
-        return ()
 
     def shape(self, name: str) -> tuple[int, ...]:
         return (self.given[name].columns,)
@@ -277,36 +264,12 @@ class _OperandCall:
         tensor: _Tensor = self.given[name]
         return tensor.pointer
 
-    def weight(self, name: str, layout: Layout) -> Operand:
-        raise NotImplementedError(f"{self.op} has no weights")
-
-    def code_panels(self, layout: Layout) -> Operand:
-        raise NotImplementedError(f"{self.op} has no weights")
-
-    def sparse_panels(self, layout: Layout, dtype: torch.dtype) -> Operand:
-        raise NotImplementedError(f"{self.op} has no weights")
-
-    def sparse_rows(self, dtype: torch.dtype) -> tuple[Operand, Operand, Operand]:
-        raise NotImplementedError(f"{self.op} has no weights")
-
-    def code_rows(self) -> tuple[Operand, Operand, Operand | None]:
-        raise NotImplementedError(f"{self.op} has no weights")
-
-    def table(self, name: str) -> Layout:
-        raise NotImplementedError(f"{self.op} has no weights")
-
     def dtype(self, name: str) -> torch.dtype:
         dtype: torch.dtype = self.given[name].dtype
         return dtype
 
     def workspace(self, name: str, rows: Count | Rows | int, columns: int, dtype: torch.dtype) -> Operand:
         return self.tail.buffer(f"{self.op}_{name}", columns, dtype).rows
-
-    def cache(self, name: str) -> Operand:
-        raise NotImplementedError(f"{self.op} reads no cache")
-
-    def block_size(self) -> int:
-        return self.tail.limits.block_size
 
     def limits(self) -> Limits:
         return self.tail.limits

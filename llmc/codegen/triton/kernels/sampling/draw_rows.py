@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.call import RowsCall
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.ops.sampling import GROUP_PLACES, NOISE_GROUP, NOISE_RUN, WINNER_SHIFT
@@ -121,17 +121,17 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return refuse_ranks(node, logits=(2,))
 
 
-def argmax_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+def argmax_candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their maxima."""
     return (_launch(call, dict.fromkeys(("temperature_ptr", "seeds_ptr", "counters_ptr"))),)
 
 
-def draw_candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+def draw_candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """The same, with noise."""
     return (_launch(call, {f"{name}_ptr": call.vector(name) for name in ("temperature", "seeds", "counters")}),)
 
 
-def _launch(call: Call, noise: dict[str, Argument]) -> DeviceLaunch:
+def _launch(call: RowsCall, noise: dict[str, Argument]) -> DeviceLaunch:
     (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
     chunks = triton.cdiv(vocabulary, chunk)
@@ -157,5 +157,5 @@ def join_launch(
     return DeviceLaunch(join_chunks_kernel, {**found, **into}, constants, (str(count),), num_warps=num_warps)
 
 
-argmax_rows = KernelTemplate(torch.ops.llmc.argmax_rows.default, supports, argmax_candidates)
-draw_rows = KernelTemplate(torch.ops.llmc.draw_rows.default, supports, draw_candidates)
+argmax_rows = RowsTemplate(torch.ops.llmc.argmax_rows.default, supports, argmax_candidates)
+draw_rows = RowsTemplate(torch.ops.llmc.draw_rows.default, supports, draw_candidates)

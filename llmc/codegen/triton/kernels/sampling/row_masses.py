@@ -10,8 +10,8 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.call import RowsCall
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.targets import GpuTarget
@@ -61,7 +61,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return refuse_ranks(node, logits=(2,), values=(2,), temperature=(1,))
 
 
-def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way."""
     (vocabulary,), count = call.shape("logits"), call.count("logits")
     chunk = min(_CHUNK, triton.next_power_of_2(vocabulary))
@@ -87,4 +87,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     )
 
 
-row_masses = KernelTemplate(torch.ops.llmc.row_masses.default, supports, candidates)
+row_masses = RowsTemplate(torch.ops.llmc.row_masses.default, supports, candidates)

@@ -13,8 +13,8 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call
-from llmc.codegen.triton.kernel import DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.call import RowsCall
+from llmc.codegen.triton.kernel import DeviceLaunch, RowsTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.codegen.triton.kernels.sampling.draw_rows import token_noise
 from llmc.graph.refusal import Refusal
@@ -89,7 +89,7 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return refuse_ranks(node, values=(2,), indices=(2,), **dict.fromkeys(_OF_A_ROW, (1,)))
 
 
-def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One launch."""
     (count,) = call.shape("values")
     return (
@@ -109,4 +109,4 @@ def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     )
 
 
-sample_candidates = KernelTemplate(torch.ops.llmc.sample_candidates.default, supports, candidates)
+sample_candidates = RowsTemplate(torch.ops.llmc.sample_candidates.default, supports, candidates)

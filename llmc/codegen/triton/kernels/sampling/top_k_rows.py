@@ -15,8 +15,8 @@ import triton
 import triton.language as tl
 from torch import fx
 
-from llmc.codegen.call import Call, arguments_of
-from llmc.codegen.triton.kernel import Constant, DeviceLaunch, KernelTemplate, rows
+from llmc.codegen.call import RowsCall, arguments_of
+from llmc.codegen.triton.kernel import Constant, DeviceLaunch, RowsTemplate, rows
 from llmc.codegen.triton.kernels.refusals import refuse_ranks, tensors_of
 from llmc.graph.refusal import Refusal
 from llmc.program.launch_arguments import Argument
@@ -150,13 +150,15 @@ def supports(node: fx.Node, target: GpuTarget) -> Refusal | None:
     return None
 
 
-def candidates(call: Call, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
+def candidates(call: RowsCall, target: GpuTarget) -> tuple[DeviceLaunch, ...]:
     """One way: a launch over chunks, then one over their candidates."""
     results = {**rows("values", call.result(0)), **rows("indices", call.result(1))}
     return (chunked_launch(call, call.plain("k"), top_k_of_chunks_kernel, results),)
 
 
-def chunked_launch(call: Call, k: int, join: Any, results: dict[str, Argument], has_sums: bool = False) -> DeviceLaunch:
+def chunked_launch(
+    call: RowsCall, k: int, join: Any, results: dict[str, Argument], has_sums: bool = False
+) -> DeviceLaunch:
     """The launch that leaves the k largest logits of chunks, then that of `join`, which makes the results of them.
 
     has_sums: join also reads the sum of each chunk's weights, CHUNK_TILE of them at once.
@@ -182,4 +184,4 @@ def chunked_launch(call: Call, k: int, join: Any, results: dict[str, Argument], 
     )
 
 
-top_k_rows = KernelTemplate(torch.ops.llmc.top_k_rows.default, supports, candidates)
+top_k_rows = RowsTemplate(torch.ops.llmc.top_k_rows.default, supports, candidates)
