@@ -58,6 +58,7 @@ ALLOWED["simulation"] = {*ALLOWED}
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
 ALLOWED["tuner"] = {*ALLOWED}
 ALLOWED["compiler"] = {*ALLOWED}
+ALLOWED["exporter"] = {*ALLOWED}
 ALLOWED["architectures"] = {*ALLOWED}
 ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
 ALLOWED["engine_argument"] = {*ALLOWED}
