@@ -15,6 +15,7 @@ from llmc.graph import capture_cache
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
 FOUNDATION = {
+    "adapters",
     "errors",
     "settings",
     "version",
@@ -41,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "links": set(),
     "targets": {"errors", "links"},
     "files": {"errors"},
+    "adapters": {"errors", "files"},
     "program": {"errors", "files", "formats"},
     "processes": {"errors"},
     "cache": {"errors", "files", "settings"},
