@@ -59,6 +59,12 @@ def product(sizes: Any) -> sympy.Expr:
     return math.prod(sizes, start=sympy.Integer(1))
 
 
+def most_seen(arguments: Mapping[str, Any]) -> int | None:
+    """How many keys a query of an attention sees at most; None for all."""
+    bounds = [arguments[name] for name in ("window", "chunk") if arguments[name] is not None]
+    return min(bounds, default=None)
+
+
 class Part(Enum):
     """What stands right before a product and is computed by the product's kernel, so that its value is never written.
 
