@@ -58,7 +58,7 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["simulation"] = {*ALLOWED}
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
-ALLOWED["tuner"] = {*ALLOWED}
+ALLOWED["tuning"] = FOUNDATION | {"codegen", "engine_format", "runtime"}
 ALLOWED["compiler"] = {*ALLOWED}
 ALLOWED["exporter"] = {*ALLOWED}
 ALLOWED["architectures"] = {*ALLOWED}
