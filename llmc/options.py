@@ -61,7 +61,7 @@ class BuildOptions(BaseModel):
     lora: PEFT directories of adapters that are merged into the weights, as NAME=DIRECTORY, or by their names
     (docs/adapters.md).
     tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
-    enable_expert_parallel: each of those ranks has some of the experts, instead of all of them (docs/experts.md).
+    enable_expert_parallel: each of those ranks has some of the experts, not some channels of each (docs/experts.md).
     pipeline_parallel_size: into how many stages the layers are cut, each on as many ranks of its own.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
     the passes that an engine cannot do without all the same, whole.

@@ -66,18 +66,17 @@ def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
         return None
     axis = int(first.args[1])
     spans = [(int(each.args[2]), int(each.args[3])) for each in recipe.recipes if isinstance(each, Derived)]
-    whole = tuple(max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
-    parts = tuple(stop - start for start, stop in spans)
-    why = _why(node, axis) + _sharing(spans)
+    # Of a gate and what it opens, or of many experts, a rank has a part of each.
+    runs = int(first.args[5]) if len(first.args) > 5 else 1
+    whole = tuple(runs * max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
+    parts = tuple(runs * (stop - start) for start, stop in spans)
+    why = _why(node, axis, parts, runs) + _sharing(spans)
     return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why)
 
 
 def _why_whole(weight: fx.Node, shape: tuple[int, ...]) -> str:
     if len(shape) < 2:
         return "a vector, for channels that all ranks have"
-    reader = _reader(weight)
-    if reader is not None and op_name(reader.target) == "llmc.expert_linear":
-        return "experts are cut with --enable-expert-parallel; without it all ranks have all of them"
     return "cutting it would not pay"
 
 
@@ -87,16 +86,20 @@ def weight_name(node: fx.Node, recipe: Recipe) -> str:
     return _NUMBER.sub("*", names[0] if names else node.name)
 
 
-def _why(weight: fx.Node, axis: int) -> str:
+def _why(weight: fx.Node, axis: int, parts: tuple[int, ...], runs: int) -> str:
     reader = _reader(weight)
     record = None if reader is None else record_of(reader)
     if record is not None and record.table is not None:
         return "rows of the vocabulary: ids of other ranks look up zeros, and all_reduce adds up"
+    if len(weight.meta["val"].shape) == 1 and not any(parts[1:]):
+        return "a bias of parts of sums: the first rank adds it, the others add zeros"
     if len(weight.meta["val"].shape) == 1:
         return "a vector, cut with the channels that it is for"
     if axis == 1:
         return "columns, as x arrives: each rank has a part of the sums, and all_reduce adds up"
     gathered = reader is not None and any(op_name(user.target) == _COLLECTIVES[1] for user in reader.users)
+    if reader is not None and op_name(reader.target) == "llmc.expert_linear":
+        return "rows: each rank has some " + ("of the experts" if runs == 1 else "channels of each expert's result")
     return "rows: each rank has some channels of the result" + (", and all_gather joins them" if gathered else "")
 
 

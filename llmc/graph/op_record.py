@@ -86,8 +86,8 @@ class OpRecord:
     wrong with a call's shapes, or None. part: of a product that the op is; takes: of a product or lookup, the arguments
     before which a part may stand, and which. axes: which axes belong together (graph/axes.py); None where each rank
     needs all of them. across: of a collective, what every rank gets, given the first argument of each; the others are
-    the same for all. fallback: the contract whose absence a build may allow, so that the op is legal in later stages
-    too.
+    the same for all. linear_in: the argument of which the result of a sum is the sum of the results. fallback: the
+    contract whose absence a build may allow, so that the op is legal in later stages too.
     """
 
     name: str
@@ -103,6 +103,7 @@ class OpRecord:
     takes: Mapping[str, Part]
     axes: AxisRule | None
     across: Callable[..., Any] | None
+    linear_in: str | None
     fallback: str | None
 
 

@@ -90,12 +90,16 @@ def test_one_rank_has_no_placements() -> None:
     assert explain_model(capture(MODEL, options, may_lack_weights=True), default(), options).ranks is None
 
 
-def test_experts_that_stay_whole_say_how_they_are_cut() -> None:
-    options = parse_options({"tensor_parallel_size": 2})
-    found = explain_model(capture(tiny_architecture("qwen3_moe"), options), default(), options).ranks
-    assert found is not None
-    whole = {each.name: each.why for each in found.placements.weights if "experts" in each.name and each.axis is None}
-    assert whole and all("--enable-expert-parallel" in why for why in whole.values()), whole
+def test_experts_say_whether_they_or_their_channels_are_divided() -> None:
+    for divided, part in ((True, "of the experts"), (False, "channels of each expert's result")):
+        options = parse_options({"tensor_parallel_size": 2, "enable_expert_parallel": divided})
+        found = explain_model(capture(tiny_architecture("gpt_oss"), options), default(), options).ranks
+        assert found is not None
+        of = {each.name: each for each in found.placements.weights if "experts" in each.name}
+        gate = of["model.layers.*.mlp.experts.gate_up_proj"]
+        assert (gate.shape, gate.parts, gate.why) == ((896, 64), (448, 448), f"rows: each rank has some {part}")
+        bias = of["model.layers.*.mlp.experts.down_proj_bias"]
+        assert bias.parts == ((128, 128) if divided else (256, 0)) and ("adds it" in bias.why) is not divided
 
 
 def test_how_plans_differ() -> None:
