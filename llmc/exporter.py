@@ -11,6 +11,7 @@ from typing import Unpack
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.onnx.installed import require_onnx
 from llmc.engine_format.path_argument import path_argument
+from llmc.engine_format.reader import MODEL_NAME
 from llmc.errors import OptionError
 from llmc.files.atomic_directory import AtomicDirectory
 from llmc.graph.capture import Captured, Model, capture
@@ -60,7 +61,7 @@ def export(
     """
     require_onnx("export")
     # Here, where it is known that the packages of the extra are there.
-    from llmc.codegen.onnx.model_files import MODEL_NAME, WEIGHTS_NAME, write_model_files
+    from llmc.codegen.onnx.model_files import WEIGHTS_NAME, write_model_files
 
     place, wanted = path_argument("output", output), _stage(stage)
     parsed = in_single_precision(parse_options(options))

@@ -11,9 +11,11 @@ import torch
 from torch import Tensor
 
 from llmc.codegen.onnx.installed import require_onnx
+from llmc.engine_format.reader import MODEL_NAME
 from llmc.graph.execute import sequence_inputs
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource
+from llmc.program import LOGITS, WRITTEN
 
 
 def nothing(amount: int) -> None:
@@ -27,10 +29,9 @@ class OnnxOracle:
         require_onnx("oracle=onnxruntime", "onnxruntime")
         import onnxruntime
 
-        from llmc.codegen.onnx.graph_model import WRITTEN
-        from llmc.codegen.onnx.model_files import MODEL_NAME, write_model_files
+        from llmc.codegen.onnx.model_files import write_model_files
 
-        self._graph, self._written = graph, WRITTEN
+        self._graph = graph
         options = onnxruntime.SessionOptions()
         options.log_severity_level = 3  # Of errors alone.
         with tempfile.TemporaryDirectory(prefix="llmc-onnx-") as directory:
@@ -48,8 +49,8 @@ class OnnxOracle:
         for step in sequence_inputs(self._graph, token_ids, chunk_sizes=chunks, block_size=block_size):
             arrays = {name: value.numpy() for name, value in step.items() if name in self._inputs}
             results = self._run(arrays | caches)
-            caches = {n.removesuffix(self._written): v for n, v in results.items() if n.endswith(self._written)}
-            found.append(torch.from_numpy(results["logits"]))
+            caches = {n.removesuffix(WRITTEN): v for n, v in results.items() if n.endswith(WRITTEN)}
+            found.append(torch.from_numpy(results[LOGITS]))
         logits = torch.cat(found, dim=found[0].dim() - 2)
         return logits if logits.dim() == 2 else logits[0]
 

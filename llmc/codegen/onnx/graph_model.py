@@ -24,10 +24,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.step_inputs import symbol_names
 from llmc.graph.weights import stored_names
-
-LOGITS = "logits"
-# What a cache is called after the step, beside what it is called before.
-WRITTEN = "_written"
+from llmc.program import LOGITS, WRITTEN
 
 
 @dataclass(frozen=True)
@@ -39,8 +36,8 @@ class Place:
     nbytes: int
 
 
-def graph_model(graph: ModelGraph, weights: Sequence[OnnxWeight], places: Mapping[str, Place]) -> onnx.ModelProto:
-    """The model of a graph of one rank. weights: of its placeholders; places: by their names.
+def graph_model(graph: ModelGraph, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
+    """The model of a graph of one rank, whose weights, those of its placeholders, have no place yet.
 
     Outputs: `logits`, the side outputs by their names, and each cache as NAME_written. Raises LoweringError.
     """
@@ -50,7 +47,16 @@ def graph_model(graph: ModelGraph, weights: Sequence[OnnxWeight], places: Mappin
             at=graph.info.name,
             fix="leave out tensor_parallel_size",
         )
-    return _Writer(graph).model(weights, places)
+    return _Writer(graph).model(weights)
+
+
+def place_weights(model: onnx.ModelProto, places: Mapping[str, Place]) -> None:
+    """Tell a model where its weights are, by name."""
+    for tensor in model.graph.initializer:
+        place = places[tensor.name]
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", place.file), ("offset", place.offset), ("length", place.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
 
 
 class _Writer:
@@ -65,7 +71,7 @@ class _Writer:
         # What each node's value is called now: that of a cache changes as it is written.
         self._names: dict[fx.Node, str] = {}
 
-    def model(self, weights: Sequence[OnnxWeight], places: Mapping[str, Place]) -> onnx.ModelProto:
+    def model(self, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
         """All of it."""
         graph = self._graph
         for node in graph.graph.find_nodes(op="placeholder"):
@@ -80,7 +86,7 @@ class _Writer:
             graph.stage.value,
             inputs,
             outputs,
-            [_initializer(graph, each, places[each.slot.name]) for each in weights],
+            [_initializer(graph, each) for each in weights],
             value_info=[info for name, info in self._infos.items() if name not in {o.name for o in outputs}],
         )
         functions = self._calls.functions
@@ -133,15 +139,11 @@ def _written(node: fx.Node) -> list[fx.Node]:
     return [arguments[a.name] for a in schema if a.alias_info is not None and a.alias_info.is_write]
 
 
-def _initializer(graph: ModelGraph, weight: OnnxWeight, place: Place) -> onnx.TensorProto:
-    """A weight, whose bytes are elsewhere."""
-    tensor = onnx.TensorProto(
+def _initializer(graph: ModelGraph, weight: OnnxWeight) -> onnx.TensorProto:
+    """A weight without its bytes."""
+    return onnx.TensorProto(
         name=weight.slot.name,
         data_type=weight.element,
         dims=weight.slot.shape,
-        data_location=TensorProto.EXTERNAL,
         doc_string=", ".join(stored_names(graph.weights[weight.slot.name])),
     )
-    for key, value in (("location", place.file), ("offset", place.offset), ("length", place.nbytes)):
-        tensor.external_data.add(key=key, value=str(value))
-    return tensor

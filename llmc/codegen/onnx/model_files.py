@@ -9,15 +9,15 @@ from pathlib import Path
 import onnx
 import torch
 
-from llmc.codegen.onnx.graph_model import Place, graph_model
+from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
+from llmc.engine_format.reader import MODEL_NAME
 from llmc.engine_format.weight_file import header
 from llmc.errors import LoweringError
 from llmc.files.storage_error import storage_error
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.weights import WeightSource, evaluate
 
-MODEL_NAME = "model.onnx"
 # The weights are in the format of safetensors, which tells more than bare bytes would.
 WEIGHTS_NAME = "weights.safetensors"
 # A model of more cannot be one file, as protobuf has it.
@@ -49,7 +49,8 @@ def write_model_files(
         offset += gap
         places[weight.slot.name] = Place(WEIGHTS_NAME, offset, weight.slot.nbytes)
         offset += weight.slot.nbytes
-    model = graph_model(graph, weights, places)
+    model = graph_model(graph, weights)
+    place_weights(model, places)
     content = serialized(model)
     path = directory / WEIGHTS_NAME
     try:
