@@ -187,7 +187,8 @@ def _write_engine(
         result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
         write_weight_records(result.graph, writer)
         with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
-            program = joined_program([each.program for each in builds])
+            programs = [each.program for each in builds]
+            program = joined_program(programs)
             shared = shared_slots(outer, builds) if outer else {}
             if shared:
                 writer.write_text(SHARED_NAME, json.dumps(shared, indent=1) + "\n")
@@ -199,7 +200,7 @@ def _write_engine(
                 for file in captured.tokenizer_files:
                     writer.copy_file(f"tokenizer/{file.name}", file)
                 manifest = manifest_of(captured.graph.info, target, options, program, result.records)
-                writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, program)))
+                writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, *programs)))
             for each in builds:
                 each.builder.finish(each.writer, stages)
         notes += captured.notes + finite.notes()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from llmc.graph.op_record import record_of
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
+from llmc.passes.parallel.why_whole import reason_of
 from llmc.prediction.collectives import CANDIDATE_BYTES
 
 _PARTITIONS = ("partition", "partition_experts")
@@ -30,29 +31,31 @@ class PlacementObserver:
 
     def __init__(self) -> None:
         self.placements: Placements | None = None
+        self._refusals: list[str] = []
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """After each pass."""
         if record.name in _PARTITIONS and graph.ranks > 1:
-            self.placements = placements(graph)
+            self._refusals += [each.reason for each in record.refusals]
+            self.placements = placements(graph, self._refusals)
 
 
-def placements(graph: ModelGraph) -> Placements:
-    """Of a graph that the partition has just come out of."""
-    return Placements(graph.ranks, tuple(_weights(graph)), tuple(_collectives(graph)))
+def placements(graph: ModelGraph, refusals: Sequence[str]) -> Placements:
+    """Of a graph that the partition has just come out of. refusals: what it said of weights that it left whole."""
+    return Placements(graph.ranks, tuple(_weights(graph, refusals)), tuple(_collectives(graph)))
 
 
-def _weights(graph: ModelGraph) -> Iterator[PlacedWeight]:
+def _weights(graph: ModelGraph, refusals: Sequence[str]) -> Iterator[PlacedWeight]:
     found: dict[PlacedWeight, int] = {}
     for node in graph.weight_nodes():
-        placed = _placed(graph, node)
+        placed = _placed(graph, node, refusals)
         if placed is not None:
             found[placed] = found.get(placed, 0) + 1
     for placed, count in found.items():
         yield replace(placed, count=count)
 
 
-def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
+def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> PlacedWeight | None:
     """None for the small constants that the partition adds for itself."""
     recipe, value = graph.weights[node.name], node.meta["val"]
     shape, nbytes = tuple(map(int, value.shape)), value.numel() * value.dtype.itemsize
@@ -60,7 +63,8 @@ def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
     if not isinstance(recipe, PerRank):
         if not stored_names(recipe) and len(shape) < 2:
             return None
-        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), _why_whole(node, shape))
+        why = "a vector, for channels that all ranks have" if len(shape) < 2 else reason_of(node, refusals) or ""
+        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), why)
     first = recipe.recipes[0]
     if not isinstance(first, Derived) or op_name(first.target) != "llmc.rank_part":
         return None
@@ -72,12 +76,6 @@ def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
     parts = tuple(runs * (stop - start) for start, stop in spans)
     why = _why(node, axis, parts, runs) + _sharing(spans)
     return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why)
-
-
-def _why_whole(weight: fx.Node, shape: tuple[int, ...]) -> str:
-    if len(shape) < 2:
-        return "a vector, for channels that all ranks have"
-    return "cutting it would not pay"
 
 
 def weight_name(node: fx.Node, recipe: Recipe) -> str:

@@ -73,7 +73,12 @@ class EngineDirectory:
     @property
     def whole_program(self) -> Program:
         """Of all stages, to be looked at."""
-        return joined_program([stage.program for stage in self.stages]) if self.stages else self.program
+        return joined_program(self.stage_programs)
+
+    @property
+    def stage_programs(self) -> tuple[Program, ...]:
+        """Of each stage, in order."""
+        return tuple(stage.program for stage in self.stages) or (self.program,)
 
     @property
     def path(self) -> Path:

@@ -17,7 +17,6 @@ Source: Shoeybi et al. 2019, "Megatron-LM"; Xu et al. 2021, "GSPMD".
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -27,7 +26,6 @@ from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived, PerRank
 from llmc.options import BuildOptions
 from llmc.passes.parallel.choose_plan import Plan, choose_plan
@@ -37,6 +35,7 @@ from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Place
 from llmc.passes.parallel.resized_axes import resize_calls, resize_values
 from llmc.passes.parallel.roles import Role, is_weight, roles, sum_of
 from llmc.passes.parallel.split import Split, most_ranks
+from llmc.passes.parallel.why_whole import whole_matrices
 from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
@@ -58,7 +57,7 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
         for each in role.classes():
             if each in members:
                 members[each].append(role)
-    for refusal in _left_whole(graph, placements, members, ranks):
+    for refusal in whole_matrices(graph, placements, found, list(members), ranks):
         if refusal.node not in divided:
             log.refuse(refusal)
     if not plan.splits:
@@ -92,19 +91,6 @@ def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
         at=f"tensor_parallel_size={ranks}",
         fix=f"the most that can be used is tensor_parallel_size={most}",
     )
-
-
-def _left_whole(graph: ModelGraph, placements: Placements, cut: Collection[AxesClass], ranks: int) -> list[Refusal]:
-    """Matrices that every rank has whole, and why."""
-    found = []
-    for node in graph.weight_nodes():
-        shape = tuple(node.meta["val"].shape)
-        classes = [placements.find(node, axis) for axis in range(len(shape))]
-        if len(shape) > 1 and not any(each in cut for each in classes if each is not None):
-            sizes = " × ".join(map(str, shape))
-            reason = f"{node.name} ({sizes}) stays whole on each of {ranks} ranks: cutting it would not pay"
-            found.append(Refusal(reason, node))
-    return found
 
 
 @dataclass(frozen=True)
