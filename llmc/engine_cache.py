@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 
 # All that decides what an engine is.
 BUILDING_ROOMS = (
-    "adapters",
     "files",
     "formats",
     "program",
@@ -44,6 +43,8 @@ BUILDING_ROOMS = (
 )
 _BUILDING_PACKAGES = ("torch", "transformers", "triton")
 _MODEL_SUFFIXES = {".json", ".safetensors", ".gguf", ".jinja", ".model", ".txt"}
+_ONNX, _ONNX_FOLDER = ".onnx", "onnx"
+_ONNX_PLACES = (f"*{_ONNX}", f"{_ONNX_FOLDER}/*{_ONNX}")
 
 
 def find_or_build_engine(
@@ -54,7 +55,7 @@ def find_or_build_engine(
     Arguments as in llmc.build. A second process that wants the same engine waits for the first. Raises LlmcError.
     """
     directory = Path(model)
-    if not (directory / "config.json").is_file():
+    if not (directory / "config.json").is_file() and not _is_onnx(directory):
         raise CheckpointError(
             "this is neither an engine nor a model directory: it has no manifest.json and no config.json",
             at=directory,
@@ -72,20 +73,36 @@ def find_or_build_engine(
 
 def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
     """Hexadecimal SHA-256 of all that the engine is made from."""
-    files = sorted(p for p in model.iterdir() if p.is_file() and p.suffix in _MODEL_SUFFIXES)
+    files = _model_files(model)
     parsed = parse_options(options)
     beside = {"calibration": parsed.calibration, "speculative": parsed.speculative}
     parts = {
         "llmc": [VERSION, source_digest(BUILDING_ROOMS)],
-        "model": {file.name: _remembered_digest(file) for file in files},
+        "model": {name: _remembered_digest(file) for name, file in files.items()},
         "packages": {name: _version(name) for name in _BUILDING_PACKAGES},
         "target": asdict(resolve_target(target)),
         "options": parsed.model_dump(mode="json"),
         **{name: None if path is None else _digests(Path(path)) for name, path in beside.items()},
-        "lora": [_digests(directory) for directory in parsed.adapters.values()],
     }
     # A set, such as a target's features, has another order in every process.
     return sha256(json.dumps(parts, sort_keys=True, default=sorted).encode()).hexdigest()
+
+
+def _is_onnx(model: Path) -> bool:
+    """Whether it is an ONNX file, or a directory of one."""
+    return model.suffix == _ONNX if model.is_file() else any(any(model.glob(place)) for place in _ONNX_PLACES)
+
+
+def _model_files(model: Path) -> dict[str, Path]:
+    """All that a model is read from. Tensors of an ONNX file may lie beside it in files of any name."""
+    if not _is_onnx(model):
+        return {p.name: p for p in sorted(model.iterdir()) if p.is_file() and p.suffix in _MODEL_SUFFIXES}
+    folder = model.parent if model.is_file() else model
+    around = folder.parent if folder.name == _ONNX_FOLDER else folder / _ONNX_FOLDER
+    places = [("", folder), ("around/", around)]
+    found = {start + p.name: p for start, each in places if each.is_dir() for p in sorted(each.iterdir())}
+    chosen = {"chosen": model} if model.is_file() else {}
+    return {name: p for name, p in (found | chosen).items() if p.is_file()}
 
 
 def _digests(path: Path) -> dict[str, str]:

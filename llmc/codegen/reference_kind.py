@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-import torch
 from torch import Tensor, fx
 
 from llmc.build_stages import Stages
@@ -27,7 +26,7 @@ class ReferenceKind:
     """As TargetKind."""
 
     target: ReferenceTarget
-    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
+    computes_half: bool = False
     has_stages: bool = False
 
     def check(self, options: BuildOptions) -> None:

@@ -11,7 +11,6 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol
 
-import torch
 from torch import Tensor, fx
 
 from llmc.build_stages import Stages
@@ -21,7 +20,7 @@ from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
-from llmc.targets import CpuTarget, GpuTarget, OnnxTarget, ReferenceTarget, Target
+from llmc.targets import CpuTarget, GpuTarget, ReferenceTarget, Target
 
 
 class LoweredEngine(Protocol):
@@ -53,8 +52,8 @@ class TargetKind(Protocol):
     """One kind of target."""
 
     @property
-    def dtypes(self) -> tuple[torch.dtype, ...]:
-        """What engines compute in. The last stands in for those that are missing, unless it is asked for by name."""
+    def computes_half(self) -> bool:
+        """Whether engines compute in float16."""
 
     @property
     def has_stages(self) -> bool:
@@ -84,7 +83,6 @@ _KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
         CpuTarget: ("llmc.codegen.cpp.cpp_kind", "CppKind"),
         GpuTarget: ("llmc.codegen.triton.triton_kind", "TritonKind"),
         ReferenceTarget: ("llmc.codegen.reference_kind", "ReferenceKind"),
-        OnnxTarget: ("llmc.codegen.onnx.onnx_kind", "OnnxKind"),
     }
 )
 

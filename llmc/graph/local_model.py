@@ -1,4 +1,5 @@
-"""Where a model is on this machine: a directory as it is, a hub name's snapshot, and what is made of a GGUF file."""
+"""Where a model is on this machine: a directory or an ONNX file as it is, a hub name's snapshot, and what is made of a
+GGUF file."""
 
 from __future__ import annotations
 
@@ -10,7 +11,7 @@ from llmc.graph.gguf import SUFFIX
 
 
 def local_model(model: str | PathLike[str], *, weights: bool = True) -> Path:
-    """The directory of a path, of a .gguf file, or of a hub name, which is fetched first.
+    """The directory of a path, of a .gguf file, or of a hub name, which is fetched first; an .onnx file itself.
 
     weights: False fetches only what describes the model. Raises CheckpointError for a file that is not read, and for
     what the hub does not have or does not give.

@@ -61,6 +61,11 @@ class QuantizedSource:
         # Codes, scales and zeros of one weight are asked for one after the other.
         self._unpacked = functools.lru_cache(maxsize=1)(self._unpack)
 
+    @property
+    def is_quantized(self) -> bool:
+        """Whether any weight is codes."""
+        return bool(self._weights)
+
     def names(self) -> tuple[str, ...]:
         """The tensors as the model knows them, sorted."""
         return self._names

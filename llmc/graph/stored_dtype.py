@@ -9,9 +9,11 @@ import torch
 from torch import nn
 from torch.export import ExportedProgram
 
-from llmc.errors import CheckpointError
+from llmc.errors import LlmcError
 from llmc.graph.checkpoint import SafetensorsSource, read_json
 from llmc.graph.dtype_names import NAMED_DTYPES
+from llmc.graph.onnx.files import onnx_file
+from llmc.graph.onnx.source import onnx_dtype
 
 
 def stored_dtype(model: str | Path | nn.Module | ExportedProgram) -> torch.dtype | None:
@@ -22,6 +24,9 @@ def stored_dtype(model: str | Path | nn.Module | ExportedProgram) -> torch.dtype
         return None
     directory = Path(model)
     try:
+        onnx = onnx_file(directory)
+        if onnx is not None:
+            return onnx_dtype(onnx)
         settings = read_json(directory / "config.json")
         text = settings.get("text_config")
         for each in (text if isinstance(text, dict) else {}, settings):
@@ -29,5 +34,5 @@ def stored_dtype(model: str | Path | nn.Module | ExportedProgram) -> torch.dtype
             if isinstance(named, str) and named in NAMED_DTYPES:
                 return NAMED_DTYPES[named]
         return SafetensorsSource(directory).dtype()
-    except CheckpointError:
+    except LlmcError:
         return None

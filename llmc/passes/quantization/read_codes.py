@@ -4,8 +4,8 @@
 where x' is x rounded as the checkpoint asks, or its channels in the order of the codes' columns (GPTQ's act-order).
 Blocks of a GGUF file that no code format says exactly are rounded again, to a bit more than they have.
 One rewrite for each weight. Runs before any other quantization, which then sees what is left.
-Must have: a checkpoint whose format graph/quantized_checkpoint.py or graph/gguf/ knows. Numerics: exact for codes that
-are taken; lossy where weights are rounded again, or activations.
+Must have: a checkpoint whose format graph/quantized_checkpoint.py, graph/gguf/ or graph/onnx/ knows. Numerics: exact
+for codes that are taken; lossy where weights are rounded again, or activations.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from torch import Tensor, fx
 
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.graph.call_arguments import call_arguments
-from llmc.graph.gguf.source import GgufSource, RoundedAgain
+from llmc.graph.gguf.source import RoundedAgain
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.quantized_checkpoint import StoredWeight
 from llmc.graph.refusal import Refusal
@@ -38,7 +38,7 @@ from llmc.passes.rewrite_log import RewriteLog
 def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog, data: ModelData) -> None:
     """Replace every weight that the checkpoint has as codes."""
     source = data.source
-    if not isinstance(source, CodeSource) or (isinstance(source, GgufSource) and not source.is_quantized):
+    if not isinstance(source, CodeSource) or not source.is_quantized:
         return
     inputs: dict[tuple[fx.Node, str, bytes], fx.Node] = {}
     for readers in readers_of_weights(graph):

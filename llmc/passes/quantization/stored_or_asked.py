@@ -17,6 +17,7 @@ from llmc.formats.schemes import NOT_QUANTIZED, Scheme
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.gguf.source import GgufSource, RoundedAgain
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.onnx.source import OnnxSource
 from llmc.graph.quantized_checkpoint import QuantizedSource, StoredWeight
 from llmc.graph.weights import Stored, stored_names
 from llmc.options import BuildOptions
@@ -24,7 +25,7 @@ from llmc.passes.planned_weight import HEAD, PRODUCTS, module_names
 from llmc.passes.quantization.plan import head_scheme
 from llmc.passes.quantization.rows_of_others import rows_of
 
-CodeSource = QuantizedSource | GgufSource
+CodeSource = QuantizedSource | GgufSource | OnnxSource
 
 
 def stored_or_asked(

@@ -1,1 +1,0 @@
-"""LoRA adapters as PEFT saves them: read strictly, without torch, for builds and for running engines alike."""

@@ -1,0 +1,120 @@
+"""Tensors of an ONNX file: checked when the file is opened, and read one at a time."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from llmc.errors import CheckpointError
+from llmc.graph.onnx.external_data import ExternalBytes, external_bytes
+
+DOWNLOAD_AGAIN = "download the file again, or export the model again"
+# By ONNX's numbers. Of four bits two lie in a byte, the first one low.
+DTYPES: Mapping[int, torch.dtype] = MappingProxyType(
+    {
+        1: torch.float32,
+        2: torch.uint8,
+        3: torch.int8,
+        4: torch.uint16,
+        5: torch.int16,
+        6: torch.int32,
+        7: torch.int64,
+        9: torch.bool,
+        10: torch.float16,
+        11: torch.float64,
+        12: torch.uint32,
+        13: torch.uint64,
+        16: torch.bfloat16,
+    }
+)
+_FOUR_BITS = {21: "uint4", 22: "int4"}
+_MOST_AXES = 16
+# Which field holds the elements where raw_data does not, and how its numbers become the elements' bytes.
+_FIELDS = {
+    1: ("float_data", np.float32),
+    11: ("double_data", np.float64),
+    7: ("int64_data", np.int64),
+    12: ("uint64_data", np.uint32),
+    13: ("uint64_data", np.uint64),
+    2: ("int32_data", np.uint8),
+    3: ("int32_data", np.int8),
+    4: ("int32_data", np.uint16),
+    5: ("int32_data", np.int16),
+    6: ("int32_data", np.int32),
+    9: ("int32_data", np.bool_),
+    10: ("int32_data", np.uint16),
+    16: ("int32_data", np.uint16),
+    21: ("int32_data", np.uint8),
+    22: ("int32_data", np.uint8),
+}
+
+
+@dataclass(frozen=True)
+class OnnxTensor:
+    """dtype: of elements; uint8 where four bits are one, with `packed` their type's name. shape: of elements."""
+
+    name: str
+    dtype: torch.dtype
+    shape: tuple[int, ...]
+    data: ExternalBytes | Any
+    file: Path
+    packed: str | None = None
+
+    @property
+    def numel(self) -> int:
+        """The number of elements."""
+        return math.prod(self.shape)
+
+    def load(self) -> Tensor:
+        """On the CPU, as it is stored; of four bits the bytes, [numel / 2]. Raises CheckpointError."""
+        found = self.data.read() if isinstance(self.data, ExternalBytes) else bytearray(_bytes(self.data))
+        if not found:
+            return torch.empty(self.shape, dtype=self.dtype)
+        values = torch.frombuffer(found, dtype=self.dtype)
+        return values if self.packed is not None else values.view(self.shape)
+
+
+def read_tensor(proto: Any, file: Path) -> OnnxTensor:
+    """The entry of a TensorProto, whose data stay where they are. Raises CheckpointError for one that is not whole."""
+    name, shape = proto.name, tuple(proto.dims)
+    dtype = DTYPES.get(proto.data_type, torch.uint8 if proto.data_type in _FOUR_BITS else None)
+    if dtype is None:
+        raise CheckpointError(
+            f"tensor {name!r:.80} is of ONNX type {proto.data_type}, which is not read",
+            at=file,
+            fix="llmc reads floating-point numbers of 16 to 64 bits, integers, booleans, and codes of MatMulNBits",
+        )
+    if len(shape) > _MOST_AXES or any(size < 0 for size in shape) or math.prod(shape) >= 1 << 62:
+        raise _damaged(f"tensor {name!r:.80} has shape {list(shape)!s:.120}", file)
+    packed = _FOUR_BITS.get(proto.data_type)
+    count = math.prod(shape)
+    nbytes = -(-count // 2) if packed is not None else count * dtype.itemsize
+    if proto.HasField("segment"):
+        raise _damaged(f"tensor {name!r:.80} is cut into segments", file)
+    if proto.data_location == 1:
+        entries = {entry.key: entry.value for entry in proto.external_data}
+        return OnnxTensor(name, dtype, shape, external_bytes(file, name, entries, nbytes), file, packed)
+    if len(proto.raw_data if proto.HasField("raw_data") else _bytes(proto)) != nbytes:
+        raise _damaged(f"tensor {name!r:.80} of {dtype} {list(shape)!s:.120} does not have {nbytes} bytes", file)
+    return OnnxTensor(name, dtype, shape, proto, file, packed)
+
+
+def _bytes(proto: Any) -> bytes:
+    if proto.HasField("raw_data"):
+        raw: bytes = proto.raw_data
+        return raw
+    field, kind = _FIELDS[proto.data_type]
+    numbers = np.asarray(getattr(proto, field))
+    return numbers.astype(kind).tobytes()
+
+
+def _damaged(problem: str, file: Path) -> CheckpointError:
+    return CheckpointError(f"damaged ONNX file: {problem}", at=file, fix=DOWNLOAD_AGAIN)
