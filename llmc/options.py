@@ -6,6 +6,7 @@ import difflib
 import os
 from collections.abc import Mapping, Sequence
 from os import PathLike
+from pathlib import Path
 from typing import Any, Literal, TypedDict
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, ValidationInfo, field_validator
@@ -21,7 +22,11 @@ Dtype = Literal["auto", "float32", "bfloat16", "float16"]
 DtypeSpelling = Literal["auto", "float32", "bfloat16", "float16", "fp32", "bf16", "fp16", "float", "half", "f32", "f16"]
 # Of `speculative`, in the place of a directory: layers in the model's own one.
 OWN_LAYERS = "mtp"
-_EXAMPLES = {"quantize": "int8", "sparsity": "magnitude:0.5", "prune": "channels=0.125"}
+_EXAMPLES = {
+    "quantize": "int8",
+    "sparsity": "magnitude:0.5",
+    "prune": "channels=0.125",
+}
 _SPELLINGS = {
     "fp32": "float32",
     "f32": "float32",
@@ -53,8 +58,10 @@ class BuildOptions(BaseModel):
     block_size: positions in a KV block.
     speculative: what drafts tokens for the model, built into its engine: a .safetensors file of Medusa heads or its
     directory, the directory of an EAGLE-3 or MTP checkpoint, or "mtp" for MTP layers in the model's own directory.
+    lora: PEFT directories of adapters that are merged into the weights, as NAME=DIRECTORY, or by their names
+    (docs/adapters.md).
     tensor_parallel_size: how many ranks share the weights (docs/parallel.md).
-    enable_expert_parallel: each of those ranks has some of the experts, instead of all of them (docs/experts.md).
+    enable_expert_parallel: each of those ranks has some of the experts, not some channels of each (docs/experts.md).
     pipeline_parallel_size: into how many stages the layers are cut, each on as many ranks of its own.
     disable_passes: names from `llmc passes`. stop_after: cut the pipeline after this rewrite number. finish_cut: run
     the passes that an engine cannot do without all the same, whole.
@@ -80,6 +87,7 @@ class BuildOptions(BaseModel):
     max_logit_rows: int | None = Field(default=None, ge=1, le=65536)
     block_size: Literal[8, 16, 32, 64, 128] = 16
     speculative: str | None = None
+    lora: tuple[str, ...] = ()
     tensor_parallel_size: int = Field(default=1, ge=1, le=64)
     enable_expert_parallel: bool = False
     pipeline_parallel_size: int = Field(default=1, ge=1, le=64)
@@ -111,6 +119,21 @@ class BuildOptions(BaseModel):
             )
         return found
 
+    @field_validator("lora", mode="before")
+    @classmethod
+    def _named_directories(cls, value: Any) -> Any:
+        if isinstance(value, Mapping):
+            value = [f"{name}={os.fspath(directory)}" for name, directory in value.items()]
+        named = (value,) if isinstance(value, str) else tuple(value)
+        for each in named:
+            if not isinstance(each, str) or not all(part.strip() for part in each.partition("=")):
+                raise OptionError(
+                    f"build option 'lora' cannot be {each!r:.80}: it is NAME=DIRECTORY",
+                    at=f"lora={each!r:.80}",
+                    fix="such as lora={'style': 'adapters/style'}",
+                )
+        return named
+
     @field_validator("quantize")
     @classmethod
     def _parses(cls, value: tuple[str, ...]) -> tuple[str, ...]:
@@ -140,6 +163,12 @@ class BuildOptions(BaseModel):
         if value != "auto":
             parse_cache_format(value)
         return value
+
+    @property
+    def adapters(self) -> dict[str, Path]:
+        """What `lora` says."""
+        named = (each.partition("=") for each in self.lora)
+        return {name: Path(directory) for name, _, directory in named}
 
     @property
     def quantization(self) -> Quantization:
@@ -175,6 +204,7 @@ class BuildKeywords(TypedDict, total=False):
     max_logit_rows: int | None
     block_size: int
     speculative: str | PathLike[str] | None
+    lora: str | Sequence[str] | Mapping[str, str | PathLike[str]]
     tensor_parallel_size: int
     enable_expert_parallel: bool
     pipeline_parallel_size: int

@@ -60,6 +60,18 @@ class ReferenceTarget:
 
 
 @dataclass(frozen=True)
+class OnnxTarget:
+    """No code generation: the engine's graph is an ONNX model, which onnxruntime runs by its own kernels."""
+
+    name: str
+    summary: str
+    machine: None = None
+    features: frozenset[str] = frozenset()
+    compiled: tuple[GpuTarget, ...] = ()
+    links: Links = _OF_CPUS
+
+
+@dataclass(frozen=True)
 class GpuTarget:
     """A GPU that kernels are compiled for. Rates are of the data sheets, dense, without sparsity.
 
@@ -112,7 +124,7 @@ class GpuTarget:
         return {"F32": self.fp32_rate, "F16": self.fp16_rate, "BF16": self.bf16_rate}[dtype]
 
 
-Target = CpuTarget | GpuTarget | ReferenceTarget
+Target = CpuTarget | GpuTarget | ReferenceTarget | OnnxTarget
 
 _V3 = frozenset({"avx2", "fma", "f16c", "bmi1", "bmi2", "movbe"})
 _V4 = _V3 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl"}
@@ -152,6 +164,7 @@ CPU_TARGETS: tuple[CpuTarget, ...] = (
     ),
 )
 REFERENCE = ReferenceTarget("reference", "no compiler: runs the graph in torch, slowly; needs torch at run time")
+ONNXRUNTIME = OnnxTarget("onnxruntime", "no compiler: an ONNX model in fp32, which onnxruntime runs")
 
 
 # By compute capability; other GPUs have no NVLink.
@@ -213,7 +226,7 @@ GPU_TARGETS: tuple[GpuTarget, ...] = (
 
 def known_targets() -> tuple[Target, ...]:
     """Every target that can be named, best CPU first. `cpu` is the first of them that this machine can run."""
-    return (*CPU_TARGETS, *GPU_TARGETS, REFERENCE)
+    return (*CPU_TARGETS, *GPU_TARGETS, REFERENCE, ONNXRUNTIME)
 
 
 def resolve_target(name: str) -> Target:

@@ -87,6 +87,7 @@ USES = (
     Use("models llama", ("torch", "hf")),
     Use("build MODEL -o OUT.llmc", ("torch", "hf")),
     Use("build MODEL -o OUT.gpu.llmc --target h100", ("torch", "gpu", "hf")),
+    Use("export MODEL --stage canonical -o OUT.onnx", ("torch", "hf", "onnx")),
     Use("tune ENGINE", ("torch",), fails_with="error: "),
 )
 

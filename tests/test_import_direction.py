@@ -15,6 +15,7 @@ from llmc.graph import capture_cache
 PACKAGE = Path(__file__).parent.parent / "llmc"
 
 FOUNDATION = {
+    "adapters",
     "errors",
     "settings",
     "version",
@@ -41,6 +42,7 @@ ALLOWED: dict[str, set[str]] = {
     "links": set(),
     "targets": {"errors", "links"},
     "files": {"errors"},
+    "adapters": {"errors", "files"},
     "program": {"errors", "files", "formats"},
     "processes": {"errors"},
     "cache": {"errors", "files", "settings"},
@@ -56,8 +58,9 @@ ALLOWED: dict[str, set[str]] = {
 }
 ALLOWED["simulation"] = {*ALLOWED}
 ALLOWED["build_report"] = {*ALLOWED, "__init__"}
-ALLOWED["tuner"] = {*ALLOWED}
+ALLOWED["tuning"] = FOUNDATION | {"codegen", "engine_format", "runtime"}
 ALLOWED["compiler"] = {*ALLOWED}
+ALLOWED["exporter"] = {*ALLOWED}
 ALLOWED["architectures"] = {*ALLOWED}
 ALLOWED["engine_cache"] = {*ALLOWED, "__init__"}
 ALLOWED["engine_argument"] = {*ALLOWED}

@@ -54,5 +54,7 @@ def test_a_file_has_tests_of_its_own_and_of_its_room() -> None:
     assert first[0].name.startswith("test_scheduler") and "test_engine.py" in {path.name for path in rest}
     shared = own_tests(Path("llmc/runtime/loop/publish.py"), ROOT)
     assert ROOT / "tests/runtime/scheduling/test_scheduler.py" in shared, "it is what the model-free runs call"
+    passes = room_tests(Path("llmc/passes/canonical/merge_duplicates.py"), ROOT)
+    assert ROOT / "tests/debug/prove/test_built_in.py" in passes, "its example is proved there"
     rooms = {room_of(path): path for path in (p.relative_to(ROOT) for p in (ROOT / "llmc").rglob("*.py"))}
     assert all(room_tests(path, ROOT) for path in rooms.values())

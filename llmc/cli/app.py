@@ -21,7 +21,7 @@ USER_ERROR = 2
 INTERRUPTED = 130
 
 PANELS = {
-    "Build and run": ("build", "run", "chat", "serve", "tune", "train-medusa", "targets", "models", "env"),
+    "Build and run": ("build", "export", "run", "chat", "serve", "tune", "train-medusa", "targets", "models", "env"),
     "See what was built": ("inspect", "report", "viz", "profile", "verify"),
     "See what the passes do": ("passes", "prove", "explain", "simulate", "diff", "bisect"),
 }

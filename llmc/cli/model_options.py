@@ -50,6 +50,10 @@ class ModelOptions:
             help="what drafts: Medusa heads or their directory, an EAGLE-3 or MTP checkpoint's, or mtp", metavar="PATH"
         ),
     ] = None
+    lora: Annotated[
+        list[str] | None,
+        Option(help="a LoRA adapter to merge into the weights (repeatable)", metavar="NAME=DIR"),
+    ] = None
     tensor_parallel_size: Annotated[int, Option(help="ranks that share the weights")] = _DEFAULTS.tensor_parallel_size
     enable_expert_parallel: Annotated[bool, Option("--enable-expert-parallel", help="some experts for each rank")] = (
         False
@@ -76,6 +80,7 @@ class ModelOptions:
             "calibration_sequences": self.calibration_sequences,
             "calibration_length": self.calibration_length,
             "speculative": self.speculative,
+            "lora": tuple(self.lora or ()),
             "tensor_parallel_size": self.tensor_parallel_size,
             "enable_expert_parallel": self.enable_expert_parallel,
             "pipeline_parallel_size": self.pipeline_parallel_size,

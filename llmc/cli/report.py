@@ -45,7 +45,7 @@ def report(
         check_profile(measured, directory, profile)
     quality = None if perplexity is None else read_perplexity(perplexity, directory)
     rates = machine_rates(directory, threads)
-    contents = read_contents(directory.files, directory.manifest, directory.whole_program)
+    contents = read_contents(directory.files, directory.manifest, *directory.stage_programs)
     page = report_page(contents, rates, measured, quality)
     write_output(path, page)
     standard_output().print(f"{path} ({in_bytes(len(page.encode()))}): open it in a browser", soft_wrap=True)

@@ -12,7 +12,7 @@ from llmc.cli.table import Column, FittingTable, standard_output
 from llmc.cli.units import in_seconds
 
 if TYPE_CHECKING:
-    from llmc.tuner import Tuned
+    from llmc.tuning.choice import Tuned
 
 
 def tune(
@@ -22,7 +22,7 @@ def tune(
     ] = None,
 ) -> None:
     """Measure ways to compute and variants of kernels on this GPU, and record the fastest in the engine."""
-    from llmc.tuner import tune as tune_engine
+    from llmc.tuning.tune import tune as tune_engine
 
     console = Console(stderr=True)
     results = tune_engine(engine, engine if output is None else output, lambda line: console.print(line, markup=False))

@@ -46,13 +46,20 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         shape = tuple(int(size) for size in value.shape)
         nbytes = value.dtype.itemsize * int(value.numel())
         slots.append(WeightSlot(node.name, DTYPE_NAMES[value.dtype], shape, Layout.ROWS, nbytes))
-    program = Program(
+    program = graph_program(graph, options, tuple(slots))
+    text = serialize_graph(graph, memory=memory_text(program))
+    return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))
+
+
+def graph_program(graph: ModelGraph, options: BuildOptions, weights: tuple[WeightSlot, ...]) -> Program:
+    """The program of an engine that runs its graph: without launches."""
+    return Program(
         limits=engine_limits(graph.info, options, rows_are_free=True),
         vocab_size=graph.info.vocab_size,
         arena=Affine(),
         unplanned_arena=Affine(),
         buffers=(),
-        weights=tuple(slots),
+        weights=weights,
         caches=tuple(
             CacheSlot(
                 c.kv_heads, c.head_dim, c.value_dim, DTYPE_NAMES[c.dtype], None if c.format is None else str(c.format)
@@ -63,8 +70,6 @@ def lower_reference(graph: ModelGraph, options: BuildOptions) -> ReferenceEngine
         hidden_width=hidden_width(graph),
         layout=RankLayout(tensor=graph.ranks),
     )
-    text = serialize_graph(graph, memory=memory_text(program))
-    return ReferenceEngine(program, text, tuple(graph.weights[slot.name] for slot in slots))
 
 
 def _side_output(graph: ModelGraph, name: str, node: fx.Node) -> SideOutput:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from llmc.build_stages import Stages
@@ -26,7 +27,7 @@ class ReferenceKind:
     """As TargetKind."""
 
     target: ReferenceTarget
-    computes_half: bool = False
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16)
     has_stages: bool = False
 
     def check(self, options: BuildOptions) -> None:

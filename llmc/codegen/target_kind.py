@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, fx
 
 from llmc.build_stages import Stages
@@ -20,7 +21,7 @@ from llmc.errors import OptionError
 from llmc.graph.model_graph import ModelGraph
 from llmc.options import BuildOptions
 from llmc.program import Layout, Program, WeightSlot
-from llmc.targets import CpuTarget, GpuTarget, ReferenceTarget, Target
+from llmc.targets import CpuTarget, GpuTarget, OnnxTarget, ReferenceTarget, Target
 
 
 class LoweredEngine(Protocol):
@@ -52,8 +53,8 @@ class TargetKind(Protocol):
     """One kind of target."""
 
     @property
-    def computes_half(self) -> bool:
-        """Whether engines compute in float16."""
+    def dtypes(self) -> tuple[torch.dtype, ...]:
+        """What engines compute in. The last stands in for those that are missing, unless it is asked for by name."""
 
     @property
     def has_stages(self) -> bool:
@@ -83,6 +84,7 @@ _KINDS: Mapping[type[Any], tuple[str, str]] = MappingProxyType(
         CpuTarget: ("llmc.codegen.cpp.cpp_kind", "CppKind"),
         GpuTarget: ("llmc.codegen.triton.triton_kind", "TritonKind"),
         ReferenceTarget: ("llmc.codegen.reference_kind", "ReferenceKind"),
+        OnnxTarget: ("llmc.codegen.onnx.onnx_kind", "OnnxKind"),
     }
 )
 

@@ -2,34 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from llmc.debug.coverage import Coverage
 from llmc.debug.hf_plan import agreement, beside, hf_plan
-from llmc.debug.placement_record import Placements, RankBytes, rank_bytes
+from llmc.debug.placement_record import Placements, StageRanks, stage_ranks
 from llmc.engine_format import read_engine
 from llmc.engine_format.reader import COVERAGE_NAME, PASSES_NAME, PLACEMENTS_NAME
 from llmc.errors import EngineFormatError, LlmcError, OptionError
 from llmc.files.typed_json import REBUILD, from_json, to_json
 from llmc.graph.pass_record import PassRecord, RefusalRecord, RewriteRecord
+from llmc.program import Program
 
 
 @dataclass(frozen=True)
 class RankExplanation:
-    """placements: of weights and collectives. memory: of a rank. plan: Hugging Face's, by module; empty without one."""
+    """placements: of weights and collectives. stages: in order, and their ranks. plan: Hugging Face's, by module; empty
+    without one."""
 
     placements: Placements
-    memory: RankBytes
+    stages: tuple[StageRanks, ...]
     plan: Mapping[str, str]
 
     def to_json(self) -> dict[str, Any]:
         """Plain data; beside: "same", or how Hugging Face's plan differs; agreement: matrices, and those cut alike."""
         weights = [to_json(each) | {"beside": beside(each, self.plan)} for each in self.placements.weights]
         alike = agreement(self.placements.weights, self.plan) if self.plan else None
-        return {**to_json(self.placements), "weights": weights, "memory": to_json(self.memory), "agreement": alike}
+        stages = [to_json(each) for each in self.stages]
+        return {**to_json(self.placements), "weights": weights, "stages": stages, "agreement": alike}
 
 
 @dataclass(frozen=True)
@@ -86,12 +89,17 @@ def explain_engine(engine: Path) -> Explanation:
     files = directory.files
     content = {"passes": _timed(files.json(PASSES_NAME)), "coverage": files.json(COVERAGE_NAME)}
     report = from_json(_Report, content, "report")
-    ranks = None
-    if PLACEMENTS_NAME in files:
-        placements = from_json(Placements, files.json(PLACEMENTS_NAME), PLACEMENTS_NAME)
-        plan = hf_plan(directory.manifest.model.family)
-        ranks = RankExplanation(placements, rank_bytes(directory.program), plan)
+    placements = files.json(PLACEMENTS_NAME) if PLACEMENTS_NAME in files else None
+    ranks = explain_ranks(placements, directory.stage_programs, directory.manifest.model.family)
     return Explanation(report.passes, report.coverage, ranks=ranks)
+
+
+def explain_ranks(placements: Any, stages: Sequence[Program], family: str) -> RankExplanation | None:
+    """Of an engine; None for one of a single rank. placements: as placements.json has them, None without it."""
+    if stages[0].layout.ranks == 1:
+        return None
+    found = Placements() if placements is None else from_json(Placements, placements, PLACEMENTS_NAME)
+    return RankExplanation(found, stage_ranks(stages), hf_plan(family))
 
 
 def history(explanation: Explanation, node: str) -> NodeHistory:

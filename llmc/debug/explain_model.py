@@ -9,11 +9,12 @@ from llmc.debug.coverage_observer import CoverageObserver
 from llmc.debug.dump import dumped
 from llmc.debug.explain import Explanation, RankExplanation
 from llmc.debug.hf_plan import hf_plan
-from llmc.debug.placement_record import rank_bytes
+from llmc.debug.placement_record import Placements, stage_ranks
 from llmc.debug.placements import PlacementObserver
 from llmc.errors import LlmcError
 from llmc.graph.capture import Captured
 from llmc.graph.pass_record import PassRecord
+from llmc.graph.stages import stage_graphs
 from llmc.options import BuildOptions
 from llmc.passes.model_data import ModelData
 from llmc.passes.pipeline import built_in, essential
@@ -41,9 +42,10 @@ def explain_model(
     ranks: RankExplanation | None = None
     try:
         result = run_pipeline(captured.graph, passes, options, observe, data, essential=essential())
-        if placed.placements is not None:
-            memory = rank_bytes(sketch(result.graph, options))
-            ranks = RankExplanation(placed.placements, memory, hf_plan(captured.graph.info.family))
+        if options.tensor_parallel_size > 1 or options.pipeline_parallel_size > 1:
+            stages = stage_ranks([sketch(each, options) for each in stage_graphs(result.graph)])
+            plan = hf_plan(captured.graph.info.family)
+            ranks = RankExplanation(placed.placements or Placements(), stages, plan)
     except LlmcError as caught:
         error = caught
     return Explanation(tuple(records), observer.coverage(), error, ranks)

@@ -44,7 +44,7 @@ def overview_lines(name: str, explanation: Explanation) -> Iterator[Line]:
     if explanation.ranks is not None:
         yield Line("")
         for style, text in placement_lines(
-            explanation.ranks.placements, explanation.ranks.memory, explanation.ranks.plan
+            explanation.ranks.placements, explanation.ranks.stages, explanation.ranks.plan
         ):
             yield Line(text, style)
     refused = [(record, refusal) for record in explanation.passes for refusal in record.refusals]

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from llmc.program import Program
+
+# Bytes of an element of the rows that a stage hands over, which are in fp32.
+_HANDED_OVER = 4
 
 
 @dataclass(frozen=True)
@@ -40,11 +44,11 @@ class PlacedCollective:
 
 @dataclass(frozen=True)
 class Placements:
-    """Of a model that is cut for so many ranks."""
+    """Of a stage that is cut for so many ranks; nothing of one that a single rank runs."""
 
-    ranks: int
-    weights: tuple[PlacedWeight, ...]
-    collectives: tuple[PlacedCollective, ...]
+    ranks: int = 1
+    weights: tuple[PlacedWeight, ...] = ()
+    collectives: tuple[PlacedCollective, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -54,6 +58,30 @@ class RankBytes:
     weights: int
     kv_token: int
     arena: int
+
+
+@dataclass(frozen=True)
+class StageRanks:
+    """A pipeline stage: its ranks, the first and the last; the memory of one of them; what each hands over for a token,
+    in bytes, none behind the last stage."""
+
+    first: int
+    last: int
+    memory: RankBytes
+    token_bytes: int
+
+
+def stage_ranks(stages: Sequence[Program]) -> tuple[StageRanks, ...]:
+    """Of an engine's stages in order; one that is not cut has one."""
+    return tuple(
+        StageRanks(
+            stage.layout.rank_of(stage.stage, 0),
+            stage.layout.rank_of(stage.stage, stage.layout.tensor - 1),
+            rank_bytes(stage),
+            _HANDED_OVER * stage.hands_over,
+        )
+        for stage in stages
+    )
 
 
 def rank_bytes(program: Program) -> RankBytes:

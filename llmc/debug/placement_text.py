@@ -2,18 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from llmc.debug.hf_plan import agreement, beside
-from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements, RankBytes
+from llmc.debug.placement_record import PlacedCollective, PlacedWeight, Placements, StageRanks
 
 
-def placement_lines(found: Placements, memory: RankBytes | None, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """(style, text) of each line: weights that are cut, what is whole, what ranks exchange, and the memory of one.
+def placement_lines(
+    found: Placements, stages: Sequence[StageRanks], plan: Mapping[str, str]
+) -> Iterator[tuple[str, str]]:
+    """(style, text) of each line: weights that are cut, what is whole, what ranks exchange, and the memory of one in
+    each stage.
 
     plan: Hugging Face's.
     """
-    yield "bold", f"on {found.ranks} ranks"
+    in_stages = f" in {len(stages)} stages" if len(stages) > 1 else ""
+    yield "bold", f"on {found.ranks * len(stages)} ranks{in_stages}"
+    if found.ranks > 1:
+        yield from _placements(found, plan)
+    for number, stage in enumerate(stages):
+        yield "", f"  {stage_text(stage, number if len(stages) > 1 else None)}"
+    if found.ranks > 1 and plan:
+        count, same = agreement(found.weights, plan)
+        yield "", f"  beside Hugging Face's plan: {same} of {count} weights are cut alike"
+
+
+def _placements(found: Placements, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
     yield "", "  cut"
     for weight in found.weights:
         if weight.axis is not None:
@@ -27,15 +41,6 @@ def placement_lines(found: Placements, memory: RankBytes | None, plan: Mapping[s
         yield "", f"    {_times(collective.count)}{collective_text(collective)}"
     total = sum(each.count * each.token_bytes for each in found.collectives)
     yield "", f"    {total} bytes a token in {sum(each.count for each in found.collectives)} collectives"
-    if memory is not None:
-        yield (
-            "",
-            f"  memory a rank: weights {memory.weights / 1e9:.3f} GB, KV cache {memory.kv_token} bytes a token, arena "
-            f"{memory.arena / 1e6:.1f} MB",
-        )
-    if plan:
-        count, same = agreement(found.weights, plan)
-        yield "", f"  beside Hugging Face's plan: {same} of {count} weights are cut alike"
 
 
 def _weight(weight: PlacedWeight, plan: Mapping[str, str]) -> Iterator[tuple[str, str]]:
@@ -55,6 +60,21 @@ def part_text(weight: PlacedWeight) -> str:
     axis = "elements" if len(weight.shape) == 1 else ("rows", "columns")[weight.axis or 0]
     padded = f", padded to {weight.length}" if max(parts) < weight.length else ""
     return f"{axis}, {' or '.join(map(str, parts))} a rank{padded}"
+
+
+def stage_text(stage: StageRanks, number: int | None) -> str:
+    """`stage 0, ranks 0–1: memory a rank: …; 1024 bytes a token handed over`. number: None where there is one stage."""
+    memory = stage.memory
+    text = (
+        f"memory a rank: weights {memory.weights / 1e9:.3f} GB, KV cache {memory.kv_token} bytes a token, arena "
+        f"{memory.arena / 1e6:.1f} MB"
+    )
+    if number is None:
+        return text
+    ranks = f"rank {stage.first}" if stage.first == stage.last else f"ranks {stage.first}–{stage.last}"
+    each = "" if stage.first == stage.last else "each "
+    handed = f"; {each}hands over {stage.token_bytes} bytes a token" if stage.token_bytes else ""
+    return f"stage {number}, {ranks}: {text}{handed}"
 
 
 def collective_text(each: PlacedCollective) -> str:

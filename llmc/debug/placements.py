@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +18,7 @@ from llmc.graph.op_record import record_of
 from llmc.graph.pass_record import PassRecord
 from llmc.graph.render import op_name
 from llmc.graph.weights import Derived, PerRank, Recipe, stored_names
+from llmc.passes.parallel.why_whole import reason_of
 from llmc.prediction.collectives import CANDIDATE_BYTES
 
 _PARTITIONS = ("partition", "partition_experts")
@@ -30,29 +31,31 @@ class PlacementObserver:
 
     def __init__(self) -> None:
         self.placements: Placements | None = None
+        self._refusals: list[str] = []
 
     def __call__(self, record: PassRecord, graph: ModelGraph) -> None:
         """After each pass."""
         if record.name in _PARTITIONS and graph.ranks > 1:
-            self.placements = placements(graph)
+            self._refusals += [each.reason for each in record.refusals]
+            self.placements = placements(graph, self._refusals)
 
 
-def placements(graph: ModelGraph) -> Placements:
-    """Of a graph that the partition has just come out of."""
-    return Placements(graph.ranks, tuple(_weights(graph)), tuple(_collectives(graph)))
+def placements(graph: ModelGraph, refusals: Sequence[str]) -> Placements:
+    """Of a graph that the partition has just come out of. refusals: what it said of weights that it left whole."""
+    return Placements(graph.ranks, tuple(_weights(graph, refusals)), tuple(_collectives(graph)))
 
 
-def _weights(graph: ModelGraph) -> Iterator[PlacedWeight]:
+def _weights(graph: ModelGraph, refusals: Sequence[str]) -> Iterator[PlacedWeight]:
     found: dict[PlacedWeight, int] = {}
     for node in graph.weight_nodes():
-        placed = _placed(graph, node)
+        placed = _placed(graph, node, refusals)
         if placed is not None:
             found[placed] = found.get(placed, 0) + 1
     for placed, count in found.items():
         yield replace(placed, count=count)
 
 
-def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
+def _placed(graph: ModelGraph, node: fx.Node, refusals: Sequence[str]) -> PlacedWeight | None:
     """None for the small constants that the partition adds for itself."""
     recipe, value = graph.weights[node.name], node.meta["val"]
     shape, nbytes = tuple(map(int, value.shape)), value.numel() * value.dtype.itemsize
@@ -60,25 +63,19 @@ def _placed(graph: ModelGraph, node: fx.Node) -> PlacedWeight | None:
     if not isinstance(recipe, PerRank):
         if not stored_names(recipe) and len(shape) < 2:
             return None
-        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), _why_whole(node, shape))
+        why = "a vector, for channels that all ranks have" if len(shape) < 2 else reason_of(node, refusals) or ""
+        return PlacedWeight(name, 1, shape, None, (), 0, int(nbytes), why)
     first = recipe.recipes[0]
     if not isinstance(first, Derived) or op_name(first.target) != "llmc.rank_part":
         return None
     axis = int(first.args[1])
     spans = [(int(each.args[2]), int(each.args[3])) for each in recipe.recipes if isinstance(each, Derived)]
-    whole = tuple(max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
-    parts = tuple(stop - start for start, stop in spans)
-    why = _why(node, axis) + _sharing(spans)
+    # Of a gate and what it opens, or of many experts, a rank has a part of each.
+    runs = int(first.args[5]) if len(first.args) > 5 else 1
+    whole = tuple(runs * max(stop for _, stop in spans) if i == axis else size for i, size in enumerate(shape))
+    parts = tuple(runs * (stop - start) for start, stop in spans)
+    why = _why(node, axis, parts, runs) + _sharing(spans)
     return PlacedWeight(name, 1, whole, axis, parts, shape[axis], int(nbytes), why)
-
-
-def _why_whole(weight: fx.Node, shape: tuple[int, ...]) -> str:
-    if len(shape) < 2:
-        return "a vector, for channels that all ranks have"
-    reader = _reader(weight)
-    if reader is not None and op_name(reader.target) == "llmc.expert_linear":
-        return "experts are cut with --enable-expert-parallel; without it all ranks have all of them"
-    return "cutting it would not pay"
 
 
 def weight_name(node: fx.Node, recipe: Recipe) -> str:
@@ -87,16 +84,20 @@ def weight_name(node: fx.Node, recipe: Recipe) -> str:
     return _NUMBER.sub("*", names[0] if names else node.name)
 
 
-def _why(weight: fx.Node, axis: int) -> str:
+def _why(weight: fx.Node, axis: int, parts: tuple[int, ...], runs: int) -> str:
     reader = _reader(weight)
     record = None if reader is None else record_of(reader)
     if record is not None and record.table is not None:
         return "rows of the vocabulary: ids of other ranks look up zeros, and all_reduce adds up"
+    if len(weight.meta["val"].shape) == 1 and not any(parts[1:]):
+        return "a bias of parts of sums: the first rank adds it, the others add zeros"
     if len(weight.meta["val"].shape) == 1:
         return "a vector, cut with the channels that it is for"
     if axis == 1:
         return "columns, as x arrives: each rank has a part of the sums, and all_reduce adds up"
     gathered = reader is not None and any(op_name(user.target) == _COLLECTIVES[1] for user in reader.users)
+    if reader is not None and op_name(reader.target) == "llmc.expert_linear":
+        return "rows: each rank has some " + ("of the experts" if runs == 1 else "channels of each expert's result")
     return "rows: each rank has some channels of the result" + (", and all_gather joins them" if gathered else "")
 
 

@@ -29,6 +29,7 @@ PROGRAMS = "programs"
 # and the dynamic loader knows libraries by their paths.
 LIBRARY_NAME = re.compile(r"kernels/engine-[0-9a-f]{16}\.so")
 GRAPH_NAME = "graph.json"
+MODEL_NAME = "model.onnx"
 # What quantization did to each weight; absent from an engine without.
 QUANTIZATION_NAME = "report/quantization.json"
 SPARSITY_NAME = "report/sparsity.json"
@@ -49,7 +50,9 @@ DRAFT_IDS_NAME = "draft_ids.bin"
 SHARED_NAME = "shared_weights.json"
 # What belongs to a pipeline stage behind the first, but for weights: STAGES/NUMBER/.
 STAGES = "stages"
-REFERENCE_TARGET = "reference"
+REFERENCE_TARGET, ONNX_TARGET = "reference", "onnxruntime"
+# What engines for these targets run.
+_GRAPHS = {REFERENCE_TARGET: GRAPH_NAME, ONNX_TARGET: MODEL_NAME}
 
 
 @dataclass(frozen=True)
@@ -70,7 +73,12 @@ class EngineDirectory:
     @property
     def whole_program(self) -> Program:
         """Of all stages, to be looked at."""
-        return joined_program([stage.program for stage in self.stages]) if self.stages else self.program
+        return joined_program(self.stage_programs)
+
+    @property
+    def stage_programs(self) -> tuple[Program, ...]:
+        """Of each stage, in order."""
+        return tuple(stage.program for stage in self.stages) or (self.program,)
 
     @property
     def path(self) -> Path:
@@ -249,8 +257,8 @@ def _only_executable(path: Path, manifest: Manifest, folder: str = "") -> str:
     """The library of a stage in its folder, or the graph of an engine that runs that."""
     own = [name.removeprefix(folder) for name in manifest.files if name.startswith(folder)]
     executables = [folder + name for name in own if LIBRARY_NAME.fullmatch(name)]
-    if manifest.target.name == REFERENCE_TARGET:
-        executables = [name for name in manifest.files if name == GRAPH_NAME]
+    if manifest.target.name in _GRAPHS:
+        executables = [name for name in manifest.files if name == _GRAPHS[manifest.target.name]]
     if len(executables) != 1:
         raise EngineFormatError(
             f"the manifest lists {len(executables)} files to execute, an engine has one",

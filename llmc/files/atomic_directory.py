@@ -27,12 +27,12 @@ class AtomicDirectory:
     """Context manager: write into `path`, then `commit()`; leaving without it removes everything written.
 
     destination: a new name, an empty directory, or a directory for which `replaceable` is true; anything else is an
-    EngineFormatError and is never touched. It stays as it was until the commit.
+    EngineFormatError and is never touched. It stays as it was until the commit. content: what such a directory is.
     """
 
-    def __init__(self, destination: Path, replaceable: Callable[[Path], bool]) -> None:
+    def __init__(self, destination: Path, replaceable: Callable[[Path], bool], *, content: str = "an engine") -> None:
         self.destination = Path(os.path.realpath(destination))
-        self._replaceable = replaceable
+        self._replaceable, self._content = replaceable, content
         self._check_destination()
         parent = self.destination.parent
         try:
@@ -80,7 +80,7 @@ class AtomicDirectory:
             raise EngineFormatError("the output exists and is a file", at=path, fix="choose another output name")
         if any(path.iterdir()) and not self._replaceable(path):
             raise EngineFormatError(
-                "the output exists and is not an engine, so it is not replaced",
+                f"the output exists and is not {self._content}, so it is not replaced",
                 at=path,
                 fix="choose another output name, or remove the directory yourself",
             )

@@ -4,9 +4,11 @@
     x[* c!] weight[c!] -> [* c!]                 a norm: it needs all of c
     x[* c~] weight[c] -> [* c]                   one whose sum of squares over c can be put together from parts
     q[t g*h d!] k[t g d!] v[t g e!] -> [t g*h e!]  attention: each of the g KV heads is read by h query heads, in order
+    x[i] weight[e:o i] -> [o]                    a product with those of many weights that lie one after the other
 
 A letter is one axis, the same wherever it stands. `!`: the op needs the whole axis, and no part of it alone. `g*h`:
-an axis of g runs of h. `*`: any axes in front, the same of arguments and result. Others have none.
+an axis of g runs of h. `e:o`: an axis of e runs, each of which is o. `*`: any axes in front, the same of arguments and
+result. Others have none.
 """
 
 from __future__ import annotations
@@ -20,10 +22,12 @@ _TENSOR = re.compile(r"(\w*)\[([^\]]*)\]")
 
 @dataclass(frozen=True)
 class Axis:
-    """letter: of the axis, or of the runs that it is made of. run: whether it is `g*h`. whole, squares: `!`, `~`."""
+    """letter: of the axis, or of the runs that it is made of. run: whether it is `g*h`. repeats: whether it is `e:o`,
+    whose letter is o. whole, squares: `!`, `~`."""
 
     letter: str
     run: bool = False
+    repeats: bool = False
     whole: bool = False
     squares: bool = False
 
@@ -56,6 +60,12 @@ def axis_rule(text: str) -> AxisRule:
 def _axes(text: str) -> tuple[Axis, ...]:
     words = [word for word in text.split() if word != "*"]
     return tuple(
-        Axis(word.rstrip("!~").partition("*")[0], "*" in word, word.endswith("!"), word.endswith("~"))
+        Axis(
+            word.rstrip("!~").partition("*")[0].rpartition(":")[2],
+            "*" in word,
+            ":" in word,
+            word.endswith("!"),
+            word.endswith("~"),
+        )
         for word in reversed(words)
     )

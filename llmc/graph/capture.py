@@ -22,6 +22,7 @@ from llmc.graph.drafts.draft_of_model import draft_of_model
 from llmc.graph.drafts.medusa import MedusaCheckpoint
 from llmc.graph.joined_source import JoinedSource
 from llmc.graph.local_model import local_model
+from llmc.graph.merge_adapter import merge_adapters
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.onnx.capture import capture_onnx
 from llmc.graph.onnx.files import describing, onnx_file
@@ -62,14 +63,16 @@ def capture(model: Model, options: BuildOptions, *, may_lack_weights: bool = Fal
 
     The graph takes input_ids and positions, both [1, T] int64, and returns logits [1, T, vocab]; T is symbolic.
     Weight data is not read. may_lack_weights: a directory may hold config.json alone; then nobody can read weights
-    later. With options.speculative the checkpoint of what drafts is opened, too. Raises
-    CheckpointError for a broken directory, CaptureError for a model that cannot be traced or is not a decoder language
-    model.
+    later. With options.speculative the checkpoint of what drafts is opened, too; with options.lora adapters are merged
+    into the recipes. Raises CheckpointError for a broken directory, CaptureError for a model that cannot be traced or
+    is not a decoder language model.
     """
     # Before the model, which takes longer.
     draft = None if options.speculative is None else draft_of_model(model, options.speculative)
     with _without_garbage_collection():
         captured = _capture(model, options, may_lack_weights)
+    if options.lora:
+        captured = replace(captured, graph=merge_adapters(captured.graph, options.adapters))
     if draft is None:
         return captured
     if isinstance(draft, MedusaCheckpoint):

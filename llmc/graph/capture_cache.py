@@ -35,7 +35,7 @@ from llmc.options import OWN_LAYERS, BuildOptions
 from llmc.settings import CaptureCache, settings
 
 _CONFIG_FILES = ("config.json", "generation_config.json")
-OWN_ROOMS = ("graph", "ops", "program", "formats", "files")
+OWN_ROOMS = ("adapters", "graph", "ops", "program", "formats", "files")
 # What these say may change what is traced.
 _ENVIRONMENT = ("TRANSFORMERS_", "TORCH", "PYTORCH_")
 _PACKAGE = "transformers"

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -105,8 +106,8 @@ def attention_hook(
 ) -> tuple[Tensor, None]:
     """query: [1, heads, T, head_dim], key and value: [1, kv_heads, T, head_dim]; returns [1, T, heads, head_dim].
 
-    Masks that say more than a window are refused here, where they are used: some models make masks for encoders that
-    they do not have.
+    Masks that say more than a window or chunks are refused here, where they are used: some models make masks for
+    encoders that they do not have.
     """
     layer = f"{type(module).__name__} of layer {getattr(module, 'layer_idx', '?')}"
     causal = getattr(module, "is_causal", True) if is_causal is None else is_causal
@@ -120,19 +121,21 @@ def attention_hook(
             fix="report the model; attention with this option is not supported",
         )
     scale = query.shape[-1] ** -0.5 if scaling is None else float(scaling)
-    window: int | None = getattr(attention_mask, _WINDOW, None)
-    if window is not None:
-        sliding_window, attention_mask = window, None
+    bounds: _Bounds | None = getattr(attention_mask, _BOUNDS, None)
+    if bounds is not None:
+        attention_mask = None
+        sliding_window = bounds.window or sliding_window
+    chunk = None if bounds is None else bounds.chunk
     if attention_mask is not None:
         unknown = sorted(getattr(attention_mask, _KINDS, ()))
         raise CaptureError(
             f"{layer} masks its attention by {', '.join(unknown)}, which llmc::attention cannot express"
             if unknown
             else f"{layer} passes its own mask to the attention, which llmc cannot express",
-            fix="only causal attention, with or without a sliding window, is supported",
+            fix="only causal attention, with or without a sliding window or chunks, is supported",
         )
     q, k, v = (x.transpose(1, 2).squeeze(0) for x in (query, key, value))
-    out = torch.ops.llmc.attention.default(q, k, v, scale, sliding_window, softcap, s_aux)
+    out = torch.ops.llmc.attention.default(q, k, v, scale, sliding_window, softcap, s_aux, chunk=chunk)
     return out.unsqueeze(0), None
 
 
@@ -146,10 +149,10 @@ def mask_hook(mask_function: Callable[..., Any], **sizes: Any) -> Tensor | None:
     from transformers.masking_utils import eager_mask
 
     mask: Tensor = eager_mask(mask_function=mask_function, **sizes)
-    if kinds <= _CAUSAL | {_SLIDING}:
-        setattr(mask, _WINDOW, min(_windows(mask_function)))
+    if kinds <= _CAUSAL | {_SLIDING, _CHUNKED}:
+        setattr(mask, _BOUNDS, _Bounds(_width(mask_function, _SLIDING), _width(mask_function, _CHUNKED)))
     else:
-        setattr(mask, _KINDS, frozenset(kinds - _CAUSAL - {_SLIDING}))
+        setattr(mask, _KINDS, frozenset(kinds - _CAUSAL - {_SLIDING, _CHUNKED}))
     return mask
 
 
@@ -163,9 +166,19 @@ _COMBINED = frozenset(
     }
 )
 _CAUSAL = frozenset({"causal_mask_function", "packed_sequence_mask_function"})
-_SLIDING = "sliding_window_overlay"
-# The attribute of a mask that says how many positions a query sees.
-_WINDOW = "llmc_window"
+_SLIDING, _CHUNKED = "sliding_window_overlay", "chunked_overlay"
+
+
+@dataclass(frozen=True)
+class _Bounds:
+    """What a mask says beside that it is causal: as llmc::attention takes it."""
+
+    window: int | None
+    chunk: int | None
+
+
+# The attribute of a mask that says which positions a query sees.
+_BOUNDS = "llmc_bounds"
 # Of one that llmc::attention cannot express: by what it masks.
 _KINDS = "llmc_kinds"
 
@@ -175,12 +188,11 @@ def _kinds(mask_function: Callable[..., Any]) -> set[str]:
     return {part.__qualname__.removesuffix(".<locals>.inner_mask") for part in _elementary(mask_function)}
 
 
-def _windows(mask_function: Callable[..., Any]) -> list[int]:
-    """The widths of the sliding windows in it."""
-    windows = [part for part in _elementary(mask_function) if part.__qualname__.startswith(_SLIDING)]
-    return [
-        cell.cell_contents for part in windows for cell in part.__closure__ or () if isinstance(cell.cell_contents, int)
-    ]
+def _width(mask_function: Callable[..., Any], kind: str) -> int | None:
+    """Of the narrowest window, or chunks, in it."""
+    parts = [part for part in _elementary(mask_function) if part.__qualname__.startswith(kind)]
+    closures = [cell.cell_contents for part in parts for cell in part.__closure__ or ()]
+    return min((width for width in closures if isinstance(width, int)), default=None)
 
 
 def _elementary(mask_function: Callable[..., Any]) -> Iterator[Callable[..., Any]]:

@@ -59,6 +59,12 @@ def product(sizes: Any) -> sympy.Expr:
     return math.prod(sizes, start=sympy.Integer(1))
 
 
+def most_seen(arguments: Mapping[str, Any]) -> int | None:
+    """How many keys a query of an attention sees at most; None for all."""
+    bounds = [arguments[name] for name in ("window", "chunk") if arguments[name] is not None]
+    return min(bounds, default=None)
+
+
 class Part(Enum):
     """What stands right before a product and is computed by the product's kernel, so that its value is never written.
 
@@ -80,8 +86,8 @@ class OpRecord:
     wrong with a call's shapes, or None. part: of a product that the op is; takes: of a product or lookup, the arguments
     before which a part may stand, and which. axes: which axes belong together (graph/axes.py); None where each rank
     needs all of them. across: of a collective, what every rank gets, given the first argument of each; the others are
-    the same for all. fallback: the contract whose absence a build may allow, so that the op is legal in later stages
-    too.
+    the same for all. linear_in: the argument of which the result of a sum is the sum of the results. fallback: the
+    contract whose absence a build may allow, so that the op is legal in later stages too.
     """
 
     name: str
@@ -97,6 +103,7 @@ class OpRecord:
     takes: Mapping[str, Part]
     axes: AxisRule | None
     across: Callable[..., Any] | None
+    linear_in: str | None
     fallback: str | None
 
 

@@ -28,17 +28,23 @@ def trace(module: nn.Module, *, with_positions: bool, hidden: int | None = None)
     """
     ids = torch.zeros(1, EXAMPLE_TOKENS, dtype=torch.int64)
     positions = torch.arange(EXAMPLE_TOKENS, dtype=torch.int64).unsqueeze(0)
-    # One name ties both lengths together; alone, the range of T may be narrowed by the model's own checks.
-    dynamic: tuple[Any, ...] = ({1: Dim("T")},) * 2 if with_positions else ({1: Dim.DYNAMIC},)
     example: tuple[Tensor, ...] = (ids, positions) if with_positions else (ids,)
     if hidden is not None:
-        example, dynamic = (*example, torch.zeros(1, EXAMPLE_TOKENS, hidden)), (*dynamic, dynamic[0])
+        example = (*example, torch.zeros(1, EXAMPLE_TOKENS, hidden))
+    # T may be bounded by the model's own tables and checks, which one name of the dims would forbid; _same_tokens ties.
+    dynamic: tuple[Any, ...] = ({1: Dim.DYNAMIC},) * len(example)
     from torch._dynamo import config  # seconds to import; export does it too, when it is called
 
     # Making an entry of the fake tensors' own cache takes as long as the op itself, and few are asked for again.
-    with explained(), config.patch(fake_tensor_cache_enabled=False):
+    tied = module.register_forward_pre_hook(_same_tokens)
+    with tied, explained(), config.patch(fake_tensor_cache_enabled=False):
         program = export(module, example, dynamic_shapes=dynamic, strict=False)
         return functionalize(program)
+
+
+def _same_tokens(module: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+    for each in inputs[1:]:
+        torch._check(each.shape[1] == inputs[0].shape[1])
 
 
 @contextmanager

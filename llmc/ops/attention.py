@@ -1,6 +1,7 @@
 """llmc::attention over one whole sequence, and the arithmetic that llmc::paged_attention shares with it.
 
-Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-oss; of softcap: Gemma 2.
+Source of the softmax with sinks: Xiao et al. 2023 in the learned form of gpt-oss; of softcap: Gemma 2; of slopes:
+Press et al. 2022, "Train Short, Test Long" (ALiBi); of chunks: Llama 4.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import sympy
 import torch
 from torch import Tensor
 
-from llmc.graph.op_record import A, OpCall
+from llmc.graph.op_record import A, OpCall, most_seen
 from llmc.ops.registry import WHOLE_SEQUENCE, op
 
 
@@ -24,6 +25,8 @@ def attend(
     window: int | None,
     softcap: float | None,
     sinks: Tensor | None,
+    slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Causal attention in fp32 of queries at positions first_position…, over keys from position 0.
 
@@ -31,7 +34,9 @@ def attend(
 
     Query head h reads KV head h // (heads / kv_heads). window: a query sees the last `window` positions, itself
     included. softcap: scores become softcap·tanh(score / softcap). sinks: [heads], one extra logit a head that
-    takes probability and adds nothing. Returns [queries, heads, value_dim], fp32.
+    takes probability and adds nothing. slopes: [heads], what each position farther back takes off a score, after the
+    cap. chunk: a query sees no key before the multiple of `chunk` at or before its own position. Returns
+    [queries, heads, value_dim], fp32.
     """
     group = q.shape[1] // k.shape[1]
     keys = k.float().repeat_interleave(group, dim=1)
@@ -41,9 +46,13 @@ def attend(
         scores = softcap * torch.tanh(scores / softcap)
     query_positions = first_position + torch.arange(q.shape[0], device=q.device)[:, None]
     key_positions = torch.arange(k.shape[0], device=q.device)[None, :]
+    if slopes is not None:
+        scores = scores + slopes.float()[:, None, None] * (key_positions - query_positions)
     visible = key_positions <= query_positions
     if window is not None:
         visible = visible & (key_positions > query_positions - window)
+    if chunk is not None:
+        visible = visible & (key_positions >= query_positions - query_positions % chunk)
     scores = scores.masked_fill(~visible, float("-inf"))
     if sinks is not None:
         sink = sinks.float()[:, None, None].expand(-1, q.shape[0], 1)
@@ -69,8 +78,8 @@ def _attended_whole(a: Any) -> Any:
 def attention_flops(call: OpCall) -> sympy.Expr:
     """Of scores and weighted sums, over all pairs of a query and a key that it sees."""
     tokens, heads, head_dim = call.sizes("q")
-    window, value_dim = call.arguments["window"], call.size(call.result.shape[2])
-    return 2 * heads * (head_dim + value_dim) * (A if window is None else sympy.Min(A, window * tokens))
+    seen, value_dim = most_seen(call.arguments), call.size(call.result.shape[2])
+    return 2 * heads * (head_dim + value_dim) * (A if seen is None else sympy.Min(A, seen * tokens))
 
 
 @op(
@@ -79,7 +88,7 @@ def attention_flops(call: OpCall) -> sympy.Expr:
     flops=attention_flops,
     check=_heads_fit,
     fallback="paged_attention",
-    axes="q[t g*h d!] k[t g d!] v[t g e!] sinks[g*h] -> [t g*h e!]",
+    axes="q[t g*h d!] k[t g d!] v[t g e!] sinks[g*h] slopes[g*h] -> [t g*h e!]",
 )
 def attention(
     q: Tensor,
@@ -89,9 +98,11 @@ def attention(
     window: int | None = None,
     softcap: float | None = None,
     sinks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Causal self-attention of one sequence. q: [tokens, heads, head_dim]; k, v: [tokens, kv_heads, head_dim].
 
     Options as in `attend`; returns [tokens, heads, value_dim] in q's dtype.
     """
-    return attend(q, k, v, 0, scale, window, softcap, sinks).to(q.dtype).contiguous()
+    return attend(q, k, v, 0, scale, window, softcap, sinks, slopes, chunk).to(q.dtype).contiguous()

@@ -64,12 +64,16 @@ def all_gather(x: Tensor, ends: Tensor, channels: int) -> Tensor:
 
 
 @op(
-    fake=lambda a: a.x.new_empty([a.length if i == a.axis else size for i, size in enumerate(a.x.shape)]),
+    fake=lambda a: a.x.new_empty([a.runs * a.length if i == a.axis else size for i, size in enumerate(a.x.shape)]),
     stages=IN_NO_GRAPH,
     flops=per_element(0),
 )
-def rank_part(x: Tensor, axis: int, start: int, stop: int, length: int) -> Tensor:
-    """Elements start to stop of an axis, then zeros up to `length`: what a rank has of a weight."""
+def rank_part(x: Tensor, axis: int, start: int, stop: int, length: int, runs: int = 1) -> Tensor:
+    """Elements start to stop of an axis, then zeros up to `length`: what a rank has of a weight; of each of so many
+    equal runs that the axis is made of."""
+    if runs > 1:
+        parts = x.unflatten(axis, (runs, -1))
+        return rank_part(parts, axis + 1, start, stop, length).flatten(axis, axis + 1)
     own = x.narrow(axis, start, stop - start)
     missing = list(own.shape)
     missing[axis] = length - (stop - start)

@@ -15,6 +15,9 @@ from torch import Tensor
 from llmc.graph.op_record import OpCall, product
 from llmc.ops.registry import FROM_CAPTURED, PRODUCT, op
 
+# Rows of a weight that kernels multiply with together: those of an expert begin with another such panel.
+PANEL_ROWS = 32
+
 
 def _check(call: OpCall) -> str | None:
     x, weight, index, experts = call.shape("x"), call.shape("weight"), call.shape("index"), call.arguments["experts"]
@@ -50,6 +53,7 @@ def _fake(a: Any) -> Tensor:
     share=_share,
     check=_check,
     takes=PRODUCT,
+    axes="x[i] weight[e:o i] bias[e:o] -> [o]",
 )
 def expert_linear(
     x: Tensor, weight: Tensor, bias: Tensor | None, index: Tensor, experts: int, dtype: torch.dtype | None = None
@@ -74,6 +78,8 @@ def expert_linear(
     stages=FROM_CAPTURED,
     flops=lambda call: 2 * product(call.sizes("x")),
     rows=("x", "weights"),
+    axes="x[c] -> [c]",
+    linear_in="x",
 )
 def sum_experts(x: Tensor, weights: Tensor) -> Tensor:
     """y[t] = Σ_s weights[t, s]·x[t, s], in fp32 and in the order of slots, rounded once. x: [tokens, slots, channels];

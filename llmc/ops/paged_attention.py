@@ -30,6 +30,8 @@ def paged_attention(
     cache_format: str | None = None,
     value_dim: int | None = None,
     tree_masks: Tensor | None = None,
+    slopes: Tensor | None = None,
+    chunk: int | None = None,
 ) -> Tensor:
     """Causal attention of a ragged batch over the paged cache; prefill chunks and decodes mix freely.
 
@@ -51,7 +53,7 @@ def paged_attention(
             _cached(cache[blocks], channels, cache_format).transpose(1, 2).flatten(0, 1)[:length]
             for cache, channels in ((k_cache, q.shape[2]), (v_cache, out.shape[2]))
         )
-        options = scale, window, softcap, sinks
+        options = scale, window, softcap, sinks, slopes, chunk
         if not any(masks[start:end]):
             out[start:end] = attend(q[start:end], k, v, length - (end - start), *options).to(q.dtype)
             continue

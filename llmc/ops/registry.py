@@ -86,6 +86,7 @@ def op(
     takes: Mapping[str, Part] = MappingProxyType({}),
     axes: str | None = None,
     across: Callable[..., Any] | None = None,
+    linear_in: str | None = None,
     fallback: str | None = None,
 ) -> Callable[[F], F]:
     """Register the decorated eager reference as an llmc:: op of its name, with the schema of its signature.
@@ -121,6 +122,7 @@ def op(
             takes,
             rule,
             across,
+            linear_in,
             fallback,
         )
         return reference

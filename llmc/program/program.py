@@ -57,7 +57,7 @@ class Layout(Enum):
     a quantized weight alone, a byte each or two in a byte; CODE_5_ROWS, CODE_6_ROWS: the low four bits so, what is
     above behind them (codegen/triton/code_rows.py). MASK_ROWS, MASK_STARTS: of a weight without its zeros where its
     elements are, and where those of a row begin, which are ROWS (codegen/triton/mask_rows.py). VECTOR_F32: a vector
-    widened to fp32.
+    widened to fp32. NIBBLES: codes of four bits in their order, two in a byte, the first in its low half.
     """
 
     ROWS = "rows"
@@ -76,6 +76,7 @@ class Layout(Enum):
     MASK_ROWS = "mask_rows"
     MASK_STARTS = "mask_starts"
     VECTOR_F32 = "vector_f32"
+    NIBBLES = "nibbles"
 
     @property
     def is_sparse(self) -> bool:

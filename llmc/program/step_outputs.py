@@ -22,6 +22,9 @@ class StepOutput(Enum):
 # What a model knew after each token: a side output of targets, and of drafts, which also read it as a step input,
 # [T, hidden_width] in F32.
 HIDDEN = "hidden"
+# Of an ONNX model: what it returns first, and what a cache is called after the step beside what it is before.
+LOGITS = "logits"
+WRITTEN = "_written"
 # What steps read, hidden states only for drafts: dtypes by name; what they count stands in runtime/loop/step.py.
 STEP_INPUTS = {
     "input_ids": "I32",

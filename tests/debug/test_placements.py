@@ -21,6 +21,7 @@ from llmc.files.typed_json import to_json
 from llmc.graph.capture import capture
 from llmc.options import parse_options
 from llmc.passes.pipeline import default
+from llmc.program import RankLayout
 
 MODEL = Path(__file__).parents[2] / "examples" / "models" / "bard-6m"
 
@@ -57,7 +58,7 @@ def test_collectives_say_what_they_bring_together(explanation: Explanation) -> N
     assert explanation.ranks is not None
     found = [(each.op, each.count, each.token_bytes) for each in explanation.ranks.placements.collectives]
     assert found == [("all_reduce", 1, 512), ("all_reduce", 6, 512), ("all_reduce", 6, 512), ("all_gather", 1, 16384)]
-    assert explanation.ranks.memory.kv_token == 6 * 64 * 2 * 2
+    assert explanation.ranks.stages[0].memory.kv_token == 6 * 64 * 2 * 2
 
 
 def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
@@ -67,7 +68,7 @@ def test_it_is_said_in_lines_and_as_json(explanation: Explanation) -> None:
     assert "16384 bytes a token; on CPUs 32 where only tokens are wanted" in text
     assert "42 of 43 weights are cut alike" in text
     data = json.loads(json.dumps(explanation.to_json()))["ranks"]
-    assert data["ranks"] == 4 and data["memory"]["kv_token"] == 1536
+    assert data["ranks"] == 4 and [each["memory"]["kv_token"] for each in data["stages"]] == [1536]
     assert {each["beside"] for each in data["weights"]} >= {"same", "not in its plan: every rank has it whole"}
 
 
@@ -75,12 +76,14 @@ def test_the_report_says_the_same(explanation: Explanation, draft_engine: Path) 
     """With Hugging Face's plan."""
     assert explanation.ranks is not None
     directory = read_engine(draft_engine)
-    contents = read_contents(directory.files, directory.manifest, directory.program)
+    program = replace(directory.program, layout=RankLayout(tensor=4))
+    contents = read_contents(directory.files, directory.manifest, program)
     placements = to_json(explanation.ranks.placements)
     page = report_page(replace(contents, placements=placements))
     data = json.loads(page.partition('<script id="data" type="application/json">')[2].partition("</script>")[0])
     said, shown = explanation.ranks.to_json(), data["ranks"]
-    assert {**shown, "memory": None} == {**json.loads(json.dumps(said)), "memory": None}
+    assert {**shown, "stages": None} == {**json.loads(json.dumps(said)), "stages": None}
+    assert [(each["first"], each["last"]) for each in shown["stages"]] == [(0, 3)]
     assert shown["agreement"] == [43, 42]
     assert "Beside Hugging Face's plan" in script()
 
@@ -90,12 +93,33 @@ def test_one_rank_has_no_placements() -> None:
     assert explain_model(capture(MODEL, options, may_lack_weights=True), default(), options).ranks is None
 
 
-def test_experts_that_stay_whole_say_how_they_are_cut() -> None:
-    options = parse_options({"tensor_parallel_size": 2})
-    found = explain_model(capture(tiny_architecture("qwen3_moe"), options), default(), options).ranks
-    assert found is not None
-    whole = {each.name: each.why for each in found.placements.weights if "experts" in each.name and each.axis is None}
-    assert whole and all("--enable-expert-parallel" in why for why in whole.values()), whole
+@pytest.mark.parametrize("tensor", [1, 2])
+def test_stages_say_their_ranks_memory_and_what_they_hand_over(tensor: int) -> None:
+    options = parse_options({"tensor_parallel_size": tensor, "pipeline_parallel_size": 2})
+    found = explain_model(capture(MODEL, options, may_lack_weights=True), default(), options)
+    assert found.ranks is not None
+    first, last = found.ranks.stages
+    assert (first.first, first.last, last.first, last.last) == (0, tensor - 1, tensor, 2 * tensor - 1)
+    assert first.memory.kv_token + last.memory.kv_token == 6 * 2 * (2 // tensor) * 64 * 2
+    assert (first.token_bytes, last.token_bytes) == (256 * 4, 0)
+    text = "\n".join(line.text for line in overview_lines("bard", found))
+    ranks = "rank 0" if tensor == 1 else "ranks 0–1"
+    assert f"on {2 * tensor} ranks in 2 stages" in text and f"stage 0, {ranks}: memory a rank: weights 0.0" in text
+    assert "hands over 1024 bytes a token" in text and ("cut alike" in text) is (tensor > 1)
+
+
+def test_experts_say_whether_they_or_their_channels_are_divided() -> None:
+    for divided, part in ((True, "of the experts"), (False, "channels of each expert's result")):
+        options = parse_options({"tensor_parallel_size": 2, "enable_expert_parallel": divided})
+        found = explain_model(capture(tiny_architecture("gpt_oss"), options), default(), options).ranks
+        assert found is not None
+        (router,) = (each for each in found.placements.weights if each.name.endswith("router.weight"))
+        assert router.axis is None and router.why.startswith("what ranks would then tell each other takes longer")
+        of = {each.name: each for each in found.placements.weights if "experts" in each.name}
+        gate = of["model.layers.*.mlp.experts.gate_up_proj"]
+        assert (gate.shape, gate.parts, gate.why) == ((896, 64), (448, 448), f"rows: each rank has some {part}")
+        bias = of["model.layers.*.mlp.experts.down_proj_bias"]
+        assert bias.parts == ((128, 128) if divided else (256, 0)) and ("adds it" in bias.why) is not divided
 
 
 def test_how_plans_differ() -> None:

@@ -26,7 +26,7 @@ def digests(engine: Path) -> dict[str, str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("target", ["cpu", pytest.param("reference", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("target", ["cpu", "reference", "onnxruntime"])
 def test_same_inputs_give_the_same_bytes(target: str, tmp_path: Path) -> None:
     # Its code is compiled again, too.
     beside = {**os.environ, "LLMC_CACHE_DIR": str(cache_beside(tmp_path / "other-cache"))}

@@ -1,72 +1,147 @@
-"""Engines of ONNX files answer as onnxruntime does with the same file: logits and greedy text."""
+"""Engines for onnxruntime: the same text as generated C++ writes, in any company, and what they refuse."""
 
 from __future__ import annotations
 
+import math
+from collections.abc import Iterator
 from pathlib import Path
+from shutil import copytree
+from typing import Any
 
 import numpy as np
+import onnx
 import pytest
+import torch
 
 import llmc
-from tests.onnx_files import (
-    Array,
-    OnnxruntimeModel,
-    genai_model,
-    optimum_model,
-    overrides,
-    transformers_model,
+from llmc.engine_format.reader import read_engine
+from llmc.errors import EngineFormatError, OptionError, TargetError
+from llmc.runtime.engine import Engine
+from llmc.runtime.executors.onnx_runtime import OnnxRuntimeExecutor
+from tests.cli.command import assert_user_error
+from tests.cli.command import llmc as command
+from tests.tiny_models import tiny_checkpoint, tiny_tokens
+from tests.tree_steps import TABLE, check_trees
+
+onnxruntime: Any = pytest.importorskip("onnxruntime", exc_type=ImportError)
+MODEL = Path(__file__).parent.parent.parent / "examples" / "models" / "bard-draft"
+SHAPE: dict[str, Any] = {"max_model_len": 192, "max_sequences": 8, "max_batch_tokens": 48}
+PROMPTS = ["KING RICHARD:\n", "My lord,", "What is the matter with", "O", "Good morrow to you all, and " * 3]
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path: Path = tmp_path_factory.mktemp("onnx") / "bard.llmc"
+    return llmc.build(MODEL, path, target="onnxruntime", **SHAPE).path
+
+
+@pytest.fixture
+def engine(path: Path) -> Iterator[Engine]:
+    with llmc.load(path, threads=1) as opened:
+        yield opened
+
+
+def texts(engine: Engine) -> list[str]:
+    params = llmc.SamplingParams(max_tokens=12, temperature=0.0)
+    return [found.choices[0].text for found in engine.generate(PROMPTS, params)]
+
+
+def test_greedy_text_is_that_of_generated_code(engine: Engine) -> None:
+    together = texts(engine)
+    with llmc.compile(MODEL, target="cpu", dtype="float32", **SHAPE) as ours:
+        assert together == texts(ours)
+        tokens = tiny_tokens(60, engine.info.vocab_size)
+        expected = ours.logits(tokens)
+    np.testing.assert_allclose(engine.logits(tokens), expected, rtol=0, atol=1e-4 * float(expected.std()))
+
+
+def test_bits_do_not_depend_on_threads_and_neighbours(path: Path, engine: Engine) -> None:
+    tokens = tiny_tokens(75, engine.info.vocab_size)
+    params = llmc.SamplingParams(max_tokens=6, temperature=0.9, seed=5, logprobs=2, n=2)
+    company = [tokens, tokens[:40], [3], tokens[20:52]]
+
+    def bits(found: Any) -> list[object]:
+        return [[(p.logprob.hex(), p.top) for p in choice.logprobs] for choice in found.choices]
+
+    alone = [bits(engine.generate([each], params)[0]) for each in company]
+    assert [bits(each) for each in engine.generate(company, params)] == alone
+    with llmc.load(path, threads=2, prefix_cache=False, max_step_tokens=13) as other:
+        assert [bits(each) for each in other.generate(company[::-1], params)] == alone[::-1]
+        assert np.array_equal(other.logits(tokens), engine.logits(tokens))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_trees(path: Path, seed: int) -> None:
+    executor = OnnxRuntimeExecutor(read_engine(path), len(TABLE), 1, on_device=False)
+    # The rows that a mask hides stand between those that it does not, as zeros in a sum.
+    check_trees(executor, 16, 4096, 9, seed, tolerance=1e-4)
+    executor.close()
+
+
+@pytest.mark.slow
+def test_codes_of_four_bits_take_four_bits(tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", torch.bfloat16, intermediate_size=128)
+    found = []
+    for target in ("onnxruntime", "cpu"):
+        out = tmp_path / f"{target}.llmc"
+        llmc.build(model, out, target=target, dtype="float32", quantize="int4:g32:asym", max_model_len=64)
+        with llmc.load(out) as opened:
+            found.append(opened.logits(tiny_tokens(30)))
+    theirs, ours = found
+    np.testing.assert_allclose(theirs, ours, rtol=0, atol=1e-4 * float(ours.std()))
+    stored = onnx.load(tmp_path / "onnxruntime.llmc" / "model.onnx", load_external_data=False).graph.initializer
+    codes = [each for each in stored if each.data_type == onnx.TensorProto.INT4]
+    assert codes
+    for each in codes:
+        lengths = {entry.key: entry.value for entry in each.external_data}
+        assert 2 * int(lengths["length"]) == math.prod(each.dims)
+
+
+def test_a_model_in_fewer_bits_is_widened_and_it_is_said(tmp_path: Path) -> None:
+    model = tiny_checkpoint("llama", tmp_path / "model", torch.bfloat16, num_hidden_layers=1)
+    with pytest.warns(llmc.errors.BuildWarning, match="bfloat16, which engines for onnxruntime do not compute in"):
+        llmc.build(model, tmp_path / "e.llmc", target="onnxruntime", max_model_len=32)
+    assert read_engine(tmp_path / "e.llmc").manifest.model.dtype == "float32"
+
+
+@pytest.mark.parametrize(
+    ("options", "text"),
+    [
+        ({"dtype": "bfloat16"}, "compute in float32, not bfloat16"),
+        ({"kv_cache": "int8"}, "have no int8 codes in their caches"),
+        ({"tensor_parallel_size": 2}, "have one rank, not 2"),
+        ({"speculative": "mtp"}, "draft by nothing within them"),
+        ({"pipeline_parallel_size": 2}, "have one stage so far, not 2"),
+    ],
 )
-from tests.quick_sample import quick_sample
-from tests.tiny_models import tiny_tokens
-
-_TOKENS = tiny_tokens(24)
-# Of the logits' spread.
-_CLOSE = 1e-4
-_GENAI = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite", "gpt_oss")
-_OPTIMUM = ("llama", "mistral", "qwen3", "gemma2", "gpt2", "phi3", "stablelm")
+def test_what_it_cannot_do_is_named(tmp_path: Path, options: dict[str, Any], text: str) -> None:
+    with pytest.raises(OptionError, match=text):
+        llmc.build(MODEL, tmp_path / "e.llmc", target="onnxruntime", **options)
 
 
-def distance(found: object, expected: Array) -> float:
-    return float(np.abs(np.asarray(found) - expected).max() / (expected.max() - expected.min()))
+def test_a_provider_that_is_not_there_is_refused_and_not_replaced(path: Path) -> None:
+    if "CUDAExecutionProvider" in onnxruntime.get_available_providers():
+        pytest.skip("this onnxruntime has CUDA")
+    with pytest.raises(TargetError, match="has no CUDAExecutionProvider"):
+        llmc.load(path, executor="onnxruntime_cuda")
+    with pytest.raises(OptionError, match="is run by onnxruntime or onnxruntime_cuda, not by 'cpp'"):
+        llmc.load(path, executor="cpp")
 
 
-def assert_same(place: Path, file: Path, head_dim: int = 16) -> None:
-    """64 greedy tokens, and the logits of a prompt longer than any window."""
-    model = OnnxruntimeModel(file, head_dim)
-    with llmc.compile(place, target="cpu") as engine:
-        assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
-        found = engine.generate([_TOKENS], max_tokens=64, temperature=0.0, ignore_eos=True)[0]
-        assert list(found.token_ids) == model.greedy(_TOKENS, 64)
+def test_a_changed_model_is_not_run(path: Path, tmp_path: Path) -> None:
+    copy = copytree(path, tmp_path / "copy.llmc")
+    model = copy / "model.onnx"
+    model.write_bytes(model.read_bytes()[:-1] + b"?")
+    with pytest.raises(EngineFormatError, match=r"model\.onnx"):
+        llmc.load(copy)
 
 
-@pytest.mark.parametrize("family", quick_sample(_GENAI, ("qwen3",)))
-def test_a_model_of_onnxruntime_genai(family: str, tmp_path: Path) -> None:
-    place = genai_model(family, tmp_path)
-    assert_same(place, place / "model.onnx", overrides(family).get("head_dim", 16))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", _OPTIMUM)
-def test_a_model_of_plain_operators_with_a_cache(family: str, tmp_path: Path) -> None:
-    """A file is named, in a directory of external data."""
-    place = optimum_model(family, tmp_path)
-    assert (place / "model.onnx.data").is_file()
-    assert_same(place / "model.onnx", place / "model.onnx")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("family", ("llama", "qwen3"))
-def test_a_model_of_transformers_exporter(family: str, tmp_path: Path) -> None:
-    place = transformers_model(family, tmp_path)
-    assert_same(place, place / "model.onnx")
-
-
-def test_an_engine_has_what_stands_beside_the_file(tmp_path: Path) -> None:
-    """The tokenizer, and what genai_config.json says of tokens and lengths."""
-    place = genai_model("llama", tmp_path)
-    engine_path = tmp_path / "engine.llmc"
-    with llmc.compile(place / "model.onnx", target="reference", output=engine_path) as engine:
-        assert engine.detokenize(engine.tokenize("ab")) == "ab"
-        assert engine.info.eos_token_ids == (1,)
-        assert engine.info.max_positions == 320
-        assert engine.info.family == "llama"
+def test_verbs(path: Path) -> None:
+    run = command("run", path, "-p", "KING", "--max-tokens", "3", "--temperature", "0")
+    assert run.code == 0, run
+    assert command("inspect", path).code == 0
+    bench = command(
+        "bench", "latency", path, "--input-len", "4", "--output-len", "4", "--iterations", "1", "--warmup", "0"
+    )
+    assert bench.code == 0, bench
+    assert_user_error(command("run", path, "-p", "KING", "--executor", "onnxruntime_cuda"), "CUDAExecutionProvider")

@@ -43,6 +43,7 @@ class Numbers:
         pytest.param(Numbers("float32"), id="float32", marks=pytest.mark.slow),
         pytest.param(Numbers("bfloat16"), id="bfloat16"),
         pytest.param(Numbers("bfloat16", target="reference"), id="reference", marks=pytest.mark.slow),
+        pytest.param(Numbers("float32", target="onnxruntime"), id="onnxruntime", marks=pytest.mark.slow),
         pytest.param(Numbers("bfloat16", "w8a8", "int8"), id="w8a8-kv8"),
         pytest.param(Numbers("bfloat16", "w4a8:g32", "int8"), id="w4a8-kv8", marks=pytest.mark.slow),
     ],

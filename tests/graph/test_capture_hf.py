@@ -224,9 +224,13 @@ def test_paths_that_are_no_model(tmp_path: Path) -> None:
         capture(tmp_path, BuildOptions())
 
 
+def test_chunks_are_passed_on() -> None:
+    graph = capture(tiny_model("llama4_text"), BuildOptions()).graph.graph
+    attentions = graph.find_nodes(op="call_function", target=torch.ops.llmc.attention.default)
+    assert [call_arguments(n)["chunk"] for n in attentions] == [4, 4]
+
+
 def test_masks_that_the_attention_cannot_say_are_refused() -> None:
-    with pytest.raises(CaptureError, match="chunked_overlay"):
-        capture(tiny_model("llama4_text"), BuildOptions())
     with pytest.raises(CaptureError, match="passes its own mask"):
         capture(tiny_model("doge"), BuildOptions())
     with pytest.raises(CaptureError, match="bidirectional"):

@@ -6,6 +6,8 @@ from pathlib import Path
 
 # What compiles and runs whole models is held by the tests that do.
 WHOLE = "end_to_end"
+# The rewrites of every pass, and the examples that they stand with, are proved in another room.
+PROOFS = {"passes": Path("debug", "prove", "test_built_in.py")}
 
 
 def room_of(module: Path) -> str:
@@ -40,6 +42,7 @@ def room_tests(module: Path, root: Path) -> list[Path]:
     for depth in range(len(parts) - 1, 0, -1):
         found += sorted(tests.joinpath(*parts[:depth]).glob("test_*.py"))
     found += [path for path in tests.glob("test_*.py") if parts[0].rstrip("s") in path.stem]
+    found += [tests / PROOFS[parts[0]]] if parts[0] in PROOFS else []
     return found or _files(tests / WHOLE)
 
 

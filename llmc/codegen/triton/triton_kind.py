@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor, fx
 
 from llmc.build_stages import Stages
@@ -37,7 +38,7 @@ class TritonKind:
     """As TargetKind."""
 
     target: GpuTarget
-    computes_half: bool = True
+    dtypes: tuple[torch.dtype, ...] = (torch.float32, torch.float16, torch.bfloat16)
     has_stages: bool = False
 
     def check(self, options: BuildOptions) -> None:

@@ -24,6 +24,7 @@ from llmc.formats.pruned_part import PrunedPart
 from llmc.formats.quantized_weight import QuantizedWeight
 from llmc.formats.sparse_weight import SparseWeight
 from llmc.program import Program
+from llmc.program.joined_program import joined_program
 
 _T = TypeVar("_T")
 
@@ -33,12 +34,13 @@ class EngineContents:
     """passes: as passes.json has them. graphs: (pass number, name, text), in order. sources: lines of the model's
     source; nodes: for each node name the index of its line and the rewrite that made it. code: by file name, the
     kernels' sources. quantized: what was done to each weight. sparse: what became of each with zeros. pruned: what
-    each part of the model lost. placements: as placements.json has them; None for a model that is not cut for several
-    ranks."""
+    each part of the model lost. placements: as placements.json has them; None for a stage that a single rank runs.
+    stages: the programs that `program` is joined of."""
 
     path: Path
     manifest: Manifest
     program: Program
+    stages: tuple[Program, ...]
     passes: list[dict[str, Any]]
     graphs: tuple[tuple[int, str, str], ...]
     sources: list[str]
@@ -50,7 +52,7 @@ class EngineContents:
     pruned: tuple[PrunedPart, ...]
 
 
-def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> EngineContents:
+def read_contents(files: EngineFiles, manifest: Manifest, *stages: Program) -> EngineContents:
     """Read the report's parts of an engine, finished or about to be. Raises EngineFormatError for a damaged one."""
     # An engine that was not made by `llmc build` may have no report.
     passes = _read(files, PASSES_NAME, _list) if PASSES_NAME in files else []
@@ -58,7 +60,8 @@ def read_contents(files: EngineFiles, manifest: Manifest, program: Program) -> E
     return EngineContents(
         path=files.path,
         manifest=manifest,
-        program=program,
+        program=joined_program(stages),
+        stages=stages,
         passes=passes,
         graphs=read_graphs(files),
         sources=nodes["sources"],

@@ -7,10 +7,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from llmc.debug.explain import RankExplanation
-from llmc.debug.hf_plan import hf_plan
+from llmc.debug.explain import explain_ranks
 from llmc.debug.measured_perplexity import MeasuredPerplexity
-from llmc.debug.placement_record import Placements, rank_bytes
 from llmc.debug.profile import Profile
 from llmc.debug.report.contents import EngineContents
 from llmc.debug.report.graphs import graphs_data
@@ -19,8 +17,7 @@ from llmc.debug.report.memory import memory_data
 from llmc.debug.report.pruning import pruning_data
 from llmc.debug.report.quantization import quantization_data
 from llmc.debug.report.sparsity import sparsity_data
-from llmc.engine_format.reader import PLACEMENTS_NAME
-from llmc.files.typed_json import from_json, to_json
+from llmc.files.typed_json import to_json
 from llmc.prediction.rates import KindRates, Rates, gpu_rates
 from llmc.targets import gpu_target
 
@@ -124,11 +121,8 @@ def _engine(contents: EngineContents) -> dict[str, Any]:
 
 def _ranks(contents: EngineContents) -> dict[str, Any] | None:
     """Beside Hugging Face's plan, as `llmc explain` says it."""
-    if contents.placements is None:
-        return None
-    placements = from_json(Placements, contents.placements, PLACEMENTS_NAME)
-    plan = hf_plan(contents.manifest.model.family)
-    return RankExplanation(placements, rank_bytes(contents.program), plan).to_json()
+    found = explain_ranks(contents.placements, contents.stages, contents.manifest.model.family)
+    return None if found is None else found.to_json()
 
 
 def _kind(contents: EngineContents) -> str:

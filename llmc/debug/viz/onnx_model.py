@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from llmc.codegen.onnx.installed import require_onnx
 from llmc.debug.viz.stage_graph import NodeOrigin, StageGraph
-from llmc.errors import LlmcError
 from llmc.graph.graph_text import NodeText
 
 if TYPE_CHECKING:
@@ -38,12 +38,9 @@ _TYPES = {
 
 def onnx_model(stage: StageGraph) -> onnx.ModelProto:
     """The model, which onnx.checker accepts. Raises LlmcError without the package onnx."""
-    try:
-        from onnx import checker, helper
-    except ImportError:
-        raise LlmcError(
-            "ONNX needs the Python package onnx", at="--format onnx", fix="pip install 'llmc-compiler[onnx]'"
-        ) from None
+    require_onnx("--format onnx")
+    from onnx import checker, helper
+
     values = _Values(stage)
     nodes = [_node(node, values, stage.origins) for node in stage.graph.nodes if not values.is_alias(node)]
     inputs = [info for node in stage.graph.nodes if node.op is None for info in values.infos(node)]

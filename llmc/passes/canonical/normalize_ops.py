@@ -3,7 +3,7 @@
     view, _unsafe_view, flatten, unflatten  →  reshape, with -1 for the token axis, so that no shape arithmetic remains
     one that only adds or drops axes of size 1, whatever the others are  →  unsqueeze, squeeze
     what is taken out of split, chunk, unbind  →  slice or select of the source
-    t, mT, a permute that swaps two dims  →  transpose
+    t, mT  →  transpose;  permute  →  transposes
     mm, bmm  →  matmul;  addmm, x·W, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
     square  →  pow(x, 2);  rsub  →  sub;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
@@ -14,7 +14,7 @@ Must have: one symbolic size per reshape; otherwise the reshape keeps its shape 
 from __future__ import annotations
 
 import operator
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import SymInt, fx
@@ -116,10 +116,14 @@ def _transpose(node: fx.Node) -> Call | None:
 
 
 def _permute(node: fx.Node) -> Call | None:
-    arguments = call_arguments(node)
-    dims = [d % len(arguments["dims"]) for d in arguments["dims"]]
-    moved = [i for i, d in enumerate(dims) if i != d]
-    return Call(aten.transpose.int, (node.args[0], *moved)) if len(moved) == 2 else None
+    wanted = [d % len(node.meta["val"].shape) for d in call_arguments(node)["dims"]]
+    found, value = list(range(len(wanted))), cast(Any, node.args[0])
+    for place, dim in enumerate(wanted):
+        other = found.index(dim)
+        if other != place:
+            found[place], found[other] = found[other], found[place]
+            value = Call(aten.transpose.int, (value, place, other))
+    return value if isinstance(value, Call) else None
 
 
 def _slice(node: fx.Node) -> Call | None:

@@ -23,8 +23,8 @@ from llmc.graph.cost import node_cost
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import A, C, L, R, T, record_of
 from llmc.passes.parallel.propagate_placements import AxesClass, Placements
-from llmc.passes.parallel.roles import Role, is_weight, nbytes, roles
-from llmc.passes.parallel.split import Split, split_class
+from llmc.passes.parallel.roles import Role, is_weight, nbytes, roles, sum_of
+from llmc.passes.parallel.split import Split, in_panels, split_class
 from llmc.targets import gpu_target
 
 # What a choice is made for: a decoding request, whose step reads all weights. More tokens make both sides dearer.
@@ -45,14 +45,18 @@ class Plan:
     seconds: float
 
 
-def choose_plan(graph: ModelGraph, placements: Placements, ranks: int) -> Plan:
-    """The classes of weights' axes that are worth to be cut."""
+def choose_plan(
+    graph: ModelGraph, placements: Placements, ranks: int, others: frozenset[fx.Node] = frozenset()
+) -> Plan:
+    """The classes of weights' axes that are worth to be cut. others: weights that are cut in another way."""
     splits = {
         each: split
         for each in placements.classes()
         if any(is_weight(graph, node) for node, _ in each.members)
         and not _is_input(graph, each)
+        and not any(node in others for node, _ in each.members)
         and (split := split_class(each, ranks)) is not None
+        and (split := in_panels(each, split)) is not None
     }
     found = [(role, _alone(role)) for role in roles(graph, placements)]
     whole = sum(alone for _, alone in found)
@@ -149,7 +153,7 @@ def _seconds(graph: ModelGraph, role: Role, cut: set[AxesClass], alone: float, l
     if any(each in cut for each in role.barred):
         return math.inf
     if any(each in cut for each in role.sums):
-        seconds += links.reduce(nbytes(role.node, TOKENS))
+        seconds += links.reduce(nbytes(sum_of(role.node), TOKENS))
     return seconds
 
 

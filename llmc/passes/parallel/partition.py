@@ -5,6 +5,7 @@
     embedding(ids, w)            ->  all_reduce(embedding(rank_rows(ids, first), w[rank's rows and one of zeros]))
     rms_norm(x)                  ->  x's part * rsqrt(all_reduce(sum of x's part's squares) / channels + eps) * w's part
     norm(x), the output          ->  norm(all_gather(x's part)), all_gather(logits' part)
+    sum_experts(expert_linear(…)) ->  all_reduce(sum_experts(expert_linear(…))), of parts of each expert's channels
 All ranks run one graph on weights of the same shapes; which axes are cut together follows from the ops' records
 (propagate_placements), and which are worth it from what they cost (choose_plan). Each class of axes is one rewrite.
 Heads, groups of codes and rows that do not divide are padded with zeros, which add nothing to the sums that follow;
@@ -16,7 +17,6 @@ Source: Shoeybi et al. 2019, "Megatron-LM"; Xu et al. 2021, "GSPMD".
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 
 import torch
@@ -26,15 +26,17 @@ from llmc.errors import PassError
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import fake_mode
 from llmc.graph.model_graph import ModelGraph
-from llmc.graph.refusal import Refusal
 from llmc.graph.weights import Constant, Derived, PerRank
 from llmc.options import BuildOptions
 from llmc.passes.parallel.choose_plan import Plan, choose_plan
+from llmc.passes.parallel.mixtures import divided_by_expert
 from llmc.passes.parallel.norm_parts import channel_shares, norm_parts
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
 from llmc.passes.parallel.resized_axes import resize_calls, resize_values
-from llmc.passes.parallel.roles import Role, is_weight, roles
+from llmc.passes.parallel.roles import Role, is_weight, roles, sum_of
 from llmc.passes.parallel.split import Split, most_ranks
+from llmc.passes.parallel.why_whole import whole_matrices
+from llmc.passes.recorded_graph import new_weight
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
 
@@ -47,15 +49,17 @@ def run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
     if ranks == 1 or graph.ranks > 1:
         return
     placements = Placements(graph)
-    plan = choose_plan(graph, placements, ranks)
+    divided = divided_by_expert(graph) if options.enable_expert_parallel else frozenset()
+    plan = choose_plan(graph, placements, ranks, divided)
     found = roles(graph, placements)
     members: dict[AxesClass, list[Role]] = {each: [] for each, _ in plan.splits}
     for role in found:
         for each in role.classes():
             if each in members:
                 members[each].append(role)
-    for refusal in _left_whole(graph, placements, members, ranks):
-        log.refuse(refusal)
+    for refusal in whole_matrices(graph, placements, found, list(members), ranks):
+        if refusal.node not in divided:
+            log.refuse(refusal)
     if not plan.splits:
         raise PassError(
             f"nothing of the model can be cut for {ranks} ranks",
@@ -89,19 +93,6 @@ def _check_all_have_some(graph: ModelGraph, plan: Plan, ranks: int) -> None:
     )
 
 
-def _left_whole(graph: ModelGraph, placements: Placements, cut: Collection[AxesClass], ranks: int) -> list[Refusal]:
-    """Matrices that every rank has whole, and why."""
-    found = []
-    for node in graph.weight_nodes():
-        shape = tuple(node.meta["val"].shape)
-        classes = [placements.find(node, axis) for axis in range(len(shape))]
-        if len(shape) > 1 and not any(each in cut for each in classes if each is not None):
-            sizes = " × ".join(map(str, shape))
-            reason = f"{node.name} ({sizes}) stays whole on each of {ranks} ranks: cutting it would not pay"
-            found.append(Refusal(reason, node))
-    return found
-
-
 @dataclass(frozen=True)
 class _Cut:
     """One class of axes, and how it is split."""
@@ -131,12 +122,13 @@ class _Cut:
             self._gather(role)
         for role in members:
             self._rewrite(role)
-        resize_calls(self.graph, self.placements, self.axes, self._length)
+        resize_calls(self.graph, self.placements, self.axes, self._length, whole)
 
     def _cut_weight(self, node: fx.Node, axis: int) -> None:
-        split = self._split(node, axis)
+        split, runs = self._split(node, axis), self.placements.scale(node, axis).runs
         recipe = self.graph.weights[node.name]
-        own = [Derived(_llmc.rank_part.default, (recipe, axis, *span, split.length)) for span in split.spans]
+        of_runs = () if runs == 1 else (runs,)
+        own = [Derived(_llmc.rank_part.default, (recipe, axis, *s, split.length, *of_runs)) for s in split.spans]
         self.graph.weights[node.name] = PerRank(tuple(own))
 
     def _gather(self, role: Role) -> None:
@@ -157,12 +149,16 @@ class _Cut:
         """What the node makes is a part of a sum; its bias is added once."""
         arguments = call_arguments(node)
         bias = arguments.get("bias")
+        end = sum_of(node)
         if node.target is _llmc.embedding.default:
             self._look_up_own(node)
+        elif bias is not None and not (end is node and bias.meta["val"].shape[-1] == node.meta["val"].shape[-1]):
+            self._add_on_the_first(node, bias)
+            bias = None
         elif bias is not None:
             node.args = tuple(None if name == "bias" else value for name, value in arguments.items())
-        with self.graph.graph.inserting_after(node):
-            total = self.graph.graph.call_function(_llmc.all_reduce.default, (node, self.graph.ranks))
+        with self.graph.graph.inserting_after(end):
+            total = self.graph.graph.call_function(_llmc.all_reduce.default, (end, self.graph.ranks))
         last = total
         if bias is not None:
             with self.graph.graph.inserting_after(total):
@@ -170,7 +166,15 @@ class _Cut:
             with self.graph.graph.inserting_after(last):
                 cast = self.graph.graph.call_function(aten._to_copy.default, (last,), {"dtype": node.meta["val"].dtype})
             last = cast if last.meta["val"].dtype is not node.meta["val"].dtype else last
-        node.replace_all_uses_with(last, delete_user_cb=lambda user: user is not total)
+        end.replace_all_uses_with(last, delete_user_cb=lambda user: user is not total)
+
+    def _add_on_the_first(self, node: fx.Node, bias: fx.Node) -> None:
+        """Let the first rank's product alone add its bias, where it is no row's, or more follows before the sum."""
+        recipe, value = self.graph.weights[bias.name], bias.meta["val"]
+        length = value.shape[0]
+        stops = (length, *(0,) * (self.graph.ranks - 1))
+        own = PerRank(tuple(Derived(_llmc.rank_part.default, (recipe, 0, 0, stop, length)) for stop in stops))
+        node.replace_input_with(bias, new_weight(self.graph, f"{bias.name}_once", own, value))
 
     def _norm_parts(self, node: fx.Node) -> None:
         split = self._split(node, self._axis(node))
@@ -230,4 +234,4 @@ class _Cut:
         return self.split.of(self.placements.scale(node, axis))
 
     def _length(self, place: NodeAxis) -> int:
-        return self._split(*place).length
+        return self._split(*place).length * self.placements.scale(*place).runs

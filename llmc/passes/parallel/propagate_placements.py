@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
 from llmc.graph.pointwise import POINTWISE
+from llmc.passes.parallel.equal_pieces import pieces
 
 aten = torch.ops.aten
 # A node and an axis of its value, from 0.
@@ -29,10 +30,12 @@ _RESHAPES = (aten.reshape.default, aten.view.default)
 
 @dataclass(frozen=True)
 class Scale:
-    """How an axis follows its class: each `unit` elements of it go with `per` of the class."""
+    """How an axis follows its class: each `unit` elements of it go with `per` of the class. runs: the axis is so many
+    runs one after the other, each of which follows the class so, as the rows of all experts in one matrix do."""
 
     per: int
     unit: int
+    runs: int = 1
 
     def own(self, start: int, stop: int) -> tuple[int, int]:
         """The elements that go with start to stop of the class, all of each unit that is touched."""
@@ -89,17 +92,37 @@ class Placements:
             self._relate_elements(node)
         elif node.target in _RESHAPES:
             self._relate_reshape(node)
+        elif node.target is aten.slice.Tensor:
+            self._relate_kept(node)
+            self._relate_slice(node)
         else:
-            for axis, origin in _kept_axes(node):
-                for operand in node.all_input_nodes:
-                    if (node, axis) in self._of and (operand, origin) in self._of:
-                        self._join((node, axis), (operand, origin))
+            self._relate_kept(node)
+
+    def _relate_kept(self, node: fx.Node) -> None:
+        for axis, origin in _kept_axes(node):
+            for operand in node.all_input_nodes:
+                if (node, axis) in self._of and (operand, origin) in self._of:
+                    self._join((node, axis), (operand, origin))
+
+    def _relate_slice(self, node: fx.Node) -> None:
+        """Equal pieces of an axis are one axis, so that they are cut together."""
+        found = pieces(node)
+        if found is None or found.of not in self._of or (node, found.of[1]) not in self._of:
+            return
+        if found.in_turns:
+            self._join(found.of, (node, found.of[1]), inner=found.count)
+        else:
+            self._join(found.of, (node, found.of[1]), runs=found.count)
 
     def _relate_by_rule(self, node: fx.Node, rule: AxisRule) -> None:
         first: dict[str, NodeAxis] = {}
         runs: dict[str, NodeAxis] = {}
+        repeats: list[tuple[str, NodeAxis]] = []
         for axis, place in rule_axes(node, rule):
             if axis.whole or place not in self._of:
+                continue
+            if axis.repeats:
+                repeats.append((axis.letter, place))
                 continue
             known = runs if axis.run else first
             if axis.letter in known:
@@ -111,6 +134,9 @@ class Placements:
         for letter, place in runs.items():
             if letter in first:
                 self._join_runs(place, first[letter])
+        for letter, place in repeats:
+            if letter in first:
+                self._join(place, first[letter], runs=_size(place) // _size(first[letter]))
 
     def _join_leading(self, node: fx.Node, operand: Any, named: int, named_here: int) -> None:
         for axis in range(min(_rank(operand) - named, _rank(node) - named_here)):
@@ -142,26 +168,37 @@ class Placements:
             elif len(news) == 1:
                 self._join(outer_new, outer_old, inner=math.prod(before[i] for i in olds[1:]))
 
-    def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1) -> None:
-        """One axis is the other, or has `inner` elements for each of the other's."""
+    def _join(self, one: NodeAxis, other: NodeAxis, inner: int = 1, runs: int = 1) -> None:
+        """One axis is the other, or has `inner` elements for each of the other's; or is so many runs of it."""
+        if not self._part_into_runs(one, other, runs):
+            return
         first, second = self._of[one], self._of[other]
         mine, theirs = first.members[one], second.members[other]
         if inner % mine.unit and mine.unit % inner:
             return  # Its units do not lie within the other's elements, nor these within its units.
         # What the other axis is in the first's class.
         common = math.gcd(inner, mine.unit)
-        wanted = Scale(mine.per * inner // common, mine.unit // common)
+        per, unit = mine.per * inner // common, mine.unit // common
         if first is second:
             return
         # Neither may be a multiple of the other: where heads are joined, those of 24 channels with those of 16.
-        up, down = wanted.per * theirs.unit, wanted.unit * theirs.per
+        up, down = per * theirs.unit, unit * theirs.per
         common = math.gcd(up, down)
         self._rescale(first, down // common)
         self._absorb(first, second, up // common)
 
+    def _part_into_runs(self, one: NodeAxis, other: NodeAxis, runs: int) -> bool:
+        """Whether one of two axes can have `runs` times as many runs as the other; then it has."""
+        here, there = self.scale(*one).runs, self.scale(*other).runs * runs
+        if here == there:
+            return True
+        if self._of[one] is self._of[other]:
+            return False
+        return _part(self._of[one], there // here) if there % here == 0 else _part(self._of[other], here // there)
+
     def _join_runs(self, runs: NodeAxis, outer: NodeAxis) -> None:
         """An axis is made of runs, one for each element of the other, which may be kept by several ranks."""
-        length = runs[0].meta["val"].shape[runs[1]] // outer[0].meta["val"].shape[outer[1]]
+        length = _size(runs) // _size(outer)
         own = self._of[outer]
         if own is not self._of[runs]:
             # Within an element of the outer axis, what goes with which part of its run is not said.
@@ -173,7 +210,7 @@ class Placements:
 
     def _rescale(self, each: AxesClass, factor: int) -> None:
         each.size *= factor
-        each.members = {place: Scale(s.per * factor, s.unit) for place, s in each.members.items()}
+        each.members = {place: replace(s, per=s.per * factor) for place, s in each.members.items()}
         each.shared = {per * factor for per in each.shared}
 
     def _absorb(self, first: AxesClass, second: AxesClass, factor: int) -> None:
@@ -184,8 +221,26 @@ class Placements:
             self._of[place] = first
 
 
+def _part(axes: AxesClass, count: int) -> bool:
+    """Whether a class can be taken for one of so many equal runs of it, each of which is cut alike; then it is."""
+    if count == 0 or axes.size % count or any(axes.size // count % per for per in _pers(axes)):
+        return False
+    axes.size //= count
+    axes.members = {place: replace(scale, runs=scale.runs * count) for place, scale in axes.members.items()}
+    return True
+
+
+def _pers(axes: AxesClass) -> set[int]:
+    return axes.shared | {scale.per for scale in axes.members.values()}
+
+
+def _size(place: NodeAxis) -> int:
+    size: int = place[0].meta["val"].shape[place[1]]
+    return size
+
+
 def _coarser(scale: Scale, per: int) -> Scale:
-    return scale if scale.per % per == 0 else Scale(per, scale.unit * per // scale.per)
+    return scale if scale.per % per == 0 else replace(scale, per=per, unit=scale.unit * per // scale.per)
 
 
 def rule_axes(node: fx.Node, rule: AxisRule) -> Iterator[tuple[Axis, NodeAxis]]:

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, fx
 
 from llmc.graph.model_graph import ModelGraph
+from llmc.passes.parallel.equal_pieces import resize_slice
 from llmc.passes.parallel.propagate_placements import AxesClass, NodeAxis, Placements
 from llmc.passes.shapes import same_value
 
@@ -28,16 +29,20 @@ def resize_values(axes: AxesClass, length_of: LengthOf, whole: Collection[fx.Nod
             node.meta["val"] = value.new_empty([length if i == axis else s for i, s in enumerate(value.shape)])
 
 
-def resize_calls(graph: ModelGraph, placements: Placements, axes: AxesClass, length_of: LengthOf) -> None:
+def resize_calls(
+    graph: ModelGraph, placements: Placements, axes: AxesClass, length_of: LengthOf, whole: Collection[fx.Node] = ()
+) -> None:
     """Sizes that calls name; then the fake values of what was changed or is new, and of all that reads what has another
     shape now: a model of many layers has many classes, each of which touches little of the graph."""
-    for node, _ in axes.members:
+    for node, axis in axes.members:
         if node.target in _NAME_SIZES:
             sizes = list(cast("list[int]", node.args[1]))
             for axis, size in enumerate(sizes):
                 if size != -1 and placements.find(node, axis) is axes:
                     sizes[axis] = length_of((node, axis))
             node.update_arg(1, sizes)
+        elif node.target is aten.slice.Tensor and axis == node.args[1] and node not in whole:
+            resize_slice(node, length_of((node, axis)))
     _refresh(graph, {node for node, _ in axes.members})
 
 

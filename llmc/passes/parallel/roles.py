@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, fx
 
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
 from llmc.graph.op_record import record_of
 from llmc.passes.parallel.propagate_placements import AxesClass, Placements, rule_axes
@@ -58,6 +59,11 @@ def _role(node: fx.Node, placements: Placements) -> Role:
     moved = [*role.gathers, *((node, each) for each in role.takes)]
     role.barred.extend(each for value, each in moved if not _is_channels(value, each, placements))
     role.squares.extend(each for each in role.shares if _has_squares(node, each, placements))
+    role.barred.extend(each for each in role.squares if _in_runs(node, each, placements))
+    record = record_of(node)
+    if record is not None and record.table is not None:
+        table = call_arguments(node)[record.table]
+        role.barred.extend(each for each in role.sums if _in_runs(table, each, placements))
     return role
 
 
@@ -99,7 +105,14 @@ def _is_whole(node: fx.Node, operand: fx.Node, each: AxesClass, placements: Plac
 
 
 def _is_channels(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
-    return node.meta["val"].dim() == 2 and placements.find(node, 1) is each
+    is_last = node.meta["val"].dim() == 2 and placements.find(node, 1) is each
+    return is_last and not _in_runs(node, each, placements)
+
+
+def _in_runs(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
+    """Whether a rank's part of a class is in several places of a value."""
+    axes = range(node.meta["val"].dim())
+    return any(placements.scale(node, axis).runs > 1 for axis in axes if placements.find(node, axis) is each)
 
 
 def _has_squares(node: fx.Node, each: AxesClass, placements: Placements) -> bool:
@@ -119,6 +132,18 @@ def _classes(node: fx.Node, placements: Placements) -> list[AxesClass]:
 def _add(found: list[AxesClass], each: AxesClass) -> None:
     if each not in found:
         found.append(each)
+
+
+def sum_of(node: fx.Node) -> fx.Node:
+    """Where the parts of a sum that a node makes are added up: behind what alone reads it, if that is as well done with
+    each part."""
+    while len(node.users) == 1:
+        (reader,) = node.users
+        record = record_of(reader)
+        if record is None or record.linear_in is None or call_arguments(reader)[record.linear_in] is not node:
+            break
+        node = reader
+    return node
 
 
 def is_weight(graph: ModelGraph, node: fx.Node) -> bool:

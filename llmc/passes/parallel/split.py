@@ -7,6 +7,9 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import combinations, pairwise
 
+import torch
+
+from llmc.ops.expert_linear import PANEL_ROWS
 from llmc.passes.parallel.propagate_placements import AxesClass, Scale
 
 
@@ -48,6 +51,17 @@ def split_class(axes: AxesClass, ranks: int) -> Split | None:
         if split.length < axes.size and all(_keeps(split, per) for per in axes.shared)
     ]
     return min(found, key=lambda split: (split.length, split.idle), default=None)
+
+
+def in_panels(axes: AxesClass, split: Split) -> Split | None:
+    """The same, but padded to where each expert's rows begin with another panel of them; None if that leaves each rank
+    all."""
+    multiple = 1
+    for (node, _), scale in axes.members.items():
+        if node.target is torch.ops.llmc.expert_linear.default:
+            multiple = math.lcm(multiple, scale.per * PANEL_ROWS // math.gcd(PANEL_ROWS, scale.unit * scale.runs))
+    length = -(-split.length // multiple) * multiple
+    return Split(split.spans, length) if length < axes.size else None
 
 
 def most_ranks(classes: Collection[AxesClass], ranks: int) -> int:

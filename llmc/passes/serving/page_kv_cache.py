@@ -93,12 +93,13 @@ def _page(graph: ModelGraph, node: fx.Node, options: BuildOptions) -> None:
         step_input(graph, n) for n in ("slot_mapping", "query_starts", "context_lens", "block_tables", "tree_masks")
     )
     scoring = [arguments[n] for n in ("scale", "window", "softcap", "sinks")]
+    named = {name: arguments[name] for name in ("slopes", "chunk") if arguments[name] is not None}
     with graph.graph.inserting_before(node):
         graph.graph.call_function(torch.ops.llmc.kv_write.default, (k, v, *caches, slots))
         paged = graph.graph.call_function(
             torch.ops.llmc.paged_attention.default,
             (arguments["q"], *caches, starts, lengths, tables, *scoring),
-            {"tree_masks": masks},
+            {"tree_masks": masks, **named},
         )
     node.replace_all_uses_with(paged)
     graph.graph.erase_node(node)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Literal, get_args
 
 from llmc.engine_format import EngineDirectory
-from llmc.engine_format.reader import GRAPH_NAME, REFERENCE_TARGET, check_target
+from llmc.engine_format.reader import GRAPH_NAME, MODEL_NAME, REFERENCE_TARGET, check_target
 from llmc.engine_format.weight_check import WeightCheck
 from llmc.errors import OptionError, TargetError
 from llmc.program import Program
@@ -15,7 +15,7 @@ from llmc.runtime.executors.absent import AbsentExecutor
 from llmc.runtime.executors.executor import Executor
 from llmc.runtime.kv_capacity import block_count
 
-ExecutorName = Literal["cpp", "cuda", "reference", "triton_interpreter"]
+ExecutorName = Literal["cpp", "cuda", "onnxruntime", "onnxruntime_cuda", "reference", "triton_interpreter"]
 EXECUTOR_NAMES: tuple[ExecutorName, ...] = get_args(ExecutorName)
 
 
@@ -101,6 +101,10 @@ def _opened(
         from llmc.runtime.executors.cuda import open_cuda
 
         return open_cuda(directory, None, blocks=blocks)
+    if chosen in ("onnxruntime", "onnxruntime_cuda"):
+        from llmc.runtime.executors.onnx_runtime import OnnxRuntimeExecutor
+
+        return OnnxRuntimeExecutor(directory, blocks, threads, on_device=chosen == "onnxruntime_cuda")
     if chosen == "triton_interpreter":
         from llmc.runtime.executors.triton_interpreter import interpret_engine
 
@@ -123,11 +127,15 @@ def check_executor_name(name: object) -> ExecutorName:
 def _default(directory: EngineDirectory) -> ExecutorName:
     if directory.program.kernels:
         return "triton_interpreter" if os.environ.get("TRITON_INTERPRET") == "1" else "cuda"
+    if MODEL_NAME in directory.manifest.files:
+        return "onnxruntime"
     return "reference" if directory.manifest.target.name == REFERENCE_TARGET else "cpp"
 
 
 def _runners(directory: EngineDirectory) -> list[str]:
     can_run: list[str] = ["cuda", "triton_interpreter"] if directory.program.kernels else []
+    if MODEL_NAME in directory.manifest.files:
+        return ["onnxruntime", "onnxruntime_cuda"]
     if GRAPH_NAME in directory.manifest.files:
         can_run.append("reference")
     elif not can_run:

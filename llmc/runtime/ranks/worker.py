@@ -95,7 +95,10 @@ def serve_steps(
 
 
 def take_cores(index: int, count: int) -> None:
-    """An equal part of this process's, so that the ranks of a machine do not displace each other."""
+    """An equal part of this process's, so that the ranks of a machine do not displace each other.
+
+    Not for the first rank: its process is the user's, whose other threads, and other engines, would be kept there, too.
+    """
     cores = sorted(os.sched_getaffinity(0))
     own = cores[index * len(cores) // count : (index + 1) * len(cores) // count]
     if own:

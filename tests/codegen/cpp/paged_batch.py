@@ -33,6 +33,8 @@ class PagedBatch:
     format: CacheFormat | None = None
     value_dim: int | None = None
     tree_masks: Tensor | None = None
+    slopes: Tensor | None = None
+    chunk: int | None = None
 
     def coded(self, format: CacheFormat) -> PagedBatch:
         """The same over caches of codes; what no request may read becomes huge."""
@@ -61,6 +63,8 @@ class PagedBatch:
             None if self.format is None else str(self.format),
             self.value_dim,
             self.tree_masks,
+            self.slopes,
+            self.chunk,
         )
 
     def run(self, target: CpuTarget, threads: int = 2) -> Tensor:
@@ -107,6 +111,8 @@ class PagedBatch:
             "y": rows(y),
             "cache_group": 0 if self.format is None else self.format.group or 0,
             "tree_masks": pointer(self.tree_masks),
+            "slopes": pointer(self.slopes),
+            "chunk": self.chunk or 0,
         }
 
     def part(self, request: int, first: int, last: int) -> PagedBatch:
@@ -135,6 +141,8 @@ def paged_batch(
     window: int | None = None,
     softcap: float | None = None,
     sinks: bool = False,
+    slopes: bool = False,
+    chunk: int | None = None,
     shuffled: bool = True,
     seed: int = 0,
 ) -> PagedBatch:
@@ -173,4 +181,6 @@ def paged_batch(
         window=window,
         softcap=softcap,
         sinks=torch.randn(heads, generator=generator) if sinks else None,
+        slopes=2.0 ** -torch.arange(1.0, heads + 1) if slopes else None,
+        chunk=chunk,
     )

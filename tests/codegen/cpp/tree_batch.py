@@ -41,6 +41,8 @@ def random_case(seed: int) -> tuple[PagedBatch, dict[int, Draft]]:
         window=draw.choice([None, None, 3, 30, 1000]),
         softcap=draw.choice([None, 2.0]),
         sinks=draw.random() < 0.3,
+        slopes=draw.random() < 0.3,
+        chunk=draw.choice([None, None, 7, 64]),
         seed=seed,
     )
     return batch, trees

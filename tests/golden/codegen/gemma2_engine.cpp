@@ -108,6 +108,8 @@ typedef struct {
   LlmcRows y;
   int64_t cache_group;
   const int64_t* tree_masks;
+  const float* slopes;
+  int64_t chunk;
 } LlmcPagedAttention;
 typedef struct {
   int64_t tokens, half;

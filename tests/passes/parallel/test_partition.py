@@ -221,7 +221,25 @@ def test_what_stays_whole_is_named() -> None:
     graph, _ = b.finish(b.call(aten._softmax.default, b.linear(x, "scores", 8), -1, False))
     (record,) = (each for each in cut(graph, 2).records if each.name == "partition")
     assert [r.reason for r in record.refusals] == [
-        "scores_weight (8 × 8) stays whole on each of 2 ranks: cutting it would not pay"
+        "scores_weight (8 × 8) stays whole on each of 2 ranks: "
+        "what ranks would then tell each other takes longer than reading all of it"
+    ]
+
+
+def test_a_single_head_is_said_to_be_one() -> None:
+    """Of keys and values; the query heads that read it are cut."""
+    b = GraphBuilder()
+    x = b.embedded(16)
+    heads = {"q": 4, "k": 1, "v": 1}
+    q, k, v = (b.call(aten.reshape.default, b.linear(x, n, 16 * h), [-1, h, 16]) for n, h in heads.items())
+    y = b.call(aten.reshape.default, b.call(ops.attention.default, q, k, v, 0.3), [-1, 64])
+    graph, source = b.finish(b.linear(y, "o", 16))
+    result = cut(graph, 4)
+    close(graph, result.graph, source)
+    (record,) = (each for each in result.records if each.name == "partition")
+    one = "it is a single head, fewer than ranks, and each rank's query heads read all of it"
+    assert [r.reason for r in record.refusals] == [
+        f"{name}_weight (16 × 16) stays whole on each of 4 ranks: {one}" for name in "kv"
     ]
 
 

@@ -1,12 +1,17 @@
-"""Each rank has some of the experts, and all ranks' sums together are those of all experts."""
+"""Each rank has some of the experts or some channels of each, and all ranks' sums together are those of all experts."""
 
 from __future__ import annotations
 
+import functools
+
 import pytest
 import torch
+from torch import fx
 
 from llmc.architectures.tiny_config import tiny_architecture
+from llmc.codegen.cpp.panel import PANEL
 from llmc.errors import PassError
+from llmc.graph.call_arguments import call_arguments
 from llmc.graph.capture import Captured, capture
 from llmc.graph.execute import run_tokens
 from llmc.graph.model_graph import ModelGraph
@@ -24,16 +29,30 @@ ops = torch.ops.llmc
 @pytest.fixture(scope="module", params=["qwen3_moe", "gpt_oss"])
 def captured(request: pytest.FixtureRequest) -> Captured:
     """Four experts, of which each token goes to two; with biases and a gate of its own, or without."""
-    return capture(tiny_architecture(request.param), BuildOptions(dtype="float32"))
+    return captured_of(request.param)
 
 
-def cut(captured: Captured, ranks: int, *quantize: str) -> PipelineResult:
-    options = BuildOptions(tensor_parallel_size=ranks, enable_expert_parallel=ranks > 1, quantize=quantize)
+@functools.cache
+def captured_of(family: str) -> Captured:
+    return capture(tiny_architecture(family), BuildOptions(dtype="float32"))
+
+
+def cut(captured: Captured, ranks: int, *quantize: str, by_expert: bool = True) -> PipelineResult:
+    whole = ranks == 1 or not by_expert
+    options = BuildOptions(tensor_parallel_size=ranks, enable_expert_parallel=not whole, quantize=quantize)
     return run_pipeline(captured.graph, built_in(), options, data=ModelData(captured.source))
 
 
+def products(graph: ModelGraph) -> list[fx.Node]:
+    return graph.graph.find_nodes(op="call_function", target=ops.expert_linear.default)
+
+
 def experts_of(graph: ModelGraph) -> list[int]:
-    return [node.args[4] for node in graph.graph.nodes if node.target is ops.expert_linear.default]
+    return [call_arguments(node)["experts"] for node in products(graph)]
+
+
+def weight_shape(product: fx.Node) -> tuple[int, ...]:
+    return tuple(call_arguments(product)["weight"].meta["val"].shape)
 
 
 @pytest.mark.parametrize(("ranks", "each"), quick_sample([(2, 2), (3, 2), (4, 1)], [(3, 2)]))
@@ -41,6 +60,28 @@ def experts_of(graph: ModelGraph) -> list[int]:
 def test_all_ranks_together_are_one(captured: Captured, ranks: int, each: int, quantize: tuple[str, ...]) -> None:
     alone, together = (cut(captured, n, *quantize).graph for n in (1, ranks))
     assert experts_of(alone) == [4] * 4 and experts_of(together) == [each] * 4
+    expected, found = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
+    assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
+
+
+# Families by how they gate: in halves, in turns with biases, and with experts that every token goes to beside.
+GATED = [("qwen3_moe", 2), ("gpt_oss", 3), ("deepseek_v3", 2), ("mixtral", 4), ("olmoe", 3), ("granitemoe", 2)]
+CASES = [*((*each, scheme) for each in GATED for scheme in ("", "int8")), ("qwen3_moe", 3, "int4:g32")]
+QUICK = {("qwen3_moe", 3, "int4:g32"), ("gpt_oss", 3, "")}
+
+
+@pytest.mark.parametrize(("family", "ranks", "scheme"), quick_sample(CASES, QUICK))
+def test_channels_of_all_experts_are_cut(family: str, ranks: int, scheme: str) -> None:
+    """Without the option. What the ranks have is summed once a layer, after it was summed over a token's experts."""
+    captured, quantize = captured_of(family), (scheme,) if scheme else ()
+    alone, together = (cut(captured, n, *quantize, by_expert=False).graph for n in (1, ranks))
+    assert set(experts_of(together)) == {4}
+    shapes = [[weight_shape(node) for node in products(graph)] for graph in (alone, together)]
+    for (rows, columns), (own_rows, own_columns) in zip(*shapes, strict=True):
+        assert own_rows * own_columns <= 0.6 * rows * columns
+        assert own_rows % (4 * PANEL) == 0  # Where each expert's rows begin, panels of them do.
+    sums = together.graph.find_nodes(op="call_function", target=ops.sum_experts.default)
+    assert all([user.target for user in node.users] == [ops.all_reduce.default] for node in sums[:-1])
     expected, found = (run_tokens(graph, captured.source, tiny_tokens(33)) for graph in (alone, together))
     assert float((found - expected).abs().max()) <= 1e-4 * float(expected.max() - expected.min())
 

@@ -55,7 +55,7 @@ def chunk_of(step: Step, rows: list[int], sides: tuple[str, ...]) -> Step:
     return replace(step, logit_rows=np.asarray(rows, np.int32), sides=sides)
 
 
-@pytest.fixture(scope="module", params=["cpu", "reference"])
+@pytest.fixture(scope="module", params=["cpu", "reference", "onnxruntime"])
 def engine(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The shipped two-layer model with two side outputs."""
     path = tmp_path_factory.mktemp(request.param) / "tapped.llmc"

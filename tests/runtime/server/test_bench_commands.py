@@ -45,7 +45,11 @@ def test_bench_serve(server: LiveServer, tmp_path: Path) -> None:
 
 def test_bench_serve_says_what_is_wrong(server: LiveServer, tmp_path: Path) -> None:
     assert_user_error(llmc("bench", "serve", "--base-url", "http://127.0.0.1:9"), "no server answers", "llmc serve")
-    assert_user_error(llmc("bench", "serve", "--base-url", server.url, "--input-len", "4096"), "512")
+    assert_user_error(
+        llmc("bench", "serve", "--base-url", server.url, "--input-len", "512", "--output-len", "1"),
+        "up to 513 tokens",
+        "512",
+    )
     assert_user_error(llmc("bench", "serve", "--base-url", server.url, "--goodput", "x:1"), "goal")
     bad = llmc("bench", "serve", "--base-url", server.url, *SMALL, "--num-prompts", "2", "--model", "gpt-9")
     assert bad.code == 2 and "2 of 2 requests failed" in bad.err and "gpt-9" in bad.err

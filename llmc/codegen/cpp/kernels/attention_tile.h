@@ -32,6 +32,8 @@ typedef struct {
   LlmcRows y;          // [tokens, heads * value_dim]
   int64_t cache_group;  // as in LlmcKvWrite
   const int64_t* tree_masks;  // [tokens], bit d: the row d before a token's own is hidden from it; null: none is
+  const float* slopes;  // [heads], what a position farther back takes off a score; null: nothing
+  int64_t chunk;        // no key before the multiple of it at or before the query's own place is seen; 0: all are
 } LlmcPagedAttention;
 
 namespace llmc {
@@ -47,10 +49,16 @@ inline const int64_t* tree_of(const LlmcPagedAttention& a, int64_t request) {
   return a.tree_masks == nullptr || begin == end || a.tree_masks[end - 1] == 0 ? nullptr : a.tree_masks + begin;
 }
 
+// Of the keys that a query in this place sees.
+inline int64_t first_seen(const LlmcPagedAttention& a, int64_t place) {
+  const int64_t by_window = a.window == 0 ? 0 : place - a.window + 1;
+  const int64_t by_chunk = a.chunk == 0 ? 0 : place - place % a.chunk;
+  return std::max({int64_t{0}, by_window, by_chunk});
+}
+
 // Places of the keys that any of a request's tokens from `first_row` on may see, the last being in row `rows` - 1.
 inline Keys seen_from(const LlmcPagedAttention& a, const int64_t* tree, int64_t first_row, int64_t rows) {
-  const int64_t reach = a.window - 1 + (tree == nullptr ? 0 : VisibleRows::kReach);
-  return {a.window == 0 ? 0 : std::max<int64_t>(0, first_row - reach), rows};
+  return {first_seen(a, std::max<int64_t>(0, first_row - (tree == nullptr ? 0 : VisibleRows::kReach))), rows};
 }
 
 struct RowTile {
@@ -188,7 +196,7 @@ class TileAttention {
 
   Keys visible(int64_t row) const {
     const int64_t last = rows_of(token_of_request(row)).count();
-    return {a_.window == 0 ? 0 : std::max<int64_t>(0, last - a_.window), last};
+    return {first_seen(a_, last - 1), last};
   }
 
   static Keys within(Keys keys, int64_t base) {
@@ -269,7 +277,9 @@ class TileAttention {
   void add_rows(int64_t base, Keys seen, int64_t row, const Values& values, const FetchNext<K>& fetch,
                 const SoftmaxPart& to) const {
     Keys seen_by[ROWS], by_any{INT64_MAX, 0};
+    float slopes[ROWS];
     for (int r = 0; r < ROWS; r++) {
+      slopes[r] = a_.slopes == nullptr ? 0.0f : a_.slopes[head(row + r)];
       const Keys keys = visible(row + r);
       by_any = {std::min(by_any.first, keys.first), std::max(by_any.last, keys.last)};
       seen_by[r] = {keys.first - base, keys.last - base};
@@ -282,7 +292,7 @@ class TileAttention {
       score_block<Steps, ROWS>(memory_.q + row * q_stride_, q_stride_, memory_.keys + key, steps_of<Steps>(a_.head_dim),
                                fetch, scores + key);
     float decay[ROWS];
-    add_scores<Steps>({a_.scale, a_.softcap}, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
+    add_scores<Steps>({a_.scale, a_.softcap, a_.slopes == nullptr ? nullptr : slopes}, seen_by, fetch, scores, to.maximum + row, to.sum + row, decay);
     add_values<Steps, ROWS>(scores, first, last, values, fetch, decay, to.values + row * to.stride, to.stride);
   }
 

@@ -39,7 +39,8 @@ inline float exp_of(float x) { return exp(broadcast(x))[0]; }
 
 struct ScoreScale {
   float scale;
-  float softcap;  // 0: none
+  float softcap;        // 0: none
+  const float* slopes;  // of each row, what a key farther back loses; null: nothing
 };
 
 // Positions [first, last).
@@ -47,19 +48,24 @@ struct Keys {
   int64_t first, last;
 };
 
+// index + 0, 1, …
+inline VecInt counted(int index) {
+  static constexpr int32_t kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+  VecInt count;
+  std::memcpy(&count, kCount, sizeof count);
+  return count + index;
+}
+
 // Lanes whose index from `index` on is not one of `seen` become -inf.
 inline Vec masked(Vec x, int index, Keys seen) {
-  static constexpr int32_t kCount[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
-  VecInt key;
-  std::memcpy(&key, kCount, sizeof key);
-  key += index;
+  const VecInt key = counted(index);
   const VecInt visible = (key >= static_cast<int32_t>(seen.first)) & (key < static_cast<int32_t>(seen.last));
   return visible ? x : broadcast(kMinusInfinity);
 }
 
-// Scales, caps and masks one row's scores of a tile and returns the greatest. Where nothing but a positive factor is
-// asked for, the scores stay as they are, and the factor is left for later.
-inline float prepare_scores(const ScoreScale& by, bool scaled_later, Keys seen, float* scores) {
+// Scales, caps, slopes and masks one row's scores of a tile and returns the greatest. Where nothing but a positive
+// factor is asked for, the scores stay as they are, and the factor is left for later. A row's own key is the last seen.
+inline float prepare_scores(const ScoreScale& by, bool scaled_later, int row, Keys seen, float* scores) {
   Vec greatest = broadcast(kMinusInfinity);
   const bool all = seen.first <= 0 && seen.last >= kAttentionKeys;
   for (int i = 0; i < kAttentionKeys; i += kLanes) {
@@ -67,6 +73,10 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, Keys seen, 
     if (!scaled_later) {
       x *= by.scale;
       if (by.softcap != 0.0f) x = by.softcap * tanh(x / by.softcap);
+      if (by.slopes != nullptr) {
+        const VecInt back = counted(i - static_cast<int>(seen.last - 1));
+        x = fma(__builtin_convertvector(back, Vec), broadcast(by.slopes[row]), x);
+      }
     }
     if (!all) x = masked(x, i, seen);
     if (!all || !scaled_later) store(scores + i, x);
@@ -80,12 +90,12 @@ inline float prepare_scores(const ScoreScale& by, bool scaled_later, Keys seen, 
 template <class Steps, int ROWS, class T>
 inline void add_scores(const ScoreScale& by, const Keys (&seen)[ROWS], const FetchNext<T>& fetch, float* scores,
                        float* maximum, float* sum, float (&decay)[ROWS]) {
-  const bool scaled_later = by.softcap == 0.0f && by.scale > 0.0f;
+  const bool scaled_later = by.softcap == 0.0f && by.slopes == nullptr && by.scale > 0.0f;
   const float scale = scaled_later ? by.scale : 1.0f;
   float origin[ROWS];
   for (int r = 0; r < ROWS; r++) {
     const float before = maximum[r];
-    maximum[r] = greater(before, scale * prepare_scores(by, scaled_later, seen[r], scores + r * kAttentionKeys));
+    maximum[r] = greater(before, scale * prepare_scores(by, scaled_later, r, seen[r], scores + r * kAttentionKeys));
     origin[r] = softmax_origin(maximum[r]);
     decay[r] = before == maximum[r] ? 1.0f : exp_of(before - origin[r]);
   }

@@ -6,12 +6,21 @@ import { inBytes, inCount } from "./units.js";
 
 export function ranks() {
   if (!data.ranks) return null;
-  const { ranks: count, weights, collectives, agreement } = data.ranks;
+  const { ranks: tensor, weights, collectives, stages, agreement } = data.ranks;
+  return [
+    el("h2", {}, "Ranks"),
+    ...(tensor > 1 ? [el("p", { class: "lead" }, `${tensor} ranks run the same step, each with its part of the weights and of the cache.`)] : []),
+    el("h3", {}, stages.length > 1 ? "Stages" : "Memory"),
+    table([["Stage", "num"], ["Ranks", ""], ["Weights", "num"], ["KV cache, a token", "num"], ["Arena", "num"], ["Hands over, a token", "num"]],
+      stages.map(({ first, last, memory, token_bytes }, number) => [inCount(number), first === last ? `${first}` : `${first}–${last}`, inBytes(memory.weights), inBytes(memory.kv_token), inBytes(memory.arena), token_bytes ? inBytes(token_bytes) : ""])),
+    ...(tensor > 1 ? divided(weights, collectives, agreement) : []),
+  ];
+}
+
+function divided(weights, collectives, agreement) {
   const cut = weights.filter((weight) => weight.axis !== null), whole = weights.filter((weight) => weight.axis === null);
   const exchanged = collectives.reduce((total, each) => total + each.count * each.token_bytes, 0);
   return [
-    el("h2", {}, "Ranks"),
-    el("p", { class: "lead" }, `${count} ranks run the same step, each with its part of the weights and of the cache.`),
     ...(agreement ? [el("p", {}, `Beside Hugging Face's plan: ${agreement[1]} of ${agreement[0]} matrices are cut alike.`)] : []),
     el("h3", {}, "Cut", el("small", {}, `${inBytes(bytes(cut))} on each`)), list(cut),
     el("h3", {}, "Whole on every rank", el("small", {}, inBytes(bytes(whole)))), list(whole),

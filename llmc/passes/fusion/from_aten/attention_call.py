@@ -9,16 +9,24 @@ from torch import fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.fake_value import describe
+from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
+from llmc.graph.weights import Constant
 from llmc.passes.fusion.from_aten.causal_mask import CausalMask
 from llmc.passes.node_rules import Call
+from llmc.passes.recorded_graph import new_weight
 from llmc.passes.shapes import front_dim, same_size, tensor_of
 
 aten = torch.ops.aten
 
 
 def attention_call(
-    node: fx.Node, qkv: tuple[Any, Any, Any], scale: float, mask: CausalMask, softcap: float | None = None
+    graph: ModelGraph,
+    node: fx.Node,
+    qkv: tuple[Any, Any, Any],
+    scale: float,
+    mask: CausalMask,
+    softcap: float | None = None,
 ) -> Call | Refusal:
     """What takes node's place: llmc.attention by token, transposed to node's [heads, tokens, value_dim].
 
@@ -39,9 +47,24 @@ def attention_call(
     heads = [int(t.shape[0]) for t in map(tensor_of, (q, k, v)) if t is not None]
     if heads[0] % heads[1] or heads[1] != heads[2]:
         return Refusal(f"{heads[0]} query heads cannot share {heads[1]} key and {heads[2]} value heads", node)
+    if mask.slopes is not None and len(mask.slopes) != heads[0]:
+        return Refusal(f"{len(mask.slopes)} heads have a slope of their own, expected {heads[0]}", node)
+    options: dict[str, Any] = {} if mask.chunk is None else {"chunk": mask.chunk}
+    if mask.slopes is not None:
+        options["slopes"] = _slopes(graph, mask.slopes, query)
     by_token = [Call(aten.transpose.int, (t, 0, 1)) for t in (q, k, v)]
-    attention = Call(torch.ops.llmc.attention.default, (*by_token, scale, mask.window, softcap, None))
+    attention = Call(torch.ops.llmc.attention.default, (*by_token, scale, mask.window, softcap, None), options)
     return Call(aten.transpose.int, (attention, 0, 1))
+
+
+def _slopes(graph: ModelGraph, slopes: tuple[float, ...], query: torch.Tensor) -> fx.Node:
+    """The weight that holds them, one for all layers that have the same."""
+    value = torch.tensor(slopes, dtype=torch.float32)
+    for node in graph.weight_nodes():
+        recipe = graph.weights[node.name]
+        if isinstance(recipe, Constant) and torch.equal(recipe.value, value):
+            return node
+    return new_weight(graph, "slopes", Constant(value), query.new_empty(len(slopes), dtype=torch.float32))
 
 
 def _first_size(node: fx.Node | None) -> int | None:

@@ -1,12 +1,13 @@
-"""Tell whether a mask is causal, perhaps with a window, by looking at its values.
+"""Tell whether a mask is causal, perhaps with a window, chunks or a slope for each head, by looking at its values.
 
 A mask is a few ops over positions and constants (tril of ones, comparisons of arange, a buffer cut to length); which
 ones does not matter. It is computed for a short sequence and for one longer than any number that it is made with, so
-that a window of any such width shows.
+that a window of any such width shows. Source of the slopes: Press et al. 2022, "Train Short, Test Long" (ALiBi).
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -16,70 +17,154 @@ from llmc.graph.model_graph import ModelGraph
 from llmc.graph.refusal import Refusal
 from llmc.passes.evaluation import constants_within, integers_within, value_at
 
-_SHORT, _LONGEST = 5, 4096
 # Additive masks hide with minus infinity or with a very negative number, whose exp is 0 in every dtype.
-_HIDDEN = -1e4
+HIDDEN = -1e4
+
+_SHORT, _LONGEST = 5, 4096
 
 
 @dataclass(frozen=True)
 class CausalMask:
-    """window: how many positions a query sees, itself included; None for all before it."""
+    """window: how many positions a query sees, itself included; None for all before it. chunk: a query sees those of
+    the `chunk` positions that its own lies among; None if positions are in no chunks. slopes: what a position farther
+    back takes off a score, one number a head; None for nothing.
+    """
 
     window: int | None
+    chunk: int | None = None
+    slopes: tuple[float, ...] | None = None
 
 
-def read_mask(mask: fx.Node, graph: ModelGraph, *, true_hides: bool = False) -> CausalMask | Refusal:
-    """The causal mask that a node computes: boolean (True where visible, or hidden), or added to the scores.
+@dataclass(frozen=True)
+class _Head:
+    """What one head's mask says."""
+
+    window: int | None
+    chunk: int | None
+    slope: float
+
+
+def read_mask(mask: fx.Node, graph: ModelGraph) -> CausalMask | Refusal:
+    """The causal mask that a node computes: boolean (True where visible), or added to the scores.
 
     Refusals give the query and key at which it is not causal, or what its values depend on.
     """
-    longest = _length(mask, graph)
-    if longest > _LONGEST:
-        return Refusal(f"the mask is made with the number {longest - 2}, a window of which cannot be ruled out", mask)
-    found: CausalMask | None = None
-    for length in sorted({min(_SHORT, longest), longest}):
+    lengths = lengths_to_look_at((mask,), graph)
+    if isinstance(lengths, Refusal):
+        return lengths
+    found: CausalMask | Refusal | None = None
+    for length in lengths:
         value = value_at(mask, graph, torch.arange(length))
         if isinstance(value, Refusal):
             return Refusal(f"the mask is not known to be causal: {value.reason}", mask)
-        visible = _visible(value, length, true_hides)
-        if isinstance(visible, str):
-            return Refusal(visible, mask)
-        seen = _window(visible)
-        if isinstance(seen, str):
-            return Refusal(seen, mask)
-        found = seen
+        if value.dtype is torch.bool:
+            value = torch.zeros(value.shape).masked_fill(~value, float("-inf"))
+        found = mask_of_heads((head_of(value, head) for head in range(head_count(value))), length, mask)
+        if isinstance(found, Refusal):
+            return found
     assert found is not None
     return found
 
 
-def _length(mask: fx.Node, graph: ModelGraph) -> int:
-    """A length at which every window shows that the mask can have, and that its buffers allow."""
-    sides = [min(t.shape[-2:]) for t in constants_within(mask, graph) if t.dim() >= 2 and min(t.shape[-2:]) > 1]
+def lengths_to_look_at(masks: Sequence[fx.Node], graph: ModelGraph) -> list[int] | Refusal:
+    """A short length, and one at which every window shows that masks made of these can have, if buffers allow it."""
+    longest = max(2 * _SHORT, *(abs(i) + 2 for mask in masks for i in integers_within(mask)), 0)
+    sides = [
+        min(t.shape[-2:])
+        for mask in masks
+        for t in constants_within(mask, graph)
+        if t.dim() >= 2 and min(t.shape[-2:]) > 1
+    ]
     if sides:
-        return min(sides)
-    return max(2 * _SHORT, *(abs(i) + 2 for i in integers_within(mask)), 0)
+        longest = min(sides)
+    elif graph.info.max_positions is not None:
+        longest = min(longest, graph.info.max_positions)
+    if longest > _LONGEST:
+        number = longest - 2
+        return Refusal(f"the mask is made with the number {number}, a window of which cannot be ruled out", masks[0])
+    return sorted({min(_SHORT, longest), longest})
 
 
-def _visible(value: Tensor, length: int, true_hides: bool) -> Tensor | str:
-    if value.numel() != length * length or value.shape[-1] != length:
-        return f"the mask of {length} tokens has shape {list(value.shape)}, expected one [tokens, tokens] for all heads"
-    square = value.reshape(length, length)
-    if square.dtype is torch.bool:
-        return ~square if true_hides else square
-    strange = square[(square != 0) & (square > _HIDDEN)]
-    if strange.numel():
-        return f"the mask adds {strange[0].item()} to a score, expected 0 or less than {_HIDDEN}"
-    return square == 0
+def head_count(value: Tensor) -> int:
+    """Heads that a mask [..., tokens, tokens] tells apart."""
+    return int(value.shape[-3]) if value.dim() > 2 else 1
 
 
-def _window(visible: Tensor) -> CausalMask | str:
+def head_of(value: Tensor, head: int) -> Tensor:
+    """The part of a value [..., heads, tokens, tokens] that is broadcast to one head's scores."""
+    while value.dim() > 2:
+        value = value.select(-3, head if value.shape[-3] > 1 else 0)
+    return value
+
+
+def mask_of_heads(added: Iterable[Tensor], length: int, node: fx.Node) -> CausalMask | Refusal:
+    """The mask that these numbers are, which are added to each head's scores: [tokens, tokens], or broadcast to it."""
+    heads: list[_Head] = []
+    for value in added:
+        if value.shape[-1] not in (1, length) or (value.dim() > 1 and value.shape[-2] not in (1, length)):
+            return Refusal(
+                f"the mask of {length} tokens has shape {list(value.shape)}, expected [tokens, tokens]", node
+            )
+        found = _read_head(value.expand(length, length))
+        if isinstance(found, str):
+            return Refusal(found, node)
+        heads.append(found)
+    first = heads[0]
+    if any((each.window, each.chunk) != (first.window, first.chunk) for each in heads):
+        return Refusal("the heads' masks differ in what they hide, expected one mask for all", node)
+    has_slopes = any(each.slope for each in heads)
+    return CausalMask(first.window, first.chunk, tuple(each.slope for each in heads) if has_slopes else None)
+
+
+def _read_head(added: Tensor) -> _Head | str:
+    if added.isnan().any():
+        return "the mask has numbers in it that are none (nan)"
+    visible = added > HIDDEN
+    seen = _seen(visible)
+    if isinstance(seen, str):
+        return seen
+    slope = _slope(added.float(), visible)
+    return slope if isinstance(slope, str) else _Head(*seen, slope)
+
+
+def _seen(visible: Tensor) -> tuple[int | None, int | None] | str:
+    """The window and the chunk."""
     length = visible.shape[0]
     query, key = torch.arange(length)[:, None], torch.arange(length)[None, :]
-    width = int(visible[-1].sum())
-    expected = (key <= query) & (key > query - width)
+    causal = key <= query
+    if torch.equal(visible, causal):
+        return None, None
+    # Of a window or a chunk, the first query that does not see the first key tells how wide it is.
+    width = int((~visible[:, 0]).nonzero()[0]) if not visible[:, 0].all() else length
+    if torch.equal(visible, causal & (key // max(width, 1) == query // max(width, 1))):
+        return None, width
+    expected = causal & (key > query - width)
     wrong = (visible != expected).nonzero()
-    if len(wrong):
-        q, k = wrong[0].tolist()
-        sees = "sees" if visible[q, k] else "does not see"
-        return f"the mask is not causal: of {length} positions, query {q} {sees} key {k}"
-    return CausalMask(None if width == length else width)
+    if not len(wrong):
+        return width, None
+    q, k = wrong[0].tolist()
+    sees = "sees" if visible[q, k] else "does not see"
+    return f"the mask is not causal: of {length} positions, query {q} {sees} key {k}"
+
+
+def _slope(added: Tensor, visible: Tensor) -> float | str:
+    """Of what is added where the mask shows: slope · (key - query), and any number that is a query's own."""
+    if not (added[visible] != 0).any():
+        return 0.0
+    length = added.shape[0]
+    rise = added - added.diagonal()[:, None]
+    # The farthest visible key of the last query: the smallest error where the numbers were rounded.
+    far = int(visible[-1].nonzero()[0])
+    slope = -float(rise[-1, far]) / max(length - 1 - far, 1)
+    steps = torch.arange(length)[None, :] - torch.arange(length)[:, None]
+    largest = float(added[visible].abs().max())
+    wrong = (visible & ((rise - slope * steps).abs() > largest * _ROUNDING)).nonzero()
+    if not len(wrong):
+        return slope
+    q, k = wrong[0].tolist()
+    number = f"{added[q, k].item():g}"
+    return f"the mask adds {number} to the score of query {q} and key {k}, expected a slope over positions"
+
+
+# Biases that were computed in bfloat16 are off by this much of the largest.
+_ROUNDING = 2.0**-7

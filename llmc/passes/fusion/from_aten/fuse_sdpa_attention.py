@@ -1,7 +1,7 @@
 """Recognise torch's scaled_dot_product_attention as llmc.attention.
 
     SDPA(q, k, v, is_causal=True, scale=s)  →  llmc.attention(q, k, v, s), by token
-    SDPA(q, k, v, mask)                     →  the same, with the window that the mask has
+    SDPA(q, k, v, mask)                     →  the same, with the window, chunk or slopes that the mask has
 Must have: causal, told or by the mask's values; no dropout; as many keys as queries, of [heads, tokens, channels].
 Key and value heads repeated in front of it, or by enable_gqa, are taken once.
 """
@@ -44,7 +44,7 @@ def _rule(graph: ModelGraph) -> Rule:
         query = tensor_of(arguments["query"])
         assert query is not None
         scale = query.shape[-1] ** -0.5 if arguments["scale"] is None else float(arguments["scale"])
-        return attention_call(node, (arguments["query"], arguments["key"], arguments["value"]), scale, mask)
+        return attention_call(graph, node, (arguments["query"], arguments["key"], arguments["value"]), scale, mask)
 
     return rule
 

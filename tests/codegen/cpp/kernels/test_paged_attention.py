@@ -50,6 +50,17 @@ def test_window_softcap_and_sinks(
 
 
 @pytest.mark.parametrize("target", RUNNABLE)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("chunk", "window"), [(None, None), (1, None), (24, None), (64, 10), (1000, None)])
+@pytest.mark.parametrize(("slopes", "softcap"), [(False, None), (True, None), (True, 2.0)])
+def test_slopes_and_chunks(
+    target: CpuTarget, dtype: torch.dtype, chunk: int | None, window: int | None, slopes: bool, softcap: float | None
+) -> None:
+    batch = paged_batch(MIXED, dtype=dtype, chunk=chunk, window=window, slopes=slopes, softcap=softcap)
+    _assert_equals_reference(batch, target)
+
+
+@pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("window", [None, 1500])
 def test_long_contexts_are_split_and_joined(target: CpuTarget, window: int | None) -> None:
     batch = paged_batch([(3000, 1), (2049, 3), (1024, 1), (70, 70)], window=window, sinks=True, dtype=torch.bfloat16)
@@ -69,11 +80,12 @@ def test_blocks_behind_the_window_are_not_read(target: CpuTarget) -> None:
 
 @pytest.mark.parametrize("target", RUNNABLE)
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("window", [None, 100])
+@pytest.mark.parametrize(("window", "chunk", "slopes"), [(None, None, False), (100, None, False), (None, 70, True)])
 def test_bits_do_not_depend_on_neighbours_chunks_or_threads(
-    target: CpuTarget, dtype: torch.dtype, window: int | None
+    target: CpuTarget, dtype: torch.dtype, window: int | None, chunk: int | None, slopes: bool
 ) -> None:
-    batch = paged_batch([(1, 1), (2200, 3), (150, 150), (1100, 200)], head_dim=24, dtype=dtype, window=window)
+    requests = [(1, 1), (2200, 3), (150, 150), (1100, 200)]
+    batch = paged_batch(requests, head_dim=24, dtype=dtype, window=window, chunk=chunk, slopes=slopes)
     together = batch.run(target, threads=2)
     assert torch.isfinite(together).all()
     for threads in (1, 3, 8):

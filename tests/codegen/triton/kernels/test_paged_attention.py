@@ -32,7 +32,8 @@ def _check(batch: PagedBatch, device: str, target: str = "h100") -> None:
 
 def _arguments(batch: PagedBatch) -> tuple[Any, ...]:
     tensors = (batch.q, batch.k_cache, batch.v_cache, batch.query_starts, batch.context_lens, batch.block_tables)
-    return (*tensors, batch.scale, batch.window, batch.softcap, batch.sinks, None, None, batch.tree_masks)
+    scoring = batch.scale, batch.window, batch.softcap, batch.sinks
+    return (*tensors, *scoring, None, None, batch.tree_masks, batch.slopes, batch.chunk)
 
 
 DIMENSIONS = [(1, 1), (7, 5), (64, 64), (80, 96), (128, 128), (97, 256)]
@@ -64,6 +65,14 @@ QUICK = [(1, None, False), (64, 2.0, False), (1000, None, True), (None, 2.0, Tru
 )
 def test_window_softcap_and_sinks(device: str, window: int | None, softcap: float | None, sinks: bool) -> None:
     _check(paged_batch(MIXED, window=window, softcap=softcap, sinks=sinks), device)
+
+
+@pytest.mark.parametrize(
+    ("chunk", "window", "softcap"),
+    quick_sample([(None, None, None), (24, None, 2.0), (64, 10, None)], [(64, 10, None)]),
+)
+def test_slopes_and_chunks(device: str, chunk: int | None, window: int | None, softcap: float | None) -> None:
+    _check(paged_batch(MIXED, chunk=chunk, window=window, softcap=softcap, slopes=True), device)
 
 
 @pytest.mark.parametrize("target", quick_sample(["a100", "b200", "l4", "mi300x"], ["l4", "mi300x"]))

@@ -44,6 +44,8 @@ def capped(x: Any, mask: Any) -> Any:
     return _weigh(aten.add.Tensor(scores, _cut(mask, x)), x)
 
 
+BACK = torch.arange(32.0)[:, None] - torch.arange(32.0)[None, :]
+CAUSAL = torch.triu(torch.full((32, 32), float("-inf")), 1)
 WINDOW = torch.where(torch.tril(torch.ones(32, 32)) - torch.tril(torch.ones(32, 32), -4) > 0, 0.0, -1e9)
 
 
@@ -79,18 +81,39 @@ def test_refuses_a_mask_that_is_not_causal() -> None:
 
 
 def test_refuses_a_bias_on_the_scores() -> None:
-    mask = torch.full((32, 32), 0.5)
-    assert _refused(added, mask=mask) == "the mask adds 0.5 to a score, expected 0 or less than -10000.0"
+    mask = torch.where(BACK >= 0, 0.25 * BACK**2, -1e9)
+    reason = _refused(added, mask=mask)
+    assert reason == "the mask adds 0.25 to the score of query 1 and key 0, expected a slope over positions"
 
 
-def test_refuses_a_mask_for_each_head() -> None:
-    def body(x: Any, mask: Any) -> Any:
-        tokens = aten.sym_size.int(x, 0)
-        cut = aten.slice.Tensor(aten.slice.Tensor(mask, 1, 0, tokens), 2, 0, tokens)
-        return _weigh(aten.add.Tensor(_scores(x), cut), x)
+def test_a_number_for_all_keys_of_a_query_changes_no_softmax() -> None:
+    text = rewritten(PatternGraph(added, mask=WINDOW + torch.arange(32.0)[:, None]), fuse_eager_attention)
+    assert "llmc.attention(%transpose, %transpose_1, %transpose_2, 0.5, 4, None, None)" in text
 
-    reason = _refused(body, mask=torch.zeros(2, 32, 32))
-    assert reason == "the mask of 5 tokens has shape [2, 5, 5], expected one [tokens, tokens] for all heads"
+
+def by_head(x: Any, mask: Any) -> Any:
+    tokens = aten.sym_size.int(x, 0)
+    cut = aten.slice.Tensor(aten.slice.Tensor(mask, 1, 0, tokens), 2, 0, tokens)
+    return _weigh(aten.add.Tensor(_scores(x), cut), x)
+
+
+def test_slopes_are_read_off_the_mask() -> None:
+    mask = CAUSAL - torch.tensor([0.5, 0.0625])[:, None, None] * BACK
+    text = rewritten(PatternGraph(by_head, mask=mask), fuse_eager_attention)
+    assert "%slopes: float32[2] = constant" in text
+    assert "llmc.attention(%transpose, %transpose_1, %transpose_2, 0.5, None, None, None, %slopes)" in text
+
+
+def test_chunks_are_read_off_the_mask() -> None:
+    rows = torch.arange(32)
+    mask = torch.where(rows[:, None] // 6 == rows[None, :] // 6, CAUSAL, float("-inf"))
+    text = rewritten(PatternGraph(added, mask=mask), fuse_eager_attention)
+    assert "llmc.attention(%transpose, %transpose_1, %transpose_2, 0.5, None, None, None, None, 6)" in text
+
+
+def test_refuses_heads_that_hide_different_keys() -> None:
+    reason = _refused(by_head, mask=torch.stack((CAUSAL, WINDOW)))
+    assert reason == "the heads' masks differ in what they hide, expected one mask for all"
 
 
 def test_refuses_a_mask_from_the_checkpoint() -> None:
@@ -99,7 +122,7 @@ def test_refuses_a_mask_from_the_checkpoint() -> None:
 
 def test_refuses_masked_scores_that_stay_visible() -> None:
     reason = _refused(buffer, mask=ALLOWED, hidden=torch.tensor(-1.0))
-    assert reason == "masked scores become -1.0, expected less than -10000.0"
+    assert reason == "masked scores become -1.0, expected -10000.0 or less"
 
 
 def test_refuses_weights_that_are_used_twice() -> None:
@@ -126,20 +149,36 @@ def test_refuses_a_softmax_of_something_else() -> None:
     assert _refused(body).startswith("the attention weights go into aten.mul.Tensor")
 
 
-def test_refuses_scores_that_are_scaled_after_the_mask() -> None:
+def test_scores_may_be_masked_twice_and_scaled_afterwards() -> None:
+    def body(x: Any, mask: Any, floor: Any) -> Any:
+        scores = aten.add.Tensor(aten.add.Tensor(_scores(x), _cut(mask, x)), _cut(mask, x))
+        return _weigh(aten.maximum.default(aten.div.Tensor(scores, 2.0), floor), x)
+
+    text = rewritten(PatternGraph(body, mask=WINDOW, floor=torch.tensor(-3e38)), fuse_eager_attention)
+    assert "llmc.attention(%transpose, %transpose_1, %transpose_2, 0.25, 4, None, None)" in text
+
+
+def test_refuses_a_factor_for_each_key() -> None:
+    def body(x: Any, mask: Any, factor: Any) -> Any:
+        return _weigh(aten.add.Tensor(aten.mul.Tensor(_scores(x), _cut(factor, x)), _cut(mask, x)), x)
+
+    reason = _refused(body, mask=CAUSAL, factor=(1 + torch.arange(32.0)).expand(32, 32).contiguous())
+    assert reason == "visible scores are multiplied by [(0.5, None), (2.5, None)], expected one number for all"
+
+
+def test_refuses_scores_that_are_clamped_where_they_show() -> None:
+    def body(x: Any, mask: Any, floor: Any) -> Any:
+        return _weigh(aten.maximum.default(aten.add.Tensor(_scores(x), _cut(mask, x)), floor), x)
+
+    reason = _refused(body, mask=CAUSAL, floor=torch.tensor(-1.0))
+    assert reason == "the scores are clamped, expected at -10000.0 or less"
+
+
+def test_refuses_a_cap_over_the_mask() -> None:
     def body(x: Any, mask: Any) -> Any:
-        return _weigh(aten.mul.Tensor(aten.add.Tensor(_scores(x), _cut(mask, x)), 0.5), x)
+        return _weigh(aten.tanh.default(aten.add.Tensor(_scores(x), _cut(mask, x))), x)
 
-    mask = torch.triu(torch.full((32, 32), float("-inf")), 1)
-    assert _refused(body, mask=mask) == "the scores are multiplied by 0.5 after the mask or the softcap"
-
-
-def test_refuses_two_masks() -> None:
-    def body(x: Any, mask: Any) -> Any:
-        return _weigh(aten.add.Tensor(aten.add.Tensor(_scores(x), _cut(mask, x)), _cut(mask, x)), x)
-
-    mask = torch.triu(torch.full((32, 32), float("-inf")), 1)
-    assert _refused(body, mask=mask) == "the scores are masked twice"
+    assert _refused(body, mask=CAUSAL) == "the scores are capped after they were masked"
 
 
 def test_refuses_other_arithmetic_on_the_scores() -> None:

@@ -27,6 +27,8 @@ def attend_keys(
     row_max: tl.tensor,
     q: tl.tensor,
     own_rows: tl.tensor,
+    reach: tl.tensor,
+    slopes: tl.tensor,
     hidden: tl.tensor,
     start: tl.tensor,
     end: tl.tensor,
@@ -40,7 +42,6 @@ def attend_keys(
     HEAD_DIM: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
-    WINDOW: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -53,9 +54,10 @@ def attend_keys(
 
     weighted: [rows, VALUE_TILE], row_sum and row_max (in units of log2): [rows], fp32. q: [rows, DIM_TILE], zero past
     HEAD_DIM. own_rows: [rows], where the queries' own keys are. MASKED: keys below first_key, past the end, after a
-    query's own or outside of its window are left out, and those before first_key or past the end are not read;
-    otherwise every query sees every key. hidden: [rows], int64, None for none: bit d leaves out the key d before
-    a query's own.
+    query's own or out of its reach are left out, and those before first_key or past the end are not read; otherwise
+    every query sees every key. reach: [rows], how many keys a query sees, its own included, None for all. slopes:
+    [rows], what a key farther back takes off a score, None for nothing. hidden: [rows], int64, None for none: bit d
+    leaves out the key d before a query's own, and the others are as near as they are without it.
     CACHE_FORMAT, CACHE_GROUP: of codes, which become numbers here (cache_codes.py); "none" for a cache of numbers.
     """
     dims, value_dims = tl.arange(0, DIM_TILE), tl.arange(0, VALUE_TILE)
@@ -82,12 +84,16 @@ def attend_keys(
         if SOFTCAP > 0:
             # tanh(x) = 1 - 2 / (1 + exp(2x)), right at both infinities.
             scores = 1.0 - 2.0 / (1.0 + tl.exp2(scores * (scale * (2.0 * LOG2E / SOFTCAP))))
+        back = own_rows[:, None] - keys[None, :]
+        visible = present[None, :] & (back >= 0)
+        if MASKED and hidden is not None:
+            visible = visible & not_hidden(hidden, back)
+            back = back - hidden_between(hidden, back)
+        if slopes is not None:
+            scores = scores - (slopes / (SOFTCAP if SOFTCAP > 0 else scale))[:, None] * back
         if MASKED:
-            visible = present[None, :] & (keys[None, :] <= own_rows[:, None])
-            if hidden is not None:
-                visible = visible & not_hidden(hidden, own_rows[:, None] - keys[None, :], WINDOW)
-            elif WINDOW > 0:
-                visible = visible & (keys[None, :] > own_rows[:, None] - WINDOW)
+            if reach is not None:
+                visible = visible & (back < reach[:, None])
             scores = tl.where(visible, scores, float("-inf"))
         new_max = tl.maximum(row_max, tl.max(scores, 1) * exponent_scale)
         weights = tl.exp2(scores * exponent_scale - new_max[:, None])
@@ -108,15 +114,41 @@ def attend_keys(
 
 
 @triton.jit
-def not_hidden(hidden: tl.tensor, back: tl.tensor, WINDOW: tl.constexpr) -> tl.tensor:
-    """Which keys so far before each row's own it sees: of those that are not hidden the last WINDOW, 0 for all."""
+def reach_of(places: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """How many keys queries in these places see, their own included, where a window or chunks bound it."""
+    reach = places + 1
+    if CHUNK > 0:
+        reach = places % CHUNK + 1
+    if WINDOW > 0:
+        reach = tl.minimum(reach, WINDOW)
+    return reach
+
+
+@triton.jit
+def first_seen(place: tl.tensor, WINDOW: tl.constexpr, CHUNK: tl.constexpr) -> tl.tensor:
+    """The first key that a query in this place sees."""
+    first = place * 0
+    if WINDOW > 0:
+        first = tl.maximum(place - WINDOW + 1, 0)
+    if CHUNK > 0:
+        first = tl.maximum(place - place % CHUNK, first)
+    return first
+
+
+@triton.jit
+def not_hidden(hidden: tl.tensor, back: tl.tensor) -> tl.tensor:
+    """Which keys so far before each row's own it sees."""
     # Bit 0 is never set.
     shift = tl.where((back > 0) & (back < 64), back, 0).to(tl.int64)
-    visible = ((hidden[:, None] >> shift) & 1) == 0
-    if WINDOW > 0:
-        between = tl.where(back < 64, (shift * 0 + 1 << shift) - 1, -1)
-        visible = visible & (back - bits_set(hidden[:, None] & between).to(tl.int32) < WINDOW)
-    return visible
+    return ((hidden[:, None] >> shift) & 1) == 0
+
+
+@triton.jit
+def hidden_between(hidden: tl.tensor, back: tl.tensor) -> tl.tensor:
+    """How many of the keys after those so far before each row's own are hidden from it."""
+    shift = tl.where((back > 0) & (back < 64), back, 0).to(tl.int64)
+    between = tl.where(back < 64, (shift * 0 + 1 << shift) - 1, -1)
+    return bits_set(hidden[:, None] & between).to(tl.int32)
 
 
 @triton.jit

@@ -10,7 +10,7 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.attention.attend_keys import INTERPRETED, LOG2E, LOWEST, attend_keys
+from llmc.codegen.triton.kernels.attention.attend_keys import INTERPRETED, LOG2E, LOWEST, attend_keys, first_seen
 
 
 @triton.jit
@@ -21,6 +21,7 @@ def paged_decode_kernel(
     query_starts_ptr: tl.tensor,
     context_lens_ptr: tl.tensor,
     block_tables_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
     partials_ptr: tl.tensor,
     q_row_stride: int,
     max_blocks: int,
@@ -31,6 +32,7 @@ def paged_decode_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -51,7 +53,7 @@ def paged_decode_kernel(
     if tl.load(query_starts_ptr + request + 1) - row != 1:
         return
     context = tl.load(context_lens_ptr + request)
-    first_key, split_keys = split_of(context, WINDOW, SPLITS, MIN_SPLIT, KEY_TILE)
+    first_key, split_keys = split_of(context, WINDOW, CHUNK, SPLITS, MIN_SPLIT, KEY_TILE)
     start = first_key + split * split_keys
     end = tl.minimum(start + split_keys, context)
     if start >= end:
@@ -69,18 +71,21 @@ def paged_decode_kernel(
     row_sum = tl.zeros([ROW_TILE], tl.float32)
     row_max = tl.full([ROW_TILE], LOWEST, tl.float32)
     own_rows = rows * 0 + context - 1
+    slopes = None
+    if slopes_ptr is not None:
+        slopes = tl.load(slopes_ptr + head, mask=present, other=0.0)
     table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
     whole_tiles_to = start + (end - start) // KEY_TILE * KEY_TILE
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, None, start, whole_tiles_to, first_key,
+        weighted, row_sum, row_max, q, own_rows, None, slopes, None, start, whole_tiles_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, None, whole_tiles_to, end, first_key,
+        weighted, row_sum, row_max, q, own_rows, None, slopes, None, whole_tiles_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, 0, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
     )  # fmt: skip
 
@@ -101,6 +106,7 @@ def combine_splits_kernel(
     HEADS: tl.constexpr,
     VALUE_DIM: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     VALUE_TILE: tl.constexpr,
     KEY_TILE: tl.constexpr,
     SPLITS: tl.constexpr,
@@ -112,7 +118,7 @@ def combine_splits_kernel(
     if tl.load(query_starts_ptr + request + 1) - row != 1:
         return
     context = tl.load(context_lens_ptr + request)
-    first_key, split_keys = split_of(context, WINDOW, SPLITS, MIN_SPLIT, KEY_TILE)
+    first_key, split_keys = split_of(context, WINDOW, CHUNK, SPLITS, MIN_SPLIT, KEY_TILE)
     splits, value_dims = tl.arange(0, SPLITS), tl.arange(0, VALUE_TILE)
     used = first_key + splits * split_keys < context
     partial = ((request.to(tl.int64) * HEADS + head) * SPLITS + splits) * (VALUE_TILE + 4)
@@ -134,11 +140,14 @@ def combine_splits_kernel(
 
 @triton.jit
 def split_of(
-    context: tl.tensor, WINDOW: tl.constexpr, SPLITS: tl.constexpr, MIN_SPLIT: tl.constexpr, KEY_TILE: tl.constexpr
+    context: tl.tensor,
+    WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
+    SPLITS: tl.constexpr,
+    MIN_SPLIT: tl.constexpr,
+    KEY_TILE: tl.constexpr,
 ) -> tuple[tl.tensor, tl.tensor]:
     """(first key that is seen, keys a split): from the request's own context, so its result has no neighbours in it."""
-    first_key = context * 0
-    if WINDOW > 0:
-        first_key = tl.maximum(context - WINDOW, 0)
+    first_key = first_seen(context - 1, WINDOW, CHUNK)
     split_keys = tl.cdiv(tl.cdiv(context - first_key, SPLITS), KEY_TILE) * KEY_TILE
     return first_key, tl.maximum(split_keys, MIN_SPLIT)

@@ -8,7 +8,15 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from llmc.codegen.triton.kernels.attention.attend_keys import INTERPRETED, LOG2E, LOWEST, attend_keys
+from llmc.codegen.triton.kernels.attention.attend_keys import (
+    INTERPRETED,
+    LOG2E,
+    LOWEST,
+    attend_keys,
+    bits_set,
+    first_seen,
+    reach_of,
+)
 
 
 @triton.jit
@@ -21,6 +29,7 @@ def paged_prefill_kernel(
     block_tables_ptr: tl.tensor,
     tree_masks_ptr: tl.tensor,
     sinks_ptr: tl.tensor,
+    slopes_ptr: tl.tensor,
     y_ptr: tl.tensor,
     q_row_stride: int,
     y_row_stride: int,
@@ -33,6 +42,7 @@ def paged_prefill_kernel(
     VALUE_DIM: tl.constexpr,
     BLOCK_SIZE: tl.constexpr,
     WINDOW: tl.constexpr,
+    CHUNK: tl.constexpr,
     SOFTCAP: tl.constexpr,
     DIM_TILE: tl.constexpr,
     VALUE_TILE: tl.constexpr,
@@ -88,37 +98,44 @@ def paged_prefill_kernel(
     end = tl.minimum(first_own + QUERY_TILE, context)
     table_ptr = block_tables_ptr + request.to(tl.int64) * max_blocks
     REACH: tl.constexpr = 63 if TREES else 0
-    first_key = 0
-    if WINDOW > 0:
-        first_key = tl.maximum(first_own - REACH - WINDOW + 1, 0)
+    BOUNDED: tl.constexpr = WINDOW > 0 or CHUNK > 0
+    first_key = first_seen(tl.maximum(first_own - REACH, 0), WINDOW, CHUNK)
     start = first_key // KEY_TILE * KEY_TILE
     all_see_to = start
-    # The window of a tree's query counts what it sees, which only the last tiles know.
-    if not (TREES and WINDOW > 0):
+    # How far a tree's query sees counts what it sees, which only the last tiles know.
+    if not (TREES and BOUNDED):
         all_see_to = tl.maximum(tl.maximum(first_own + 1 - REACH, 0) // KEY_TILE * KEY_TILE, start)
-    if WINDOW > 0 and not TREES:
-        all_see_from = tl.cdiv(tl.maximum(end - WINDOW, 0), KEY_TILE) * KEY_TILE
+    hidden = None
+    places = own_rows
+    if TREES:
+        hidden = tl.load(tree_masks_ptr + token, mask=present, other=0)
+        places = own_rows - bits_set(hidden).to(tl.int32)
+    reach = None
+    if BOUNDED:
+        reach = reach_of(places, WINDOW, CHUNK)
+    slopes = None
+    if slopes_ptr is not None:
+        slopes = tl.load(slopes_ptr + head, mask=present, other=0.0)
+    if BOUNDED and not TREES:
+        all_see_from = tl.cdiv(first_seen(end - 1, WINDOW, CHUNK), KEY_TILE) * KEY_TILE
         all_see_from = tl.minimum(tl.maximum(all_see_from, start), all_see_to)
         weighted, row_sum, row_max = attend_keys(
-            weighted, row_sum, row_max, q, own_rows, None, start, all_see_from, first_key,
+            weighted, row_sum, row_max, q, own_rows, reach, slopes, None, start, all_see_from, first_key,
             k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+            KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
         )  # fmt: skip
         start = all_see_from
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, None, start, all_see_to, first_key,
+        weighted, row_sum, row_max, q, own_rows, reach, slopes, None, start, all_see_to, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, False,
     )  # fmt: skip
-    hidden = None
-    if TREES:
-        hidden = tl.load(tree_masks_ptr + token, mask=present, other=0)
     weighted, row_sum, row_max = attend_keys(
-        weighted, row_sum, row_max, q, own_rows, hidden, all_see_to, end, first_key,
+        weighted, row_sum, row_max, q, own_rows, reach, slopes, hidden, all_see_to, end, first_key,
         k_cache_ptr, v_cache_ptr, table_ptr, kv_head, scale,
-        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, WINDOW, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
+        KV_HEADS, HEAD_DIM, VALUE_DIM, BLOCK_SIZE, SOFTCAP, DIM_TILE, VALUE_TILE, KEY_TILE,
         CACHE_FORMAT, CACHE_GROUP, True,
     )  # fmt: skip
 

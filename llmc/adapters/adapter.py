@@ -1,0 +1,129 @@
+"""A LoRA adapter: for each module that it changes, two thin matrices and a scale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from hashlib import sha256
+from os import PathLike
+from pathlib import Path
+
+from llmc.adapters.module_name import tail
+from llmc.adapters.peft_config import CONFIG, PeftConfig, read_config
+from llmc.adapters.safetensors_file import Floats, SafetensorsFile
+from llmc.errors import AdapterError
+
+WEIGHTS = "adapter_model.safetensors"
+_PREFIX = "base_model.model."
+_LORA = re.compile(r"(?P<module>.+)\.lora_(?P<embedding>embedding_)?(?P<part>[AB])(\.default)?(\.weight)?")
+_WHOLE = re.compile(r"(?P<module>.+?)(\.base_layer|\.modules_to_save)?\.weight")
+
+
+@dataclass(frozen=True)
+class LoraModule:
+    """One module's change. A linear one's weight [outputs, inputs] becomes W + scale·B·A, with a: [rank, inputs] and
+    b: [outputs, rank]; a table's [entries, channels] becomes W + scale·(B·A)ᵀ. name: as PEFT says it."""
+
+    name: str
+    a: str
+    b: str
+    rank: int
+    inputs: int
+    outputs: int
+    scale: float
+    is_table: bool
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """modules: by the tails of their names. whole: weights that the adapter has in the place of the model's, by the
+    same. digest: of what it computes, whatever it is called: equal for the same files."""
+
+    directory: Path
+    file: SafetensorsFile
+    modules: Mapping[str, LoraModule]
+    whole: Mapping[str, str]
+    digest: str
+
+    def matrices(self, module: LoraModule) -> tuple[Floats, Floats]:
+        """A [rank, inputs] and scale·B [outputs, rank], in float32."""
+        return self.file.load(module.a), self.file.load(module.b) * module.scale
+
+
+def read_adapter(directory: str | PathLike[str]) -> Adapter:
+    """Read what PEFT's save_pretrained has written; matrices stay on disk until they are asked for.
+
+    Which modules are adapted is read off the tensors, so that it is the same whether target_modules is a list, an
+    expression or "all-linear". Raises AdapterError.
+    """
+    place = Path(directory)
+    if not place.is_dir():
+        raise AdapterError("this is no directory", at=place, fix="name one that PEFT's save_pretrained has written")
+    config = read_config(place)
+    file = SafetensorsFile(_weights(place))
+    shapes = file.shapes()
+    parts: dict[str, dict[str, str]] = {}
+    whole: dict[str, str] = {}
+    for name in shapes:
+        bare = name.removeprefix(_PREFIX)
+        found = _LORA.fullmatch(bare)
+        if found is not None:
+            kind = ("table " if found["embedding"] else "") + found["part"]
+            parts.setdefault(found["module"], {})[kind] = name
+        elif (full := _WHOLE.fullmatch(bare)) is not None:
+            whole[_new(tail(full["module"]), whole, file)] = name
+        else:
+            raise AdapterError(f"tensor {name!r:.120} is no part of a LoRA adapter", at=file.path)
+    modules: dict[str, LoraModule] = {}
+    for module, names in parts.items():
+        modules[_new(tail(module), modules, file)] = _module(module, names, shapes, config, file)
+    if not modules and not whole:
+        raise AdapterError("the file holds no tensors", at=file.path, fix="save the adapter again")
+    said = sha256((place / CONFIG).read_bytes()).hexdigest()
+    return Adapter(place, file, modules, whole, sha256(f"{said} {file.digest()}".encode()).hexdigest())
+
+
+def _weights(directory: Path) -> Path:
+    file = directory / WEIGHTS
+    if file.is_file():
+        return file
+    pickled = directory / "adapter_model.bin"
+    raise AdapterError(
+        f"the weights are a pickle file ({pickled.name}), which llmc does not open"
+        if pickled.is_file()
+        else f"there is no {WEIGHTS}",
+        at=directory,
+        fix="save the adapter again with a PEFT that writes safetensors",
+    )
+
+
+def _new(module: str, known: Mapping[str, object], file: SafetensorsFile) -> str:
+    if module in known:
+        raise AdapterError(f"two modules end in {module}: it cannot be told which is meant", at=file.path)
+    return module
+
+
+def _module(
+    name: str,
+    parts: Mapping[str, str],
+    shapes: Mapping[str, tuple[int, ...]],
+    config: PeftConfig,
+    file: SafetensorsFile,
+) -> LoraModule:
+    is_table = "table A" in parts
+    wanted = {"table A", "table B"} if is_table else {"A", "B"}
+    if set(parts) != wanted:
+        raise AdapterError(f"{name} has {', '.join(sorted(parts))}, not {' and '.join(sorted(wanted))}", at=file.path)
+    a, b = (parts[part] for part in sorted(wanted))
+    if len(shapes[a]) != 2 or len(shapes[b]) != 2 or shapes[a][0] != shapes[b][1]:
+        raise AdapterError(
+            f"{name} has A {list(shapes[a])} and B {list(shapes[b])}, not [rank, inputs] and [outputs, rank]",
+            at=file.path,
+            fix="llmc applies LoRA to linear layers and embeddings",
+        )
+    rank = shapes[a][0]
+    if rank not in config.ranks:
+        ranks = ", ".join(map(str, sorted(config.ranks)))
+        raise AdapterError(f"{name} has rank {rank}, where {CONFIG} says {ranks}", at=file.path, fix="save it again")
+    return LoraModule(name, a, b, rank, shapes[a][1], shapes[b][0], config.scale(name, rank), is_table)

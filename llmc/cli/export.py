@@ -1,0 +1,55 @@
+"""`llmc export`: the graph of a stage as ONNX, with its weights, for onnxruntime and Netron."""
+
+from __future__ import annotations
+
+import warnings
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from llmc.cli.model_argument import model_argument
+from llmc.cli.model_options import ModelOptions
+from llmc.cli.stage_bars import StageBars
+from llmc.cli.table import FittingTable, facts, standard_output
+from llmc.cli.units import in_bytes, in_seconds
+from llmc.errors import OptionError
+from llmc.files.hub_model import model_name
+
+if TYPE_CHECKING:
+    from llmc.exporter import ExportReport
+
+
+def export(
+    model: Annotated[Path, model_argument("model directory, a .gguf file, or a name on the hub")],
+    stage: Annotated[str, typer.Option(help="captured, canonical, serving or optimized")] = "optimized",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="directory to write; default: MODEL-STAGE.onnx, in this directory"),
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", "-f", help="replace an earlier export")] = False,
+    *,
+    chosen: ModelOptions,
+) -> None:
+    """Write the graph of a stage as an ONNX model that onnxruntime runs: model.onnx, weights, tokenizer and config."""
+    from llmc.exporter import export as export_model
+
+    path = output or Path(f"{model_name(model)}-{stage}.onnx")
+    if path.is_dir() and any(path.iterdir()) and not force:
+        raise OptionError("something stands there already", at=path, fix="replace it with --force, or name another: -o")
+    with StageBars() as shown, warnings.catch_warnings():
+        warnings.filterwarnings("ignore", category=UserWarning, module="onnx")
+        report = export_model(model, path, stage=stage, passes=chosen.added_passes(), progress=shown, **chosen.values())
+    standard_output().print(summary_table(report))
+
+
+def summary_table(report: ExportReport) -> FittingTable:
+    """What was written, and how long it took."""
+    table = facts(f"{report.path}, stage {report.stage}", right=True)
+    table.add_row("model.onnx", in_bytes(report.model_bytes))
+    table.add_row("weights", in_bytes(report.weight_bytes))
+    table.add_row("nodes", f"{report.nodes} of {report.functions} functions")
+    for name, seconds in report.seconds.items():
+        table.add_row(name, in_seconds(seconds))
+    table.add_row("total", in_seconds(sum(report.seconds.values())))
+    return table

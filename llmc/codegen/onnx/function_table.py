@@ -1,0 +1,40 @@
+"""Which ops have a function of standard ops, and why others have none. A test joins this with every op's record."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from types import MappingProxyType
+from typing import Any
+
+import torch
+
+from llmc.codegen.onnx.functions import aten_rows, aten_shapes, attention, choices, codes, products, rows
+
+llmc = torch.ops.llmc
+
+# A function's first argument is the body that it fills, the others are the op's own by name, as many as matter:
+# tensors as Value, numbers as they are; `result` is what the op returns. It returns the names of its results and, after
+# them, of each argument that the op writes.
+Function = Callable[..., str | tuple[str, ...]]
+
+FUNCTIONS: Mapping[Any, Function] = MappingProxyType(
+    {
+        **rows.FUNCTIONS,
+        **products.FUNCTIONS,
+        **attention.FUNCTIONS,
+        **codes.FUNCTIONS,
+        **choices.FUNCTIONS,
+        **aten_shapes.FUNCTIONS,
+        **aten_shapes.ON_SIZES,
+        **aten_rows.FUNCTIONS,
+    }
+)
+_RANKS = "ranks talk to each other in it, and a session is alone"
+WITHOUT_FUNCTION: Mapping[Any, str] = MappingProxyType(
+    {
+        llmc.all_reduce.default: _RANKS,
+        llmc.all_gather.default: _RANKS,
+    }
+)
+# Of captured graphs: what checks and computes nothing.
+NOTHING = frozenset({torch.ops.aten._assert_tensor_metadata.default})

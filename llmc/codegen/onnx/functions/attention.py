@@ -1,0 +1,233 @@
+"""llmc::attention over a sequence, and what serving makes of it: kv_write, rope_kv_write and paged_attention.
+
+Caches are values: what writes one returns it anew, and the graph returns the last. A session whose input and output are
+bound to the same memory writes in place. Caches that hold codes have no function: see function_table.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+
+from llmc.codegen.onnx.function_body import Body, NotInOnnx, Operand, Value
+from llmc.codegen.onnx.functions.rows import rotate
+
+llmc = torch.ops.llmc
+
+
+def attention(
+    b: Body,
+    q: Value,
+    k: Value,
+    v: Value,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Value | None,
+) -> str:
+    """Of all tokens over all tokens, one batch."""
+    heads, kv_heads = q.size(1), k.size(1)
+    tokens = b.squeeze(b.length(q, 0), 0)
+    rows = b.unsqueeze(b("Range", b.integer(0), tokens, b.integer(1)), 0)
+    visible = _visible(b, b.unsqueeze(rows, 2), b.unsqueeze(rows, 1), window)
+    queries = b.unsqueeze(b.transpose(b.reshape(q, -1, kv_heads, heads // kv_heads, q.size(2)), 1, 2, 0, 3), 0)
+    keys, values = (b.unsqueeze(b.transpose(each, 1, 0, 2), 0) for each in (k, v))
+    out = _attend(b, queries, keys, values, visible, heads // kv_heads, q.size(2), scale, softcap, sinks)
+    return b.reshape(b.transpose(b.squeeze(out, 0), 2, 0, 1, 3), -1, heads, v.size(2))
+
+
+def _visible(b: Body, own: Operand, keys: Operand, window: int | None) -> str:
+    """Which keys' rows a query in row `own` sees, bool."""
+    visible = b("LessOrEqual", keys, own)
+    if window is None:
+        return visible
+    return b("And", visible, b("Greater", keys, b("Sub", own, b.integer(window))))
+
+
+def _attend(
+    b: Body,
+    queries: str,
+    keys: str,
+    values: str,
+    visible: str,
+    group: int,
+    head_dim: int,
+    scale: float,
+    softcap: float | None,
+    sinks: Value | None,
+) -> str:
+    """queries: [batch, kv_heads, group, rows, head_dim]; keys, values: [batch, kv_heads, keys, …]; visible: [batch,
+    rows, keys]. One product for each KV head: the rows of its query heads stand below each other."""
+    as_rows = b("Reshape", queries, b.integers([0, 0, -1, head_dim]))
+    scores = b("MatMul", as_rows, b.transpose(keys, 0, 1, 3, 2))
+    scores = b("Mul", scores, b.number(scale))
+    if softcap is not None:
+        scores = b("Mul", b("Tanh", b("Div", scores, b.number(softcap))), b.number(softcap))
+    # [batch, kv_heads, group, rows, keys]
+    shape = b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(keys, 2), axis=0)
+    scores = b("Where", b.unsqueeze(visible, 1, 2), b("Reshape", scores, shape), b.number(-np.inf))
+    probabilities = b("Softmax", scores, axis=-1) if sinks is None else _with_sinks(b, scores, sinks, group)
+    flat = b("Concat", b.length(queries, 0), b.integers([0, -1]), b.length(keys, 2), axis=0)
+    out = b("MatMul", b("Reshape", probabilities, flat), values)
+    ends = b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(values, 3), axis=0)
+    return b("Reshape", out, ends)
+
+
+def _with_sinks(b: Body, scores: str, sinks: Value, group: int) -> str:
+    """softmax with one more logit a head, which is left out of the result."""
+    logits = b.reshape(sinks, 1, -1, group, 1, 1)
+    largest = b("Max", b("ReduceMax", scores, b.integers([-1]), keepdims=1), logits)
+    weights = b("Exp", b("Sub", scores, largest))
+    total = b("Add", b("ReduceSum", weights, b.integers([-1]), keepdims=1), b("Exp", b("Sub", logits, largest)))
+    return b("Div", weights, total)
+
+
+def kv_write(
+    b: Body, k: Value, v: Value, k_cache: Value, v_cache: Value, slot_mapping: Value, cache_format: str | None
+) -> tuple[str, str]:
+    """Both caches with this step's tokens in them."""
+    _check_plain(cache_format)
+    return _written(b, k, k_cache, slot_mapping), _written(b, v, v_cache, slot_mapping)
+
+
+def rope_kv_write(
+    b: Body,
+    q: Value,
+    k: Value,
+    v: Value,
+    cos: Value,
+    sin: Value,
+    k_cache: Value,
+    v_cache: Value,
+    slot_mapping: Value,
+    interleaved: bool,
+    cache_format: str | None,
+) -> tuple[str, str, str]:
+    """q rotated, and both caches with k rotated and v in them."""
+    _check_plain(cache_format)
+    turned = Value(rotate(b, k, cos, sin, interleaved), k.fake)
+    caches = _written(b, turned, k_cache, slot_mapping), _written(b, v, v_cache, slot_mapping)
+    return rotate(b, q, cos, sin, interleaved), *caches
+
+
+def _check_plain(cache_format: str | None) -> None:
+    if cache_format is not None:
+        raise NotInOnnx(f"a cache of {cache_format} codes, whose bytes no standard op takes apart")
+
+
+def _written(b: Body, values: Value, cache: Value, slot_mapping: Value) -> str:
+    """ScatterND of [tokens, kv_heads] rows to (block, head, place in the block)."""
+    heads, block_size = cache.size(1), b.integer(cache.size(2))
+    slots = b.cast(slot_mapping, torch.int64)
+    shape = b("Concat", b.length(values, 0), b.integers([heads]), axis=0)
+    blocks = b("Expand", b.unsqueeze(b("Div", slots, block_size), 1), shape)
+    places = b("Expand", b.unsqueeze(b("Mod", slots, block_size), 1), shape)
+    every_head = b("Expand", b.constant(np.arange(heads)[None]), shape)
+    indices = b("Concat", *(b.unsqueeze(each, 2) for each in (blocks, every_head, places)), axis=2)
+    return b("ScatterND", cache, indices, values)
+
+
+def paged_attention(
+    b: Body,
+    q: Value,
+    k_cache: Value,
+    v_cache: Value,
+    query_starts: Value,
+    context_lens: Value,
+    block_tables: Value,
+    scale: float,
+    window: int | None,
+    softcap: float | None,
+    sinks: Value | None,
+    cache_format: str | None,
+    value_dim: int | None,
+    tree_masks: Value | None,
+) -> str:
+    """Requests in a batch, as many rows each as the one with the most queries has; those that a request lacks repeat
+    its last."""
+    _check_plain(cache_format)
+    heads, kv_heads = q.size(1), k_cache.size(1)
+    starts, counts, rows = _padded(b, query_starts)
+    lengths = b.unsqueeze(b.cast(context_lens, torch.int64), 1)
+    own = b.unsqueeze(b("Add", b("Sub", lengths, counts), rows), 2)
+    index = b("Add", starts, rows)
+    key_rows = _key_rows(b, block_tables, k_cache.size(2))
+    visible = _visible(b, own, key_rows, window if tree_masks is None else None)
+    if tree_masks is not None:
+        visible = _unhidden(b, visible, b("Gather", tree_masks, index, axis=0), own, key_rows, window)
+    queries = b("Gather", q, index, axis=0)
+    split = b("Reshape", queries, b.integers([0, 0, kv_heads, heads // kv_heads, q.size(2)]))
+    tables = b.cast(block_tables, torch.int64)
+    keys, values = (_cached(b, cache, tables) for cache in (k_cache, v_cache))
+    # What is in no row of the request is not used; but zero times what is not finite would be.
+    is_row = b("Less", b("Squeeze", key_rows, b.integers([1])), lengths)
+    values = b("Where", b.unsqueeze(is_row, 1, 3), values, b.number(0.0))
+    queries = b.transpose(split, 0, 2, 3, 1, 4)
+    out = _attend(b, queries, keys, values, visible, heads // kv_heads, q.size(2), scale, softcap, sinks)
+    in_order = b.reshape(b.transpose(out, 0, 3, 1, 2, 4), -1, heads, v_cache.size(3))
+    return b("Gather", in_order, _places(b, q, query_starts, starts, rows), axis=0)
+
+
+def _padded(b: Body, query_starts: Value) -> tuple[str, str, str]:
+    """(starts, counts, rows): [requests, 1] twice, and which of a request's queries stands in each of the rows that all
+    requests have, [requests, most]; int64."""
+    bounds = b.cast(query_starts, torch.int64)
+    starts = b("Slice", bounds, b.integers([0]), b.integers([-1]))
+    ends = b("Slice", bounds, b.integers([1]), b.integers([np.iinfo(np.int64).max]))
+    counts = b.unsqueeze(b("Sub", ends, starts), 1)
+    most = b("ReduceMax", counts, keepdims=0)
+    steps = b.unsqueeze(b("Range", b.integer(0), most, b.integer(1)), 0)
+    rows = b("Max", b("Min", steps, b("Sub", counts, b.integer(1))), b.integer(0))
+    return b.unsqueeze(starts, 1), counts, rows
+
+
+def _key_rows(b: Body, block_tables: Value, block_size: int) -> str:
+    """The rows of the cache that tables of blocks reach, [1, 1, rows]."""
+    count = b("Mul", b.squeeze(b.length(block_tables, 1), 0), b.integer(block_size))
+    return b.unsqueeze(b("Range", b.integer(0), count, b.integer(1)), 0, 1)
+
+
+def _cached(b: Body, cache: Value, tables: str) -> str:
+    """Each request's rows, [requests, kv_heads, rows, channels]."""
+    blocks = b.transpose(b("Gather", cache, tables, axis=0), 0, 2, 1, 3, 4)
+    return b("Reshape", blocks, b.integers([0, 0, -1, cache.size(3)]))
+
+
+def _unhidden(b: Body, visible: str, masks: str, own: str, key_rows: str, window: int | None) -> str:
+    """Without the rows that a token's mask hides, bit d the row d before its own. A window counts what is left."""
+    distance = b("Sub", own, key_rows)
+    within = b("Cast", b("Clip", distance, b.integer(0), b.integer(63)), to=_UINT64)
+    bits = b("BitShift", b("Cast", b.unsqueeze(masks, 2), to=_UINT64), within, direction="RIGHT")
+    is_set = b("Cast", b("BitwiseAnd", bits, b.constant(np.array(1, np.uint64))), to=_BOOL)
+    hidden = b("And", is_set, b("Less", distance, b.integer(64)))
+    left = b("And", visible, b("Not", hidden))
+    if window is None:
+        return left
+    from_here = b("CumSum", b("Cast", left, to=_INT64), b.integer(2), reverse=1)
+    return b("And", left, b("LessOrEqual", from_here, b.integer(window)))
+
+
+def _places(b: Body, q: Value, query_starts: Value, starts: str, rows: str) -> str:
+    """Where each token stands among the rows of all requests, [tokens]; anywhere for tokens of no request."""
+    tokens = b("Range", b.integer(0), b.squeeze(b.length(q, 0), 0), b.integer(1))
+    ends = b("Slice", b.cast(query_starts, torch.int64), b.integers([1]), b.integers([np.iinfo(np.int64).max]))
+    is_behind = b("LessOrEqual", b.unsqueeze(ends, 0), b.unsqueeze(tokens, 1))
+    request = b("ReduceSum", b("Cast", is_behind, to=_INT64), b.integers([1]), keepdims=0)
+    last = b("Sub", b.squeeze(b.length(starts, 0), 0), b.integer(1))
+    request = b("Min", request, last)
+    row = b("Sub", tokens, b("Gather", b.squeeze(starts, 1), request, axis=0))
+    most = b.squeeze(b.length(rows, 1), 0)
+    row = b("Max", b("Min", row, b("Sub", most, b.integer(1))), b.integer(0))
+    return b("Add", b("Mul", request, most), row)
+
+
+_BOOL, _INT64, _UINT64 = 9, 7, 13
+
+FUNCTIONS: dict[Any, Any] = {
+    llmc.attention.default: attention,
+    llmc.kv_write.default: kv_write,
+    llmc.rope_kv_write.default: rope_kv_write,
+    llmc.paged_attention.default: paged_attention,
+}

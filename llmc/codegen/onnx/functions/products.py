@@ -1,0 +1,125 @@
+"""Matrix products: llmc::linear, its fused forms, llmc::lm_head, and products with experts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from onnx import TensorProto, helper
+
+from llmc.codegen.onnx.function_body import Body, Operand, Value
+from llmc.codegen.onnx.functions.activations import activation as activated
+
+llmc = torch.ops.llmc
+
+
+def product(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
+    """x·weightᵀ + bias: Gemm for a matrix, MatMul for more axes."""
+    if len(x.shape) == 2:
+        return b("Gemm", x, weight, bias, transB=1)
+    y = b("MatMul", x, b.transpose(weight, 1, 0))
+    return y if bias is None else b("Add", y, bias)
+
+
+def linear(b: Body, x: Value, weight: Value, bias: Value | None, dtype: Any) -> str:
+    """x·weightᵀ + bias."""
+    return product(b, x, weight, bias)
+
+
+def lm_head(b: Body, x: Value, weight: Value, bias: Value | None) -> str:
+    """x·weightᵀ + bias."""
+    return product(b, x, weight, bias)
+
+
+def fused_linear(
+    b: Body,
+    x: Value,
+    weight: Value,
+    bias: Value | None,
+    residual: Value | None,
+    activation: str,
+    scale: float,
+    dtype: Any,
+) -> str:
+    """activation(x·weightᵀ + bias)·scale + residual."""
+    y = product(b, x, weight, bias)
+    y = y if activation == "identity" else activated(b, y, activation)
+    y = y if scale == 1 else b("Mul", y, b.number(scale))
+    return y if residual is None else b("Add", y, residual)
+
+
+def gated_linear(b: Body, x: Value, weight: Value, bias: Value | None, activation: str, dtype: Any) -> str:
+    """activation of the first half of the channels times the second half."""
+    gate, up = b.several("Split", 2, product(b, x, weight, bias), axis=len(x.shape) - 1, num_outputs=2)
+    return b("Mul", activated(b, gate, activation), up)
+
+
+def expert_linear(b: Body, x: Value, weight: Value, bias: Value | None, index: Value, experts: int, dtype: Any) -> str:
+    """A loop over the experts that any token is sent to. Each multiplies all rows and keeps its own: a row's bits then
+    do not depend on where its neighbours go."""
+    channels, slots = weight.size(0) // experts, index.size(1)
+    ids = b.cast(index, torch.int64)
+    (used,) = b.several("Unique", 1, ids)
+    is_expert = b("And", b("GreaterOrEqual", used, b.integer(0)), b("Less", used, b.integer(experts)))
+    used = b("Compress", used, is_expert, axis=0)
+    weights = b.reshape(weight, experts, channels, -1)
+    biases = None if bias is None else b.reshape(bias, experts, channels)
+    shape = b("Concat", b.length(index, 0), b.integers([slots, channels]), axis=0)
+    zeros = b("Expand", b.number(0.0), shape)
+    # [tokens, 1, in] beside one weight for all slots; [tokens, slots, in] where each has a row of its own.
+    rows = b.reshape(x, -1, 1, x.size(1)) if len(x.shape) == 2 else b("Identity", x)
+    loop = _expert_loop(rows, ids, used, weights, biases)
+    return b("Loop", b.squeeze(b.length(used, 0), 0), None, zeros, body=loop)
+
+
+def _expert_loop(rows: str, ids: str, used: str, weights: str, biases: str | None) -> Any:
+    """y = where(ids == expert, rows·weightᵀ + bias, y), for each expert that is used."""
+    inner = _Inner()
+    expert = inner("Gather", used, "round", axis=0)
+    transposed = inner("Transpose", inner("Gather", weights, expert, axis=0), perm=[1, 0])
+    y = inner("MatMul", rows, transposed)
+    if biases is not None:
+        y = inner("Add", y, inner("Gather", biases, expert, axis=0))
+    sent = inner("Unsqueeze", inner("Equal", ids, expert), inner.integers([2]))
+    inner("Where", sent, y, "y_before", result="y_after")
+    inner("Identity", "go_before", result="go_after")
+    information = helper.make_tensor_value_info
+    return helper.make_graph(
+        inner.nodes,
+        "expert",
+        [
+            information("round", TensorProto.INT64, []),
+            information("go_before", TensorProto.BOOL, []),
+            information("y_before", TensorProto.FLOAT, None),
+        ],
+        [information("go_after", TensorProto.BOOL, []), information("y_after", TensorProto.FLOAT, None)],
+    )
+
+
+class _Inner(Body):
+    """The nodes of a loop, whose names are not those of the function around it."""
+
+    def __call__(self, op: str, *inputs: Operand, result: str | None = None, **attributes: Any) -> str:
+        """result: what it is called, where that is asked for."""
+        name = super().__call__(op, *inputs, **attributes)
+        if result is not None:
+            self.nodes[-1].output[0] = result
+        return result or name
+
+    def _name(self) -> str:
+        return f"inner_{super()._name()}"
+
+
+def sum_experts(b: Body, x: Value, weights: Value) -> str:
+    """Σ_s weights[t, s]·x[t, s]."""
+    return b("ReduceSum", b("Mul", x, b.unsqueeze(weights, 2)), b.integers([1]), keepdims=0)
+
+
+FUNCTIONS: dict[Any, Any] = {
+    llmc.linear.default: linear,
+    llmc.lm_head.default: lm_head,
+    llmc.fused_linear.default: fused_linear,
+    llmc.gated_linear.default: gated_linear,
+    llmc.expert_linear.default: expert_linear,
+    llmc.sum_experts.default: sum_experts,
+}

@@ -1,0 +1,149 @@
+"""A graph at any stage as an ONNX model that runs: inputs, calls with their functions, weights outside.
+
+Memory that an op writes becomes a value: a cache is an input of the model, and what it is in the end an output.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import onnx
+from onnx import TensorProto, helper
+from torch import fx
+from torch._ops import OpOverload
+
+from llmc.codegen.onnx.calls import Calls
+from llmc.codegen.onnx.function_table import NOTHING
+from llmc.codegen.onnx.types import IR_VERSION, OPSET, value_info
+from llmc.codegen.onnx.weights import OnnxWeight
+from llmc.errors import LoweringError
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.step_inputs import symbol_names
+from llmc.graph.weights import stored_names
+from llmc.program import LOGITS, WRITTEN
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a weight's bytes are: in a file beside the model, by a relative path."""
+
+    file: str
+    offset: int
+    nbytes: int
+
+
+def graph_model(graph: ModelGraph, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
+    """The model of a graph of one rank, whose weights, those of its placeholders, have no place yet.
+
+    Outputs: `logits`, the side outputs by their names, and each cache as NAME_written. Raises LoweringError.
+    """
+    if graph.ranks > 1:
+        raise LoweringError(
+            f"the graph runs on {graph.ranks} ranks, and an ONNX model on one",
+            at=graph.info.name,
+            fix="leave out tensor_parallel_size",
+        )
+    return _Writer(graph).model(weights)
+
+
+def place_weights(model: onnx.ModelProto, places: Mapping[str, Place]) -> None:
+    """Tell a model where its weights are, by name."""
+    for tensor in model.graph.initializer:
+        place = places[tensor.name]
+        tensor.data_location = TensorProto.EXTERNAL
+        for key, value in (("location", place.file), ("offset", place.offset), ("length", place.nbytes)):
+            tensor.external_data.add(key=key, value=str(value))
+
+
+class _Writer:
+    """One model while its nodes are put together."""
+
+    def __init__(self, graph: ModelGraph) -> None:
+        self._graph = graph
+        self._calls = Calls()
+        self._sizes: dict[Any, str] = dict(symbol_names(graph.graph))
+        self._nodes: list[onnx.NodeProto] = []
+        self._infos: dict[str, onnx.ValueInfoProto] = {}
+        # What each node's value is called now: that of a cache changes as it is written.
+        self._names: dict[fx.Node, str] = {}
+
+    def model(self, weights: Sequence[OnnxWeight]) -> onnx.ModelProto:
+        """All of it."""
+        graph = self._graph
+        for node in graph.graph.find_nodes(op="placeholder"):
+            self._names[node] = node.name
+        for node in graph.graph.nodes:
+            if node.op == "call_function" and node.target not in NOTHING:
+                self._add(node)
+        outputs = self._outputs()
+        inputs = [value_info(node.name, node.meta["val"], self._sizes) for node in graph.inputs()]
+        made = helper.make_graph(
+            self._nodes,
+            graph.stage.value,
+            inputs,
+            outputs,
+            [_initializer(graph, each) for each in weights],
+            value_info=[info for name, info in self._infos.items() if name not in {o.name for o in outputs}],
+        )
+        functions = self._calls.functions
+        domains = {"": OPSET} | {function.domain: 1 for function in functions}
+        return helper.make_model(
+            made,
+            producer_name="llmc",
+            ir_version=IR_VERSION,
+            functions=functions,
+            opset_imports=[helper.make_opsetid(domain, version) for domain, version in domains.items()],
+            doc_string=f"{graph.info.name}, {graph.stage.value}",
+        )
+
+    def _add(self, node: fx.Node) -> None:
+        """The node's call, or another name for one of several results."""
+        if node.target is operator.getitem:
+            source, index = node.args
+            self._names[node] = f"{self._names[source]}.{index}"  # type: ignore[index]
+            return
+        value = node.meta["val"]
+        several = isinstance(value, list | tuple)
+        results = [] if value is None else [f"{node.name}.{i}" for i in range(len(value))] if several else [node.name]
+        for name, each in zip(results, value if several else [value], strict=False):
+            self._infos[name] = value_info(name, each, self._sizes)
+        written = _written(node)
+        outputs = [*results, *(f"{each.name}{WRITTEN}" for each in written)]
+        self._nodes.append(self._calls.node(node, self._names, outputs))
+        self._names[node] = node.name
+        for each in written:
+            self._names[each] = f"{each.name}{WRITTEN}"
+            self._infos[self._names[each]] = value_info(self._names[each], each.meta["val"], self._sizes)
+
+    def _outputs(self) -> list[onnx.ValueInfoProto]:
+        """What the graph returns, by the names that users know, and the caches."""
+        graph = self._graph
+        found = []
+        for name, node in zip((LOGITS, *graph.side_outputs), graph.returned(), strict=True):
+            self._nodes.append(helper.make_node("Identity", [self._names[node]], [name], name=f"return_{name}"))
+            found.append(value_info(name, node.meta["val"], self._sizes))
+        caches = [node for node in graph.inputs() if self._names[node] != node.name]
+        return found + [self._infos[self._names[node]] for node in caches]
+
+
+def _written(node: fx.Node) -> list[fx.Node]:
+    """The arguments that an op writes, in order."""
+    if not isinstance(node.target, OpOverload):
+        return []
+    arguments = call_arguments(node)
+    schema = node.target._schema.arguments
+    return [arguments[a.name] for a in schema if a.alias_info is not None and a.alias_info.is_write]
+
+
+def _initializer(graph: ModelGraph, weight: OnnxWeight) -> onnx.TensorProto:
+    """A weight without its bytes."""
+    return onnx.TensorProto(
+        name=weight.slot.name,
+        data_type=weight.element,
+        dims=weight.slot.shape,
+        doc_string=", ".join(stored_names(graph.weights[weight.slot.name])),
+    )

@@ -1,0 +1,129 @@
+"""The target onnxruntime: no code, an engine holds the ONNX model of its graph, and onnxruntime runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+
+import onnx
+import torch
+from torch import Tensor, fx
+
+from llmc.build_stages import Stages
+from llmc.codegen.logit_rows import check_logit_rows
+from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
+from llmc.codegen.onnx.model_files import serialized
+from llmc.codegen.onnx.weights import onnx_weights, stored_elements
+from llmc.codegen.reference import graph_program
+from llmc.codegen.target_kind import refuse_stages
+from llmc.engine_format.reader import MODEL_NAME, find_weights
+from llmc.engine_format.writer import EngineWriter
+from llmc.errors import LoweringError, OptionError
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import Recipe
+from llmc.options import BuildOptions
+from llmc.program import Layout, Program, WeightSlot
+from llmc.targets import OnnxTarget
+
+
+@dataclass(frozen=True)
+class OnnxKind:
+    """As TargetKind."""
+
+    target: OnnxTarget
+    dtypes: tuple[torch.dtype, ...] = (torch.float32,)
+    has_stages: bool = False
+
+    def check(self, options: BuildOptions) -> None:
+        """Raise OptionError for another dtype, codes in the cache, several ranks, and drafts in the engine."""
+        refuse_stages(options, self.target.name)
+        for name in ("dtype", "kv_dtype"):
+            asked = getattr(options, name)
+            if asked not in ("auto", "float32"):
+                raise _refused(f"compute in float32, not {asked}", f"{name}={asked}", name)
+        if options.kv_cache != "auto":
+            raise _refused(
+                f"have no {options.kv_cache} codes in their caches", f"kv_cache={options.kv_cache}", "kv_cache"
+            )
+        if options.tensor_parallel_size > 1:
+            size = options.tensor_parallel_size
+            raise _refused(f"have one rank, not {size}", f"tensor_parallel_size={size}", "tensor_parallel_size")
+        if options.speculative is not None:
+            raise _refused("draft by nothing within them", f"speculative={options.speculative}", "speculative")
+
+    @contextmanager
+    def builder(self, options: BuildOptions) -> Iterator[OnnxBuilder]:
+        """Without workers."""
+        yield OnnxBuilder(options)
+
+    def pack(self, weight: Tensor, slot: WeightSlot) -> Tensor:
+        """As ONNX has it."""
+        return stored_elements(weight, slot)
+
+    def pack_codes(self, codes: Tensor, scales: Tensor, zeros: Tensor | None, format: str, layout: Layout) -> Tensor:
+        """Never asked for: codes, scales and zeros are weights of their own."""
+        raise LoweringError(f"{self.target.name} keeps codes as weights of their own", at=f"layout {layout.value}")
+
+    def dense_reason(self, storage: fx.Node) -> str:
+        """Standard ops would put zeros between the elements in every step."""
+        return "onnxruntime has no kernels for weights without their zeros"
+
+    def fitting_sequences(self, program: Program) -> int | None:
+        """Of a machine that is not known."""
+        return None
+
+
+def _refused(problem: str, at: str, option: str) -> OptionError:
+    return OptionError(
+        f"engines for onnxruntime {problem}", at=at, fix=f"leave out {option}, or build for this machine: target=cpu"
+    )
+
+
+@dataclass(frozen=True)
+class OnnxEngine:
+    """program: without launches. recipes: of program.weights, in order. model: knows no places yet."""
+
+    program: Program
+    recipes: tuple[Recipe, ...]
+    model: onnx.ModelProto
+
+
+class OnnxBuilder:
+    """As Builder."""
+
+    def __init__(self, options: BuildOptions) -> None:
+        self._options = options
+        self._engine: OnnxEngine | None = None
+
+    def lower(self, graph: ModelGraph) -> OnnxEngine:
+        """The graph's model. Raises LoweringError for what standard ops cannot say."""
+        check_logit_rows(graph)
+        weights = onnx_weights(graph)
+        slots = tuple(weight.slot for weight in weights)
+        program = graph_program(graph, self._options, slots)
+        # Whatever a model's caches are in: values of the model are fp32.
+        program = replace(program, caches=tuple(replace(cache, dtype="F32") for cache in program.caches))
+        recipes = tuple(graph.weights[slot.name] for slot in slots)
+        self._engine = OnnxEngine(program, recipes, graph_model(graph, weights))
+        return self._engine
+
+    def compile(self, writer: EngineWriter, stages: Stages) -> Program:
+        """Nothing is compiled, and where the weights will be is not known yet."""
+        assert self._engine is not None
+        return self._engine.program
+
+    def finish(self, writer: EngineWriter, stages: Stages) -> None:
+        """Write the model, which refers to the engine's own weights."""
+        assert self._engine is not None
+        program, model = self._engine.program, self._engine.model
+        stored = find_weights(writer.files, program)
+        place_weights(
+            model,
+            {
+                slot.name: Place(str(each.path.relative_to(writer.path)), each.begin, each.end - each.begin)
+                for slot, each in zip(program.weights, stored, strict=True)
+            },
+        )
+        with stages("model"):
+            writer.write_bytes(MODEL_NAME, serialized(model))

@@ -1,0 +1,58 @@
+"""The second opinion: a graph of any stage, exported and run by onnxruntime, whose kernels nobody here has written."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from llmc.codegen.onnx.installed import require_onnx
+from llmc.engine_format.reader import MODEL_NAME
+from llmc.graph.execute import sequence_inputs
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.weights import WeightSource
+from llmc.program import LOGITS, WRITTEN
+
+
+def nothing(amount: int) -> None:
+    """Who is told of progress where nobody asks."""
+
+
+class OnnxOracle:
+    """A graph in a session of onnxruntime on the CPU. Raises LoweringError for what standard ops cannot say."""
+
+    def __init__(self, graph: ModelGraph, source: WeightSource, advance: Callable[[int], None] = nothing) -> None:
+        require_onnx("oracle=onnxruntime", "onnxruntime")
+        import onnxruntime
+
+        from llmc.codegen.onnx.model_files import write_model_files
+
+        self._graph = graph
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3  # Of errors alone.
+        with tempfile.TemporaryDirectory(prefix="llmc-onnx-") as directory:
+            write_model_files(graph, source, Path(directory), advance)
+            self._session = onnxruntime.InferenceSession(
+                str(Path(directory, MODEL_NAME)), options, providers=["CPUExecutionProvider"]
+            )
+        self._inputs = {each.name for each in self._session.get_inputs()}
+        self._outputs = [each.name for each in self._session.get_outputs()]
+
+    def logits(self, token_ids: Sequence[int], *, chunk_sizes: Sequence[int] = (), block_size: int = 16) -> Tensor:
+        """[tokens, vocabulary], fp32. chunk_sizes: of the steps that a graph with caches takes; by default one."""
+        chunks = chunk_sizes or (len(token_ids),)
+        found, caches = [], dict[str, Any]()
+        for step in sequence_inputs(self._graph, token_ids, chunk_sizes=chunks, block_size=block_size):
+            arrays = {name: value.numpy() for name, value in step.items() if name in self._inputs}
+            results = self._run(arrays | caches)
+            caches = {n.removesuffix(WRITTEN): v for n, v in results.items() if n.endswith(WRITTEN)}
+            found.append(torch.from_numpy(results[LOGITS]))
+        logits = torch.cat(found, dim=found[0].dim() - 2)
+        return logits if logits.dim() == 2 else logits[0]
+
+    def _run(self, arrays: Mapping[str, Any]) -> dict[str, Any]:
+        return dict(zip(self._outputs, self._session.run(None, dict(arrays)), strict=True))

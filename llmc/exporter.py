@@ -1,0 +1,138 @@
+"""Export: capture → passes up to a stage → an ONNX model with its weights, tokenizer and config beside it."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Unpack
+
+from llmc.build_stages import Progress, Stages
+from llmc.codegen.onnx.installed import require_onnx
+from llmc.engine_format.path_argument import path_argument
+from llmc.engine_format.reader import MODEL_NAME
+from llmc.errors import OptionError
+from llmc.files.atomic_directory import AtomicDirectory
+from llmc.graph.capture import Captured, Model, capture
+from llmc.graph.given_tokenizer import given_tokenizer, with_tokenizer
+from llmc.graph.local_model import local_model
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.keywords import shows_keywords
+from llmc.options import BuildKeywords, BuildOptions, build_defaults, parse_options
+from llmc.passes.model_data import ModelData
+from llmc.passes.pipeline import default
+from llmc.passes.rewrite import Pass
+from llmc.passes.runner import run_pipeline
+
+STAGES = (Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED)
+_CONFIG = "config.json"
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """What was written. nodes: calls in the graph, which are of `functions` ops; seconds: by part."""
+
+    path: Path
+    stage: str
+    nodes: int
+    functions: int
+    model_bytes: int
+    weight_bytes: int
+    seconds: dict[str, float]
+
+
+@shows_keywords(BuildKeywords, build_defaults())
+def export(
+    model: Model,
+    output: str | Path,
+    *,
+    stage: str = "optimized",
+    passes: Sequence[Pass] | None = None,
+    tokenizer: object | None = None,
+    progress: Progress | None = None,
+    **options: Unpack[BuildKeywords],
+) -> ExportReport:
+    """Write a model's graph at a stage as ONNX that onnxruntime runs, into a directory, whole or not at all.
+
+    stage: captured, canonical, serving or optimized. Numbers are fp32, weights of fewer bits widened; codes stay codes.
+    The other arguments are as in `compile`. An earlier export at `output` is replaced. Raises LlmcError.
+    """
+    require_onnx("export")
+    # Here, where it is known that the packages of the extra are there.
+    from llmc.codegen.onnx.model_files import WEIGHTS_NAME, write_model_files
+
+    place, wanted = path_argument("output", output), _stage(stage)
+    parsed = in_single_precision(parse_options(options))
+    if isinstance(model, str | Path):
+        model = local_model(model)
+    stages = Stages(progress)
+
+    def is_export(path: Path) -> bool:
+        return (path / MODEL_NAME).is_file() and (path / WEIGHTS_NAME).is_file()
+
+    with (
+        AtomicDirectory(place, is_export, content="an exported model") as directory,
+        given_tokenizer(tokenizer) as tokenizer_files,
+    ):
+        with stages("capture"):
+            captured = with_tokenizer(capture(model, parsed), tokenizer_files)
+        with stages("passes"):
+            graph = graph_at(captured, wanted, parsed, default() if passes is None else tuple(passes), stages)
+        with stages("weights", sum(_bytes(graph))):
+            written = write_model_files(graph, captured.source, directory.path, stages.advance)
+        with stages("finish"):
+            for file in (*captured.tokenizer_files, *_config_of(model)):
+                shutil.copyfile(file, directory.path / file.name)
+            directory.commit()
+    sizes = written.nodes, written.functions, written.model_bytes, written.weight_bytes
+    return ExportReport(place, wanted.value, *sizes, stages.seconds)
+
+
+def graph_at(
+    captured: Captured, stage: Stage, options: BuildOptions, passes: Sequence[Pass], stages: Stages
+) -> ModelGraph:
+    """The graph when a stage's last pass has run. Raises OptionError for a stage that these passes do not reach."""
+    if stage is Stage.CAPTURED:
+        return captured.graph
+    later = STAGES[STAGES.index(stage) + 1 :]
+    end = next((i for i, each in enumerate(passes) if each.stage in later), len(passes))
+    data = ModelData(captured.source, captured.tokenizer, stages.count)
+    graph = run_pipeline(captured.graph, passes[:end], options, data=data).graph
+    if graph.stage is not stage:
+        raise OptionError(
+            f"the passes end at stage {graph.stage.value}", at=f"stage={stage.value}", fix="use the default passes"
+        )
+    return graph
+
+
+def in_single_precision(options: BuildOptions) -> BuildOptions:
+    """The options with fp32 for whatever the model has. Raises OptionError where another dtype is asked for."""
+    for name in ("dtype", "kv_dtype"):
+        asked = getattr(options, name)
+        if asked not in ("auto", "float32"):
+            raise OptionError(
+                f"ONNX models compute in float32, not {asked}", at=f"{name}={asked}", fix=f"leave out {name}"
+            )
+    return options.model_copy(update={"dtype": "float32"})
+
+
+def _stage(name: str) -> Stage:
+    found = next((stage for stage in STAGES if stage.value == name), None)
+    if found is None:
+        known = ", ".join(stage.value for stage in STAGES)
+        raise OptionError(f"{name!r} is no stage that can be exported", at=f"stage={name!r}", fix=f"stages: {known}")
+    return found
+
+
+def _bytes(graph: ModelGraph) -> list[int]:
+    from llmc.codegen.onnx.weights import onnx_weights
+
+    return [weight.slot.nbytes for weight in onnx_weights(graph)]
+
+
+def _config_of(model: Model) -> tuple[Path, ...]:
+    """The model's own config.json, where it is a directory."""
+    file = Path(model) / _CONFIG if isinstance(model, str | Path) else None
+    return () if file is None or not file.is_file() else (file,)

@@ -1,0 +1,61 @@
+"""Equal pieces that an axis is sliced into, as gates and what they open are: cut, each rank has a part of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import fx
+
+from llmc.graph.call_arguments import call_arguments
+
+aten = torch.ops.aten
+
+
+@dataclass(frozen=True)
+class Pieces:
+    """of: what is sliced, along which axis. count: of the pieces. in_turns: whether their elements lie in turns, not
+    piece after piece."""
+
+    of: tuple[fx.Node, int]
+    count: int
+    in_turns: bool
+
+
+def pieces(node: fx.Node) -> Pieces | None:
+    """Those of which a slice takes one; None for other slices, and where something else reads what is sliced, too."""
+    if node.target is not aten.slice.Tensor:
+        return None
+    found = _pieces(node)
+    if found is None or not all(
+        user.target is aten.slice.Tensor and _pieces(user) == found for user in found.of[0].users
+    ):
+        return None
+    return found
+
+
+def resize_slice(node: fx.Node, length: int) -> None:
+    """Let a slice take a piece of so many elements, of an axis that became shorter or longer with it."""
+    arguments = call_arguments(node)
+    operand, dim, start, end, step = (arguments[name] for name in ("self", "dim", "start", "end", "step"))
+    if step > 1:
+        end = length * step
+    else:
+        start = start // (end - start) * length
+        end = start + length
+    node.args = (operand, dim, start, end, *node.args[4:])
+
+
+def _pieces(node: fx.Node) -> Pieces | None:
+    arguments = call_arguments(node)
+    operand, start, step = arguments["self"], arguments["start"] or 0, arguments["step"]
+    shape = operand.meta["val"].shape
+    axis = arguments["dim"] % len(shape)
+    size, length = shape[axis], node.meta["val"].shape[axis]
+    if not (isinstance(size, int) and isinstance(length, int) and isinstance(start, int)):
+        return None
+    if step > 1:
+        fits = size == length * step and 0 <= start < step
+    else:
+        fits = 0 < length < size and size % length == 0 and start % length == 0 and start >= 0
+    return Pieces((operand, axis), size // length, step > 1) if fits else None

@@ -1,0 +1,69 @@
+"""Products with the experts that tokens were sent to, those of one routing together."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import groupby
+
+import torch
+from torch import Tensor, fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.op_record import Part, record_of
+from llmc.graph.refusal import Refusal
+
+_llmc = torch.ops.llmc
+# Nodes of llmc.expert_linear, in order.
+Mixture = tuple[fx.Node, ...]
+
+
+def mixtures(graph: ModelGraph) -> Iterator[tuple[fx.Node, Mixture]]:
+    """Which experts tokens go to, and the products with these, in the order of the graph."""
+    products = [node for node in graph.graph.nodes if node.target is _llmc.expert_linear.default]
+    for index, found in groupby(products, key=lambda node: call_arguments(node)["index"]):
+        yield index, tuple(found)
+
+
+def divided_by_expert(graph: ModelGraph) -> frozenset[fx.Node]:
+    """The weights of all mixtures of which ranks can each have some experts."""
+    found = [mixture for _, mixture in mixtures(graph) if not_divisible(graph, mixture) is None]
+    return frozenset(weight for mixture in found for product in mixture for weight in weights_of(graph, product))
+
+
+def weights_of(graph: ModelGraph, product: fx.Node) -> list[fx.Node]:
+    """The placeholders with a run of rows for each expert: a dense weight, or the parts of a stored one; and a bias."""
+    arguments = call_arguments(product)
+    weight, bias = arguments["weight"], arguments["bias"]
+    record = record_of(weight) if weight.name not in graph.weights else None
+    parts = [weight] if record is None else [call_arguments(weight)[name] for name in record.rows]
+    return [part for part in (*parts, bias) if part is not None]
+
+
+def not_divisible(graph: ModelGraph, mixture: Mixture) -> Refusal | None:
+    """Why ranks cannot each have some of a mixture's experts."""
+    for product in mixture:
+        weight = call_arguments(product)["weight"]
+        record = record_of(weight)
+        if weight.name not in graph.weights and (record is None or record.part is not Part.STORAGE):
+            return Refusal(f"its weight comes from {weight.name}, which no rank can have a part of", product)
+        for part in weights_of(graph, product):
+            if len(part.users) > 1:
+                return Refusal(f"{part.name} is used elsewhere, too", product)
+    for node in between(mixture):
+        value = node.meta["val"]
+        if not isinstance(value, Tensor) or value.shape[:2] != mixture[0].meta["val"].shape[:2]:
+            return Refusal(f"{node.name} does not work on each slot by itself", node)
+    return None
+
+
+def between(mixture: Mixture) -> list[fx.Node]:
+    """All that reads what the products yield, up to the sums."""
+    found: dict[fx.Node, None] = {}
+    left = list(mixture)
+    while left:
+        for user in left.pop().users:
+            if user.target is not _llmc.sum_experts.default and user not in found:
+                found[user] = None
+                left.append(user)
+    return list(found)

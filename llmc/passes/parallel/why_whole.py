@@ -1,0 +1,60 @@
+"""Why every rank has all of a weight: what needs it together, or what cutting it would cost."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import fx
+
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.refusal import Refusal
+from llmc.graph.render import op_name
+from llmc.passes.parallel.propagate_placements import AxesClass, Placements
+from llmc.passes.parallel.roles import Role
+
+_AXES = ("rows", "columns")
+# The heads' axis of what attention and rotations read: [tokens, heads, channels].
+_HEADS = 1
+
+
+def whole_matrices(
+    graph: ModelGraph, placements: Placements, roles: Sequence[Role], cut: Sequence[AxesClass], ranks: int
+) -> list[Refusal]:
+    """Those of which no axis is cut, in the order of the graph; the reason stands behind a colon."""
+    barred: dict[AxesClass, Role] = {}
+    for role in roles:
+        for each in role.barred:
+            barred.setdefault(each, role)
+    found = []
+    for node in graph.weight_nodes():
+        shape = tuple(node.meta["val"].shape)
+        classes = [placements.find(node, axis) for axis in range(len(shape))]
+        if len(shape) > 1 and not any(each in cut for each in classes):
+            sizes = " × ".join(map(str, shape))
+            why = _why(shape, classes, barred)
+            found.append(Refusal(f"{node.name} ({sizes}) stays whole on each of {ranks} ranks: {why}", node))
+    return found
+
+
+def reason_of(node: fx.Node, refusals: Sequence[str]) -> str | None:
+    """What `whole_matrices` said of a weight, if it did."""
+    said = (each for each in refusals if each.startswith(f"{node.name} ("))
+    return next((each.partition(" ranks: ")[2] for each in said), None)
+
+
+def _why(shape: Sequence[int], classes: Sequence[AxesClass | None], barred: dict[AxesClass, Role]) -> str:
+    for axis, (size, each) in enumerate(zip(shape, classes, strict=True)):
+        if each is None or each not in barred:
+            continue
+        role = barred[each]
+        if axis == 0 and _is_one_head(role, each):
+            return "it is a single head, fewer than ranks, and each rank's query heads read all of it"
+        name = op_name(role.node.target) if role.node.op == "call_function" else "what the model returns"
+        return f"{name} needs all {size} of its {_AXES[min(axis, 1)]} together"
+    return "what ranks would then tell each other takes longer than reading all of it"
+
+
+def _is_one_head(role: Role, each: AxesClass) -> bool:
+    """Whether what wants a class whole wants the channels of one head."""
+    values = [operand.meta["val"] for operand, wanted in role.gathers if wanted is each]
+    return bool(values) and all(value.dim() == 3 and value.shape[_HEADS] == 1 for value in values)

@@ -1,0 +1,191 @@
+"""Run an engine's ONNX model in onnxruntime, on its own kernels for CPUs or for CUDA devices.
+
+A library's products sum up a row in another order when there is another number of rows. So steps run in tiles of a
+fixed number of rows, as in the reference executor, and attention reads as many blocks as a token's place in its
+sequence asks for, whatever else is in the step: bits then depend on nothing but the tokens before.
+
+The caches are tensors that a session reads and writes in place: each is bound as an input and as the output that
+ScatterND makes of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from llmc.engine_format import EngineDirectory
+from llmc.engine_format.reader import MODEL_NAME
+from llmc.errors import EngineFormatError, TargetError
+from llmc.files.typed_json import REBUILD
+from llmc.program import LOGITS, WRITTEN, Program, RowCount
+from llmc.runtime.executors.executor import Logits, SideArray
+from llmc.runtime.executors.reference_tiles import TILE, tiles_of
+from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
+
+_CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
+
+
+class OnnxRuntimeExecutor:
+    """A session over an engine's model, and a KV cache of `blocks` blocks. on_device: by the CUDA provider.
+
+    Raises TargetError without the package or the provider.
+    """
+
+    def __init__(self, engine: EngineDirectory, blocks: int, threads: int, *, on_device: bool) -> None:
+        program = engine.program
+        self._session = _session(engine, threads, _CUDA if on_device else _CPU)
+        self._caches = _Caches(program, blocks, "cuda" if on_device else "cpu")
+        # One block more than there are, for what the rows without a token write.
+        self._spare_block, self._block_size = blocks, program.limits.block_size
+        self._sides, self._left = program.side_outputs, dict[str, SideArray]()
+        inputs = [each.name for each in self._session.get_inputs()]
+        self._step_inputs = [name for name in inputs if name not in self._caches.values]
+        unknown = sorted(set(self._step_inputs) - set(STEP_ARRAYS))
+        if unknown:
+            raise EngineFormatError(
+                f"the model wants the input {unknown[0]!r}, which is no step input",
+                at=engine.path / MODEL_NAME,
+                fix=REBUILD,
+            )
+        self._binding: Any = self._session.io_binding()
+        for name, value in self._caches.values.items():
+            self._binding.bind_ortvalue_input(name, value)
+
+    def step(self, step: Step) -> Logits:
+        """Tile by tile."""
+        found: list[Logits] = []
+        sides: list[list[SideArray]] = [[] for _ in self._sides]
+        for tile in tiles_of(step, self._spare_block * self._block_size):
+            logits, *others = self._run(self._with_own_blocks(tile.step, int(tile.tokens[0])))
+            found.append(logits[tile.wanted])
+            for side, rows, value in zip(self._sides, sides, others, strict=True):
+                rows.append(value[tile.wanted if side.rows is RowCount.LOGIT_ROWS else tile.tokens])
+        self._left = {side.name: np.concatenate(rows) for side, rows in zip(self._sides, sides, strict=True)}
+        return np.concatenate(found)
+
+    def _with_own_blocks(self, tile: Step, place: int) -> Step:
+        """With the blocks up to the end of the tile, which its place in the sequence alone says. place: of the first
+        token in its tile."""
+        rows = max(int(tile.context_lens[-1]), int(tile.context_lens[0]) - 1 - place + TILE)
+        count = -(-rows // self._block_size)
+        known = tile.block_tables[:, :count]
+        table = np.pad(known, ((0, 0), (0, count - known.shape[1])), constant_values=self._spare_block)
+        return replace(tile, block_tables=np.ascontiguousarray(table))
+
+    def _run(self, step: Step) -> list[npt.NDArray[Any]]:
+        """Logits and side outputs, in order."""
+        arrays, binding = dict(step.arrays()), self._binding
+        for name in self._step_inputs:
+            binding.bind_cpu_input(name, arrays[name])
+        binding.clear_binding_outputs()
+        names = [LOGITS, *(side.name for side in self._sides)]
+        for name in names:
+            binding.bind_output(name)
+        for name, value in self._caches.values.items():
+            binding.bind_ortvalue_output(name + WRITTEN, value)
+        self._session.run_with_iobinding(binding)
+        return [value.numpy() for value in binding.get_outputs()[: len(names)]]
+
+    def side_output(self, name: str) -> SideArray:
+        """Of the last step."""
+        return self._left[name]
+
+    def copy_blocks(self, copies: Mapping[int, int]) -> None:
+        """Copy blocks of every layer's keys and values."""
+        self._caches.copy_blocks(list(copies), list(copies.values()))
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Copy rows of every layer's keys and values."""
+        self._caches.move_slots(sources, destinations)
+
+    def close(self) -> None:
+        """Drop the session and the cache."""
+        self._binding = self._session = None
+        self._caches.values.clear()
+
+
+class _Caches:
+    """Keys and values of all layers. values: as a session binds them, by the names of its inputs.
+
+    On a CPU their memory is that of NumPy's arrays; from a device they are fetched to be changed, and put back.
+    """
+
+    def __init__(self, program: Program, blocks: int, device: str) -> None:
+        from onnxruntime import OrtValue
+
+        self._program, self._is_host = program, device == "cpu"
+        self._arrays = {
+            f"kv_cache_{layer}_{part}": np.zeros(
+                (blocks + 1, cache.kv_heads, program.limits.block_size, width), np.float32
+            )
+            for layer, cache in enumerate(program.caches)
+            for part, width in zip("kv", cache.widths(), strict=True)
+        }
+        self.values: dict[str, Any] = {
+            name: OrtValue.ortvalue_from_numpy(array, device, 0) for name, array in self._arrays.items()
+        }
+        if not self._is_host:
+            self._arrays.clear()
+
+    def copy_blocks(self, destinations: list[int], sources: list[int]) -> None:
+        """Sources are read first."""
+        arrays = self._fetched()
+        for array in arrays.values():
+            array[destinations] = array[sources]
+        self._put_back(arrays)
+
+    def move_slots(self, sources: Ints, destinations: Ints) -> None:
+        """Sources are read first."""
+        arrays = self._fetched()
+        move_slots(
+            slot_views(self._program, [array.view(np.uint8) for array in arrays.values()]), sources, destinations
+        )
+        self._put_back(arrays)
+
+    def _fetched(self) -> dict[str, npt.NDArray[np.float32]]:
+        return self._arrays if self._is_host else {name: value.numpy() for name, value in self.values.items()}
+
+    def _put_back(self, arrays: Mapping[str, npt.NDArray[np.float32]]) -> None:
+        if not self._is_host:
+            for name, array in arrays.items():
+                self.values[name].update_inplace(array)
+
+
+def _session(engine: EngineDirectory, threads: int, provider: str) -> Any:
+    """A session that has the provider; onnxruntime would go on without one that is not there."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        raise TargetError(
+            "an engine for onnxruntime needs the package onnxruntime, which is not installed",
+            at=engine.path,
+            fix="pip install 'llmc-compiler[onnx]'",
+        ) from None
+    available = onnxruntime.get_available_providers()
+    if provider not in available:
+        raise TargetError(
+            f"this onnxruntime has no {provider}; it has {', '.join(available)}",
+            at=engine.path,
+            fix="pip install onnxruntime-gpu in the place of onnxruntime, or run it on the CPU: executor=onnxruntime",
+        )
+    options = onnxruntime.SessionOptions()
+    options.log_severity_level = 3  # Errors alone.
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    try:
+        session = onnxruntime.InferenceSession(str(engine.path / MODEL_NAME), options, providers=[provider])
+    except Exception as error:  # What pybind raises for a model or a device has no class of its own.
+        raise TargetError(f"onnxruntime does not open the model: {error}", at=engine.path, fix=REBUILD) from None
+    if session.get_providers()[0] != provider:
+        raise TargetError(
+            f"the session runs on {session.get_providers()[0]}, not on {provider}",
+            at=engine.path,
+            fix="look for what CUDA and cuDNN lack: onnxruntime's own messages say it, above",
+        )
+    session.disable_fallback()
+    return session

@@ -1,0 +1,150 @@
+"""Functions of ops that the models of test_stages.py do not reach, each against its eager reference."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import onnx
+import pytest
+import torch
+from onnx import helper
+from torch import Tensor, fx
+from torch._subclasses import FakeTensorMode
+
+import llmc.ops  # noqa: F401 (registers the ops)
+from llmc.codegen.onnx.calls import Calls
+from llmc.codegen.onnx.types import IR_VERSION, OPSET, value_info
+from llmc.errors import LoweringError
+from tests.random_trees import random_tree
+
+onnxruntime: Any = pytest.importorskip("onnxruntime", exc_type=ImportError)
+ops = torch.ops.llmc
+aten = torch.ops.aten
+
+
+def in_onnxruntime(op: Any, *arguments: Any, **named: Any) -> list[np.ndarray[Any, Any]]:
+    """What a call's function computes."""
+    graph, mode, feeds = fx.Graph(), FakeTensorMode(), dict[str, Tensor]()
+
+    def given(value: Any) -> Any:
+        if isinstance(value, list):
+            return [given(each) for each in value]
+        if not isinstance(value, Tensor):
+            return value
+        node = graph.placeholder(f"x{len(feeds)}")
+        node.meta["val"] = mode.from_tensor(value)
+        feeds[node.name] = value
+        return node
+
+    node = graph.call_function(op, tuple(map(given, arguments)), {name: given(v) for name, v in named.items()})
+    node.meta["val"] = _fake(op, mode, node)
+    results = node.meta["val"] if isinstance(node.meta["val"], list | tuple) else [node.meta["val"]]
+    outputs = [f"y{i}" for i in range(len(results))]
+    calls = Calls()
+    made = calls.node(node, {each: each.name for each in node.all_input_nodes}, outputs)
+    inputs = [value_info(each.name, each.meta["val"], {}) for each in graph.find_nodes(op="placeholder")]
+    body = helper.make_graph(
+        [made], "call", inputs, [value_info(n, v, {}) for n, v in zip(outputs, results, strict=True)]
+    )
+    opsets = [helper.make_opsetid(domain, version) for domain, version in (("", OPSET), (made.domain, 1))]
+    model = helper.make_model(body, functions=calls.functions, opset_imports=opsets, ir_version=IR_VERSION)
+    onnx.checker.check_model(model)
+    session = onnxruntime.InferenceSession(model.SerializeToString(), providers=["CPUExecutionProvider"])
+    found: list[np.ndarray[Any, Any]] = session.run(None, {name: value.numpy() for name, value in feeds.items()})
+    return found
+
+
+def _fake(op: Any, mode: FakeTensorMode, node: fx.Node) -> Any:
+    args, kwargs = fx.map_arg((node.args, node.kwargs), lambda each: each.meta["val"])
+    with mode:
+        return op(*args, **kwargs)
+
+
+def check(op: Any, *arguments: Any, **named: Any) -> None:
+    """The function's results are the op's."""
+    wanted = op(*arguments, **named)
+    for found, each in zip(
+        in_onnxruntime(op, *arguments, **named), wanted if isinstance(wanted, list | tuple) else [wanted], strict=True
+    ):
+        torch.testing.assert_close(torch.from_numpy(found), each, rtol=1e-5, atol=1e-5)
+
+
+def numbers(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("columns", [64, 100])
+def test_sparse_weights(columns: int) -> None:
+    weight = numbers(5, columns).masked_fill(numbers(5, columns, seed=1) > 0, 0.0)
+    masks = ops.sparse_masks.default(weight)
+    values = ops.sparse_values.default(weight, int((weight != 0).sum()) + 2)
+    check(ops.sparse_bitmask.default, values, masks, columns, torch.float32)
+    codes = (weight * 20).to(torch.int8)
+    parts = ops.sparse_values.default(codes, int((codes != 0).sum())), ops.sparse_masks.default(codes)
+    check(ops.sparse_codes.default, *parts, numbers(5, columns // 4).abs(), columns, "int8", torch.float32)
+
+
+@pytest.mark.parametrize("format", ["int8", "fp8"])
+@pytest.mark.parametrize("scale", [None, torch.tensor([0.02])])
+def test_rounded_tokens(format: str, scale: Tensor | None) -> None:
+    x = numbers(6, 32)
+    x[2] = 0
+    check(ops.round_tokens.default, x, scale, format, torch.float32)
+
+
+def test_choices() -> None:
+    x = numbers(4, 9)
+    x[1, 3] = x[1, 7] = 5.0  # Of equals the lower one is first.
+    check(ops.top_k.default, x, 3)
+    check(ops.top_tokens.default, x, 3)
+    check(ops.top_tokens.default, x, 3, torch.arange(100, 109, dtype=torch.int32))
+    index = torch.tensor([[0, 8], [2, 2], [1, 0], [5, 3]])
+    check(ops.take_channels.default, x, index)
+    check(ops.mark_channels.default, index, 9)
+    check(
+        ops.rank_rows.default, torch.tensor([0, 7, 12, 9], dtype=torch.int32), torch.tensor([7], dtype=torch.int32), 4
+    )
+    check(ops.select_channels.default, x, torch.tensor([3, 1, 1], dtype=torch.int32))
+
+
+@pytest.mark.parametrize("rows", [2, 3])
+def test_an_expert_that_is_none_adds_nothing(rows: int) -> None:
+    x = numbers(4, 6) if rows == 2 else numbers(4, 2, 6)
+    index = torch.tensor([[0, 2], [2, 1], [3, 0], [1, -1]])
+    check(ops.expert_linear.default, x, numbers(15, 6, seed=1), numbers(15, seed=2), index, 3)
+
+
+@pytest.mark.parametrize("window", [None, 3])
+def test_a_token_of_a_tree_does_not_see_what_its_mask_hides(window: int | None) -> None:
+    tree = random_tree(random.Random(3), 9)
+    masks = torch.tensor([*[0] * 4, *tree.masks(), 0], dtype=torch.int64)
+    drafts = len(tree.masks())
+    starts = torch.tensor([0, 4 + drafts, 5 + drafts], dtype=torch.int32)
+    lengths = torch.tensor([7 + drafts, 2], dtype=torch.int32)
+    tables = torch.tensor([[3, 0, 5, 1], [2, 0, 0, 0]], dtype=torch.int32)
+    k, v = numbers(6, 2, 8, 4, seed=1), numbers(6, 2, 8, 4, seed=2)
+    v[4] = torch.nan  # A block that nobody has.
+    options = (0.5, window, 4.0, None, None, None, masks)
+    check(ops.paged_attention.default, numbers(5 + drafts, 4, 4), k, v, starts, lengths, tables, *options)
+
+
+def test_what_aten_does_to_integers_and_lookups() -> None:
+    x, y = torch.tensor([-7, 7, 5]), torch.tensor([2, -2, 3])
+    check(aten.floor_divide.default, x, y)
+    check(aten.remainder.Tensor, x, y)
+    check(aten.div.Tensor_mode, x, y, rounding_mode="trunc")
+    check(aten.remainder.Scalar, numbers(5), 0.3)
+    check(aten.index.Tensor, numbers(3, 4), [None, torch.tensor([2, 0])])
+    check(aten.index.Tensor, numbers(3, 4), [torch.tensor([2, 0]), torch.tensor([1, 3])])
+    check(aten.repeat_interleave.self_int, numbers(3, 4), 2, 0)
+    check(aten.flatten.using_ints, numbers(2, 3, 4), 1, 2)
+    check(aten.var.correction, numbers(3, 4), [-1], correction=1, keepdim=True)
+    check(aten.clamp.default, numbers(4), None, 0.2)
+    check(aten._to_copy.default, numbers(4), dtype=torch.int32)
+
+
+def test_arguments_that_standard_ops_do_not_have_are_refused() -> None:
+    with pytest.raises(LoweringError, match="n=2 has no counterpart"):
+        in_onnxruntime(aten.diff.default, numbers(4), n=2)

@@ -1,0 +1,76 @@
+"""Every stage of a model runs in onnxruntime and computes what its graph does."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import pytest
+
+from llmc.build_stages import Stages
+from llmc.debug.onnx_oracle import OnnxOracle
+from llmc.errors import LoweringError
+from llmc.exporter import STAGES, graph_at
+from llmc.graph.capture import Captured, capture
+from llmc.graph.execute import run_tokens
+from llmc.graph.stage import Stage
+from llmc.options import BuildOptions, parse_options
+from llmc.passes.pipeline import default
+from tests.quick_sample import quick_sample
+from tests.tiny_models import tiny_model, tiny_tokens
+
+pytest.importorskip("onnxruntime", exc_type=ImportError)
+
+FAMILIES = (
+    "llama",
+    "gpt_oss",
+    "mixtral",
+    "gpt2",
+    "gemma",
+    "gemma2",
+    "phi3",
+    "phimoe",
+    "cohere",
+    "gpt_neox",
+    "starcoder2",
+    "stablelm",
+    "granite",
+    "qwen3",
+    "smollm3",
+    "olmo2",
+)
+SCHEMES = ("int4:g32:asym", "int8", "w8a8", "fp8", "nf4:g32", "int6:g32", "mxfp4", "w4a8:g32")
+LARGEST_DIFFERENCE = 1e-4
+
+
+@cache
+def captured(family: str) -> Captured:
+    sizes = {} if family == "gpt2" else {"intermediate_size": 128}
+    return capture(tiny_model(family, **sizes), BuildOptions(dtype="float32"))
+
+
+def check(family: str, stage: Stage, options: BuildOptions) -> None:
+    """A sequence in three steps where the graph has caches: a prefill, a decode and a chunk."""
+    model = captured(family)
+    graph = graph_at(model, stage, options, default(), Stages(None))
+    tokens = tiny_tokens(21)
+    steps = (12, 1, 8) if graph.caches else (21,)
+    wanted = run_tokens(graph, model.source, tokens, chunk_sizes=steps, block_size=16)
+    found = OnnxOracle(graph, model.source).logits(tokens, chunk_sizes=steps)
+    assert found.shape == wanted.shape
+    assert float((found - wanted).abs().max() / wanted.std()) <= LARGEST_DIFFERENCE
+
+
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: stage.value)
+@pytest.mark.parametrize("family", quick_sample(FAMILIES, ("llama", "gpt_oss")))
+def test_a_stage_in_onnxruntime_computes_what_its_graph_does(family: str, stage: Stage) -> None:
+    check(family, stage, BuildOptions(dtype="float32"))
+
+
+@pytest.mark.parametrize("scheme", quick_sample(SCHEMES, ("int4:g32:asym",)))
+def test_codes_of_weights_stand_for_the_same_numbers(scheme: str) -> None:
+    check("llama", Stage.OPTIMIZED, parse_options({"dtype": "float32", "quantize": scheme}))
+
+
+def test_codes_in_a_cache_are_refused_by_name() -> None:
+    with pytest.raises(LoweringError, match="a cache of int8 codes"):
+        check("llama", Stage.SERVING, parse_options({"dtype": "float32", "kv_cache": "int8"}))
