@@ -43,6 +43,9 @@ def bisect(
     slower_than: Annotated[
         float | None, typer.Option(help="find what makes a decode step take this many times as long")
     ] = None,
+    oracle: Annotated[
+        str | None, typer.Option(help="onnxruntime: find from which rewrite on it computes something else")
+    ] = None,
     good: Annotated[int, typer.Option(help="start from this many rewrites, known to be good", min=0)] = 0,
     at: Annotated[int | None, typer.Option(help="only check with and without this rewrite", min=1)] = None,
     output: Annotated[
@@ -55,10 +58,10 @@ def bisect(
 ) -> None:
     """Cut the pipeline in ever smaller steps until one rewrite is left that makes the check fail.
 
-    Checks: --check COMMAND; --slower-than RATIO; otherwise logits, against those of --against or of the captured
-    graph. A pass that crashes fails every check.
+    Checks: --check COMMAND; --slower-than RATIO; --oracle onnxruntime; otherwise logits, against those of --against or
+    of the captured graph. A pass that crashes fails every check.
     """
-    asked = Asked(check, against, tolerance, slower_than)
+    asked = Asked(check, against, tolerance, slower_than, oracle)
     asked.validate()
     directory = output or Path(f"{model.name}-bisect")
     if at is None and directory.exists() and (not directory.is_dir() or any(directory.iterdir())):

@@ -22,6 +22,9 @@ if TYPE_CHECKING:
     from llmc.passes.rewrite import Pass
 
 
+ORACLE = "onnxruntime"
+
+
 @dataclass(frozen=True)
 class Asked:
     """Which check the user wants."""
@@ -30,6 +33,7 @@ class Asked:
     against: Path | None
     tolerance: float | None
     slower_than: float | None
+    oracle: str | None = None
 
     def validate(self) -> None:
         """Raise OptionError for two checks at once, or a figure out of range."""
@@ -39,6 +43,7 @@ class Asked:
                 ("--check", self.check),
                 ("--against", self.against),
                 ("--slower-than", self.slower_than),
+                ("--oracle", self.oracle),
             )
             if value is not None
         ]
@@ -49,6 +54,8 @@ class Asked:
         for name, value in (("--tolerance", self.tolerance), ("--slower-than", self.slower_than)):
             if value is not None and not 0 <= value < float("inf"):
                 raise OptionError(f"{name} cannot be {value}", at=name, fix="give a number from 0 on")
+        if self.oracle not in (None, ORACLE):
+            raise OptionError(f"{self.oracle!r} is no oracle", at=f"--oracle {self.oracle}", fix=f"name {ORACLE}")
         if self.check is not None and not self.check.strip():
             raise OptionError("the command is empty", at="--check", fix="give a shell command")
 
@@ -104,8 +111,13 @@ def open_session(
 def _check(
     asked: Asked, pipeline: Pipeline, whole: Outline, runner: MemoRun, build: Any, good: int, scratch: Path
 ) -> Check:
+    import torch
+
+    from llmc.codegen.onnx.installed import require_onnx
     from llmc.debug.check_passes import BUDGETS
     from llmc.debug.cut_checks import CommandCheck, LogitCheck, SpeedCheck
+    from llmc.debug.second_opinion import LARGEST_DIFFERENCE, OpinionCheck
+    from llmc.graph.dtype_names import torch_name
     from llmc.passes.rewrite import Numerics
 
     if asked.slower_than is not None:
@@ -114,10 +126,13 @@ def _check(
         return CommandCheck(asked.check, pipeline, runner, build if asked.needs_engine else None)
     captured = pipeline.captured.graph
     dtype = captured.info.dtype
+    if asked.oracle is not None:
+        require_onnx(f"--oracle {asked.oracle}", ORACLE)
+        fp32 = dtype is torch.float32
+        usual = LARGEST_DIFFERENCE if fp32 else TOLERANCE[torch_name(dtype)]
+        return OpinionCheck(pipeline, runner, usual if asked.tolerance is None else asked.tolerance)
     # A reference in fp32 is further away than the graph that the passes started from.
-    default = (
-        BUDGETS[Numerics.REORDER, dtype] if asked.against is None else TOLERANCE[str(dtype).removeprefix("torch.")]
-    )
+    default = BUDGETS[Numerics.REORDER, dtype] if asked.against is None else TOLERANCE[torch_name(dtype)]
     allowed = default if asked.tolerance is None else asked.tolerance
     reference = runner.logits(captured) if asked.against is None else _reference(asked.against, runner.tokens)
     vocabulary = captured.info.vocab_size

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
 
 # fp32 against fp32 differs only by the order of sums; bf16 rounds weights' products and activations to
 # 8 bits, fp16 to 11.
+ORACLES = {"hf": "Hugging Face fp32", "onnxruntime": "onnxruntime fp32"}
 TOLERANCE = {"float32": 1e-3, "bfloat16": 0.25, "float16": 0.05}
 
 
@@ -41,12 +42,18 @@ def verify(
         float | None, typer.Option(help="largest difference over the logits' spread; default by dtype")
     ] = None,
     seed: Annotated[int, typer.Option(help="of the random token ids")] = 0,
+    oracle: Annotated[
+        str, typer.Option(help="hf; onnxruntime: run the model's graph there, and every stage of the passes too")
+    ] = "hf",
 ) -> None:
-    """Compare an engine's logits with the Hugging Face model in fp32 on the CPU."""
+    """Compare an engine's logits with the Hugging Face model in fp32 on the CPU, or with onnxruntime's of it."""
+    from llmc.cli.second_opinion import opinion_on_stages
     from llmc.debug.compare import compare, hf_logits
     from llmc.runtime.loading import load
 
     check_output(json)
+    if oracle not in ORACLES:
+        raise OptionError(f"{oracle!r} is no oracle", at=f"--oracle {oracle}", fix=f"oracles: {', '.join(ORACLES)}")
     if perplexity is not None:
         compare_perplexities(engine, against, perplexity, length, max_ratio, json)
         return
@@ -55,10 +62,10 @@ def verify(
     with load(engine) as opened:
         batch = token_sequences(opened, text, min(length, opened.limits.max_model_len), sequences, seed)
         allowed = TOLERANCE[opened.info.dtype] if tolerance is None else tolerance
-        reference = hf_logits(against)
+        reference = hf_logits(against) if oracle == "hf" else opinion_on_stages(opened, against, batch[0])
         with Console(stderr=True).status(f"comparing {len(batch)} sequences"):
             result = compare(opened.logits, reference, batch)
-    standard_output().print(comparison_table(result, allowed))
+    standard_output().print(comparison_table(result, allowed, ORACLES[oracle]))
     if not result.relative_difference <= allowed:
         raise LlmcError(
             f"the engine's logits differ by {result.relative_difference:.2e} of their spread; {allowed:.0e} is allowed",
@@ -130,9 +137,9 @@ def token_sequences(engine: Engine, text: Path | None, length: int, count: int |
     return pieces
 
 
-def comparison_table(result: Comparison, allowed: float) -> FittingTable:
+def comparison_table(result: Comparison, allowed: float, reference: str) -> FittingTable:
     """The figures, with a verdict."""
-    table = facts(f"engine against Hugging Face fp32, {result.tokens} tokens", right=True)
+    table = facts(f"engine against {reference}, {result.tokens} tokens", right=True)
     good = result.relative_difference <= allowed
     verdict = Text(
         f"{result.relative_difference:.2e}, {'ok' if good else 'too large'} (≤ {allowed:.0e})",

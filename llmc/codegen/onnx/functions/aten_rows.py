@@ -46,6 +46,12 @@ def clamp(b: Body, self: Value, min: Value | None, max: Value | None, result: Va
     return b("Identity", bounded) if max is None else b("Min", bounded, b.cast(max, result.dtype))
 
 
+def scatter(b: Body, self: Value, dim: int, index: Value, value: float, result: Value) -> str:
+    """ScatterElements of one number."""
+    updates = b("Expand", _number(b, value, result), b("Shape", index))
+    return b("ScatterElements", self, b.cast(index, torch.int64), updates, axis=dim)
+
+
 def cast_as(b: Body, self: Value, result: Value) -> str:
     """In the dtype of another tensor."""
     return b.cast(self, result.dtype)
@@ -194,6 +200,7 @@ FUNCTIONS: dict[Any, Any] = {
     aten.max.dim: max_of_axis,
     aten.argmax.default: argmax,
     aten.clamp.Tensor: clamp,
+    aten.scatter.value: scatter,
     aten.type_as.default: cast_as,
     aten.cumsum.default: cumsum,
     aten.topk.default: topk,

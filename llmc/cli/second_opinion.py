@@ -1,0 +1,69 @@
+"""The table of `llmc verify --oracle onnxruntime`: every stage of the engine's pipeline, run there and here."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.text import Text
+
+from llmc.cli.status_line import status_line
+from llmc.cli.table import Column, FittingTable, standard_output
+from llmc.errors import LlmcError
+
+if TYPE_CHECKING:
+    from llmc.debug.compare import LogitFunction
+    from llmc.debug.second_opinion import StageOpinion
+    from llmc.runtime.engine import Engine
+
+
+def opinion_on_stages(engine: Engine, model: Path, tokens: Sequence[int]) -> LogitFunction:
+    """Print what onnxruntime says of each stage of an engine's pipeline, run again in fp32 on the model's directory.
+
+    Returns its logits of the captured graph, to compare the engine's with. Raises LlmcError for a stage that differs.
+    """
+    from llmc.codegen.onnx.installed import require_onnx
+    from llmc.debug.bisect import Pipeline
+    from llmc.debug.onnx_oracle import OnnxOracle
+    from llmc.debug.second_opinion import LARGEST_DIFFERENCE, stage_opinions
+    from llmc.exporter import in_single_precision
+    from llmc.graph.capture import capture
+    from llmc.options import parse_options
+    from llmc.passes.pipeline import default
+
+    require_onnx("--oracle onnxruntime", "onnxruntime")
+    built = {**engine.manifest.options, "dtype": "auto", "kv_dtype": "auto"}
+    options = in_single_precision(parse_options(built))
+    with status_line("capture") as tell:
+        captured = capture(model, options)
+        pipeline = Pipeline(captured, default(), options, tell)
+        tell("ask onnxruntime")
+        found = list(stage_opinions(pipeline, tokens))
+        oracle = OnnxOracle(captured.graph, captured.source)
+    standard_output().print(opinions_table(found, len(tokens), LARGEST_DIFFERENCE))
+    wrong = next((each for each in found if not each.difference.within(LARGEST_DIFFERENCE)), None)
+    if wrong is not None:
+        raise LlmcError(
+            f"onnxruntime's logits of the {wrong.stage.value} graph differ by {wrong.difference.relative:.1e} of their "
+            f"spread; {LARGEST_DIFFERENCE:.0e} is allowed",
+            at=model,
+            fix=f"find the rewrite from which on they do: llmc bisect {model} --oracle onnxruntime",
+        )
+    return lambda ids: oracle.logits(ids).numpy()
+
+
+def opinions_table(opinions: Sequence[StageOpinion], tokens: int, allowed: float) -> FittingTable:
+    """A row a stage."""
+    columns = (
+        Column("stage"),
+        Column("nodes", rank=1, right=True),
+        Column("max |Δlogit| / spread", right=True),
+        Column("top-1", right=True),
+    )
+    table = FittingTable(f"graphs in onnxruntime against themselves, {tokens} tokens in fp32", columns)
+    for each in opinions:
+        good = each.difference.within(allowed)
+        verdict = Text(f"{each.difference.relative:.2e}", style="green" if good else "bold red")
+        table.add_row(each.stage.value, str(each.nodes), verdict, f"{each.difference.top1:.2%}")
+    return table
