@@ -196,16 +196,17 @@ def summary_table(report: BuildReport) -> FittingTable:
     table = facts(f"{report.path} for {report.target.name}", right=True)
     table.add_row("engine", in_bytes(report.engine_bytes))
     table.add_row("weights", in_bytes(report.weight_bytes))
-    share = report.arena_bytes / report.unplanned_bytes if report.unplanned_bytes else 1.0
-    table.add_row(
-        "arena", f"{in_bytes(report.arena_bytes)} ({share:.0%} of {in_bytes(report.unplanned_bytes)} unshared)"
-    )
+    # Engines that others run, such as onnxruntime, have launches of llmc's neither to plan nor to predict.
+    if report.unplanned_bytes:
+        share = f"{report.arena_bytes / report.unplanned_bytes:.0%} of {in_bytes(report.unplanned_bytes)} unshared"
+        table.add_row("arena", f"{in_bytes(report.arena_bytes)} ({share})")
     if report.fitting_sequences is not None:
         table.add_row("sequences of full length that fit", str(report.fitting_sequences))
     if report.quantized:
         table.add_row("bits a quantized weight", f"{mean_bits(report.quantized):.3f}, scales included")
     table.add_row("KV cache", f"{in_bytes(report.kv_bytes)} a token")
-    table.add_row("decode step, predicted", predicted_decode(report))
+    if report.program.launches:
+        table.add_row("decode step, predicted", predicted_decode(report))
     for name, seconds in report.seconds.items():
         table.add_row(name, in_seconds(seconds))
     table.add_row("total", in_seconds(sum(report.seconds.values())))

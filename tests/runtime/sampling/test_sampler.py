@@ -156,6 +156,7 @@ def test_seed_decides_and_neighbours_do_not() -> None:
 
 def test_ties_at_the_top_k_boundary_are_kept() -> None:
     logits = np.array([1.0, 2.0, 2.0, 0.0], np.float32)
+    assert candidates(logits, 1, SamplingParams(temperature=1.0))[0] is None, "every token survives"
     ids, _ = candidates(logits, 1, SamplingParams(temperature=1.0, top_k=1))
     assert ids is not None and ids.tolist() == [1, 2]
 
