@@ -64,6 +64,22 @@ def test_ranks_norm_a_share_of_many_rows_each(tmp_path: Path) -> None:
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=1e-4)
 
 
+def test_an_engine_of_eight_ranks_is_built_without_a_gpu(tmp_path: Path) -> None:
+    """All of its kernels are machine code, and each rank has weights of its own."""
+    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 128, "num_hidden_layers": 1}
+    checkpoint = tiny_checkpoint("llama", tmp_path / "model", intermediate_size=128, **sizes)
+    # Steps of two tokens need few kernels.
+    limits: Any = {**LIMITS, "dtype": "bfloat16", "max_batch_tokens": 2, "max_model_len": 32}
+    engine = build(checkpoint, tmp_path / "engine.llmc", target="h100", tensor_parallel_size=8, **limits).path
+    directory = read_engine(engine, check_machine=False)
+    kernels = directory.program.launched_kernels()
+    assert {"reduce_rows_kernel", "sum_shares_kernel", "gather_channels_kernel"} <= {each.function for each in kernels}
+    for kernel in kernels:
+        assert (engine / kernel.binaries["sm_90"].file).read_bytes().startswith(b"\x7fELF")
+    assert directory.program.ranks == 8
+    assert len({file.name.partition("-")[0] for file in (engine / "weights").iterdir()}) == 8
+
+
 def test_a_lost_rank_is_named(path: Path) -> None:
     """Also where the first one waits for it in a kernel."""
     before = {child.pid for child in psutil.Process().children()}
