@@ -6,9 +6,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from llmc.links import Link
-from llmc.prediction.collectives import collective_seconds, is_collective
+from llmc.prediction.collectives import ALL_REDUCE, collective_seconds, is_collective
+from llmc.prediction.cost_expression import evaluate_expression
 from llmc.prediction.device_step import is_empty
 from llmc.prediction.launch_cost import launch_cost
 from llmc.prediction.launch_seconds import launch_seconds
@@ -16,24 +18,25 @@ from llmc.prediction.launch_time import predict_launch
 from llmc.prediction.rates import Rates
 from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch, Limits, StepOutput
+from llmc.program.rank_memory import PLACE_BYTES
 from llmc.targets import GpuTarget
 
+_ADD_NORMS = ("add_rms_norm", "add_layer_norm")
 # Seconds of one launch in a step.
 _Price = Callable[[Launch, StepShape], float]
 
 
 @dataclass(frozen=True)
 class StepPrice:
-    """launches: those that differ, and how often a step has each. price: of one."""
+    """launches: those that differ, how often a step has each, and its price."""
 
-    launches: tuple[tuple[Launch, int], ...]
-    price: _Price
+    launches: tuple[tuple[Launch, int, _Price], ...]
 
     def seconds(self, step: StepShape) -> float:
         """Of a greedy step."""
         return sum(
-            count * self.price(launch, step)
-            for launch, count in self.launches
+            count * price(launch, step)
+            for launch, count, price in self.launches
             if launch.runs(tokens=step.tokens, logit_rows=step.logit_rows, wanted=StepOutput.BEST)
         )
 
@@ -50,7 +53,15 @@ def gpu_price(
         # The work of a launch without programs is done by one that follows.
         return launch_seconds(launch, step, target, limits) - (target.launch if is_empty(launch, step) else 0.0)
 
-    return StepPrice(_different(launches), price)
+    def shared(launch: Launch, step: StepShape) -> float:
+        whole = price(launch, step)
+        # It reads two rows and writes two. Of few, every rank norms all, in the launch that sums.
+        is_few = evaluate_expression(launch.bytes_moved, step.values()) / 4 <= PLACE_BYTES
+        return whole if is_few else target.launch + (whole - target.launch) / ranks
+
+    norms = _norms_of_sums(launches) if ranks > 2 else []
+    others = [each for each in launches if not any(each is norm for norm in norms)]
+    return StepPrice((*_priced(others, price), *_priced(norms, shared)))
 
 
 def cpu_price(launches: Sequence[Launch], ranks: int, rates: Rates, link: Link) -> StepPrice:
@@ -61,10 +72,17 @@ def cpu_price(launches: Sequence[Launch], ranks: int, rates: Rates, link: Link) 
             return collective_seconds(launch, step, ranks, link)
         return predict_launch(launch_cost(launch), step, rates)
 
-    return StepPrice(_different(launches), price)
+    return StepPrice(_priced(launches, price))
 
 
-def _different(launches: Sequence[Launch]) -> tuple[tuple[Launch, int], ...]:
+def _norms_of_sums(launches: Sequence[Launch]) -> list[Launch]:
+    """Residual sums with their norms that take in a sum over ranks: sequence parallel, where rows are many."""
+    return [
+        launch for reduced, launch in pairwise(launches) if reduced.family == ALL_REDUCE and launch.family in _ADD_NORMS
+    ]
+
+
+def _priced(launches: Sequence[Launch], price: _Price) -> tuple[tuple[Launch, int, _Price], ...]:
     """Launches that cost the same, once each: they differ in their operands and where they come from."""
     kinds: dict[object, Launch] = {}
     counts = Counter[object]()
@@ -85,4 +103,4 @@ def _different(launches: Sequence[Launch]) -> tuple[tuple[Launch, int], ...]:
         )
         kinds.setdefault(key, launch)
         counts[key] += 1
-    return tuple((kinds[key], count) for key, count in counts.items())
+    return tuple((kinds[key], count, price) for key, count in counts.items())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from torch import fx
 
+from llmc.codegen.sketch import sketch
 from llmc.codegen.triton.compile import Workers
 from llmc.codegen.triton.device_lowered import DeviceLowered
 from llmc.codegen.triton.lowering import lower_device
@@ -19,6 +21,8 @@ from llmc.options import BuildOptions
 from llmc.passes.pipeline import fusion, parallel, serving
 from llmc.passes.runner import run_pipeline
 from llmc.prediction.device_step import predict_decode
+from llmc.prediction.step_price import gpu_price
+from llmc.prediction.step_shape import StepShape
 from llmc.program import Launch
 from llmc.program.rank_memory import PLACE_BYTES
 from tests.codegen.triton.offline_compile import compile_checked
@@ -115,6 +119,23 @@ def test_ranks_without_each_others_memory_use_the_library_alone() -> None:
     launches = lowered(4, "l4", 256).program.launches
     assert not of(launches, "reduce_rows_kernel") and not of(launches, "gather_channels_kernel")
     assert all(launch.only is None for launch in of(launches, "exchange_parts"))
+
+
+@pytest.mark.parametrize(("tokens", "share"), [(4, 1), (2048, 8)])
+def test_a_simulated_rank_norms_its_share_of_many_rows(tokens: int, share: int) -> None:
+    """Of few, all of them."""
+    h100, step = gpu_target("h100"), replace(StepShape.prefill(tokens), logit_rows=tokens)
+    program = sketch(graph_of(8), BuildOptions(max_batch_tokens=2048, tensor_parallel_size=8))
+    norms = [launch for launch in program.launches if launch.family == "add_rms_norm"]
+
+    def seconds(*launches: Launch) -> float:
+        """But for what it takes to begin them."""
+        link = h100.links.of(8)
+        return gpu_price(launches, program.limits, 8, h100, link).seconds(step) - len(launches) * h100.launch
+
+    others = [launch for launch in program.launches if launch not in norms]
+    assert len(norms) == 2
+    assert seconds(*program.launches) - seconds(*others) == pytest.approx(seconds(*norms) / share, rel=1e-3)
 
 
 def test_a_prediction_counts_what_a_collective_takes_at_least() -> None:

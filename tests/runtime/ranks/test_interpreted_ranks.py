@@ -66,7 +66,7 @@ def test_ranks_norm_a_share_of_many_rows_each(tmp_path: Path) -> None:
 
 def test_an_engine_of_eight_ranks_is_built_without_a_gpu(tmp_path: Path) -> None:
     """All of its kernels are machine code, and each rank has weights of its own."""
-    sizes = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 128, "num_hidden_layers": 1}
+    sizes: Any = {"num_attention_heads": 8, "num_key_value_heads": 8, "hidden_size": 128, "num_hidden_layers": 1}
     checkpoint = tiny_checkpoint("llama", tmp_path / "model", intermediate_size=128, **sizes)
     # Steps of two tokens need few kernels.
     limits: Any = {**LIMITS, "dtype": "bfloat16", "max_batch_tokens": 2, "max_model_len": 32}
