@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Unpack
+from typing import Literal, Unpack, get_args
 
 from llmc.build_stages import Progress, Stages
 from llmc.codegen.onnx.installed import require_onnx
@@ -27,6 +27,9 @@ from llmc.passes.rewrite import Pass
 from llmc.passes.runner import run_pipeline
 
 STAGES = (Stage.CAPTURED, Stage.CANONICAL, Stage.SERVING, Stage.OPTIMIZED)
+# Of standard ops alone; or as onnxruntime-genai runs it.
+Flavour = Literal["standard", "genai"]
+FLAVOURS: tuple[Flavour, ...] = get_args(Flavour)
 _CONFIG = "config.json"
 
 
@@ -48,7 +51,8 @@ def export(
     model: Model,
     output: str | Path,
     *,
-    stage: str = "optimized",
+    stage: str | None = None,
+    flavour: Flavour = "standard",
     passes: Sequence[Pass] | None = None,
     tokenizer: object | None = None,
     progress: Progress | None = None,
@@ -56,14 +60,16 @@ def export(
 ) -> ExportReport:
     """Write a model's graph at a stage as ONNX that onnxruntime runs, into a directory, whole or not at all.
 
-    stage: captured, canonical, serving or optimized. Numbers are fp32, weights of fewer bits widened; codes stay codes.
-    The other arguments are as in `compile`. An earlier export at `output` is replaced. Raises LlmcError.
+    stage: captured, canonical, serving or optimized, the last by default. flavour: standard, which has standard ops
+    alone; genai, a canonical graph that onnxruntime-genai runs, with its config. Numbers are fp32, weights of
+    fewer bits widened; codes stay codes. The other arguments are as in `compile`. An earlier export at `output` is
+    replaced. Raises LlmcError.
     """
     require_onnx("export")
     # Here, where it is known that the packages of the extra are there.
     from llmc.codegen.onnx.model_files import WEIGHTS_NAME, write_model_files
 
-    place, wanted = path_argument("output", output), _stage(stage)
+    place, wanted = path_argument("output", output), _stage(stage, flavour)
     parsed = in_single_precision(parse_options(options))
     if isinstance(model, str | Path):
         model = local_model(model)
@@ -81,7 +87,9 @@ def export(
         with stages("passes"):
             graph = graph_at(captured, wanted, parsed, default() if passes is None else tuple(passes), stages)
         with stages("weights", sum(_bytes(graph))):
-            written = write_model_files(graph, captured.source, directory.path, stages.advance)
+            written = write_model_files(
+                graph, captured.source, directory.path, stages.advance, for_genai=flavour == "genai"
+            )
         with stages("finish"):
             for file in (*captured.tokenizer_files, *_config_of(model)):
                 shutil.copyfile(file, directory.path / file.name)
@@ -118,7 +126,13 @@ def in_single_precision(options: BuildOptions) -> BuildOptions:
     return options.model_copy(update={"dtype": "float32"})
 
 
-def _stage(name: str) -> Stage:
+def _stage(name: str | None, flavour: str) -> Stage:
+    if flavour not in FLAVOURS:
+        raise OptionError(
+            f"{flavour!r} is no flavour", at=f"flavour={flavour!r}", fix=f"flavours: {', '.join(FLAVOURS)}"
+        )
+    if name is None:
+        return Stage.CANONICAL if flavour == "genai" else Stage.OPTIMIZED
     found = next((stage for stage in STAGES if stage.value == name), None)
     if found is None:
         known = ", ".join(stage.value for stage in STAGES)

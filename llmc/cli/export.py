@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import warnings
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,7 +22,13 @@ if TYPE_CHECKING:
 
 def export(
     model: Annotated[Path, model_argument("model directory, a .gguf file, or a name on the hub")],
-    stage: Annotated[str, typer.Option(help="captured, canonical, serving or optimized")] = "optimized",
+    stage: Annotated[
+        str | None,
+        typer.Option(help="captured, canonical, serving or optimized; default: optimized"),
+    ] = None,
+    flavour: Annotated[
+        Literal["standard", "genai"], typer.Option(help="standard ops alone, or as onnxruntime-genai runs it")
+    ] = "standard",
     output: Annotated[
         Path | None,
         typer.Option("--output", "-o", help="directory to write; default: MODEL-STAGE.onnx, in this directory"),
@@ -34,12 +40,14 @@ def export(
     """Write the graph of a stage as an ONNX model that onnxruntime runs: model.onnx, weights, tokenizer and config."""
     from llmc.exporter import export as export_model
 
-    path = output or Path(f"{model_name(model)}-{stage}.onnx")
+    path = output or Path(f"{model_name(model)}-{stage or flavour}.onnx")
     if path.is_dir() and any(path.iterdir()) and not force:
         raise OptionError("something stands there already", at=path, fix="replace it with --force, or name another: -o")
     with StageBars() as shown, warnings.catch_warnings():
         warnings.filterwarnings("ignore", category=UserWarning, module="onnx")
-        report = export_model(model, path, stage=stage, passes=chosen.added_passes(), progress=shown, **chosen.values())
+        report = export_model(
+            model, path, stage=stage, flavour=flavour, passes=chosen.added_passes(), progress=shown, **chosen.values()
+        )
     standard_output().print(summary_table(report))
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import onnx
 import torch
 
+from llmc.codegen.onnx.genai_model import CONFIG_NAME, genai_config, make_genai_model
 from llmc.codegen.onnx.graph_model import Place, graph_model, place_weights
 from llmc.codegen.onnx.weights import onnx_weights, stored_elements
 from llmc.engine_format.reader import MODEL_NAME
@@ -35,9 +36,15 @@ class WrittenModel:
 
 
 def write_model_files(
-    graph: ModelGraph, source: WeightSource, directory: Path, advance: Callable[[int], None]
+    graph: ModelGraph,
+    source: WeightSource,
+    directory: Path,
+    advance: Callable[[int], None],
+    *,
+    for_genai: bool = False,
 ) -> WrittenModel:
-    """Write MODEL_NAME and WEIGHTS_NAME. advance: told the bytes of each weight.
+    """Write MODEL_NAME and WEIGHTS_NAME. advance: told the bytes of each weight. for_genai: as onnxruntime-genai runs
+    it, with its config.
 
     Raises LoweringError for an op that standard ops cannot say, before anything is written, and EngineFormatError for a
     disk that fills up.
@@ -51,6 +58,8 @@ def write_model_files(
         offset += weight.slot.nbytes
     model = graph_model(graph, weights)
     place_weights(model, places)
+    if for_genai:
+        make_genai_model(model, graph)
     content = serialized(model)
     path = directory / WEIGHTS_NAME
     try:
@@ -63,6 +72,8 @@ def write_model_files(
                 file.write(elements.view(torch.uint8).numpy().data)
                 advance(slot.nbytes)
         (directory / MODEL_NAME).write_bytes(content)
+        if for_genai:
+            (directory / CONFIG_NAME).write_text(genai_config(graph), encoding="utf-8")
     except OSError as error:
         raise storage_error(error, path, offset, content="the model") from None
     return WrittenModel(len(model.graph.node), len(model.functions), len(content), offset)
