@@ -127,6 +127,33 @@ def transformers_model(family: str, folder: Path, **more: Any) -> Path:
     return output
 
 
+def dequantized(file: Path, folder: Path) -> Path:
+    """The same model with the numbers that the codes of MatMulNBits (int4, no zeros) stand for.
+
+    onnxruntime itself multiplies with tokens of 8 bits where accuracy_level is 4.
+    """
+    import onnx
+    from onnx import helper, numpy_helper
+
+    model = onnx.load(str(file))
+    stored = {each.name: numpy_helper.to_array(each) for each in model.graph.initializer}
+    nodes = list(model.graph.node)
+    for index, node in enumerate(nodes):
+        if node.op_type != "MatMulNBits":
+            continue
+        rows, columns = (next(a.i for a in node.attribute if a.name == name) for name in "NK")
+        packed, scales = stored[node.input[1]], stored[node.input[2]].reshape(rows, -1, 1)
+        codes = np.stack([packed & 15, packed >> 4], -1).reshape(rows, scales.shape[1], -1) - 8.0
+        weight = np.ascontiguousarray((codes * scales).reshape(rows, -1)[:, :columns].T.astype(np.float32))
+        model.graph.initializer.append(numpy_helper.from_array(weight, f"{node.name}.weight"))
+        nodes[index] = helper.make_node("MatMul", [node.input[0], f"{node.name}.weight"], node.output, name=node.name)
+    del model.graph.node[:]
+    model.graph.node.extend(nodes)
+    folder.mkdir()
+    onnx.save(model, str(folder / "model.onnx"))
+    return folder / "model.onnx"
+
+
 class OnnxruntimeModel:
     """A session on the CPU."""
 

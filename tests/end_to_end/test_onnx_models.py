@@ -5,24 +5,29 @@ from __future__ import annotations
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
+from onnx import numpy_helper
 
 import llmc
+from llmc.graph.capture import capture
+from llmc.graph.onnx.capture import read_decoder
+from llmc.options import BuildOptions
 from tests.onnx_files import (
     Array,
     OnnxruntimeModel,
+    dequantized,
     genai_model,
     optimum_model,
     overrides,
     transformers_model,
 )
-from tests.quick_sample import quick_sample
 from tests.tiny_models import tiny_tokens
 
 _TOKENS = tiny_tokens(24)
 # Of the logits' spread.
 _CLOSE = 1e-4
-_GENAI = ("llama", "mistral", "qwen2", "qwen3", "gemma", "gemma2", "granite", "gpt_oss")
+_GENAI = ("llama", "mistral", "qwen2", "gemma", "gemma2", "granite", "gpt_oss")
 _OPTIMUM = ("llama", "mistral", "qwen3", "gemma2", "gpt2", "phi3", "stablelm")
 
 
@@ -39,7 +44,8 @@ def assert_same(place: Path, file: Path, head_dim: int = 16) -> None:
         assert list(found.token_ids) == model.greedy(_TOKENS, 64)
 
 
-@pytest.mark.parametrize("family", quick_sample(_GENAI, ("qwen3",)))
+@pytest.mark.slow
+@pytest.mark.parametrize("family", _GENAI)
 def test_a_model_of_onnxruntime_genai(family: str, tmp_path: Path) -> None:
     place = genai_model(family, tmp_path)
     assert_same(place, place / "model.onnx", overrides(family).get("head_dim", 16))
@@ -61,12 +67,30 @@ def test_a_model_of_transformers_exporter(family: str, tmp_path: Path) -> None:
     assert_same(place, place / "model.onnx")
 
 
-def test_an_engine_has_what_stands_beside_the_file(tmp_path: Path) -> None:
-    """The tokenizer, and what genai_config.json says of tokens and lengths."""
-    place = genai_model("llama", tmp_path)
-    engine_path = tmp_path / "engine.llmc"
-    with llmc.compile(place / "model.onnx", target="reference", output=engine_path) as engine:
-        assert engine.detokenize(engine.tokenize("ab")) == "ab"
-        assert engine.info.eos_token_ids == (1,)
-        assert engine.info.max_positions == 320
-        assert engine.info.family == "llama"
+@pytest.mark.slow
+@pytest.mark.parametrize("family", ("llama", "gemma"))
+def test_codes_of_onnxruntime_genai_are_kept(family: str, tmp_path: Path) -> None:
+    """The logits are those of the numbers that the codes stand for; the Gemma's table is its head."""
+    place = genai_model(family, tmp_path, "int4")
+    file = place / "model.onnx"
+    with llmc.compile(place, target="cpu", output=tmp_path / "engine.llmc") as engine:
+        model = OnnxruntimeModel(dequantized(file, tmp_path / "numbers"), overrides(family).get("head_dim", 16))
+        assert distance(engine.logits(_TOKENS), model.logits(_TOKENS)) <= _CLOSE
+    source = read_decoder(file, BuildOptions()).source
+    stored = {each.name: numpy_helper.to_array(each) for each in onnx.load(str(file)).graph.initializer}
+    coded = [name for name in source.names() if source.weight(name) is not None and name in stored]
+    assert len(coded) >= 11
+    for name in coded:
+        packed = stored[name].reshape(source.shape(name)[0], -1)
+        codes = np.stack([packed & 15, packed >> 4], -1).reshape(len(packed), -1)[:, : source.shape(name)[1]]
+        assert np.array_equal(source.load(f"{name}::codes").numpy(), codes.astype(np.int16) - 8)
+
+
+def test_a_named_file_and_what_stands_beside_it(tmp_path: Path) -> None:
+    """onnxruntime-genai's graph, and its tokenizer; genai_config.json says of tokens and lengths."""
+    place = genai_model("qwen3", tmp_path)
+    assert_same(place / "model.onnx", place / "model.onnx", overrides("qwen3")["head_dim"])
+    captured = capture(place, BuildOptions())
+    assert captured.tokenizer == place / "tokenizer.json"
+    info = captured.graph.info
+    assert (info.eos_token_ids, info.max_positions, info.family) == ((1,), 320, "qwen3")

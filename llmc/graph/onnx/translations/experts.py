@@ -20,7 +20,7 @@ from llmc.graph.onnx.call import Call, Translated
 _ACTIVATIONS: Mapping[str, Callable[[Tensor], Tensor]] = MappingProxyType(
     {
         "relu": torch.relu,
-        "gelu": functional.gelu,
+        "gelu": partial(functional.gelu, approximate="tanh"),
         "silu": functional.silu,
         "identity": lambda x: x,
     }
