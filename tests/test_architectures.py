@@ -9,7 +9,7 @@ import pytest
 
 from llmc.architectures.page import models_page
 from llmc.architectures.survey import LENGTH, Outcome, Verdict, survey
-from llmc.architectures.tiny_config import causal_architectures, text_half, tiny_architecture
+from llmc.architectures.tiny_config import causal_architectures, tiny_architecture, tiny_config
 from llmc.errors import CaptureError
 
 PAGE = Path(__file__).parent.parent / "docs" / "models.md"
@@ -21,9 +21,9 @@ def test_an_unknown_one_is_named() -> None:
         tiny_architecture("llamma")
 
 
-def test_a_multimodal_one_is_its_text_half() -> None:
-    assert text_half("gemma3") == "gemma3_text" and text_half("llama") is None
-    assert survey("gemma3", KNOWN["gemma3"], "reference").verdict is Verdict.NO_MODEL
+def test_a_multimodal_one_has_small_parts() -> None:
+    config = tiny_config("gemma3")
+    assert config.text_config.hidden_size == config.vision_config.hidden_size == 64
 
 
 def test_the_page_says_each_verdict_once() -> None:

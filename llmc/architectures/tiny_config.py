@@ -43,6 +43,10 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
         "hidden_size_per_layer_input": 16,
+        # Of the towers of multimodal ones, which are left out of what is built.
+        "image_size": 32,
+        "patch_size": 8,
+        "out_hidden_size": 64,
         "bos_token_id": 0,
         "eos_token_id": 1,
         "pad_token_id": 2,
@@ -56,14 +60,33 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         **dict.fromkeys(("axk1", "axk2", "deepseek_v2", "deepseek_v3", "deepseek_v32"), _LATENT),
         **dict.fromkeys(("glm4_moe_lite", "glm_moe_dsa", "minicpm3", "youtu", "kimi_linear"), _LATENT),
         "bailing_hybrid": {**_LATENT, "head_dim": None, "qk_head_dim": 24},
+        "cohere_compass_text": {
+            "rope_parameters": {
+                kind: {"rope_type": "default", "rope_theta": 10000.0, "mrope_section": [4, 2, 2]}
+                for kind in ("full_attention", "sliding_attention")
+            }
+        },
         "cpmant": {"prompt_length": 8, "prompt_types": 2},
+        "dbrx": {
+            "attn_config": {"kv_n_heads": 2, "rope_theta": 10000.0},
+            "ffn_config": {"hidden_size": 64, "ffn_hidden_size": 112, "moe_num_experts": 4, "moe_top_k": 2},
+            "max_seq_len": 320,
+        },
         "dots1": {"n_shared_experts": 1},
         "dots3_note": {"num_key_value_heads": 4},
         "dots3_note_text": {"num_key_value_heads": 4},
         "falcon_h1": {"mamba_d_ssm": 64, "mamba_n_heads": 4, "mamba_d_head": 16},
+        "gemma3n_text": {
+            "num_hidden_layers": 4,
+            "num_kv_shared_layers": 2,
+            "layer_types": ["sliding_attention", "full_attention"] * 2,
+            "laurel_rank": 16,
+            "activation_sparsity_pattern": [0.9, 0.9, 0.0, 0.0],
+        },
         "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 6},
+        "lfm2": {"layer_types": ["conv", "full_attention"]},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
-        "longcat_flash": {"ffn_hidden_size": 112, "zero_expert_num": 2, "num_layers": 1},
+        "longcat_flash": {**_LATENT, "ffn_hidden_size": 112, "zero_expert_num": 2, "num_layers": 1},
         "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
         "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 20], "is_decoder": True},
         "roc_bert": {"pronunciation_vocab_size": 20, "shape_vocab_size": 20},
@@ -84,17 +107,6 @@ def causal_architectures() -> Iterator[tuple[str, str]]:
     yield from sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.items())
 
 
-def text_half(model_type: str) -> str | None:
-    """The model type of a multimodal architecture's language model; None for one that is a language model itself."""
-    transformers = import_transformers()
-    config_class = getattr(transformers, dict(causal_architectures())[model_type]).config_class
-    text = config_class.sub_configs.get("text_config")
-    if text is None or config_class.model_type != model_type:
-        return None
-    # AutoConfig stands where any language model may be the text half: the default one is named.
-    return str(getattr(text, "model_type", "") or config_class().get_text_config().model_type)
-
-
 def tiny_config(model_type: str) -> Any:
     """The configuration of about 100,000 parameters. Raises CaptureError for a type that has none."""
     transformers = import_transformers()
@@ -106,13 +118,24 @@ def tiny_config(model_type: str) -> Any:
             fix="llmc models lists those that it has",
         )
     config_class = getattr(transformers, name).config_class
-    known = config_class().to_dict()
-    settings = {key: value for key, value in _SIZES.items() if key in known}
-    settings |= _OVERRIDES.get(model_type, {})
-    config = config_class(**{key: value for key, value in settings.items() if value is not None})
+    config = config_class(**_settings(model_type, config_class))
     if getattr(config, "is_decoder", None) is False:
         config.is_decoder = True
     return config
+
+
+def _settings(model_type: str, config_class: Any) -> dict[str, Any]:
+    """What a configuration is made of, the parts of a multimodal one too."""
+    from transformers import CONFIG_MAPPING
+
+    known = config_class().to_dict()
+    settings: dict[str, Any] = {key: value for key, value in _SIZES.items() if key in known}
+    settings |= _OVERRIDES.get(model_type, {})
+    for part in config_class.sub_configs:
+        part_type = (known.get(part) or {}).get("model_type")
+        if part_type and part not in settings:
+            settings[part] = _settings(part_type, CONFIG_MAPPING[part_type])
+    return {key: value for key, value in settings.items() if value is not None}
 
 
 def tiny_architecture(model_type: str) -> Any:

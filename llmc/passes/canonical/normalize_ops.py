@@ -7,6 +7,7 @@
     mm, bmm  →  matmul;  addmm, x·W, linear(x, Wᵀ)  →  linear(x, transpose(W));  baddbmm  →  add of a matmul
     min and max of two tensors, clamp between tensors  →  minimum, maximum;  __and__, __or__  →  bitwise_and, bitwise_or
     square  →  pow(x, 2);  rsub  →  sub;  masked_fill, where with a scalar  →  where;  _softmax  →  softmax
+    add(expand(x), y)  →  add(x, y), and so for all pointwise ops, where y has the whole shape
     native_layer_norm, fused SDPA variants, of which only the first result is used  →  layer_norm, SDPA
 Must have: one symbolic size per reshape; otherwise the reshape keeps its shape arithmetic.
 """
@@ -21,6 +22,7 @@ from torch import SymInt, fx
 
 from llmc.graph.call_arguments import call_arguments
 from llmc.graph.model_graph import ModelGraph
+from llmc.graph.pointwise import POINTWISE
 from llmc.graph.stage import Stage
 from llmc.options import BuildOptions
 from llmc.passes.example import Example
@@ -268,6 +270,19 @@ def _squeeze_last(node: fx.Node) -> Call | None:
     return value if isinstance(value, Call) else None
 
 
+def _broadcast(node: fx.Node) -> Call | None:
+    """A pointwise op expands its operands by itself."""
+    value = tensor_of(node)
+    if value is None:
+        return None
+    whole = [a for a in node.args if (t := tensor_of(a)) is not None and same_shape(t.shape, value.shape)]
+    expanded = [a for a in whole if isinstance(a, fx.Node) and a.target is aten.expand.default]
+    if not expanded or len(expanded) == len(whole):
+        return None
+    args = tuple(a.args[0] if isinstance(a, fx.Node) and a in expanded else a for a in node.args)
+    return Call(node.target, args, dict(node.kwargs))
+
+
 def _to_tensor_overload(target: Any) -> Rule:
     def rule(node: fx.Node) -> Call | None:
         arguments = call_arguments(node)
@@ -281,6 +296,7 @@ _SPLITS = frozenset(
 )
 _FUSED_ATTENTIONS = frozenset({aten._scaled_dot_product_flash_attention_for_cpu.default})
 _RULES: dict[Any, Rule] = {
+    **dict.fromkeys(POINTWISE, _broadcast),
     operator.getitem: _part,
     aten._softmax.default: _softmax,
     aten._unsafe_view.default: _reshape,

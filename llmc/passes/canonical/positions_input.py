@@ -2,7 +2,7 @@
 
     arange(T)  →  positions
     weight[:T]  →  embedding(weight, positions)
-    zeros(1, T), ones(1, T), full([1, T], x)  →  full_like(positions, x)
+    zeros(1, T), ones(1, T), full([1, T], x)  →  full_like(positions, x), expanded along further axes
     cumsum(input_ids != padding)  →  positions + 1, since no request is padded
 Must have: the count of this step's tokens as the end, from 0 in steps of 1; used as positions (in arithmetic, a
 comparison or a table lookup), not as indices of this step's rows, which are other numbers once requests are batched.
@@ -93,13 +93,19 @@ def _first_rows_rule(positions: fx.Node | Call, tokens: Any, weights: frozenset[
 
 def _filled_rule(positions: fx.Node) -> Rule:
     def rule(node: fx.Node) -> Call | None:
-        """One number for each token, as a row of token types is."""
+        """One number for each token, as a row of token types is, or for each of its channels."""
         value, tokens = tensor_of(node), tensor_of(positions)
-        if value is None or tokens is None or not same_shape(value.shape, tokens.shape):
+        if value is None or tokens is None or value.dim() < tokens.dim():
             return None
         number = _FILLED[node.target]
         filling = call_arguments(node)["fill_value"] if number is None else number
-        return Call(aten.full_like.default, (positions, filling), {"dtype": value.dtype})
+        filled = Call(aten.full_like.default, (positions, filling), {"dtype": value.dtype})
+        channels = value.shape[tokens.dim() :]
+        if not same_shape(value.shape[: tokens.dim()], tokens.shape) or any(isinstance(n, SymInt) for n in channels):
+            return None
+        for _ in channels:
+            filled = Call(aten.unsqueeze.default, (filled, -1))
+        return Call(aten.expand.default, (filled, [*[-1] * tokens.dim(), *channels])) if channels else filled
 
     return rule
 

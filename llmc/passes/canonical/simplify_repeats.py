@@ -4,6 +4,8 @@
     unsqueeze(x, d)[…, a:b], cast(x)[…, a:b]        →  the slice inside
     repeat_interleave(x, 2, -1)                    →  reshape(stack([x, x], -1))
     repeat_interleave(unsqueeze(x, d), 2, -1)       →  unsqueeze(repeat_interleave(x, 2, -1), d)
+    stack([unsqueeze(x, 0)] · n, -1)                →  unsqueeze(stack([x] · n, -1), 0)
+    reshape(unsqueeze(x, 0), [1, …])                →  unsqueeze(reshape(x, …), 0)
 Must have: the last axis; a slice in steps of 1 whose ends are those of one part.
 """
 
@@ -23,7 +25,7 @@ from llmc.passes.example import Example
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, sizes_with_inferred, tensor_of
+from llmc.passes.shapes import front_dim, is_one, sizes_with_inferred, tensor_of
 
 aten = torch.ops.aten
 
@@ -72,13 +74,44 @@ def _repeat(node: fx.Node) -> Call | None:
     return None if sizes is None else Call(aten.reshape.default, (pairs, sizes))
 
 
-_RULES: dict[Any, Rule] = {aten.repeat_interleave.self_int: _repeat, aten.slice.Tensor: _slice}
+def _stack(node: fx.Node) -> Call | None:
+    parts: Any = node.args[0]
+    rank = node.meta["val"].dim()
+    sources = [_front_axis_of(part) for part in parts]
+    if None in sources or front_dim(call_arguments(node)["dim"], rank) != rank - 1:
+        return None
+    return Call(aten.unsqueeze.default, (Call(aten.stack.default, (sources, rank - 2)), 0))
+
+
+def _reshape(node: fx.Node) -> Call | None:
+    source, value = _front_axis_of(node.args[0]), tensor_of(node)
+    if source is None or value is None or value.dim() < 2 or not is_one(value.shape[0]):
+        return None
+    sizes = sizes_with_inferred(value.shape[1:])
+    return None if sizes is None else Call(aten.unsqueeze.default, (Call(aten.reshape.default, (source, sizes)), 0))
+
+
+def _front_axis_of(node: Any) -> fx.Node | None:
+    """x of unsqueeze(x, 0)."""
+    is_added = isinstance(node, fx.Node) and node.target is aten.unsqueeze.default and node.args[1] == 0
+    source = node.args[0] if is_added else None
+    return source if isinstance(source, fx.Node) else None
+
+
+_RULES: dict[Any, Rule] = {
+    aten.repeat_interleave.self_int: _repeat,
+    aten.reshape.default: _reshape,
+    aten.slice.Tensor: _slice,
+    aten.stack.default: _stack,
+}
 
 
 def _repeated(x: Any, y: Any) -> tuple[Any, ...]:
     both = aten.unsqueeze.default(aten.cat.default([x, y], -1), 1)
     pairs = aten.repeat_interleave.self_int(aten.unsqueeze.default(x, 1), 2, -1)
-    return aten.slice.Tensor(both, 2, 0, 2), aten.slice.Tensor(both, 2, 2, 5), pairs
+    first = aten.unsqueeze.default(x, 0)
+    stacked = aten.reshape.default(aten.stack.default([first, first], -1), [1, -1, 4])
+    return aten.slice.Tensor(both, 2, 0, 2), aten.slice.Tensor(both, 2, 2, 5), pairs, stacked
 
 
 simplify_repeats = GraphPass(
