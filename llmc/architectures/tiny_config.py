@@ -38,7 +38,7 @@ _SIZES: Mapping[str, Any] = MappingProxyType(
         **dict.fromkeys(("time_step_rank", "mamba_dt_rank", "linear_num_value_heads", "encoder_attention_heads"), 4),
         **dict.fromkeys(("num_key_value_heads", "linear_num_key_heads", "index_n_heads"), 2),
         # Shorter than the lengths that are compared, so that the window matters.
-        **dict.fromkeys(("sliding_window", "attention_window", "attention_window_size"), 6),
+        **dict.fromkeys(("sliding_window", "attention_window", "attention_window_size", "attention_chunk_size"), 6),
         "rotary_dim": 8,
         "qk_rope_head_dim": 8,
         "qk_nope_head_dim": 16,
@@ -86,6 +86,8 @@ _OVERRIDES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
         "gpt_neo": {"attention_types": [[["global", "local"], 1]], "num_layers": 2, "window_size": 6},
         "lfm2": {"layer_types": ["conv", "full_attention"]},
         "lfm2_moe": {"layer_types": ["conv", "full_attention"]},
+        # The fourth layer has neither chunks nor rotations.
+        **{name: {"num_hidden_layers": 4} for name in ("llama4", "llama4_text")},
         "longcat_flash": {**_LATENT, "ffn_hidden_size": 112, "zero_expert_num": 2, "num_layers": 1},
         "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 1},
         "reformer": {"axial_pos_embds_dim": [32, 32], "axial_pos_shape": [16, 20], "is_decoder": True},

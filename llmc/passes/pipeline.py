@@ -13,11 +13,13 @@ from llmc.passes.canonical.normalize_routing import normalize_routing
 from llmc.passes.canonical.positions_input import positions_input
 from llmc.passes.canonical.remove_batch_axis import remove_batch_axis
 from llmc.passes.canonical.remove_export_residue import remove_export_residue
+from llmc.passes.canonical.separate_repeats import separate_repeats
 from llmc.passes.canonical.simplify_layout import simplify_layout
 from llmc.passes.canonical.simplify_repeats import simplify_repeats
 from llmc.passes.canonical.unfold_complex import unfold_complex
 from llmc.passes.custom import installed, place
 from llmc.passes.fusion.from_aten.fuse_eager_attention import fuse_eager_attention
+from llmc.passes.fusion.from_aten.fuse_expert_linear import fuse_expert_linear
 from llmc.passes.fusion.from_aten.fuse_gated_activation import fuse_gated_activation, fuse_silu, fuse_tanh_gelu
 from llmc.passes.fusion.from_aten.fuse_layer_norm import (
     fuse_layer_norm,
@@ -97,6 +99,8 @@ def canonical() -> tuple[Pass, ...]:
         positions_input,
         normalize_lookups,
         remove_batch_axis,
+        separate_repeats,
+        fuse_expert_linear,
         normalize_routing,
         fold_constants,
         merge_duplicates,

@@ -77,10 +77,16 @@ def _repeated(node: fx.Node) -> Call | fx.Node | None:
     value = tensor_of(source)
     if value is None or any(not isinstance(n, int) or n < 1 for n in repeats):
         return None
+    if any(
+        n > 1 and isinstance(size, torch.SymInt) for n, size in zip(repeats[-value.dim() :], value.shape, strict=True)
+    ):
+        return None
     result: Any = source
     for _ in range(len(repeats) - value.dim()):
         result = Call(aten.unsqueeze.default, (result, 0))
     sizes = [1] * (len(repeats) - value.dim()) + list(value.shape)
+    if any(count > 1 and isinstance(size, torch.SymInt) for size, count in zip(sizes, repeats, strict=True)):
+        return None
     spread = [count if is_one(size) and count > 1 else -1 for size, count in zip(sizes, repeats, strict=True)]
     if any(count > 1 for count in spread):
         result = Call(aten.expand.default, (result, spread))

@@ -3,6 +3,7 @@
     topk(x, k)  →  top_k(x, k)
     gather(x, -1, index)  →  take_channels(x, index)
     scatter(x, -1, index, value)  →  where(mark_channels(index), value, x)
+    scatter(x, -1, index, values), both of a topk of y  →  where(mark_channels(index), y, x)
     softmax(x, -1)  →  _softmax(x, -1), a loop over the channels
 Must have: the last axis, and the largest of it; scores [tokens, channels], or in groups for topk and softmax, of which
 there are as many in every step. A softmax over tokens is an attention's.
@@ -10,6 +11,7 @@ there are as many in every step. A softmax over tokens is an attention's.
 
 from __future__ import annotations
 
+import operator
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ from llmc.options import BuildOptions
 from llmc.passes.node_rules import Call, Rule, apply_rules
 from llmc.passes.rewrite import GraphPass, Numerics
 from llmc.passes.rewrite_log import RewriteLog
-from llmc.passes.shapes import front_dim, tensor_of
+from llmc.passes.shapes import front_dim, same_value, tensor_of
 
 aten, llmc = torch.ops.aten, torch.ops.llmc
 
@@ -68,6 +70,22 @@ def _mark(node: fx.Node) -> Call | None:
     return Call(aten.where.self, (marked, filling, arguments["self"]))
 
 
+def _mark_taken(node: fx.Node) -> Call | None:
+    """The largest channels of y in their places."""
+    arguments = call_arguments(node)
+    value, index, values = tensor_of(node), arguments["index"], arguments["src"]
+    if value is None or value.dim() != 2 or not _along_last(node):
+        return None
+    pair = [n.args[0] for n in (values, index) if n.target is operator.getitem]
+    if len(pair) != 2 or pair[0] is not pair[1] or (values.args[1], index.args[1]) != (0, 1):
+        return None
+    of_largest = pair[0].target in (aten.topk.default, llmc.top_k.default)
+    if not of_largest or not same_value(tensor_of(pair[0].args[0]), value):
+        return None
+    marked = Call(llmc.mark_channels.default, (index, value.shape[1]))
+    return Call(aten.where.self, (marked, pair[0].args[0], arguments["self"]))
+
+
 def _softmax(node: fx.Node) -> Call | None:
     arguments = call_arguments(node)
     value = tensor_of(node)
@@ -84,6 +102,7 @@ _RULES: dict[Any, Rule] = {
     aten.softmax.int: _softmax,
     aten.topk.default: _top_k,
     aten.gather.default: _take,
+    aten.scatter.src: _mark_taken,
     aten.scatter.value: _mark,
 }
 

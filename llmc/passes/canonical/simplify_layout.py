@@ -100,11 +100,19 @@ def _pointwise(node: fx.Node) -> Call | None:
             args.append(source)
         elif tensor is None or tensor.dim() < value.dim() - 1:
             args.append(argument)
-        elif tensor.dim() == value.dim() and (is_one(tensor.shape[0]) or is_one(tensor.shape[1])):
+        elif tensor.dim() == value.dim() and _may_be_transposed(argument, tensor):
             args.append(_transposed(argument))
         else:
             return None
     return _transposed(Call(node.target, tuple(args), dict(node.kwargs)))
+
+
+def _may_be_transposed(node: fx.Node, tensor: torch.Tensor) -> bool:
+    """Whether that moves no data: one of the axes is 1, or it undoes the transpose of unsqueeze(transpose(x), 2)."""
+    if is_one(tensor.shape[0]) or is_one(tensor.shape[1]):
+        return True
+    source = node.args[0] if node.target is aten.unsqueeze.default and node.args[1] == 2 else None
+    return isinstance(source, fx.Node) and source.target is aten.transpose.int and source.meta["val"].dim() == 2
 
 
 def _slice(node: fx.Node) -> Call | None:
@@ -196,6 +204,7 @@ _RULES: dict[Any, Rule] = {
     aten.reshape.default: _reshape,
     aten.slice.Tensor: _slice,
     aten.squeeze.dim: _squeeze,
+    torch.ops.llmc.gated_activation.default: _pointwise,
     aten.transpose.int: _transpose,
     aten.unsqueeze.default: _unsqueeze,
 }

@@ -67,3 +67,13 @@ def test_a_reshape_of_two_symbolic_sizes_keeps_its_arithmetic() -> None:
         return aten.slice.Tensor(aten.matmul.default(twice, x), 0, 0, tokens)
 
     assert refusals(PatternGraph(body), normalize_ops) == []
+
+
+def test_a_permute_becomes_transposes_and_operands_are_not_expanded() -> None:
+    def body(x: Any, bias: Any) -> Any:
+        turned = aten.permute.default(aten.reshape.default(x, [-1, 2, WIDTH // 2]), [1, 2, 0])
+        back = aten.reshape.default(aten.permute.default(turned, [2, 0, 1]), [-1, WIDTH])
+        return aten.add.Tensor(back, aten.expand.default(bias, [aten.sym_size.int(x, 0), WIDTH]))
+
+    text = rewritten(PatternGraph(body, bias=(WIDTH,)), normalize_ops)
+    assert "permute" not in text and "expand" not in text and "%bias)" in text

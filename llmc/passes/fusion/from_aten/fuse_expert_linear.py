@@ -1,0 +1,84 @@
+"""Make products of all tokens with the weights of all experts, which stand in one tensor, products of experts.
+
+    matmul(x [n, T, in], weight [n, in, out])
+        →  transpose(expert_linear(transpose(x), weights [n · out, in], index of every expert, n), 0, 1)
+    sum(transpose(expert_linear(…), 0, 1), 0)  →  sum_experts(expert_linear(…), ones)
+Must have: weights that are known when the engine is built. Llama 4's are computed so, for all experts, with zeros for
+those that a token was not sent to.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import SymInt, fx
+
+from llmc.graph.call_arguments import call_arguments
+from llmc.graph.model_graph import ModelGraph
+from llmc.graph.stage import Stage
+from llmc.graph.weights import Constant
+from llmc.options import BuildOptions
+from llmc.passes.node_rules import Call, Rule, apply_rules
+from llmc.passes.recorded_graph import new_weight
+from llmc.passes.rewrite import GraphPass, Numerics
+from llmc.passes.rewrite_log import RewriteLog
+from llmc.passes.shapes import tensor_of
+from llmc.passes.uses import is_weight
+
+aten = torch.ops.aten
+
+
+def _run(graph: ModelGraph, options: BuildOptions, log: RewriteLog) -> None:
+    apply_rules(graph, {aten.matmul.default: _product_rule(graph), aten.sum.dim_IntList: _sum}, log)
+
+
+def _product_rule(graph: ModelGraph) -> Rule:
+    def rule(node: fx.Node) -> Call | None:
+        x, weight = node.args
+        value, weights = tensor_of(x), tensor_of(weight)
+        if value is None or weights is None or value.dim() != 3 or weights.dim() != 3 or not is_weight(weight, graph):
+            return None
+        tokens: Any = value.shape[1]
+        if not isinstance(tokens, SymInt):
+            return None
+        experts, depth, width = (int(size) for size in weights.shape)
+        rows = Call(aten.reshape.default, (Call(aten.transpose.int, (weight, 1, 2)), [experts * width, depth]))
+        by_token = Call(aten.transpose.int, (x, 0, 1))
+        product = Call(
+            torch.ops.llmc.expert_linear.default, (by_token, rows, None, _every_expert(graph, experts), experts)
+        )
+        return Call(aten.transpose.int, (product, 0, 1))
+
+    return rule
+
+
+def _sum(node: fx.Node) -> Call | None:
+    arguments = call_arguments(node)
+    by_expert, dims = arguments["self"], arguments["dim"]
+    if by_expert.target is not aten.transpose.int or by_expert.args[1:] != (0, 1) or list(dims or ()) != [0]:
+        return None
+    product, value = by_expert.args[0], tensor_of(node)
+    if product.target is not torch.ops.llmc.expert_linear.default or arguments["keepdim"] or value is None:
+        return None
+    ones = Call(aten.full_like.default, (call_arguments(product)["index"], 1), {"dtype": value.dtype})
+    return Call(torch.ops.llmc.sum_experts.default, (product, ones))
+
+
+def _every_expert(graph: ModelGraph, experts: int) -> Call:
+    """[T, experts]: each token goes to each."""
+    positions = next(n for n in graph.inputs() if n.name == "positions")
+    order = torch.arange(experts)
+    known = (n for n in graph.weight_nodes() if _holds(graph, n, order))
+    like = positions.meta["val"].new_empty(experts)
+    weight = next(known, None) or new_weight(graph, "experts", Constant(order), like)
+    nothing = Call(aten.unsqueeze.default, (Call(aten.full_like.default, (positions, 0)), 1))
+    return Call(aten.add.Tensor, (nothing, weight))
+
+
+def _holds(graph: ModelGraph, node: fx.Node, value: torch.Tensor) -> bool:
+    recipe = graph.weights[node.name]
+    return isinstance(recipe, Constant) and recipe.value.dtype is value.dtype and torch.equal(recipe.value, value)
+
+
+fuse_expert_linear = GraphPass("fuse_expert_linear", _run, Numerics.REORDER, Stage.CAPTURED)

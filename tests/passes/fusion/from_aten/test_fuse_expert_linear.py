@@ -1,0 +1,58 @@
+"""All experts' products over all tokens, as Llama 4 computes its mixtures, become products of experts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from llmc.options import BuildOptions
+from llmc.passes.canonical.normalize_routing import normalize_routing
+from llmc.passes.canonical.separate_repeats import separate_repeats
+from llmc.passes.canonical.simplify_layout import simplify_layout
+from llmc.passes.fusion.from_aten.fuse_expert_linear import fuse_expert_linear
+from llmc.passes.runner import run_pipeline
+from tests.passes.canonical.pattern_graphs import WIDTH, PatternGraph, count, rewritten
+
+aten = torch.ops.aten
+Golden = Callable[[str, str], None]
+EXPERTS = 3
+
+
+def every_expert(x: Any, router: Any, up: Any, down: Any) -> Any:
+    logits = aten.matmul.default(x, router)
+    largest = aten.topk.default(logits, 2)
+    hidden = aten.full_like.default(logits, float("-inf"))
+    scores = aten.sigmoid.default(aten.scatter.src(hidden, 1, largest[1], largest[0]))
+    by_expert = aten.reshape.default(aten.transpose.int(scores, 0, 1), [-1, 1])
+    routed = aten.mul.Tensor(aten.repeat.default(x, [EXPERTS, 1]), by_expert)
+    inner = aten.silu.default(aten.matmul.default(aten.reshape.default(routed, [EXPERTS, -1, WIDTH]), up))
+    merged = aten.reshape.default(aten.matmul.default(inner, down), [-1, WIDTH])
+    return aten.sum.dim_IntList(aten.reshape.default(merged, [EXPERTS, -1, WIDTH]), [0])
+
+
+def test_fuses(golden: Golden) -> None:
+    passes = separate_repeats, fuse_expert_linear, normalize_routing, simplify_layout
+    made = PatternGraph(every_expert, router=(WIDTH, EXPERTS), up=(EXPERTS, WIDTH, 5), down=(EXPERTS, 5, WIDTH))
+    golden("passes/fuse_expert_linear.txt", rewritten(made, *passes))
+
+
+def test_products_of_activations_are_left() -> None:
+    def body(x: Any) -> Any:
+        parts = aten.transpose.int(aten.reshape.default(x, [-1, 2, WIDTH // 2]), 0, 1)
+        product = aten.matmul.default(parts, aten.matmul.default(aten.transpose.int(parts, 1, 2), parts))
+        return aten.reshape.default(aten.transpose.int(product, 0, 1), [-1, WIDTH])
+
+    assert count(run_pipeline(PatternGraph(body).graph, (fuse_expert_linear,), BuildOptions()).records) == 0
+
+
+def test_repeats_of_different_numbers_of_runs_are_left() -> None:
+    def body(x: Any) -> Any:
+        twice = aten.reshape.default(aten.transpose.int(aten.reshape.default(x, [-1, 2, WIDTH // 2]), 0, 1), [-1, 4])
+        scaled = aten.exp.default(twice)
+        halves = aten.reshape.default(aten.mul.Tensor(scaled, twice), [-1, WIDTH])
+        return aten.mul.Tensor(x, halves)
+
+    text = rewritten(PatternGraph(body), separate_repeats)
+    assert "aten.exp(%transpose_int" in text
