@@ -1,8 +1,10 @@
 """Run an engine's ONNX model in onnxruntime, on its own kernels for CPUs or for CUDA devices.
 
-A library's products sum up a row in another order when there is another number of rows. So steps run in tiles of a
-fixed number of rows, as in the reference executor, and attention reads as many blocks as a token's place in its
-sequence asks for, whatever else is in the step: bits then depend on nothing but the tokens before.
+On a CPU, onnxruntime's products sum up each element in the order of channels, whatever the number of rows (tests hold
+this), and what attention adds for rows that a request lacks is zero: bits depend on nothing but the tokens before. The
+libraries of devices sum up in another order when there is another number of rows. There steps run in tiles of a fixed
+number of rows, as in the reference executor, and attention reads as many blocks as a token's place in its sequence asks
+for.
 
 The caches are tensors that a session reads and writes in place: each is bound as an input and as the output that
 ScatterND makes of it.
@@ -25,6 +27,7 @@ from llmc.program import LOGITS, WRITTEN, Program, RowCount
 from llmc.runtime.executors.executor import Logits, SideArray
 from llmc.runtime.executors.reference_tiles import TILE, tiles_of
 from llmc.runtime.executors.slot_views import move_slots, slot_views
+from llmc.runtime.executors.step_parts import parts_of
 from llmc.runtime.loop.step import STEP_ARRAYS, Ints, Step
 
 _CPU, _CUDA = "CPUExecutionProvider", "CUDAExecutionProvider"
@@ -39,9 +42,11 @@ class OnnxRuntimeExecutor:
     def __init__(self, engine: EngineDirectory, blocks: int, threads: int, *, on_device: bool) -> None:
         program = engine.program
         self._session = _session(engine, threads, _CUDA if on_device else _CPU)
+        self._in_tiles = on_device
         self._caches = _Caches(program, blocks, "cuda" if on_device else "cpu")
         # One block more than there are, for what the rows without a token write.
         self._spare_block, self._block_size = blocks, program.limits.block_size
+        self._vocabulary = program.vocab_size
         self._sides, self._left = program.side_outputs, dict[str, SideArray]()
         inputs = [each.name for each in self._session.get_inputs()]
         self._step_inputs = [name for name in inputs if name not in self._caches.values]
@@ -57,7 +62,22 @@ class OnnxRuntimeExecutor:
             self._binding.bind_ortvalue_input(name, value)
 
     def step(self, step: Step) -> Logits:
-        """Tile by tile."""
+        """Part by part, or tile by tile."""
+        return self._step_in_tiles(step) if self._in_tiles else self._step_in_parts(step)
+
+    def _step_in_parts(self, step: Step) -> Logits:
+        logits = np.empty((len(step.logit_rows), self._vocabulary), np.float32)
+        rows = {RowCount.TOKENS: len(step.input_ids), RowCount.LOGIT_ROWS: len(logits)}
+        self._left.clear()
+        for part in parts_of(step):
+            found, *others = self._run(part.step)
+            logits[part.wanted] = found
+            for side, value in zip(self._sides, others, strict=True):
+                whole = self._left.setdefault(side.name, np.empty((rows[side.rows], *side.shape), value.dtype))
+                whole[part.wanted if side.rows is RowCount.LOGIT_ROWS else part.tokens] = value
+        return logits
+
+    def _step_in_tiles(self, step: Step) -> Logits:
         found: list[Logits] = []
         sides: list[list[SideArray]] = [[] for _ in self._sides]
         for tile in tiles_of(step, self._spare_block * self._block_size):

@@ -179,6 +179,7 @@ FUNCTIONS: dict[Any, Any] = {
     aten.select.int: select,
     aten.slice.Tensor: slice_,
     aten.cat.default: cat,
+    aten.concat.default: cat,
     aten.stack.default: stack,
     aten.split_with_sizes.default: split_with_sizes,
     aten.split.Tensor: split,

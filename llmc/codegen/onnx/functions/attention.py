@@ -68,20 +68,20 @@ def _attend(
     # [batch, kv_heads, group, rows, keys]
     shape = b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(keys, 2), axis=0)
     scores = b("Where", b.unsqueeze(visible, 1, 2), b("Reshape", scores, shape), b.number(-np.inf))
-    probabilities = b("Softmax", scores, axis=-1) if sinks is None else _with_sinks(b, scores, sinks, group)
+    largest = b("ReduceMax", scores, b.integers([-1]), keepdims=1)
+    logits = None if sinks is None else b.reshape(sinks, 1, -1, group, 1, 1)
+    largest = largest if logits is None else b("Max", largest, logits)
     flat = b("Concat", b.length(queries, 0), b.integers([0, -1]), b.length(keys, 2), axis=0)
-    out = b("MatMul", b("Reshape", probabilities, flat), values)
-    ends = b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(values, 3), axis=0)
-    return b("Reshape", out, ends)
-
-
-def _with_sinks(b: Body, scores: str, sinks: Value, group: int) -> str:
-    """softmax with one more logit a head, which is left out of the result."""
-    logits = b.reshape(sinks, 1, -1, group, 1, 1)
-    largest = b("Max", b("ReduceMax", scores, b.integers([-1]), keepdims=1), logits)
-    weights = b("Exp", b("Sub", scores, largest))
-    total = b("Add", b("ReduceSum", weights, b.integers([-1]), keepdims=1), b("Exp", b("Sub", logits, largest)))
-    return b("Div", weights, total)
+    weights = b("Reshape", b("Exp", b("Sub", scores, largest)), flat)
+    # The sum of weights is one more channel: taken in the order of keys, too, it has the same bits whatever weights of
+    # zero stand between or behind them.
+    ones = b("Expand", b.number(1.0), b("Concat", b("Shape", values, end=3), b.integers([1]), axis=0))
+    sums = b("MatMul", weights, b("Concat", values, ones, axis=3))
+    sums = b("Reshape", sums, b("Concat", b.length(queries, 0), b.integers([0, group, -1]), b.length(sums, 3), axis=0))
+    total = b.slice(sums, 4, -1, _END)
+    if logits is not None:
+        total = b("Add", total, b("Exp", b("Sub", logits, largest)))
+    return b("Div", b.slice(sums, 4, 0, -1), total)
 
 
 def kv_write(
@@ -175,9 +175,10 @@ def _padded(b: Body, query_starts: Value) -> tuple[str, str, str]:
     requests have, [requests, most]; int64."""
     bounds = b.cast(query_starts, torch.int64)
     starts = b("Slice", bounds, b.integers([0]), b.integers([-1]))
-    ends = b("Slice", bounds, b.integers([1]), b.integers([np.iinfo(np.int64).max]))
+    ends = b("Slice", bounds, b.integers([1]), b.integers([_END]))
     counts = b.unsqueeze(b("Sub", ends, starts), 1)
-    most = b("ReduceMax", counts, keepdims=0)
+    # Of a single row some libraries make another product, with other bits.
+    most = b("Max", b("ReduceMax", counts, keepdims=0), b.integer(2))
     steps = b.unsqueeze(b("Range", b.integer(0), most, b.integer(1)), 0)
     rows = b("Max", b("Min", steps, b("Sub", counts, b.integer(1))), b.integer(0))
     return b.unsqueeze(starts, 1), counts, rows
@@ -212,7 +213,7 @@ def _unhidden(b: Body, visible: str, masks: str, own: str, key_rows: str, window
 def _places(b: Body, q: Value, query_starts: Value, starts: str, rows: str) -> str:
     """Where each token stands among the rows of all requests, [tokens]; anywhere for tokens of no request."""
     tokens = b("Range", b.integer(0), b.squeeze(b.length(q, 0), 0), b.integer(1))
-    ends = b("Slice", b.cast(query_starts, torch.int64), b.integers([1]), b.integers([np.iinfo(np.int64).max]))
+    ends = b("Slice", b.cast(query_starts, torch.int64), b.integers([1]), b.integers([_END]))
     is_behind = b("LessOrEqual", b.unsqueeze(ends, 0), b.unsqueeze(tokens, 1))
     request = b("ReduceSum", b("Cast", is_behind, to=_INT64), b.integers([1]), keepdims=0)
     last = b("Sub", b.squeeze(b.length(starts, 0), 0), b.integer(1))
@@ -224,6 +225,7 @@ def _places(b: Body, q: Value, query_starts: Value, starts: str, rows: str) -> s
 
 
 _BOOL, _INT64, _UINT64 = 9, 7, 13
+_END = np.iinfo(np.int64).max
 
 FUNCTIONS: dict[Any, Any] = {
     llmc.attention.default: attention,

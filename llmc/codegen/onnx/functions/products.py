@@ -66,20 +66,21 @@ def expert_linear(b: Body, x: Value, weight: Value, bias: Value | None, index: V
     biases = None if bias is None else b.reshape(bias, experts, channels)
     shape = b("Concat", b.length(index, 0), b.integers([slots, channels]), axis=0)
     zeros = b("Expand", b.number(0.0), shape)
-    # [tokens, 1, in] beside one weight for all slots; [tokens, slots, in] where each has a row of its own.
-    rows = b.reshape(x, -1, 1, x.size(1)) if len(x.shape) == 2 else b("Identity", x)
-    loop = _expert_loop(rows, ids, used, weights, biases)
+    rows = b.reshape(x, -1, x.size(-1))
+    # A token has one row for all its slots, or one for each.
+    loop = _expert_loop(rows, 1 if len(x.shape) == 2 else slots, ids, used, weights, biases)
     return b("Loop", b.squeeze(b.length(used, 0), 0), None, zeros, body=loop)
 
 
-def _expert_loop(rows: str, ids: str, used: str, weights: str, biases: str | None) -> Any:
+def _expert_loop(rows: str, slots: int, ids: str, used: str, weights: str, biases: str | None) -> Any:
     """y = where(ids == expert, rows·weightᵀ + bias, y), for each expert that is used."""
     inner = _Inner()
     expert = inner("Gather", used, "round", axis=0)
-    transposed = inner("Transpose", inner("Gather", weights, expert, axis=0), perm=[1, 0])
-    y = inner("MatMul", rows, transposed)
-    if biases is not None:
-        y = inner("Add", y, inner("Gather", biases, expert, axis=0))
+    bias = None if biases is None else inner("Gather", biases, expert, axis=0)
+    flat = inner("Gemm", rows, inner("Gather", weights, expert, axis=0), bias, transB=1)
+    # An expert's channels are as many as its weight has rows.
+    shape = inner("Concat", inner.integers([-1, slots]), inner("Shape", flat, start=1), axis=0)
+    y = inner("Reshape", flat, shape)
     sent = inner("Unsqueeze", inner("Equal", ids, expert), inner.integers([2]))
     inner("Where", sent, y, "y_before", result="y_after")
     inner("Identity", "go_before", result="go_after")

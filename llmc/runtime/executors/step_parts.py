@@ -1,0 +1,49 @@
+"""A step in parts whose requests have equally many tokens: one with all that have a single one, and each other alone.
+
+What pads requests to the longest of a step then pads nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from llmc.runtime.loop.step import Ints, Step
+
+
+@dataclass(frozen=True)
+class StepPart:
+    """A step of some of the requests. tokens: which of the whole step's it has; wanted: which of its logit rows."""
+
+    step: Step
+    tokens: Ints
+    wanted: Ints
+
+
+def parts_of(step: Step) -> Iterator[StepPart]:
+    """In no order that matters: what a request reads of another's rows in the cache was written in earlier steps."""
+    counts = np.diff(step.query_starts)
+    single = np.flatnonzero(counts == 1)
+    groups = [single] if len(single) else []
+    for requests in (*groups, *(np.array([r]) for r in np.flatnonzero(counts > 1))):
+        yield _part(step, requests, counts[requests])
+
+
+def _part(step: Step, requests: np.ndarray[tuple[int], np.dtype[np.intp]], counts: Ints) -> StepPart:
+    tokens = np.concatenate([np.arange(step.query_starts[r], step.query_starts[r + 1]) for r in requests])
+    wanted = np.flatnonzero(np.isin(step.logit_rows, tokens))
+    part = replace(
+        step,
+        input_ids=step.input_ids[tokens],
+        positions=step.positions[tokens],
+        slot_mapping=step.slot_mapping[tokens],
+        query_starts=np.concatenate(([0], np.cumsum(counts))).astype(np.int32),
+        context_lens=step.context_lens[requests],
+        block_tables=step.block_tables[requests],
+        logit_rows=np.searchsorted(tokens, step.logit_rows[wanted]).astype(np.int32),
+        tree_masks=step.tree_masks[tokens],
+        hidden=None if step.hidden is None else step.hidden[tokens],
+    )
+    return StepPart(part, tokens.astype(np.int32), wanted.astype(np.int32))
