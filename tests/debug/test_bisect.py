@@ -158,6 +158,17 @@ def test_a_users_command_decides_on_graph_and_logits(cases: Callable[..., Case],
     assert bad.detail == f"exit code 1 rewrite {first}"
 
 
+def test_a_users_command_may_run_an_engine(cases: Callable[..., Case]) -> None:
+    made = cases()
+
+    def build(number: int, engine: Path) -> None:
+        engine.mkdir()
+        (engine / f"cut at {number}").touch()
+
+    check = CommandCheck('test -f {engine}/"cut at 3"', made.pipeline, made.runner, build)
+    assert check(3).is_good and not check(2).is_good
+
+
 def test_a_command_that_does_not_exist(cases: Callable[..., Case]) -> None:
     made = cases()
     check = CommandCheck("/no/such/command", made.pipeline, made.runner)
